@@ -1,0 +1,1 @@
+"""Decides what each job needs next (pure), then performs it."""

@@ -1,0 +1,24 @@
+"""Muster: the one name a training script imports.
+
+The face is lazy: ``import muster.contracts`` runs this file first and must cost nothing, and a
+launcher must be able to pin threads before numpy comes in.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muster.run import Run as Run
+    from muster.run import join as join
+
+__all__ = ["Run", "join"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
+    if name not in __all__:
+        raise AttributeError(f"module 'muster' has no attribute {name!r}")
+    return getattr(import_module("muster.run"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

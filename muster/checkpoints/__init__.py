@@ -1,0 +1,1 @@
+"""Makes state durable, and finds the newest trustworthy one. Never decides when."""

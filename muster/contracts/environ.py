@@ -1,0 +1,235 @@
+"""The environment contract: every variable we read or write, in one file.
+
+Three families: the public names that configure `python -P -m worker` and `python -P -m coordinator`
+started by hand, the names that torchrun gives to a rank, and our own with the prefix ``MUSTER_``.
+`rank_environment` writes what `RankSettings.read` reads.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.spec import JobSpec
+
+DEFAULT_CHECKPOINT_DIR: Final = "./checkpoints"
+DEFAULT_DATASET_DIR: Final = "./data/shards"
+DEFAULT_PORT: Final = 8000
+DEFAULT_HOST: Final = "127.0.0.1"
+
+MARK: Final = "MUSTER_MARK"
+"""Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
+what it leaves behind can be told from what is not ours."""
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a service of one installation keeps its state and listens."""
+
+    data_dir: Path
+    database_url: str
+    host: str
+    port: int
+    slots: int
+    """How many ranks may run at once on this machine."""
+    checkpoint_dir: Path
+    dataset_dir: Path
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
+        """Read the product settings; `cores` is the machine's number of processors."""
+        data_dir = Path(
+            environ.get("MUSTER_DATA_DIR")
+            or Path(environ.get("HOME", "/")) / ".local" / "share" / "muster"
+        ).absolute()
+        return cls(
+            data_dir=data_dir,
+            database_url=environ.get("MUSTER_DATABASE_URL") or f"sqlite:///{data_dir}/muster.db",
+            host=environ.get("MUSTER_HOST") or DEFAULT_HOST,
+            port=_integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=0, high=65535),
+            slots=_integer(environ, "MUSTER_SLOTS", 2 * cores, low=1, high=1_000_000),
+            checkpoint_dir=Path(environ.get("CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR).absolute(),
+            dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
+        )
+
+
+class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one rank needs to know; what a person or an agent put into its environment."""
+
+    job_id: str
+    job_uid: str | None
+    """None when started by hand: then any checkpoint under this id is its own."""
+    rank: int
+    world_size: int
+    restart_count: int
+    generation: int | None
+    """Fences checkpoints: a commit below the newest one's generation is refused. None when
+    started by hand: one above the newest."""
+    checkpoint_dir: Path
+    checkpoint_every: int
+    keep_last: int
+    dataset_dir: Path
+    sleep_sec: float
+    epochs: int
+    batch_size: int
+    seed: int
+    heartbeat_seconds: float
+    resume_from: str | None
+    command: tuple[str, ...] | None
+    agent_fd: int | None
+    """The inherited socket to the agent. None: nobody supervises this process."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> "RankSettings":
+        """Read a rank's settings, with the documented defaults for every missing variable."""
+        default = JobSpec()
+        world_size = _integer(environ, "WORLD_SIZE", default.world_size, low=1)
+        command = environ.get("MUSTER_COMMAND")
+        return cls(
+            job_id=environ.get("JOB_ID") or "local",
+            job_uid=environ.get("MUSTER_JOB_UID") or None,
+            rank=_integer(environ, "RANK", 0, low=0, high=world_size - 1),
+            world_size=world_size,
+            restart_count=_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, low=0),
+            generation=_optional_integer(environ, "MUSTER_GENERATION"),
+            checkpoint_dir=Path(environ.get("CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR).absolute(),
+            checkpoint_every=_integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
+            keep_last=_integer(environ, "MUSTER_KEEP_LAST", default.keep_last, low=1),
+            dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
+            sleep_sec=_number(environ, "SLEEP_SEC", default.sleep_sec),
+            epochs=_integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
+            batch_size=_integer(environ, "MUSTER_BATCH_SIZE", default.batch_size, low=1),
+            seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
+            heartbeat_seconds=_number(environ, "MUSTER_HEARTBEAT_SECONDS", 2.0),
+            resume_from=environ.get("MUSTER_RESUME_FROM") or None,
+            command=_command(command) if command else None,
+            agent_fd=_optional_integer(environ, "MUSTER_AGENT_FD"),
+        )
+
+
+def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
+    """Return the job that the public names describe, for a coordinator started by hand."""
+    default = JobSpec()
+    return JobSpec(
+        world_size=_integer(environ, "WORLD_SIZE", default.world_size, low=1),
+        checkpoint_every=_integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
+        sleep_sec=_number(environ, "SLEEP_SEC", default.sleep_sec),
+        heartbeat_timeout=_number(environ, "HEARTBEAT_TIMEOUT", default.heartbeat_timeout),
+        max_restarts=_integer(environ, "MAX_RESTARTS", default.max_restarts, low=0),
+        checkpoint_dir=environ.get("CHECKPOINT_DIR") or None,
+        dataset_dir=environ.get("DATASET_DIR") or None,
+        epochs=_integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
+        batch_size=_integer(environ, "MUSTER_BATCH_SIZE", default.batch_size, low=1),
+        seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
+        command=_command(environ["MUSTER_COMMAND"]) if environ.get("MUSTER_COMMAND") else None,
+    )
+
+
+def rank_environment(
+    spec: JobSpec,
+    *,
+    job_id: str,
+    job_uid: str,
+    rank: int,
+    incarnation: int,
+    checkpoint_dir: Path,
+    dataset_dir: Path,
+    master_port: int,
+) -> dict[str, str]:
+    """Return every variable of a supervised rank, the user's own `env` first.
+
+    The torchrun names let an unmodified script find its place; ranks of one host only, so the
+    local rank is the rank.
+    """
+    environment = {
+        **spec.env,
+        "JOB_ID": job_id,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.world_size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "NODE_RANK": "0",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(spec.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": job_id,
+        "TORCHELASTIC_RESTART_COUNT": str(incarnation),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        # Without it torch's gloo rendezvous reads the stale keys of the group that died.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "CHECKPOINT_DIR": str(checkpoint_dir),
+        "CHECKPOINT_EVERY": str(spec.checkpoint_every),
+        "DATASET_DIR": str(dataset_dir),
+        "SLEEP_SEC": repr(spec.sleep_sec),
+        "HEARTBEAT_TIMEOUT": repr(spec.heartbeat_timeout),
+        "MAX_RESTARTS": str(spec.max_restarts),
+        "MUSTER_JOB_UID": job_uid,
+        "MUSTER_GENERATION": str(incarnation),
+        "MUSTER_KEEP_LAST": str(spec.keep_last),
+        "MUSTER_EPOCHS": str(spec.epochs),
+        "MUSTER_BATCH_SIZE": str(spec.batch_size),
+        "MUSTER_SEED": str(spec.seed),
+        MARK: mark(job_uid, rank, incarnation),
+    }
+    if spec.resume_from is not None:
+        environment["MUSTER_RESUME_FROM"] = spec.resume_from
+    if spec.command is not None:
+        environment["MUSTER_COMMAND"] = msgspec.json.encode(spec.command).decode()
+    # One thread per rank: ranks are the parallelism, and the thread count changes the bits.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.setdefault(name, "1")
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    return environment
+
+
+def mark(job_uid: str, rank: int, incarnation: int) -> str:
+    """Return the value of `MARK` for one incarnation of one rank."""
+    return f"{job_uid}/{rank}/{incarnation}"
+
+
+def _integer(
+    environ: Mapping[str, str], name: str, default: int, *, low: int, high: int = 2**63 - 1
+) -> int:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise InvalidEnvironment(name, text, "a whole number") from None
+    if not low <= value <= high:
+        raise InvalidEnvironment(name, text, f"between {low} and {high}")
+    return value
+
+
+def _optional_integer(environ: Mapping[str, str], name: str) -> int | None:
+    return _integer(environ, name, 0, low=0) if environ.get(name) else None
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidEnvironment(name, text, "a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise InvalidEnvironment(name, text, "a number of seconds, 0 or more")
+    return value
+
+
+def _command(text: str) -> tuple[str, ...]:
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.MsgspecError:
+        raise InvalidEnvironment(
+            "MUSTER_COMMAND", text, 'a JSON list of words, such as ["python", "train.py"]'
+        ) from None

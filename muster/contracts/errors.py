@@ -1,0 +1,60 @@
+"""The root of the error tree.
+
+MusterError
+├── IllegalMove            a state machine was asked for a move its table does not have
+├── InvalidSpec            a job was described in a way that cannot be run: the person's to mend
+├── InvalidEnvironment     an environment variable says something that cannot be meant
+├── WireError              the other end of a connection broke the protocol
+├── CheckpointError …      muster/checkpoints/errors.py
+├── DatasetError …         muster/datasets/errors.py
+└── StoreError …           store/errors.py
+
+Every message is a sentence that says what happened, where, and what to do next.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class FieldProblem:
+    """One field that is wrong, and the sentence that says why."""
+
+    field: str
+    message: str
+
+
+class MusterError(Exception):
+    """Whatever goes wrong in Muster and is not a bug in it."""
+
+
+class IllegalMove(MusterError):
+    """The table does not allow the move from `current` to `target`."""
+
+    def __init__(self, current: Enum, target: Enum) -> None:
+        super().__init__(
+            f"{type(current).__name__} cannot move from {current.value} to {target.value}"
+        )
+        self.current = current
+        self.target = target
+
+
+class InvalidSpec(MusterError):
+    """A job description with one or more fields that cannot be accepted."""
+
+    def __init__(self, problems: Sequence[FieldProblem]) -> None:
+        super().__init__("; ".join(f"{problem.field}: {problem.message}" for problem in problems))
+        self.problems = tuple(problems)
+
+
+class InvalidEnvironment(MusterError):
+    """An environment variable holds a value that cannot be used."""
+
+    def __init__(self, name: str, value: str, wanted: str) -> None:
+        super().__init__(f"{name}={value!r} is not {wanted}: correct it or unset it")
+        self.name = name
+
+
+class WireError(MusterError):
+    """A peer sent bytes that are no frame, no message, or too long."""

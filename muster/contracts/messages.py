@@ -1,0 +1,185 @@
+"""What processes say to each other: a closed union of frozen, tagged values per direction.
+
+Rank → agent over an inherited socket pair, agent ↔ coordinator over one TCP connection. A frame
+(`muster.contracts.framing`) carries one message, encoded as MessagePack with its tag. An unknown
+tag or field is an error: both ends are of one version.
+"""
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from muster.contracts.errors import WireError
+from muster.contracts.job import Reason
+
+
+class _Message(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is"
+):
+    """Common shape: immutable, named fields only, tagged."""
+
+
+# Rank → agent
+
+
+class Executing(_Message, frozen=True, tag="executing"):
+    """The launcher is about to become the user's program; whether that beats is not known."""
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """A program that uses our handle has joined; from now on it beats."""
+
+
+class Beat(_Message, frozen=True, tag="beat"):
+    """The rank is alive and here. Sent every heartbeat, and earlier when there is news."""
+
+    step: int
+    total_steps: int | None
+    epoch: int
+    shard_idx: int
+    line_idx: int
+    loss: float | None
+    """The last loss the program gave; None before the first, and for a NaN or an infinity."""
+
+
+class CheckpointSaved(_Message, frozen=True, tag="checkpoint_saved"):
+    """A checkpoint is durable."""
+
+    step: int
+
+
+class Warned(_Message, frozen=True, tag="warned"):
+    """Something a person should see in the job's events; training goes on."""
+
+    message: str
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """The rank is about to exit and starting it again would not help."""
+
+    reason: Reason
+    message: str
+
+
+RankMessage: TypeAlias = Executing | Hello | Beat | CheckpointSaved | Warned | Refused
+
+
+# Agent → coordinator
+
+
+class AgentHello(_Message, frozen=True, tag="agent_hello"):
+    """First frame of an agent: who it is, and the token that proves it."""
+
+    job_uid: str
+    generation: int
+    token: str
+    node: str
+    pid: int
+
+
+class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
+    """A process exists; (pid, start_ticks) with the boot id name it for ever."""
+
+    rank: int
+    incarnation: int
+    pid: int
+    start_ticks: int
+
+
+class RankSaid(_Message, frozen=True, tag="rank_said"):
+    """A message of a rank, passed on unchanged."""
+
+    rank: int
+    incarnation: int
+    message: RankMessage
+
+
+class RankExited(_Message, frozen=True, tag="rank_exited"):
+    """A process was reaped, or could not be started; its exit record is durable already.
+
+    Exactly one of `exit_code` and `signal` is set. `last_lines` is the end of its log.
+    """
+
+    rank: int
+    incarnation: int
+    exit_code: int | None
+    signal: int | None
+    last_lines: tuple[str, ...]
+
+
+AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited
+
+
+# Coordinator → agent
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The coordinator accepts the agent. `epoch` is that of its lease: it only ever goes up."""
+
+    epoch: int
+
+
+class StartRank(_Message, frozen=True, tag="start_rank"):
+    """Start this incarnation with exactly this environment (on top of the agent's own)."""
+
+    rank: int
+    incarnation: int
+    environment: dict[str, str]
+    working_dir: str
+
+
+class TerminateRank(_Message, frozen=True, tag="terminate_rank"):
+    """Ask the process to save and exit (SIGTERM)."""
+
+    rank: int
+    incarnation: int
+
+
+class KillRank(_Message, frozen=True, tag="kill_rank"):
+    """End the process and everything it started (SIGKILL)."""
+
+    rank: int
+    incarnation: int
+
+
+class Dismiss(_Message, frozen=True, tag="dismiss"):
+    """The job is over: kill what is left and exit."""
+
+
+CoordinatorMessage: TypeAlias = Welcome | StartRank | TerminateRank | KillRank | Dismiss
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_RANK: Final[msgspec.msgpack.Decoder[RankMessage]] = msgspec.msgpack.Decoder(RankMessage)
+_AGENT: Final[msgspec.msgpack.Decoder[AgentMessage]] = msgspec.msgpack.Decoder(AgentMessage)
+_COORDINATOR: Final[msgspec.msgpack.Decoder[CoordinatorMessage]] = msgspec.msgpack.Decoder(
+    CoordinatorMessage
+)
+
+
+def encode(message: RankMessage | AgentMessage | CoordinatorMessage) -> bytes:
+    """Return the bytes of one message, without its frame."""
+    return _ENCODER.encode(message)
+
+
+def decode_rank_message(payload: bytes) -> RankMessage:
+    """Return what a rank said, or raise `WireError`."""
+    try:
+        return _RANK.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"a rank sent what is no message: {error}") from error
+
+
+def decode_agent_message(payload: bytes) -> AgentMessage:
+    """Return what an agent said, or raise `WireError`."""
+    try:
+        return _AGENT.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"an agent sent what is no message: {error}") from error
+
+
+def decode_coordinator_message(payload: bytes) -> CoordinatorMessage:
+    """Return what a coordinator said, or raise `WireError`."""
+    try:
+        return _COORDINATOR.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"a coordinator sent what is no message: {error}") from error

@@ -1,0 +1,193 @@
+"""What a person asks for: the description of a job, its defaults and its limits.
+
+One frozen value, the same over REST, in the database, on the wire and from the environment.
+`problems` says what is wrong with it in the person's words; nobody else judges a field.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from muster.contracts.errors import FieldProblem, InvalidSpec
+from muster.contracts.job import JobId
+
+JOB_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
+"""Safe as a directory name, an environment value and a URL part: no dot, no slash, no blank."""
+
+ENVIRONMENT_NAME_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+
+TEXT_LIMIT: Final = 4096
+"""Longest string anywhere in a spec: the longest path Linux takes."""
+
+COMMAND_LIMIT: Final = 1024
+"""Most words of a command; with TEXT_LIMIT well under the kernel's own limit."""
+
+MAPPING_LIMIT: Final = 256
+"""Most entries of `env` or `labels`."""
+
+SECONDS_LIMIT: Final = 30 * 24 * 3600.0
+"""A month. Longer waits are typing errors."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Inclusive limits of a number."""
+
+    low: float
+    high: float
+
+
+LIMITS: Final[Mapping[str, Range]] = {
+    "world_size": Range(1, 4096),
+    "min_workers": Range(1, 4096),
+    "max_workers": Range(1, 4096),
+    "epochs": Range(1, 1_000_000),
+    "batch_size": Range(1, 1_000_000),
+    "seed": Range(0, 2**63 - 1),
+    "checkpoint_every": Range(1, 1_000_000_000),
+    "keep_last": Range(1, 10_000),
+    "sleep_sec": Range(0, 3600),
+    "max_restarts": Range(0, 1_000_000),
+    "heartbeat_timeout": Range(1, SECONDS_LIMIT),
+    "start_grace_seconds": Range(1, SECONDS_LIMIT),
+    "stop_grace_seconds": Range(0, SECONDS_LIMIT),
+    "progress_timeout_seconds": Range(1, SECONDS_LIMIT),
+}
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that was asked for. ``JobSpec()`` is a job of four ranks with all defaults."""
+
+    name: str | None = None
+    mode: Literal["independent"] = "independent"
+    world_size: int = 4
+    min_workers: int = 1
+    max_workers: int | None = None
+    """None: the world size."""
+    epochs: int = 1
+    """Passes over the data."""
+    batch_size: int = 16
+    """Samples of a step; in independent mode those of one rank."""
+    seed: int = 0
+    checkpoint_every: int = 5
+    """Steps between checkpoints."""
+    keep_last: int = 3
+    """Checkpoints kept per rank."""
+    sleep_sec: float = 0.0
+    """Pause of the built-in program after each step, for demonstrations."""
+    dataset_dir: str | None = None
+    """None: the default place, or a small synthetic data set where there is none."""
+    checkpoint_dir: str | None = None
+    """None: the server's default."""
+    command: tuple[str, ...] | None = None
+    """The argv every rank becomes. None: the built-in classifier."""
+    env: dict[str, str] = {}
+    working_dir: str | None = None
+    heartbeat_timeout: float = 10.0
+    """Seconds without a heartbeat after which a rank that beats is killed and replaced."""
+    start_grace_seconds: float = 120.0
+    """Seconds a rank may take from its start to its first sign of life."""
+    stop_grace_seconds: float = 30.0
+    """Seconds from SIGTERM to SIGKILL."""
+    progress_timeout_seconds: float | None = None
+    """Seconds without a new step after which a beating rank is replaced. None: never."""
+    max_restarts: int = 50
+    """Restarts of one rank, after which the job fails."""
+    resume_from: str | None = None
+    """The id of the job whose checkpoints this one starts from; its own id to go on."""
+    labels: dict[str, str] = {}
+
+
+def checked(spec: JobSpec) -> JobSpec:
+    """Return `spec`, or raise `InvalidSpec` with every problem it has."""
+    found = list(problems(spec))
+    if found:
+        raise InvalidSpec(found)
+    return spec
+
+
+def checked_job_id(text: str) -> JobId:
+    """Return `text` as a job id, or raise `InvalidSpec`."""
+    if not re.fullmatch(JOB_ID_PATTERN, text):
+        raise InvalidSpec(
+            [
+                FieldProblem(
+                    "job_id",
+                    "use 1 to 63 letters, digits, '-' or '_', starting with a letter or digit",
+                )
+            ]
+        )
+    return JobId(text)
+
+
+def problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    """Yield everything about `spec` that cannot be accepted."""
+    yield from _range_problems(spec)
+    yield from _pool_problems(spec)
+    yield from _text_problems(spec)
+    yield from _command_problems(spec)
+    yield from _mapping_problems("env", spec.env)
+    yield from _mapping_problems("labels", spec.labels)
+    if spec.resume_from is not None and not re.fullmatch(JOB_ID_PATTERN, spec.resume_from):
+        yield FieldProblem("resume_from", "name a job by its id")
+
+
+def _range_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    for field, limits in LIMITS.items():
+        value = getattr(spec, field)
+        if value is None:
+            continue
+        if not math.isfinite(value) or not limits.low <= value <= limits.high:
+            yield FieldProblem(field, f"{value} is not between {limits.low:g} and {limits.high:g}")
+
+
+def _pool_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    if spec.min_workers > spec.world_size:
+        yield FieldProblem(
+            "min_workers", f"{spec.min_workers} is more than the world size {spec.world_size}"
+        )
+    if spec.max_workers is not None and spec.max_workers < spec.world_size:
+        yield FieldProblem(
+            "max_workers", f"{spec.max_workers} is less than the world size {spec.world_size}"
+        )
+
+
+def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    for field in ("name", "dataset_dir", "checkpoint_dir", "working_dir"):
+        value = getattr(spec, field)
+        if value is not None:
+            yield from _string_problems(field, value)
+            if value == "":
+                yield FieldProblem(field, "is empty: leave it out instead")
+
+
+def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    if spec.command is None:
+        return
+    if not spec.command or not spec.command[0]:
+        yield FieldProblem("command", "names no program: give at least one word, or leave it out")
+    if len(spec.command) > COMMAND_LIMIT:
+        yield FieldProblem("command", f"has more than {COMMAND_LIMIT} words")
+    for word in spec.command:
+        yield from _string_problems("command", word)
+
+
+def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldProblem]:
+    if len(mapping) > MAPPING_LIMIT:
+        yield FieldProblem(field, f"has more than {MAPPING_LIMIT} entries")
+    for name, value in mapping.items():
+        yield from _string_problems(field, name)
+        yield from _string_problems(field, value)
+        if field == "env" and not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):
+            yield FieldProblem(field, f"{name!r} is not the name of an environment variable")
+
+
+def _string_problems(field: str, value: str) -> Iterator[FieldProblem]:
+    if len(value) > TEXT_LIMIT:
+        yield FieldProblem(field, f"is longer than {TEXT_LIMIT} characters")
+    if "\0" in value:
+        yield FieldProblem(field, "holds a NUL character, which no path or process can take")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        yield FieldProblem(field, "holds half of a surrogate pair, which is no text")
