@@ -40,12 +40,9 @@ class Beat(_Message, frozen=True, tag="beat"):
     line_idx: int
     loss: float | None
     """The last loss the program gave; None before the first, and for a NaN or an infinity."""
-
-
-class CheckpointSaved(_Message, frozen=True, tag="checkpoint_saved"):
-    """A checkpoint is durable."""
-
-    step: int
+    checkpoints_saved: int
+    """Durable checkpoints of this incarnation."""
+    last_checkpoint_step: int | None
 
 
 class Warned(_Message, frozen=True, tag="warned"):
@@ -61,7 +58,7 @@ class Refused(_Message, frozen=True, tag="refused"):
     message: str
 
 
-RankMessage: TypeAlias = Executing | Hello | Beat | CheckpointSaved | Warned | Refused
+RankMessage: TypeAlias = Executing | Hello | Beat | Warned | Refused
 
 
 # Agent → coordinator
