@@ -43,6 +43,8 @@ class Beat(_Message, frozen=True, tag="beat"):
     checkpoints_saved: int
     """Durable checkpoints of this incarnation."""
     last_checkpoint_step: int | None
+    stopping: bool
+    """It was asked to stop (SIGTERM, by whomever): exit code 0 now means saved, not done."""
 
 
 class Warned(_Message, frozen=True, tag="warned"):
@@ -70,8 +72,6 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
     job_uid: str
     generation: int
     token: str
-    node: str
-    pid: int
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
@@ -81,6 +81,8 @@ class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
     incarnation: int
     pid: int
     start_ticks: int
+    boot_id: str
+    node: str
 
 
 class RankSaid(_Message, frozen=True, tag="rank_said"):
