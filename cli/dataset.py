@@ -84,10 +84,11 @@ def _reported(lines: Iterable[bytes], total: int) -> Iterator[bytes]:
     """Pass `lines` on; on a terminal, say now and then how far along they are."""
     report = sys.stderr.isatty() and total > SAMPLES_PER_REPORT
     for number, line in enumerate(lines, start=1):
-        yield line
+        # Before the line is handed over: nobody comes back for more after the last one.
         if report and (number % SAMPLES_PER_REPORT == 0 or number == total):
             end = "\n" if number == total else ""
             typer.echo(f"\r{number} of {total} samples{end}", nl=False, err=True)
+        yield line
 
 
 @contextmanager

@@ -63,30 +63,35 @@ def blocks_of_shard(
     anything that was read from other content than `fingerprint` stands for, and
     `ShardUnreadable`, or `InvalidSample` for a line above `LINE_LIMIT_BYTES`.
     """
+    pieces: list[bytes] = []  # of a line that goes on in the next block
+    pieces_bytes = 0
+    for block in _blocks(shard, fingerprint, offset):
+        lines = block.split(b"\n")
+        pieces.append(lines[0])
+        pieces_bytes += len(lines[0])
+        if pieces_bytes > LINE_LIMIT_BYTES:
+            problem = f"longer than {LINE_LIMIT_BYTES} bytes"
+            raise InvalidSample(shard, line_idx + 1, problem, pieces[0])
+        if len(lines) == 1:
+            continue
+        lines[0] = b"".join(pieces)
+        pieces = [lines.pop()]
+        pieces_bytes = len(pieces[0])
+        line_idx += len(lines)
+        yield lines
+    if pieces_bytes:
+        yield [b"".join(pieces)]
+
+
+def _blocks(shard: Path, fingerprint: Fingerprint, offset: int) -> Iterator[bytes]:
     with reading(shard), FileIO(shard) as file:
-        _check_line_start(file, shard, offset, fingerprint)
+        _check_unchanged(file, shard, fingerprint)
+        _check_line_start(file, shard, fingerprint, offset)
         file.seek(offset)
-        pieces: list[bytes] = []  # of a line that goes on in the next block
-        pieces_bytes = 0
         while block := file.read(BLOCK_BYTES):
             _check_unchanged(file, shard, fingerprint)
-            lines = block.split(b"\n")
-            pieces.append(lines[0])
-            pieces_bytes += len(lines[0])
-            if pieces_bytes > LINE_LIMIT_BYTES:
-                raise InvalidSample(
-                    shard, line_idx + 1, f"longer than {LINE_LIMIT_BYTES} bytes", pieces[0]
-                )
-            if len(lines) == 1:
-                continue
-            lines[0] = b"".join(pieces)
-            pieces = [lines.pop()]
-            pieces_bytes = len(pieces[0])
-            line_idx += len(lines)
-            yield lines
+            yield block
         _check_unchanged(file, shard, fingerprint)
-        if pieces_bytes:
-            yield [b"".join(pieces)]
 
 
 def _check_unchanged(file: FileIO, shard: Path, fingerprint: Fingerprint) -> None:
@@ -94,9 +99,8 @@ def _check_unchanged(file: FileIO, shard: Path, fingerprint: Fingerprint) -> Non
         raise ShardChanged(shard, "changed while it was being read")
 
 
-def _check_line_start(file: FileIO, shard: Path, offset: int, fingerprint: Fingerprint) -> None:
+def _check_line_start(file: FileIO, shard: Path, fingerprint: Fingerprint, offset: int) -> None:
     """Refuse an offset in the middle of a line: the index that named it is damaged."""
-    _check_unchanged(file, shard, fingerprint)
     inside = 0 < offset < fingerprint.size_bytes
     if inside and os.pread(file.fileno(), 1, offset - 1) != b"\n":
         raise ShardChanged(shard, f"has no line that begins at byte {offset}, as its index says")

@@ -40,6 +40,7 @@ def read_blocks(shards: Sequence[Path], position: Position) -> Iterator[LineBloc
     `position` was taken in, and `InvalidSample` for a blank line once all lines before it
     have been yielded. The index is needed only to begin in the middle of a shard.
     """
+    _check_within(shards, position)
     for shard_idx in range(position.shard_idx, len(shards)):
         line_idx = position.line_idx if shard_idx == position.shard_idx else 0
         shard = shards[shard_idx]
@@ -52,6 +53,15 @@ def read_blocks(shards: Sequence[Path], position: Position) -> Iterator[LineBloc
                 raise InvalidSample(shard, line_idx + blank_idx + 1, "the line is blank")
             yield LineBlock(shard_idx, line_idx, lines)
             line_idx += len(lines)
+
+
+def _check_within(shards: Sequence[Path], position: Position) -> None:
+    if (position.shard_idx, position.line_idx) > (len(shards), 0):
+        raise ShardChanged(
+            shards[0].parent if shards else Path(),
+            f"has lost shards: this rank stood in number {position.shard_idx} (from 0) of its "
+            f"own, and now has {len(shards)}",
+        )
 
 
 def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
