@@ -1,5 +1,6 @@
 import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def overwrite_the_index(shard: Path) -> None:
     "spoil",
     [change_the_size, change_the_time, cut_the_index, cut_the_header, overwrite_the_index],
 )
-def test_a_stale_or_damaged_index_is_replaced(shard: Path, spoil) -> None:  # noqa: ANN001  see above
+def test_a_stale_or_damaged_index_is_replaced(shard: Path, spoil: Callable[[Path], None]) -> None:
     ShardIndex.open(shard)
     spoil(shard)
     lines = shard.read_bytes().split(b"\n")
