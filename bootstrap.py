@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -101,7 +102,8 @@ class Bootstrap:
         try:
             self._install_with_uv()
         except (OSError, subprocess.CalledProcessError) as failure:
-            say(f"uv did not work here ({failure}), so pip installs the same lock")
+            say(explain(failure))
+            say("uv does not work here: pip installs the same lock instead")
             self._install_with_pip()
         self._compile()
 
@@ -187,6 +189,12 @@ def refuse_without_ensurepip(version: tuple[int, ...]) -> None:
         )
 
 
+def explain(failure: OSError | subprocess.CalledProcessError) -> str:
+    if isinstance(failure, subprocess.CalledProcessError):
+        return f"`{shlex.join(failure.cmd)}` ended with status {failure.returncode}"
+    return str(failure)
+
+
 def say(line: str) -> None:
     print(f"bootstrap: {line}", flush=True)
 
@@ -239,7 +247,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except subprocess.CalledProcessError as failure:
         print(failure.stdout or "", end="")
-        say(f"{failure} What it printed says why; mend that and run the same command again.")
+        say(f"{explain(failure)}; mend what it printed and run the same command again")
         return 1
     except KeyboardInterrupt:
         say("interrupted; the same command starts again from a clean .venv")
