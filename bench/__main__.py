@@ -21,8 +21,7 @@ def run_script(script: Path) -> int:
 
 
 def main() -> int:
-    here = Path(__file__).resolve()
-    scripts = sorted(script for script in here.parent.glob("*.py") if script != here)
+    scripts = sorted(Path(__file__).parent.glob("[!_]*.py"))  # without this one
     failed = run_all(scripts, run_script)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
