@@ -7,9 +7,9 @@ anybody, so that a coordinator that was away finds out too.
 import os
 
 import msgspec
+
 from muster.checkpoints.durable import replace_file
 from muster.checkpoints.filesystem import LocalFileSystem
-
 from muster.contracts.layout import JobFiles
 
 
