@@ -71,13 +71,13 @@ class SqliteBackend:
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
         with self._file_lock(), self.engine.connect() as connection:
+            connection.detach()  # what is set here must not come back from the pool
             connection.exec_driver_sql(f"PRAGMA journal_mode = {self._journal_mode}")
             # A batch migration drops the old table: with foreign keys that deletes its children.
             connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
             connection.exec_driver_sql(self.begin_writing)
             yield connection
             connection.commit()
-            connection.invalidate()
 
     def insert(self, table: Table) -> sqlite.Insert:
         return sqlite.insert(table)

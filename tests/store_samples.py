@@ -49,14 +49,14 @@ def idempotency_key(key: str, *, principal: str = "ada", body: str = "body") -> 
     return IdempotencyKey(principal=principal, key=key, request_sha256=body)
 
 
-def change_of(job: Job, **new: Any) -> JobChange:
+def change_of(job: Job, **new: object) -> JobChange:
     """Return the change that leaves `job` as it is, but for `new`."""
     return JobChange(
         **{name: new.get(name, getattr(job, name)) for name in JobChange.__dataclass_fields__}
     )
 
 
-def worker(rank: int, **new: Any) -> Worker:
+def worker(rank: int, **new: object) -> Worker:
     return Worker(**{"rank": rank, "incarnation": 0, "state": "live", "process": PROCESS, **new})
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import delete
-
 from postgres_server import PostgresServer, running_server
+from sqlalchemy import delete
+from store_samples import SteppingClock
+
 from store.database import Database
 from store.jobs import Jobs
 from store.tables import METADATA
-from store_samples import SteppingClock
 
 
 @pytest.fixture(scope="session")

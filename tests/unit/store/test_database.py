@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -11,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import bindparam, insert, select, update
+from store_samples import nothing_moves, submit
 
 from muster.contracts.job import JobId
+from store.backend import POOLED, POOLED_BURST
 from store.columns import Moment
 from store.database import Database
 from store.errors import StoreError, StoreUnavailable
 from store.jobs import Jobs
 from store.sqlite import journal_mode
 from store.tables import EVENTS, JOBS
-from store_samples import nothing_moves, submit
 
 BRIEF_SECONDS = 0.05
 
@@ -48,22 +50,25 @@ def test_a_current_database_is_opened_without_alembic(migrated_file: Path) -> No
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_four_threads_that_read_and_then_write_lose_nothing(database: Database) -> None:
-    job = submit(Jobs(database), "a")
+def test_four_threads_on_two_doors_that_read_and_then_write_lose_nothing(url: str) -> None:
+    doors = [Database.open(url), Database.open(url)]
+    job = submit(Jobs(doors[0]), "a")
     stamp = update(JOBS).values(generation=bindparam("new"))
 
-    def count_up() -> None:
+    def count_up(database: Database) -> None:
         for _ in range(100):
             with database.writing() as connection:
                 seen = connection.execute(select(JOBS.c.generation)).scalar_one()
                 connection.execute(stamp, {"new": seen + 1})
 
-    threads = [threading.Thread(target=count_up) for _ in range(4)]
+    threads = [threading.Thread(target=count_up, args=(door,)) for door in doors * 2]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert Jobs(database).get(job.job_id).generation == 400
+    assert Jobs(doors[0]).get(job.job_id).generation == 400
+    for door in doors:
+        door.close()
 
 
 def test_a_block_that_raises_leaves_no_trace(database: Database) -> None:
@@ -146,6 +151,17 @@ def test_another_process_that_writes_for_too_long_is_a_sentence(migrated_postgre
     with holder.writing(), pytest.raises(StoreUnavailable, match="lock timeout"):
         submit(Jobs(database), "a")
     holder.close()
+    database.close()
+
+
+def test_a_connection_that_does_not_come_free_is_a_sentence(sqlite_url: str) -> None:
+    database = Database.open(sqlite_url, busy_timeout_seconds=BRIEF_SECONDS)
+    with ExitStack() as readers:
+        for _ in range(POOLED + POOLED_BURST):
+            readers.enter_context(database.reading())
+        with pytest.raises(StoreUnavailable, match="every connection"):
+            database.check()
+    database.check()
     database.close()
 
 

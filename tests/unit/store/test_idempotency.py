@@ -3,12 +3,6 @@
 from datetime import timedelta
 
 import pytest
-
-from muster.contracts.job import JobId
-from store.database import Database
-from store.errors import IdempotencyConflict, JobExists
-from store.idempotency import KEPT, Answers
-from store.jobs import Jobs
 from store_samples import (
     SteppingClock,
     everything,
@@ -17,6 +11,12 @@ from store_samples import (
     nothing_moves,
     submit,
 )
+
+from muster.contracts.job import JobId
+from store.database import Database
+from store.errors import IdempotencyConflict, JobExists
+from store.idempotency import KEPT, Answers
+from store.jobs import Jobs
 
 
 def test_a_replay_gets_the_first_answer_whatever_became_of_the_job(

@@ -1,18 +1,10 @@
 """What the API asks of jobs."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-
-from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.spec import JobSpec
-from store.database import Database
-from store.errors import JobExists, JobMissing, JobNotTerminal
-from store.events import Events
-from store.jobs import Jobs
-from store.records import Job
-from store.tenure import Tenure
-from store.workers import Workers
+from sqlalchemy import insert
 from store_samples import (
     EVERY_STATUS,
     NOON,
@@ -26,6 +18,18 @@ from store_samples import (
     take_lease,
     worker,
 )
+
+from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.spec import JobSpec
+from store.database import Database
+from store.errors import JobExists, JobMissing, JobNotTerminal
+from store.events import Events
+from store.jobs import Jobs
+from store.records import Job
+from store.rows import values_of
+from store.tables import JOBS
+from store.tenure import Tenure
+from store.workers import Workers
 
 GRACEFUL, FORCED = StopRequest.GRACEFUL, StopRequest.FORCED
 
@@ -61,21 +65,29 @@ def test_an_unknown_job_is_none_or_an_error(jobs: Jobs) -> None:
         jobs.get(JobId("nobody"))
 
 
-def test_paging_shows_each_of_many_jobs_once_while_new_ones_arrive(database: Database) -> None:
-    # Three jobs to a microsecond, so that the id has to break the tie.
-    clock = SteppingClock(step=timedelta(0))
-    jobs = Jobs(database, clock)
-    total = 60
-    for number in range(total):
-        clock.now = NOON + timedelta(microseconds=number // 3)
-        submit(jobs, f"job-{number:04d}")
+def test_paging_shows_each_of_a_thousand_jobs_once_while_new_ones_arrive(
+    database: Database, jobs: Jobs, clock: SteppingClock
+) -> None:
+    first = submit(jobs, "first")
+    old = [
+        # Three to a microsecond, so that the id has to break the tie.
+        replace(
+            first,
+            job_id=JobId(f"job-{number:04d}"),
+            uid=JobUid(f"uid-{number:04d}"),
+            created_at=NOON + timedelta(days=1, microseconds=number // 3),
+        )
+        for number in range(999)
+    ]
+    with database.writing() as connection:
+        connection.execute(insert(JOBS), [values_of(job) for job in old])
+    clock.now = NOON + timedelta(days=2)
     seen, after = [], None
-    while page := jobs.page(EVERY_STATUS, 7, after):
+    while page := jobs.page(EVERY_STATUS, 70, after):
         seen += ids(page)
         after = (page[-1].created_at, page[-1].job_id)
-        clock.now = NOON + timedelta(seconds=1)
         submit(jobs, f"new-{len(seen)}")
-    assert seen == [f"job-{number:04d}" for number in reversed(range(total))]
+    assert seen == [*ids(old)[::-1], "first"]
 
 
 def test_a_filter_acts_on_the_status_a_person_sees(database: Database, jobs: Jobs) -> None:

@@ -4,12 +4,12 @@ import threading
 from dataclasses import replace
 
 import pytest
+from store_samples import PROCESS, nothing_moves
 
 from store.database import Database
 from store.errors import LeaseLost
 from store.leases import Leases
 from store.records import Lease
-from store_samples import PROCESS, nothing_moves
 
 
 @pytest.fixture

@@ -1,17 +1,6 @@
 """What a coordinator may write, and what it no longer may."""
 
 import pytest
-
-from muster.contracts.errors import IllegalMove
-from muster.contracts.job import JobId, JobStatus, StopRequest
-from store.database import Database
-from store.errors import LeaseLost
-from store.events import Events
-from store.jobs import Jobs
-from store.leases import Leases
-from store.records import Event, Lease
-from store.tenure import Tenure
-from store.workers import Workers
 from store_samples import (
     NOON,
     PROCESS,
@@ -23,6 +12,17 @@ from store_samples import (
     take_lease,
     worker,
 )
+
+from muster.contracts.errors import IllegalMove
+from muster.contracts.job import JobId, JobStatus, StopRequest
+from store.database import Database
+from store.errors import LeaseLost
+from store.events import Events
+from store.jobs import Jobs
+from store.leases import Leases
+from store.records import Event, Lease
+from store.tenure import Tenure
+from store.workers import Workers
 
 STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, incarnation=0)
 
@@ -108,7 +108,7 @@ def test_events_keep_their_order_and_the_last_ones_are_shown(
 
 
 def test_a_fenced_coordinator_changes_no_row(
-    database: Database, jobs: Jobs, tenure: Tenure, lease: Lease
+    database: Database, jobs: Jobs, tenure: Tenure
 ) -> None:
     job = submit(jobs, "a")
     take_lease(database, "second")
@@ -172,9 +172,7 @@ def test_an_illegal_move_undoes_the_whole_commit(
         tenure.commit([legal, illegal], {a.job_id: [worker(0)]}, {}, renewing=True)
 
 
-def test_what_the_api_wrote_meanwhile_survives_a_commit(
-    database: Database, jobs: Jobs, tenure: Tenure
-) -> None:
+def test_what_the_api_wrote_meanwhile_survives_a_commit(jobs: Jobs, tenure: Tenure) -> None:
     job = submit(jobs, "a")
     jobs.request_stop(job.job_id, StopRequest.GRACEFUL, 5.0)
     tenure.commit([change_of(job, status=JobStatus.STARTING)], {}, {}, renewing=True)
