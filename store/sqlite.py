@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreUnavailable
@@ -94,7 +94,7 @@ class SqliteBackend:
         return self._last_change
 
     def explain(self, error: SQLAlchemyError) -> StoreError:
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        cause = error.orig if isinstance(error, StatementError) else error
         code = _code(cause)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return self._locked()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import bindparam, insert, select, update
-from store_samples import nothing_moves, submit
+from store_samples import NOON, nothing_moves, submit
 
 from muster.contracts.job import JobId
 from store.backend import POOLED, POOLED_BURST
@@ -239,6 +239,25 @@ def test_a_value_no_row_can_hold_leaves_no_trace(database: Database, value: str 
         write()
 
 
+def test_a_time_without_a_zone_leaves_no_trace(database: Database) -> None:
+    submit(Jobs(database), "a")
+
+    def write() -> None:
+        with database.writing() as connection:
+            connection.execute(update(JOBS).values(started_at=NOON.replace(tzinfo=None)))
+
+    with nothing_moves(database), pytest.raises(StoreError, match="offset-naive"):
+        write()
+
+
+def test_a_spec_from_a_later_version_is_a_sentence(database: Database) -> None:
+    submit(Jobs(database), "a")
+    with database.writing() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET spec = '{\"warp\": 9}'")
+    with pytest.raises(StoreError, match="JobSpec that this version of Muster cannot read"):
+        Jobs(database).unfinished()
+
+
 def test_a_nul_is_kept_or_refused_but_never_cuts_a_text(database: Database) -> None:
     submit(Jobs(database), "a")
     try:
@@ -268,6 +287,25 @@ def test_a_write_ahead_log_is_used_only_where_it_is_safe(
     version: tuple[int, ...], mode: str
 ) -> None:
     assert journal_mode(version) == mode
+
+
+def test_a_file_changes_to_the_safe_journal_when_it_is_opened(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as later_sqlite:
+        later_sqlite.setattr("store.sqlite.SAFE_WAL", (3, 0, 0))
+        modern = Database.open(sqlite_url)
+        before = modern.changes()
+        submit(Jobs(modern), "a")
+        assert modern.changes() != before
+        assert (tmp_path / "muster.db-wal").exists()
+    monkeypatch.setattr("store.sqlite.SAFE_WAL", (9, 0, 0))
+    assert "locked by another process" in refused(sqlite_url)
+    modern.close()
+    careful = Database.open(sqlite_url)
+    assert Jobs(careful).find(JobId("a")) is not None
+    assert not (tmp_path / "muster.db-wal").exists()
+    careful.close()
 
 
 def test_every_connection_is_durable_and_checks_references(sqlite_url: str) -> None:
