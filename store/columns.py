@@ -19,8 +19,8 @@ RISING: Final = BigInteger().with_variant(Integer(), "sqlite")
 class Moment(TypeDecorator[datetime]):
     """A time as whole microseconds since 1970: exact, and ordered as integers are.
 
-    Neither database's own type does: SQLite has none, and compares texts. A naive time is
-    refused with a TypeError.
+    Neither database's own type does: SQLite has none, and compares texts. A time
+    without a zone is refused.
     """
 
     impl = BigInteger
