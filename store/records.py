@@ -54,8 +54,11 @@ class Job:
 
     @property
     def status_shown(self) -> JobStatus:
-        """The status as a person should see it: a request to stop counts from the moment it was
-        accepted, whether or not a coordinator has acted on it."""
+        """The status as a person should see it.
+
+        A request to stop counts from the moment it was accepted, whether or not a coordinator has
+        acted on it.
+        """
         if self.stop_request is not None and not self.is_terminal:
             return JobStatus.STOPPING
         return self.status

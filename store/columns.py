@@ -1,0 +1,72 @@
+"""Column types that give the same values on SQLite and PostgreSQL, to the microsecond."""
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import BigInteger, Dialect, Enum, Integer, Text, TypeDecorator
+
+from store.errors import StoreError
+
+_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+RISING: Final = BigInteger().with_variant(Integer(), "sqlite")
+"""A key the database counts up itself; SQLite does so for the type INTEGER only."""
+
+
+class Moment(TypeDecorator[datetime]):
+    """A time as whole microseconds since 1970: exact, and ordered as integers are.
+
+    Neither database's own type does: SQLite has none, and compares texts. A naive time is
+    refused with a TypeError.
+    """
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        del dialect
+        return None if value is None else (value - _START) // _MICROSECOND
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        del dialect
+        return None if value is None else _START + value * _MICROSECOND
+
+
+class Json(TypeDecorator[Any]):
+    """A frozen value as JSON text, checked against its type when it is read."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ANN401  any kind
+        del dialect
+        return None if value is None else msgspec.json.encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:  # noqa: ANN401
+        del dialect
+        if value is None:
+            return None
+        try:
+            return msgspec.json.decode(value, type=self.kind)
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"a row holds a {self.kind.__name__} that this version of Muster cannot read "
+                f"({error}): upgrade Muster"
+            ) from error
+
+
+def words(kind: type[StrEnum]) -> Enum:
+    """Return the type of a column that holds the values of `kind` as plain text."""
+    return Enum(
+        kind,
+        native_enum=False,  # a new word must not need a migration
+        length=32,
+        values_callable=lambda members: [member.value for member in members],
+    )

@@ -1,0 +1,144 @@
+"""The door to the rows: transactions that begin right, and errors that are sentences."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sqlalchemy import Connection, Table, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from store import schema
+from store.backend import Backend, Insert
+from store.errors import StoreUnavailable
+from store.postgres import PostgresBackend
+from store.sqlite import SqliteBackend
+
+BUSY_TIMEOUT_SECONDS: Final = 10.0
+"""How long a reader or a writer waits for others. Writers are few and short, so that a longer
+wait means that somebody is stuck."""
+
+
+class Database:
+    """An open database. Any thread may use it; one object is enough for a process."""
+
+    def __init__(self, backend: Backend, busy_timeout_seconds: float) -> None:
+        self._backend = backend
+        self._busy_timeout_seconds = busy_timeout_seconds
+        # Threads that queue here are served in turn; in the busy handler they would starve.
+        self._writer = threading.Lock()
+
+    @classmethod
+    def open(cls, url: str, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS) -> "Database":
+        """Open the database at ``sqlite:///<path>`` or ``postgresql://…``; make or migrate it.
+
+        Any number of processes may do so at the same instant. Raises `StoreUnavailable` or
+        `StoreNewer`, and then nothing is changed.
+        """
+        database = cls(_backend(url, busy_timeout_seconds), busy_timeout_seconds)
+        try:
+            database._prepare()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Open a transaction that only reads."""
+        with self._explained(), self._backend.engine.begin() as connection:
+            connection.exec_driver_sql(self._backend.begin_reading)
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Open a transaction that may write.
+
+        It is durable when the block is left, and without a trace if that raises. There is one at
+        a time, in this process and in all others: what was read inside is still true at its end.
+        """
+        with self._alone(), self._explained(), self._backend.engine.begin() as connection:
+            connection.exec_driver_sql(self._backend.begin_writing)
+            yield connection
+
+    def upsert(self, table: Table) -> Insert:
+        """Return the statement that inserts a row, or replaces the one with the same key."""
+        insert = self._backend.insert(table)
+        return insert.on_conflict_do_update(
+            index_elements=list(table.primary_key),
+            set_={
+                column.name: insert.excluded[column.name]
+                for column in table.c
+                if not column.primary_key
+            },
+        )
+
+    def changes(self) -> int | None:
+        """Return a token that differs after any commit, this object's own included.
+
+        It costs microseconds. None: this kind of database has no such token, so read the rows.
+        For one thread at a time.
+        """
+        with self._explained():
+            return self._backend.changes()
+
+    def check(self) -> None:
+        """Raise `StoreError` unless the database can be read."""
+        with self.reading() as connection:
+            schema.revision(connection)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._backend.close()
+
+    def _prepare(self) -> None:
+        with self._explained():
+            with self._backend.engine.connect() as connection:
+                ready = self._backend.is_prepared(connection) and (
+                    schema.revision(connection) == schema.HEAD
+                )
+            if not ready:
+                with self._backend.migrating() as connection:
+                    schema.migrate(connection, repr(self._backend.engine.url))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._writer.acquire(timeout=self._busy_timeout_seconds):
+            raise StoreUnavailable(
+                f"another thread has been writing for more than {self._busy_timeout_seconds:g} s: "
+                "try again"
+            )
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise self._backend.explain(error) from error
+
+
+def _backend(url: str, busy_timeout_seconds: float) -> Backend:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise _unknown_kind() from None
+    match parsed.drivername:
+        case "sqlite" | "sqlite+pysqlite":
+            return SqliteBackend(parsed, busy_timeout_seconds)
+        case "postgresql" | "postgresql+psycopg":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+            return PostgresBackend(parsed, busy_timeout_seconds)
+        case _:
+            raise _unknown_kind()
+
+
+def _unknown_kind() -> StoreUnavailable:
+    # The text itself is not repeated: it may hold a password.
+    return StoreUnavailable(
+        "the database's URL is of no known kind: use sqlite:///<path> or "
+        "postgresql://<user>@<host>/<database>"
+    )

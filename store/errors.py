@@ -1,0 +1,82 @@
+"""What can go wrong between a caller and the rows.
+
+StoreError                      also raised itself: the database refused a statement or a value
+├── StoreUnavailable            locked for too long, away, full, unwritable, or no database at all
+├── StoreNewer                  the database was migrated by a later version of Muster
+├── JobExists                   the id is taken
+├── JobMissing                  no job has this id (or no longer this job)
+├── JobNotTerminal              what was asked for needs a job that is over
+├── LeaseLost                   fenced: another coordinator decides now
+└── IdempotencyConflict         the key was used before, for another request
+
+After each of them the transaction has left no trace.
+"""
+
+from muster.contracts.errors import MusterError
+from muster.contracts.job import JobId, JobStatus
+
+
+class StoreError(MusterError):
+    """The database could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be used now; nothing is known to be wrong with the request."""
+
+
+class StoreNewer(StoreError):
+    """The database has a schema that this version does not know."""
+
+    def __init__(self, place: str, revision: str) -> None:
+        super().__init__(
+            f"the database {place} has schema revision {revision}, which this version of Muster "
+            "does not know: upgrade Muster, or use another database"
+        )
+        self.revision = revision
+
+
+class JobExists(StoreError):
+    """The id belongs to a job already."""
+
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(f"job {job_id} exists already: choose another id, or delete it first")
+        self.job_id = job_id
+
+
+class JobMissing(StoreError):
+    """No job has the id."""
+
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(f"there is no job {job_id}: list the jobs to see what there is")
+        self.job_id = job_id
+
+
+class JobNotTerminal(StoreError):
+    """The job is not over."""
+
+    def __init__(self, job_id: JobId, status: JobStatus) -> None:
+        super().__init__(f"job {job_id} is {status.value}: stop it and wait until it is over")
+        self.job_id = job_id
+        self.status = status
+
+
+class LeaseLost(StoreError):
+    """Somebody else holds the lease, or nobody; its former holder must stop deciding."""
+
+    def __init__(self, name: str, epoch: int) -> None:
+        super().__init__(
+            f"the lease {name!r} is no longer held with epoch {epoch}: stop deciding, "
+            "and compete for it again"
+        )
+        self.name = name
+        self.epoch = epoch
+
+
+class IdempotencyConflict(StoreError):
+    """One key, two requests."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the idempotency key {key!r} was used for a different request: use a new key"
+        )
+        self.key = key

@@ -1,0 +1,81 @@
+"""A request sent twice has one effect: the first answer is kept under the caller's key.
+
+The row is written in the transaction that creates the job, so that there is never one without
+the other, and it outlives the job: a late retry must not create a second one.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, insert, select
+
+from store.clock import Clock, utc_now
+from store.database import Database
+from store.errors import IdempotencyConflict
+from store.records import Job
+from store.tables import ANSWERS
+
+KEPT: Final = timedelta(hours=24)
+"""Longer than any client goes on retrying."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdempotencyKey:
+    """Whose key, and for which request."""
+
+    principal: str
+    key: str
+    """At most 255 characters."""
+    request_sha256: str
+    """Of everything that makes the request what it is."""
+
+
+_FIND: Final = select(ANSWERS.c.request_sha256, ANSWERS.c.job).where(
+    ANSWERS.c.principal == bindparam("by"),
+    ANSWERS.c.key == bindparam("called"),
+    ANSWERS.c.created_at > bindparam("since"),
+)
+
+
+class Answers:
+    """The first answers of the last 24 hours."""
+
+    def __init__(self, database: Database, clock: Clock = utc_now) -> None:
+        self._database = database
+        self._clock = clock
+
+    def find(self, key: IdempotencyKey) -> Job | None:
+        """Return the job as it was first answered, or None for a new key.
+
+        Raises `IdempotencyConflict` if the key belongs to another request.
+        """
+        with self._database.reading() as connection:
+            return find_answer(connection, key, self._clock())
+
+
+def find_answer(connection: Connection, key: IdempotencyKey, now: datetime) -> Job | None:
+    """Do the work of `Answers.find` inside a transaction."""
+    row = connection.execute(
+        _FIND, {"by": key.principal, "called": key.key, "since": now - KEPT}
+    ).one_or_none()
+    if row is None:
+        return None
+    if row.request_sha256 != key.request_sha256:
+        raise IdempotencyConflict(key.key)
+    job: Job = row.job
+    return job
+
+
+def keep_answer(connection: Connection, key: IdempotencyKey, job: Job, now: datetime) -> None:
+    """Keep `job` as the answer, and forget the answers nobody asks for any more."""
+    connection.execute(delete(ANSWERS).where(ANSWERS.c.created_at <= now - KEPT))
+    connection.execute(
+        insert(ANSWERS).values(
+            principal=key.principal,
+            key=key.key,
+            request_sha256=key.request_sha256,
+            job=job,
+            created_at=now,
+        )
+    )

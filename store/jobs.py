@@ -1,0 +1,192 @@
+"""The API's side of a job: what is wanted. What became of it is written by `store.tenure`."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, tuple_, update
+
+from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.spec import JobSpec
+from store.clock import Clock, utc_now
+from store.database import Database
+from store.errors import JobExists, JobMissing, JobNotTerminal
+from store.idempotency import IdempotencyKey, find_answer, keep_answer
+from store.records import Job
+from store.rows import append_event, job_of, status_shown_in, values_of
+from store.tables import JOBS
+
+_ONE: Final = select(JOBS).where(JOBS.c.job_id == bindparam("id"))
+_UNFINISHED: Final = (
+    select(JOBS)
+    .where(JOBS.c.status.not_in(sorted(TERMINAL)))
+    .order_by(JOBS.c.created_at, JOBS.c.job_id)
+)
+_NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
+
+
+class Jobs:
+    """All jobs. A filter by status acts on `status_shown`; an empty one lets nothing through."""
+
+    def __init__(self, database: Database, clock: Clock = utc_now) -> None:
+        self._database = database
+        self._clock = clock
+
+    def create(
+        self,
+        job_id: JobId,
+        uid: JobUid,
+        spec: JobSpec,
+        *,
+        message: str | None,
+        idempotency: IdempotencyKey | None,
+    ) -> Job:
+        """Return the new job, which is durable together with its event ``submitted``.
+
+        With a key that was used before for the same request, the job as it was first answered.
+        Raises `JobExists` or `IdempotencyConflict`.
+        """
+        now = self._clock()
+        with self._database.writing() as connection:
+            if idempotency and (answered := find_answer(connection, idempotency, now)):
+                return answered
+            if _find(connection, job_id) is not None:
+                raise JobExists(job_id)
+            job = _submitted(job_id, uid, spec, message, now)
+            connection.execute(insert(JOBS), values_of(job))
+            append_event(connection, job_id, now, "submitted", "the job was submitted")
+            if idempotency:
+                keep_answer(connection, idempotency, job, now)
+        return job
+
+    def find(self, job_id: JobId) -> Job | None:
+        with self._database.reading() as connection:
+            return _find(connection, job_id)
+
+    def get(self, job_id: JobId) -> Job:
+        """Return the job, or raise `JobMissing`."""
+        with self._database.reading() as connection:
+            return _get(connection, job_id)
+
+    def page(
+        self, statuses: Collection[JobStatus], limit: int, after: tuple[datetime, JobId] | None
+    ) -> list[Job]:
+        """Return up to `limit` jobs, newest first.
+
+        `after` is (created_at, job_id) of the last one seen: whatever is created or deleted
+        meanwhile, a job is neither shown twice nor left out.
+        """
+        query = select(JOBS).where(status_shown_in(statuses)).order_by(*_NEWEST_FIRST).limit(limit)
+        if after is not None:
+            created_at, job_id = after
+            query = query.where(
+                tuple_(JOBS.c.created_at, JOBS.c.job_id)
+                < tuple_(created_at, job_id, types=[JOBS.c.created_at.type, JOBS.c.job_id.type])
+            )
+        return self._list(query)
+
+    def count(self, statuses: Collection[JobStatus]) -> int:
+        query = select(func.count()).select_from(JOBS).where(status_shown_in(statuses))
+        with self._database.reading() as connection:
+            return connection.execute(query).scalar_one()
+
+    def unfinished(self) -> list[Job]:
+        """Return what a coordinator works on, in the order of creation."""
+        return self._list(_UNFINISHED)
+
+    def finished_before(
+        self, cutoff: datetime | None, statuses: Collection[JobStatus]
+    ) -> list[Job]:
+        """Return the jobs older than `cutoff` (None: of any age), oldest first.
+
+        Age counts from the end of a job, and from its creation if it is not over.
+        """
+        since = func.coalesce(JOBS.c.finished_at, JOBS.c.created_at, type_=JOBS.c.created_at.type)
+        query = select(JOBS).where(status_shown_in(statuses)).order_by(since, JOBS.c.job_id)
+        return self._list(query if cutoff is None else query.where(since < cutoff))
+
+    def request_stop(self, job_id: JobId, request: StopRequest, grace_seconds: float | None) -> Job:
+        """Ask for the end of a job, and return it as it then is.
+
+        A job that is over stays as it is, and so does a request at least as strong as this one.
+        Raises `JobMissing`.
+        """
+        with self._database.writing() as connection:
+            job = _get(connection, job_id)
+            if job.is_terminal or job.stop_request in (request, StopRequest.FORCED):
+                return job
+            self._record_stop(connection, job_id, request, grace_seconds)
+            return _get(connection, job_id)
+
+    def delete(self, job_id: JobId, uid: JobUid) -> None:
+        """Remove a job that is over, with its workers and events.
+
+        Raises `JobMissing` if the id is free or another job's by now, and `JobNotTerminal`.
+        """
+        with self._database.writing() as connection:
+            job = _get(connection, job_id)
+            if job.uid != uid:
+                raise JobMissing(job_id)
+            if not job.is_terminal:
+                raise JobNotTerminal(job_id, job.status_shown)
+            connection.execute(delete(JOBS).where(JOBS.c.job_id == job_id))
+
+    def _record_stop(
+        self,
+        connection: Connection,
+        job_id: JobId,
+        request: StopRequest,
+        grace_seconds: float | None,
+    ) -> None:
+        now = self._clock()
+        connection.execute(
+            update(JOBS)
+            .where(JOBS.c.job_id == job_id)
+            .values(
+                stop_request=request,
+                stop_grace_seconds=grace_seconds,
+                updated_at=now,
+                version=JOBS.c.version + 1,
+            )
+        )
+        append_event(connection, job_id, now, "stop_requested", f"a {request} stop was requested")
+
+    def _list(self, query: Select[Any]) -> list[Job]:
+        with self._database.reading() as connection:
+            return [job_of(row) for row in connection.execute(query)]
+
+
+def _find(connection: Connection, job_id: JobId) -> Job | None:
+    row = connection.execute(_ONE, {"id": job_id}).one_or_none()
+    return None if row is None else job_of(row)
+
+
+def _get(connection: Connection, job_id: JobId) -> Job:
+    job = _find(connection, job_id)
+    if job is None:
+        raise JobMissing(job_id)
+    return job
+
+
+def _submitted(
+    job_id: JobId, uid: JobUid, spec: JobSpec, message: str | None, now: datetime
+) -> Job:
+    return Job(
+        job_id=job_id,
+        uid=uid,
+        spec=spec,
+        status=JobStatus.QUEUED,
+        reason=None,
+        message=message,
+        created_at=now,
+        updated_at=now,
+        started_at=None,
+        finished_at=None,
+        exit_code=None,
+        stop_request=None,
+        stop_grace_seconds=None,
+        generation=0,
+        agent=None,
+        agent_token_sha256=None,
+        version=1,
+    )

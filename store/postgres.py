@@ -1,0 +1,86 @@
+"""PostgreSQL: the database of several machines.
+
+One advisory lock, held to the end of the transaction, gives every transaction that writes what
+BEGIN IMMEDIATE gives on SQLite, so that the code above needs to be right only once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sqlalchemy import URL, Connection, Engine, Table, create_engine
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from store.backend import POOLED, POOLED_BURST
+from store.errors import StoreError, StoreUnavailable
+
+WRITER_LOCK: Final = 0x4D555354
+"""The advisory lock's number: "MUST"."""
+
+
+class PostgresBackend:
+    """A database on a server."""
+
+    begin_reading = "SET TRANSACTION READ ONLY"
+    begin_writing = f"SELECT pg_advisory_xact_lock({WRITER_LOCK})"
+
+    def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
+        """Connect to nothing yet. Raises `StoreUnavailable` if the driver is not installed."""
+        self._place = url.render_as_string(hide_password=True)
+        try:
+            self.engine = _engine(url, busy_timeout_seconds)
+        except ModuleNotFoundError as error:
+            raise StoreUnavailable(
+                f"the database {self._place} needs {error.name}: "
+                "pip install 'muster-train[postgres]'"
+            ) from error
+
+    def is_prepared(self, connection: Connection) -> bool:
+        del connection
+        return True
+
+    @contextmanager
+    def migrating(self) -> Iterator[Connection]:
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(self.begin_writing)
+            yield connection
+
+    def insert(self, table: Table) -> postgresql.Insert:
+        return postgresql.insert(table)
+
+    def changes(self) -> int | None:
+        return None
+
+    def explain(self, error: SQLAlchemyError) -> StoreError:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if isinstance(error, OperationalError | InterfaceError | PoolTimeout):
+            return StoreUnavailable(
+                f"the database {self._place} cannot be used now: check the server and try again "
+                f"({str(cause).strip()})"
+            )
+        return StoreError(
+            f"the database {self._place} refused a statement, nothing is written: {cause}"
+        )
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _engine(url: URL, busy_timeout_seconds: float) -> Engine:
+    milliseconds = round(busy_timeout_seconds * 1000)
+    return create_engine(
+        url,
+        connect_args={
+            "connect_timeout": max(2, round(busy_timeout_seconds)),
+            # The second: who holds the writer lock and says nothing is gone, and loses it.
+            "options": f"-c lock_timeout={milliseconds} "
+            f"-c idle_in_transaction_session_timeout={milliseconds}",
+        },
+        pool_pre_ping=True,  # a server that was restarted costs no request
+        pool_size=POOLED,
+        max_overflow=POOLED_BURST,
+        pool_timeout=busy_timeout_seconds,
+        hide_parameters=True,  # a job's environment may hold secrets
+    )

@@ -1,0 +1,123 @@
+"""The tables. A column is named like the field of `store.records` that it holds.
+
+jobs ──< workers      a rank of a job; goes with the job
+     ──< events       what happened to a job; goes with the job
+answers               the first answer to an idempotency key; outlives the job
+leases                who decides
+"""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+from muster.contracts.job import JobStatus, StopRequest
+from muster.contracts.spec import JobSpec
+from store.columns import RISING, Json, Moment, words
+from store.records import Job, ProcessRecord
+
+METADATA: Final = MetaData(
+    # Every constraint has a name, so that a later migration can take it away on any database.
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+JOBS: Final = Table(
+    "jobs",
+    METADATA,
+    Column("job_id", String(63), primary_key=True),
+    Column("uid", String(64), nullable=False, unique=True),
+    Column("spec", Json(JobSpec), nullable=False),
+    Column("status", words(JobStatus), nullable=False),
+    Column("reason", Text),
+    Column("message", Text),
+    Column("created_at", Moment, nullable=False),
+    Column("updated_at", Moment, nullable=False),
+    Column("started_at", Moment),
+    Column("finished_at", Moment),
+    Column("exit_code", Integer),
+    Column("stop_request", words(StopRequest)),
+    Column("stop_grace_seconds", Double),
+    Column("generation", BigInteger, nullable=False),
+    Column("agent", Json(ProcessRecord)),
+    Column("agent_token_sha256", String(64)),
+    Column("version", BigInteger, nullable=False),
+    Index(None, "created_at", "job_id"),
+    Index(None, "status", "created_at"),
+)
+
+WORKERS: Final = Table(
+    "workers",
+    METADATA,
+    Column("job_id", ForeignKey(JOBS.c.job_id, ondelete="CASCADE"), primary_key=True),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("process", Json(ProcessRecord)),
+    Column("restarts", BigInteger, nullable=False),
+    Column("failures", BigInteger, nullable=False),
+    Column("finished", Boolean, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("total_steps", BigInteger),
+    Column("epoch", BigInteger, nullable=False),
+    Column("shard_idx", BigInteger, nullable=False),
+    Column("line_idx", BigInteger, nullable=False),
+    Column("loss", Double),
+    Column("throughput_steps_per_sec", Double, nullable=False),
+    Column("checkpoints_saved", BigInteger, nullable=False),
+    Column("last_checkpoint_step", BigInteger),
+    Column("last_heartbeat_at", Moment),
+    Column("exit_code", Integer),
+    Column("exit_signal", Integer),
+)
+
+EVENTS: Final = Table(
+    "events",
+    METADATA,
+    Column("event_id", RISING, primary_key=True),
+    Column("job_id", ForeignKey(JOBS.c.job_id, ondelete="CASCADE"), nullable=False),
+    Column("at", Moment, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("rank", Integer),
+    Column("incarnation", BigInteger),
+    Index(None, "job_id", "event_id"),
+    sqlite_autoincrement=True,  # an id is never used again, not even that of a deleted event
+)
+
+ANSWERS: Final = Table(
+    "answers",
+    METADATA,
+    Column("principal", String(255), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("request_sha256", String(64), nullable=False),
+    Column("job", Json(Job), nullable=False),
+    Column("created_at", Moment, nullable=False, index=True),
+)
+
+LEASES: Final = Table(
+    "leases",
+    METADATA,
+    Column("name", String(64), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("beat", BigInteger, nullable=False),
+    Column("owner", String(255), nullable=False),
+    Column("process", Json(ProcessRecord), nullable=False),
+    Column("address", String(255), nullable=False),
+    Column("held", Boolean, nullable=False),  # false: given back; the epoch is remembered
+)
