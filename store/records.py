@@ -8,18 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.process import ProcessRecord
 from muster.contracts.spec import JobSpec
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessRecord:
-    """A process, named for ever: a pid may be used again, the three together may not."""
-
-    pid: int
-    start_ticks: int
-    """Field 22 of /proc/PID/stat: clock ticks between boot and its start."""
-    boot_id: str
-    node: str
+__all__ = ["Event", "Job", "JobChange", "Lease", "ProcessRecord", "Worker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +48,8 @@ class Job:
     def status_shown(self) -> JobStatus:
         """The status as a person should see it.
 
-        A request to stop counts from the moment it was accepted, whether or not a coordinator has
-        acted on it.
+        A request to stop counts from the moment it was accepted, whether or not a coordinator
+        has acted on it.
         """
         if self.stop_request is not None and not self.is_terminal:
             return JobStatus.STOPPING

@@ -1,5 +1,7 @@
 """GET /health: is this service serving, and can it reach what it needs?"""
 
+from typing import Literal
+
 from fastapi import APIRouter
 from store.errors import StoreError
 

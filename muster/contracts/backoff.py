@@ -6,6 +6,7 @@ test can state them and a person can foretell them.
 
 import random
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +38,7 @@ class Backoff:
     def failures_after(self, failures: int, healthy_seconds: float) -> int:
         """Return how many failures still count once the rank was healthy for a while."""
         return 0 if healthy_seconds >= self.reset_after_seconds else failures
+
+
+DEFAULT_BACKOFF: Final = Backoff()
+"""0.5 s, 1 s, 2 s, … up to 30 s; forgotten after a minute of health."""

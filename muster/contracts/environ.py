@@ -127,17 +127,19 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
     )
 
 
-def rank_environment(
-    spec: JobSpec,
-    *,
-    job_id: str,
-    job_uid: str,
-    rank: int,
-    incarnation: int,
-    checkpoint_dir: Path,
-    dataset_dir: Path,
-    master_port: int,
-) -> dict[str, str]:
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What one incarnation of one rank is given beside the spec of its job."""
+
+    job_id: str
+    job_uid: str
+    rank: int
+    incarnation: int
+    checkpoint_dir: Path
+    dataset_dir: Path
+    master_port: int
+
+
+def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     """Return every variable of a supervised rank, the user's own `env` first.
 
     The torchrun names let an unmodified script find its place; ranks of one host only, so the
@@ -145,38 +147,38 @@ def rank_environment(
     """
     environment = {
         **spec.env,
-        "JOB_ID": job_id,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "JOB_ID": assignment.job_id,
+        "RANK": str(assignment.rank),
+        "LOCAL_RANK": str(assignment.rank),
         "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": str(spec.world_size),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "NODE_RANK": "0",
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(rank),
+        "ROLE_RANK": str(assignment.rank),
         "ROLE_WORLD_SIZE": str(spec.world_size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(master_port),
-        "TORCHELASTIC_RUN_ID": job_id,
-        "TORCHELASTIC_RESTART_COUNT": str(incarnation),
+        "MASTER_PORT": str(assignment.master_port),
+        "TORCHELASTIC_RUN_ID": assignment.job_id,
+        "TORCHELASTIC_RESTART_COUNT": str(assignment.incarnation),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         # Without it torch's gloo rendezvous reads the stale keys of the group that died.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "CHECKPOINT_DIR": str(checkpoint_dir),
+        "CHECKPOINT_DIR": str(assignment.checkpoint_dir),
         "CHECKPOINT_EVERY": str(spec.checkpoint_every),
-        "DATASET_DIR": str(dataset_dir),
+        "DATASET_DIR": str(assignment.dataset_dir),
         "SLEEP_SEC": repr(spec.sleep_sec),
         "HEARTBEAT_TIMEOUT": repr(spec.heartbeat_timeout),
         "MAX_RESTARTS": str(spec.max_restarts),
-        "MUSTER_JOB_UID": job_uid,
-        "MUSTER_GENERATION": str(incarnation),
+        "MUSTER_JOB_UID": assignment.job_uid,
+        "MUSTER_GENERATION": str(assignment.incarnation),
         "MUSTER_KEEP_LAST": str(spec.keep_last),
         "MUSTER_EPOCHS": str(spec.epochs),
         "MUSTER_BATCH_SIZE": str(spec.batch_size),
         "MUSTER_SEED": str(spec.seed),
-        MARK: mark(job_uid, rank, incarnation),
+        MARK: mark(assignment.job_uid, assignment.rank, assignment.incarnation),
     }
     if spec.resume_from is not None:
         environment["MUSTER_RESUME_FROM"] = spec.resume_from

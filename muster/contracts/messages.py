@@ -40,12 +40,11 @@ class Beat(_Message, frozen=True, tag="beat"):
     line_idx: int
     loss: float | None
     """The last loss the program gave; None before the first, and for a NaN or an infinity."""
-
-
-class CheckpointSaved(_Message, frozen=True, tag="checkpoint_saved"):
-    """A checkpoint is durable."""
-
-    step: int
+    checkpoints_saved: int
+    """Durable checkpoints of this incarnation."""
+    last_checkpoint_step: int | None
+    stopping: bool
+    """It was asked to stop (SIGTERM, by whomever): exit code 0 now means saved, not done."""
 
 
 class Warned(_Message, frozen=True, tag="warned"):
@@ -61,7 +60,7 @@ class Refused(_Message, frozen=True, tag="refused"):
     message: str
 
 
-RankMessage: TypeAlias = Executing | Hello | Beat | CheckpointSaved | Warned | Refused
+RankMessage: TypeAlias = Executing | Hello | Beat | Warned | Refused
 
 
 # Agent → coordinator
@@ -73,8 +72,6 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
     job_uid: str
     generation: int
     token: str
-    node: str
-    pid: int
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
@@ -84,6 +81,8 @@ class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
     incarnation: int
     pid: int
     start_ticks: int
+    boot_id: str
+    node: str
 
 
 class RankSaid(_Message, frozen=True, tag="rank_said"):

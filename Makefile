@@ -1,0 +1,56 @@
+# What a person types. Every target that needs the environment makes it first; once it is there,
+# comparing the age of four files is all that is left of it.
+
+.DEFAULT_GOAL := help
+.PHONY: help up demo check test bench lock clean
+
+BIN := .venv/bin
+STAMP := .venv/.stamp
+# The first of these that runs and is new enough makes .venv. A pyenv shim may exist and not run.
+PYTHON ?= python3.13 python3.12 python3.11 python3
+
+up demo bench: export MUSTER_DATA_DIR ?= $(CURDIR)/.muster
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+up: $(STAMP) ## start database, API, coordinator and web page (ARGS=-d to detach)
+	$(BIN)/muster up $(ARGS)
+
+demo: $(STAMP) ## train, kill a worker, watch it recover, verify the result
+	$(BIN)/muster demo $(ARGS)
+
+check: $(STAMP) ## format, lint, types, import floors, unit tests: stops at the first failure
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/unit
+
+# Integration tests differ much in length, so an idle worker takes over half of what the other
+# still has to do; until then neighbours stay together and share their module's fixtures.
+test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choose)
+	$(BIN)/pytest -n 2 --dist worksteal --durations 10 $(ARGS)
+
+bench: $(STAMP) ## run every benchmark and print its figures
+	$(BIN)/python -m bench
+
+lock: $(STAMP) ## write requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)
+	$(BIN)/python bootstrap.py uv pip compile --quiet --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras \
+		pyproject.toml -o requirements.lock $(ARGS)
+
+clean: ## remove .venv and all caches; .muster, where your jobs are, stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): bootstrap.py pyproject.toml requirements.lock $(BIN)/python
+	@for python in $(PYTHON); do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+		then exec $$python bootstrap.py; fi; \
+	done; \
+	echo "Muster needs Python 3.11 or newer, and none of these is: $(PYTHON)." \
+		"Install one, or name it with \`make PYTHON=...\`" >&2; exit 1
+
+# Missing, or a link to a Python that is gone: then the stamp is worth nothing.
+$(BIN)/python: ;

@@ -1,0 +1,72 @@
+"""What can happen to a job beside the messages of its agent: a closed union of values."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from coordinator.actions import Action
+from coordinator.snapshot import Verdict
+from muster.contracts.job import StopRequest
+from muster.contracts.messages import RankExited, RankSaid, RankSpawned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """An action of the plan was taken."""
+
+    action: Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentJoined:
+    """The agent said hello and its token was right."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDropped:
+    """The connection to the agent broke; its process lives."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLost:
+    """The agent's process has ended, and what it had started was ended with it."""
+
+    generation: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """A person wants the job to end."""
+
+    request: StopRequest
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """The service was told to shut down: save, end, and wait in the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condemned:
+    """Something outside the ranks makes the job impossible."""
+
+    verdict: Verdict
+
+
+Happening: TypeAlias = (
+    Taken
+    | AgentJoined
+    | AgentDropped
+    | AgentLost
+    | StopAsked
+    | Interrupted
+    | Condemned
+    | RankSpawned
+    | RankSaid
+    | RankExited
+)

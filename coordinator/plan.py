@@ -1,0 +1,248 @@
+"""What is to be done about a job now. `plan` is pure: snapshot and time in, actions out.
+
+The rules are asked in order. Each looks at one concern and answers with actions or with nothing;
+what a rule wants done again is wanted again at the next look, until the world agrees.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from coordinator.actions import (
+    Action,
+    DismissAgent,
+    KillAgent,
+    KillProcess,
+    Move,
+    Start,
+    StartAgent,
+    Suspect,
+    Terminate,
+)
+from coordinator.snapshot import AgentState, Cause, JobSnapshot, RankSnapshot
+from coordinator.wording import describe_recovery
+from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
+from muster.contracts.rank import ProcessState
+
+AGENT_GRACE_SECONDS = 30.0
+"""An agent imports little and connects at once; one that has not by then is broken."""
+
+SUSPICION = 0.5
+"""Share of the heartbeat timeout after which silence is worth showing."""
+
+
+def plan(snapshot: JobSnapshot, now: float) -> list[Action]:
+    """Return everything that should be done for this job at `now` (monotonic seconds)."""
+    if snapshot.status in TERMINAL:
+        return []
+    return list(chain.from_iterable(rule(snapshot, now) for rule in _RULES))
+
+
+def wake_at(snapshot: JobSnapshot, now: float) -> float:
+    """Return when `plan` has to be asked again even if nothing happens; infinity for never."""
+    return min((moment for moment in _moments(snapshot) if moment > now), default=float("inf"))
+
+
+def _agent_is_there(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    if snapshot.agent is AgentState.ABSENT:
+        wanted = not snapshot.is_ending and any(rank.is_down for rank in snapshot.ranks)
+        if wanted and now >= snapshot.agent_start_at:
+            yield StartAgent()
+    elif snapshot.agent is AgentState.STARTING and now >= _agent_deadline(snapshot):
+        yield KillAgent()
+
+
+def _agent_deadline(snapshot: JobSnapshot) -> float:
+    return snapshot.agent_started_at + AGENT_GRACE_SECONDS
+
+
+def _silent_ranks_are_killed(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    for rank in snapshot.ranks:
+        if rank.is_alive and rank.kill is None:
+            yield from _judge(snapshot, rank, now)
+
+
+def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:
+    spec = snapshot.spec
+    if rank.process is ProcessState.SPAWNED:
+        if now >= rank.spawned_at + spec.start_grace_seconds:
+            yield KillProcess(rank=rank.rank, cause=_start_timeout(spec.start_grace_seconds))
+    elif rank.beats and now >= rank.heard_at + spec.heartbeat_timeout:
+        yield KillProcess(rank=rank.rank, cause=_heartbeat_timeout(spec.heartbeat_timeout))
+    elif _is_stuck(snapshot, rank, now):
+        yield KillProcess(rank=rank.rank, cause=_no_progress(spec.progress_timeout_seconds))
+    elif (
+        rank.beats
+        and rank.process is ProcessState.LIVE
+        and now >= rank.heard_at + SUSPICION * spec.heartbeat_timeout
+    ):
+        yield Suspect(rank=rank.rank)
+
+
+def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
+    limit = snapshot.spec.progress_timeout_seconds
+    return rank.beats and limit is not None and now >= rank.progressed_at + limit
+
+
+def _start_timeout(seconds: float) -> Cause:
+    return Cause(
+        reason=Reason.START_TIMEOUT,
+        message=f"gave no sign of life within {seconds:g} s and was killed",
+    )
+
+
+def _heartbeat_timeout(seconds: float) -> Cause:
+    return Cause(
+        reason=Reason.HEARTBEAT_TIMEOUT,
+        message=f"sent no heartbeat for {seconds:g} s and was killed",
+    )
+
+
+def _no_progress(seconds: float | None) -> Cause:
+    return Cause(
+        reason=Reason.NO_PROGRESS,
+        message=f"beat but took no step for {seconds or 0:g} s and was killed",
+    )
+
+
+def _ranks_are_ended(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    """A verdict or a forced stop ends ranks at once, a graceful one after the grace."""
+    if not snapshot.is_ending:
+        return
+    at_once = snapshot.verdict is not None or snapshot.stop is StopRequest.FORCED
+    out_of_patience = now >= snapshot.stop_at + snapshot.stop_grace_seconds
+    for rank in snapshot.ranks:
+        if not rank.is_alive or rank.kill is not None:
+            continue
+        if at_once or out_of_patience:
+            yield KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
+        elif not rank.terminated:
+            yield Terminate(rank=rank.rank)
+
+
+def _end_of_job(snapshot: JobSnapshot) -> Cause:
+    if snapshot.verdict is not None:
+        return Cause(reason=snapshot.verdict.reason, message="was ended with its job")
+    reason = Reason.INTERRUPTED if snapshot.interrupting else Reason.STOPPED_BY_USER
+    return Cause(reason=reason, message="did not end within the grace period and was killed")
+
+
+def _ranks_are_started(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    if snapshot.is_ending or snapshot.agent is not AgentState.CONNECTED:
+        return
+    for rank in snapshot.ranks:
+        if rank.is_down and now >= rank.start_at:
+            yield Start(rank=rank.rank)
+
+
+def _job_ends(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    move = None if snapshot.any_alive else _last_move(snapshot)
+    if move is None:
+        return
+    yield move
+    if snapshot.agent is not AgentState.ABSENT:
+        yield DismissAgent()
+
+
+def _last_move(snapshot: JobSnapshot) -> Move | None:
+    """Return how a job without processes ends; None if it does not."""
+    if snapshot.all_finished:
+        return Move(status=JobStatus.COMPLETED)
+    if snapshot.verdict is not None:
+        verdict = snapshot.verdict
+        return Move(status=JobStatus.FAILED, reason=verdict.reason, message=verdict.message)
+    if snapshot.stop is not None and snapshot.status in {JobStatus.STOPPING, JobStatus.QUEUED}:
+        return Move(
+            status=JobStatus.STOPPED,
+            reason=Reason.STOPPED_BY_USER,
+            message="stopped on request; its checkpoints are kept",
+        )
+    if snapshot.interrupting and snapshot.status is JobStatus.STOPPING:
+        return Move(
+            status=JobStatus.QUEUED,
+            reason=Reason.INTERRUPTED,
+            message="the service was shut down; the job goes on at the next start",
+        )
+    return None
+
+
+def _status_tells_the_truth(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """The status follows from the ranks; a move is planned when it says something else."""
+    if snapshot.verdict is not None or snapshot.all_finished:
+        return  # how it ends is for `_last_move` to say
+    ending = _status_of_an_ending_job(snapshot)
+    wanted = _status_of_a_going_job(snapshot) if ending is None else ending
+    if wanted != Move(status=snapshot.status, reason=snapshot.reason, message=snapshot.message):
+        yield wanted
+
+
+def _status_of_an_ending_job(snapshot: JobSnapshot) -> Move | None:
+    if snapshot.stop is None and not snapshot.interrupting:
+        return None
+    if (
+        snapshot.status is JobStatus.QUEUED
+    ):  # nothing of it runs: there is no STOPPING to go through
+        return Move(status=snapshot.status, reason=snapshot.reason, message=snapshot.message)
+    if snapshot.stop is not None:
+        return Move(
+            status=JobStatus.STOPPING,
+            reason=Reason.STOPPED_BY_USER,
+            message="asked to stop; ranks are saving and exiting",
+        )
+    return Move(
+        status=JobStatus.STOPPING,
+        reason=Reason.INTERRUPTED,
+        message="the service is shutting down; ranks are saving and exiting",
+    )
+
+
+def _status_of_a_going_job(snapshot: JobSnapshot) -> Move:
+    for rank in snapshot.ranks:
+        if rank.trouble is not None:
+            return _recovering(snapshot, rank, rank.trouble)
+    if all(rank.is_well for rank in snapshot.ranks):
+        return Move(status=JobStatus.RUNNING, message=snapshot.note)
+    return Move(status=JobStatus.STARTING, message=snapshot.note)
+
+
+def _recovering(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> Move:
+    # A job that comes back from the queue has not run yet: it starts, whatever it went through.
+    young = snapshot.status is JobStatus.QUEUED
+    return Move(
+        status=JobStatus.STARTING if young else JobStatus.RECOVERING,
+        reason=cause.reason,
+        message=describe_recovery(snapshot, rank, cause),
+    )
+
+
+def _moments(snapshot: JobSnapshot) -> Iterator[float]:
+    if snapshot.agent is AgentState.ABSENT:
+        yield snapshot.agent_start_at
+    elif snapshot.agent is AgentState.STARTING:
+        yield _agent_deadline(snapshot)
+    if snapshot.is_ending:
+        yield snapshot.stop_at + snapshot.stop_grace_seconds
+    for rank in snapshot.ranks:
+        yield from _moments_of_rank(snapshot, rank)
+
+
+def _moments_of_rank(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[float]:
+    spec = snapshot.spec
+    if rank.is_down:
+        yield rank.start_at
+    elif rank.process is ProcessState.SPAWNED:
+        yield rank.spawned_at + spec.start_grace_seconds
+    elif rank.is_alive and rank.beats:
+        yield rank.heard_at + SUSPICION * spec.heartbeat_timeout
+        yield rank.heard_at + spec.heartbeat_timeout
+        if spec.progress_timeout_seconds is not None:
+            yield rank.progressed_at + spec.progress_timeout_seconds
+
+
+_RULES: tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...] = (
+    _silent_ranks_are_killed,
+    _ranks_are_ended,
+    _job_ends,
+    _status_tells_the_truth,
+    _agent_is_there,
+    _ranks_are_started,
+)

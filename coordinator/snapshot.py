@@ -1,0 +1,159 @@
+"""What the coordinator knows of one job: the value that `fold` makes and `plan` reads.
+
+Times are seconds on the coordinator's own monotonic clock. Nothing here is ever changed in place.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from muster.contracts.backoff import DEFAULT_BACKOFF, Backoff
+from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.process import ProcessRecord
+from muster.contracts.rank import ProcessState
+from muster.contracts.spec import JobSpec
+
+NEVER = float("-inf")
+
+
+class AgentState(StrEnum):
+    """Where the job's agent is."""
+
+    ABSENT = "absent"
+    """There is none; one is started when there is work."""
+    STARTING = "starting"
+    """It was started and has not said hello."""
+    CONNECTED = "connected"
+    """It takes commands."""
+    UNREACHABLE = "unreachable"
+    """Its process lives but its connection broke; it comes back by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The decision that a job cannot go on; its ranks are ended, then it has failed."""
+
+    reason: Reason
+    message: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a process was or is to be ended: for machines, and as a verb phrase for people."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSnapshot:
+    """One rank: its present process, if any, and everything counted about it."""
+
+    rank: int
+    incarnation: int = -1
+    """Of the present or last process; -1: none was ever started."""
+    process: ProcessState = ProcessState.EXITED
+    identity: ProcessRecord | None = None
+    beats: bool = False
+    """It has said hello, so silence means something."""
+    spawned_at: float = NEVER
+    heard_at: float = NEVER
+    progressed_at: float = NEVER
+    live_at: float = NEVER
+    """When this incarnation first gave a sign of life."""
+    terminated: bool = False
+    """We asked this incarnation to save and exit."""
+    stopping: bool = False
+    """It says that it was asked to, by us or by somebody else."""
+    kill: Cause | None = None
+    """SIGKILL was sent to this incarnation, and why."""
+    trouble: Cause | None = None
+    """Why the last incarnation is gone, until the next one is alive."""
+    finished: bool = False
+    """Exited with code 0: nothing is left to do for this rank."""
+    start_at: float = NEVER
+    """The next incarnation may start from then on."""
+    restarts: int = 0
+    failures: int = 0
+    """In a row, for the backoff."""
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    step: int = 0
+    total_steps: int | None = None
+    epoch: int = 0
+    shard_idx: int = 0
+    line_idx: int = 0
+    loss: float | None = None
+    checkpoints_before: int = 0
+    """Saved by earlier incarnations."""
+    checkpoints_saved: int = 0
+    """Saved by this incarnation."""
+    last_checkpoint_step: int | None = None
+    throughput_steps_per_sec: float = 0.0
+    measured_step: int = 0
+    measured_at: float = NEVER
+    """Where and when the throughput was last measured."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process of this rank may exist."""
+        return self.process is not ProcessState.EXITED
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it has work and no process."""
+        return not self.is_alive and not self.finished
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it has given a sign of life, or has nothing left to do."""
+        return self.finished or self.process in {ProcessState.LIVE, ProcessState.SUSPECT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSnapshot:
+    """One job."""
+
+    job_id: JobId
+    uid: JobUid
+    spec: JobSpec
+    status: JobStatus
+    ranks: tuple[RankSnapshot, ...]
+    reason: Reason | None = None
+    message: str | None = None
+    note: str | None = None
+    """What a person should know of a job that goes well, such as which data set was chosen."""
+    generation: int = 0
+    agent: AgentState = AgentState.ABSENT
+    agent_started_at: float = NEVER
+    agent_failures: int = 0
+    """Agents in a row that died or never said hello."""
+    agent_start_at: float = NEVER
+    """The next agent may start from then on."""
+    stop: StopRequest | None = None
+    stop_grace_seconds: float = 0.0
+    stop_at: float = NEVER
+    """When this coordinator first saw the request."""
+    interrupting: bool = False
+    """The whole service shuts down: save, end, and go back to the queue."""
+    verdict: Verdict | None = None
+    backoff: Backoff = DEFAULT_BACKOFF
+
+    def with_rank(self, changed: RankSnapshot) -> "JobSnapshot":
+        """Return this job with one of its ranks replaced."""
+        ranks = list(self.ranks)
+        ranks[changed.rank] = changed
+        return replace(self, ranks=tuple(ranks))
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no new process is to be started any more."""
+        return self.stop is not None or self.interrupting or self.verdict is not None
+
+    @property
+    def any_alive(self) -> bool:
+        return any(rank.is_alive for rank in self.ranks)
+
+    @property
+    def all_finished(self) -> bool:
+        return all(rank.finished for rank in self.ranks)

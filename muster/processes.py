@@ -1,0 +1,141 @@
+"""Processes by their true names: who runs, who is gone, and signals that never hit a stranger.
+
+A pid alone is a guess: the kernel uses it again. Everything here goes by (pid, start ticks, boot
+id), and signals go through a pidfd that is opened first and checked second.
+"""
+
+import os
+import platform
+import signal
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from muster.contracts.environ import MARK
+from muster.contracts.process import ProcessRecord
+
+_PROC: Final = Path("/proc")
+_STATE_FIELD: Final = 0
+_PARENT_FIELD: Final = 1
+_START_TICKS_FIELD: Final = 19
+"""Fields of /proc/PID/stat counted after the command name, which may itself hold blanks."""
+
+
+@cache
+def boot_id() -> str:
+    """Return what tells this boot of this machine from every other."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def identify(pid: int) -> ProcessRecord | None:
+    """Return the process that has `pid` now; None if there is none or it is a zombie."""
+    fields = _stat(pid)
+    if fields is None or fields[_STATE_FIELD] in {"Z", "X"}:
+        return None
+    return ProcessRecord(
+        pid=pid,
+        start_ticks=int(fields[_START_TICKS_FIELD]),
+        boot_id=boot_id(),
+        node=platform.node(),
+    )
+
+
+def myself() -> ProcessRecord:
+    """Return the record of the calling process."""
+    record = identify(os.getpid())
+    if record is None:
+        raise RuntimeError("/proc does not know this process: is it mounted?")
+    return record
+
+
+def is_running(record: ProcessRecord) -> bool:
+    """Return whether exactly this process still runs on this machine and boot."""
+    return identify(record.pid) == record
+
+
+def is_provably_gone(record: ProcessRecord) -> bool:
+    """Return whether this process cannot be running any more.
+
+    False for a process of another machine: not knowing is no proof. After a reboot of this machine
+    its old processes are gone; the node's name decides whether it is this machine.
+    """
+    return record.node == platform.node() and not is_running(record)
+
+
+def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
+    """Send a signal to exactly this process; return False if it is gone."""
+    try:
+        pidfd = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The descriptor now holds one process; only if that is ours may it be signalled.
+        if identify(record.pid) != record:
+            return False
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def marked(prefix: str) -> list[ProcessRecord]:
+    """Return the processes of this machine whose `MARK` starts with `prefix`.
+
+    The mark is inherited by everything a rank starts, whatever session it moves to.
+    """
+    return [record for pid in _pids() if (record := _marked_record(pid, prefix)) is not None]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids below `pid`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for candidate in _pids():
+        fields = _stat(candidate)
+        if fields is not None:
+            children.setdefault(int(fields[_PARENT_FIELD]), []).append(candidate)
+    found = []
+    generation = children.get(pid, [])
+    while generation:
+        found += generation
+        generation = [child for parent in generation for child in children.get(parent, [])]
+    return found
+
+
+def mark_of(pid: int) -> str | None:
+    """Return the mark in the environment a process was started with; None if it has none."""
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    start = f"{MARK}=".encode()
+    for entry in environment.split(b"\0"):
+        if entry.startswith(start):
+            return entry[len(start) :].decode(errors="replace")
+    return None
+
+
+def _marked_record(pid: int, prefix: str) -> ProcessRecord | None:
+    # Identified before and after: the mark then belongs to the record and to no successor.
+    before = identify(pid)
+    mark = mark_of(pid)
+    if before is None or mark is None or not mark.startswith(prefix):
+        return None
+    return before if identify(pid) == before else None
+
+
+def _pids() -> Iterator[int]:
+    with os.scandir(_PROC) as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                yield int(entry.name)
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    return text[text.rindex(b")") + 2 :].decode().split()

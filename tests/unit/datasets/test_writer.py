@@ -1,0 +1,113 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.contracts.position import Position
+from muster.datasets.contents import Contents, DatasetFacts, read_facts
+from muster.datasets.errors import DatasetNotWritable
+from muster.datasets.index import ShardIndex, index_beside
+from muster.datasets.listing import find_shards
+from muster.datasets.reader import read_lines
+from muster.datasets.writer import replace_dataset, write_dataset
+
+
+def contents(samples: int, shards: int, held_out: int = 0, word: str = "line") -> Contents:
+    facts = DatasetFacts(
+        kind="test",
+        samples=samples,
+        held_out=held_out,
+        shards=shards,
+        features=1,
+        classes=2,
+        seed=0,
+    )
+    lines = (f"{word} {number}".encode() for number in range(samples))
+    return Contents(facts, lines, [b"kept back"] * held_out)
+
+
+def lines_in(directory: Path) -> list[bytes]:
+    return [line for line, _, _ in read_lines(find_shards(directory), Position())]
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_lines_are_dealt_out_in_even_contiguous_runs(tmp_path: Path) -> None:
+    directory = tmp_path / "new" / "data"
+    write_dataset(directory, contents(10, shards=3, held_out=2))
+    assert lines_in(directory) == [f"line {number}".encode() for number in range(10)]
+    assert [ShardIndex.open(shard).lines for shard in find_shards(directory)] == [4, 3, 3]
+    assert (directory / "test.jsonl").read_bytes() == b"kept back\nkept back\n"
+    assert read_facts(directory) == contents(10, shards=3, held_out=2).facts
+
+
+def test_indexes_are_written_beside_their_shards_and_fresh(tmp_path: Path) -> None:
+    write_dataset(tmp_path, contents(4, shards=2))
+    for shard in find_shards(tmp_path):
+        before = index_beside(shard).stat()
+        ShardIndex.open(shard)
+        assert index_beside(shard).stat() == before
+
+
+def test_a_directory_that_holds_shards_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "shard_00007.txt").write_bytes(b"mine\n")
+    before = files_in(tmp_path)
+    with pytest.raises(DatasetNotWritable, match=r"already holds shards.*--force"):
+        write_dataset(tmp_path, contents(4, shards=2))
+    assert files_in(tmp_path) == before
+
+
+def test_replacing_takes_away_all_of_the_old_and_nothing_else(tmp_path: Path) -> None:
+    write_dataset(tmp_path, contents(9, shards=3, held_out=1, word="old"))
+    (tmp_path / "notes.md").write_bytes(b"mine")
+    replace_dataset(tmp_path, contents(4, shards=2, word="new"))
+    assert sorted(files_in(tmp_path)) == [
+        "dataset.json",
+        "notes.md",
+        "shard_00000.idx",
+        "shard_00000.txt",
+        "shard_00001.idx",
+        "shard_00001.txt",
+    ]
+    assert lines_in(tmp_path) == [b"new 0", b"new 1", b"new 2", b"new 3"]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def breaking_off() -> Iterator[bytes]:
+    yield b"one"
+    raise Interrupted
+
+
+def test_a_writer_that_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:
+    write_dataset(tmp_path, contents(4, shards=2, word="old"))
+    before = files_in(tmp_path)
+    broken = contents(4, shards=2)._replace(lines=breaking_off())
+    with pytest.raises(Interrupted):
+        replace_dataset(tmp_path, broken)
+    assert files_in(tmp_path) == before
+
+
+def test_a_file_in_place_of_the_directory_is_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(DatasetNotWritable, match=r"cannot write to .*file: .*another directory"):
+        write_dataset(file, contents(1, shards=1))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not stop root")
+def test_a_directory_without_write_permission_is_a_sentence(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(DatasetNotWritable, match="Permission denied"):
+        write_dataset(tmp_path, contents(1, shards=1))
+
+
+def test_a_directory_without_readable_facts_is_no_finished_data_set(tmp_path: Path) -> None:
+    assert read_facts(tmp_path) is None
+    (tmp_path / "dataset.json").write_text('{"kind":')
+    assert read_facts(tmp_path) is None

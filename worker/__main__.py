@@ -1,0 +1,66 @@
+"""One rank: ``python -P -m worker`` reads its place from the environment and becomes the program.
+
+A command is *exec*ed, so that the process keeps its pid, its channel and its log, and nothing of
+ours stays in memory beside the user's program. Without a command it is the built-in classifier.
+"""
+
+import os
+import socket
+import sys
+from typing import Final, NoReturn
+
+from muster.contracts.environ import RankSettings
+from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.job import Reason
+from muster.contracts.messages import Executing, RankMessage, Refused, encode
+
+NOT_FOUND: Final = 127
+NOT_EXECUTABLE: Final = 126
+
+
+def main() -> int:
+    """Become the rank's program; return only if that is the built-in one, or cannot be."""
+    try:
+        settings = RankSettings.read(os.environ)
+    except InvalidEnvironment as error:
+        print(f"muster: {error}", file=sys.stderr)  # noqa: T201  the rank's log
+        return 2
+    if settings.command is not None:
+        become(settings.command, settings.agent_fd)
+    return train(settings)
+
+
+def train(settings: RankSettings) -> int:
+    """Run the built-in classifier; return the exit code."""
+    # Before anything imports numpy: the number of BLAS threads changes the bits of a product.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    from muster.classifier import main as train_classifier  # noqa: PLC0415  see above
+
+    return train_classifier(settings)
+
+
+def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:
+    """Replace this process by `command`; say so to the agent, and say it if that fails."""
+    if agent_fd is not None:
+        os.set_inheritable(agent_fd, True)  # noqa: FBT003  the standard library's signature
+    _tell(agent_fd, Executing())
+    try:
+        os.execvp(command[0], command)  # noqa: S606  running the user's argv is the purpose
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        message = f"the command {command[0]!r} cannot be run: {error.strerror}"
+        print(f"muster: {message}", file=sys.stderr)  # noqa: T201  the rank's log
+        _tell(agent_fd, Refused(reason=Reason.INVALID_PROGRAM, message=message))
+        sys.exit(NOT_FOUND if missing else NOT_EXECUTABLE)
+
+
+def _tell(agent_fd: int | None, message: RankMessage) -> None:
+    if agent_fd is None:
+        return
+    with socket.socket(fileno=os.dup(agent_fd)) as channel:
+        channel.send(encode(message))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

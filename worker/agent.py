@@ -1,0 +1,169 @@
+"""The agent: the parent of one job's ranks on one host, started as ``python -P -m worker.agent``.
+
+It starts what it is told to start, sees at once when a process ends, writes that down, contains
+what the process left behind, and reports. It decides nothing. Without a coordinator it keeps its
+ranks running and waits; only after the orphan timeout it lets them save and exit.
+
+One thread, one selector. Commands come over the uplink, news over each rank's socket, deaths by
+SIGCHLD through a wake-up descriptor.
+"""
+
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, assert_never
+
+import msgspec
+
+from muster.contracts.agent import AgentAssignment
+from muster.contracts.layout import JobFiles
+from muster.contracts.messages import (
+    AgentHello,
+    CoordinatorMessage,
+    Dismiss,
+    KillRank,
+    StartRank,
+    TerminateRank,
+    Welcome,
+)
+from worker.nursery import Nursery
+from worker.uplink import Uplink
+
+TICK_SECONDS: Final = 0.25
+"""How often log sizes are noted: the precision of a line's time."""
+
+RECONNECT_SECONDS: Final = 0.5
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class Agent:
+    """The loop between a coordinator and a nursery."""
+
+    def __init__(self, assignment: AgentAssignment) -> None:
+        self._assignment = assignment
+        self._selector = selectors.DefaultSelector()
+        self._uplink = Uplink(Path(assignment.address_file), self._selector, self._hear_coordinator)
+        self._nursery = Nursery(
+            JobFiles(Path(assignment.job_root)), self._selector, self._uplink.send
+        )
+        self._epoch = 0
+        self._leaving = False
+        self._alone_since = self._next_attempt = self._next_tick = time.monotonic()
+        _become_subreaper()
+        self._wake_up = _wake_on_child_signal()
+        self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
+
+    def run(self) -> int:
+        """Serve until dismissed, or alone for too long; return the exit code."""
+        while self._nursery or not self._leaving:
+            for key, _ in self._selector.select(self._patience()):
+                handler: Callable[[], None] = key.data
+                handler()
+            self._keep_time(time.monotonic())
+        self._uplink.drop()
+        return 0
+
+    def _patience(self) -> float | None:
+        moments = []
+        if self._nursery:
+            moments.append(self._next_tick)
+        if not self._uplink.is_open:
+            moments.append(self._next_attempt)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _keep_time(self, now: float) -> None:
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_SECONDS
+            self._nursery.note_times()
+            self._nursery.settle()
+        if self._uplink.is_welcome:
+            self._alone_since = now
+        else:
+            self._be_alone(now)
+
+    def _be_alone(self, now: float) -> None:
+        if not self._uplink.is_open and now >= self._next_attempt:
+            self._next_attempt = now + RECONNECT_SECONDS
+            self._connect()
+        alone_seconds = now - self._alone_since
+        timeout = self._assignment.orphan_timeout_seconds
+        if alone_seconds >= timeout + self._assignment.stop_grace_seconds:
+            self._nursery.send_all(signal.SIGKILL)
+        elif alone_seconds >= timeout and not self._leaving:
+            print(f"no coordinator for {timeout:g} s: the ranks save and exit", file=sys.stderr)  # noqa: T201  the agent's log
+            self._leaving = True
+            self._nursery.send_all(signal.SIGTERM)
+
+    def _connect(self) -> None:
+        if not self._uplink.connect():
+            return
+        self._uplink.send(
+            AgentHello(
+                job_uid=self._assignment.job_uid,
+                generation=self._assignment.generation,
+                token=self._assignment.token,
+            )
+        )
+        for message in self._nursery.present_state():
+            self._uplink.send(message)
+
+    def _hear_coordinator(self, message: CoordinatorMessage) -> None:
+        match message:
+            case Welcome():
+                self._greet(message.epoch)
+            case StartRank():
+                self._nursery.start(message)
+            case TerminateRank():
+                self._nursery.send(message.rank, message.incarnation, signal.SIGTERM)
+            case KillRank():
+                self._nursery.send(message.rank, message.incarnation, signal.SIGKILL)
+            case Dismiss():
+                self._leaving = True
+                self._nursery.send_all(signal.SIGKILL)
+            case _:
+                assert_never(message)
+
+    def _greet(self, epoch: int) -> None:
+        """Accept a coordinator, unless a later one has been here."""
+        if epoch < self._epoch:
+            self._uplink.drop()
+        else:
+            self._epoch = epoch
+            self._uplink.is_welcome = True
+
+    def _on_child_signal(self) -> None:
+        self._wake_up.recv(4096)
+        self._nursery.settle()
+
+
+def _become_subreaper() -> None:
+    """What a rank leaves behind becomes our child, and not that of a process far away."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def _wake_on_child_signal() -> socket.socket:
+    """Return a socket that becomes readable at every SIGCHLD."""
+    reading, writing = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)
+    return reading
+
+
+def main() -> int:
+    """Read the assignment from standard input and serve it."""
+    assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
+    os.chdir("/")
+    return Agent(assignment).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""One incarnation of one rank, seen by its parent: start, listen, signal, contain, reap.
+
+A rank leads a session of its own, so that a signal reaches its group; and it carries a mark that
+everything it starts inherits, so that what left the group is found too. As the agent is a child
+subreaper, all of it stays below the agent: a sweep never looks at a stranger.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from muster.contracts.environ import MARK
+from muster.contracts.errors import WireError
+from muster.contracts.messages import RankMessage, StartRank, decode_rank_message
+from muster.processes import descendants, identify, mark_of, send_signal
+from worker.logbook import Logbook
+
+MESSAGE_LIMIT_BYTES: Final = 1 << 16
+"""A rank's messages are small; the socket keeps their boundaries and a longer one is cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a process ended; exactly one of the two is set."""
+
+    exit_code: int | None
+    signal: int | None
+
+
+class Child:
+    """A started process. The caller owns the order: listen, has_exited, contain, reap."""
+
+    def __init__(self, order: StartRank, logbook: Logbook) -> None:
+        """Start it; raises OSError if there is no such directory, or no process to be had."""
+        self.rank = order.rank
+        self.incarnation = order.incarnation
+        self.logbook = logbook
+        self.standing: dict[type[RankMessage], RankMessage] = {}
+        """The last message of each kind: what a new coordinator has to be told."""
+        self._mark = order.environment[MARK]
+        # Sequenced packets keep message boundaries and are sent whole or not at all, so two
+        # threads of a rank may speak at once, and a full buffer costs a beat and not the training.
+        self.channel, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        )
+        try:
+            self._process = _spawn(order, logbook.descriptor, theirs)
+        except OSError:
+            self.channel.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        self.identity = identify(self.pid)
+
+    def listen(self) -> tuple[list[RankMessage], bool]:
+        """Return what the rank has said since the last call, and whether it can say more.
+
+        What is no message is dropped: a program may write what it likes into its descriptors.
+        """
+        heard: list[RankMessage] = []
+        is_open = True
+        while True:
+            try:
+                packet = self.channel.recv(MESSAGE_LIMIT_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if not packet:
+                is_open = False
+                break
+            with suppress(WireError):
+                heard.append(decode_rank_message(packet))
+        self.standing.update((type(message), message) for message in heard)
+        return heard, is_open
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signal the process and its group. A call after it was reaped does nothing."""
+        if self._process.returncode is None:
+            # Not reaped yet, so neither the pid nor the group's number can mean another.
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                return
+
+    def has_exited(self) -> bool:
+        """Return whether the process is over; its pid stays taken until it is reaped."""
+        if self._process.returncode is not None:
+            return True
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, options) is not None
+
+    def contain(self) -> bool:
+        """Kill whatever it started; return whether nothing of that is left."""
+        self.signal_group(signal.SIGKILL)
+        leftovers = [pid for pid in descendants(os.getpid()) if self._is_leftover(pid)]
+        for pid in leftovers:
+            record = identify(pid)
+            if record is not None:
+                send_signal(record, signal.SIGKILL)
+        return not leftovers
+
+    def reap(self) -> Ending:
+        """Take the exit status; only after `has_exited`, and only once nothing is left."""
+        status = self._process.wait()
+        self.channel.close()
+        return Ending(
+            exit_code=status if status >= 0 else None, signal=-status if status < 0 else None
+        )
+
+    def _is_leftover(self, pid: int) -> bool:
+        return pid != self.pid and identify(pid) is not None and mark_of(pid) == self._mark
+
+
+def _spawn(order: StartRank, log: int, channel: socket.socket) -> subprocess.Popen[bytes]:
+    environment = _environment(order.environment, channel.fileno())
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "worker"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd=Path(order.working_dir),
+        env=environment,
+        pass_fds=(channel.fileno(),),
+        start_new_session=True,
+    )
+
+
+def _environment(of_rank: Mapping[str, str], agent_fd: int) -> dict[str, str]:
+    return {**os.environ, **of_rank, "MUSTER_AGENT_FD": str(agent_fd)}

@@ -1,0 +1,47 @@
+"""When which part of a rank's log was written, and how it ended.
+
+A rank writes straight into its file, so nobody sees the lines go by. The agent looks at the size
+now and then and notes (size, time): a line's time is that of the first note that covers it.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from muster.contracts.layout import TIME_MARK
+
+LAST_LINES: Final = 10
+LAST_BYTES: Final = 8192
+"""What a failure message quotes: enough for the end of a traceback, and never a whole log."""
+
+
+class Logbook:
+    """The log of one incarnation: the file its process writes to, and the notes beside it."""
+
+    def __init__(self, log: Path, times: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._times = os.open(times, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._noted_bytes = 0
+
+    @property
+    def descriptor(self) -> int:
+        """What the process gets as stdout and stderr."""
+        return self._log
+
+    def note(self, unix_seconds: float) -> None:
+        """Remember how much was written by now; nothing is written if nothing was."""
+        size = os.fstat(self._log).st_size
+        if size > self._noted_bytes:
+            os.write(self._times, TIME_MARK.pack(size, int(unix_seconds * 1e6)))
+            self._noted_bytes = size
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the end of the log, bounded in lines and bytes."""
+        size = os.fstat(self._log).st_size
+        tail = os.pread(self._log, LAST_BYTES, max(0, size - LAST_BYTES))
+        return tuple(tail.decode(errors="replace").splitlines()[-LAST_LINES:])
+
+    def close(self) -> None:
+        os.close(self._log)
+        os.close(self._times)

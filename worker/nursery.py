@@ -1,0 +1,188 @@
+"""The agent's children: started, listened to, contained, reaped, written down, reported.
+
+The order at an end is what makes the product's promise: first everything the rank started is
+gone, then the end is durable, then it is reported. A successor never meets its predecessor.
+"""
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from muster.contracts.job import Reason
+from muster.contracts.layout import JobFiles
+from muster.contracts.messages import (
+    AgentMessage,
+    RankExited,
+    RankSaid,
+    RankSpawned,
+    Refused,
+    StartRank,
+)
+from worker.child import Child, Ending
+from worker.exits import ExitRecord, write_exit_record
+from worker.logbook import Logbook
+
+CONTAINMENT_SECONDS: Final = 2.0
+"""A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
+all the same, so that nobody waits for ever."""
+
+CANNOT_START: Final = 126
+"""Exit code of a rank that never became a process, as shells have it."""
+
+Report = Callable[[AgentMessage], None]
+
+
+class Nursery:
+    """All processes of one job on this host. `report` gets every piece of news."""
+
+    def __init__(self, files: JobFiles, selector: selectors.BaseSelector, report: Report) -> None:
+        self._files = files
+        self._selector = selector
+        self._report = report
+        self._living: dict[int, Child] = {}
+        self._exit_seen_at: dict[int, float] = {}
+        self._ended: dict[int, RankExited] = {}
+        files.exits.mkdir(parents=True, exist_ok=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._living)
+
+    def present_state(self) -> Iterator[AgentMessage]:
+        """Everything a coordinator that knows nothing has to be told."""
+        for child in self._living.values():
+            yield from _introduction(child)
+            for message in child.standing.values():
+                yield RankSaid(rank=child.rank, incarnation=child.incarnation, message=message)
+        yield from self._ended.values()
+
+    def start(self, order: StartRank) -> None:
+        """Start an incarnation; an order for a rank that still lives, or an old one, is ignored."""
+        if order.rank in self._living or not self._is_new(order):
+            return
+        paths = (
+            self._files.log(order.rank, order.incarnation),
+            self._files.times(order.rank, order.incarnation),
+        )
+        logbook = Logbook(*paths)
+        try:
+            child = Child(order, logbook)
+        except OSError as error:
+            self._never_started(order, logbook, error)
+            return
+        self._ended.pop(order.rank, None)
+        self._living[order.rank] = child
+        self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._hear(child))
+        for message in _introduction(child):
+            self._report(message)
+
+    def send(self, rank: int, incarnation: int, number: signal.Signals) -> None:
+        """Signal one incarnation's group, if it is the one that lives."""
+        child = self._living.get(rank)
+        if child is not None and child.incarnation == incarnation:
+            child.signal_group(number)
+
+    def send_all(self, number: signal.Signals) -> None:
+        for child in self._living.values():
+            child.signal_group(number)
+
+    def note_times(self) -> None:
+        for child in self._living.values():
+            child.logbook.note(time.time())
+
+    def settle(self) -> None:
+        """Bring every ended process to its end; to be called on SIGCHLD and now and then."""
+        for child in list(self._living.values()):
+            if child.has_exited():
+                self._settle(child)
+        self._reap_orphans()
+
+    def _settle(self, child: Child) -> None:
+        first_seen = self._exit_seen_at.setdefault(child.rank, time.monotonic())
+        if not child.contain() and time.monotonic() < first_seen + CONTAINMENT_SECONDS:
+            return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
+        self._hear(child)
+        del self._living[child.rank], self._exit_seen_at[child.rank]
+        self._stop_listening(child)
+        child.logbook.note(time.time())
+        self._record_end(child, child.reap())
+        child.logbook.close()
+
+    def _record_end(self, child: Child, ending: Ending) -> None:
+        record = ExitRecord(
+            pid=child.pid,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            at=datetime.now(UTC).isoformat(),
+        )
+        write_exit_record(self._files, child.rank, child.incarnation, record)
+        exited = RankExited(
+            rank=child.rank,
+            incarnation=child.incarnation,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            last_lines=child.logbook.last_lines(),
+        )
+        self._ended[child.rank] = exited
+        self._report(exited)
+
+    def _hear(self, child: Child) -> None:
+        heard, is_open = child.listen()
+        for message in heard:
+            self._report(RankSaid(rank=child.rank, incarnation=child.incarnation, message=message))
+        if not is_open:
+            self._stop_listening(child)
+
+    def _stop_listening(self, child: Child) -> None:
+        """A closed channel would be readable for ever; closing it is a program's right."""
+        if child.channel in {key.fileobj for key in self._selector.get_map().values()}:
+            self._selector.unregister(child.channel)
+
+    def _never_started(self, order: StartRank, logbook: Logbook, error: OSError) -> None:
+        where = f"working directory {order.working_dir}"
+        refused = Refused(
+            reason=Reason.INVALID_PROGRAM, message=f"cannot be started in {where}: {error}"
+        )
+        logbook.close()
+        exited = RankExited(
+            rank=order.rank,
+            incarnation=order.incarnation,
+            exit_code=CANNOT_START,
+            signal=None,
+            last_lines=(),
+        )
+        self._report(RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused))
+        self._ended[order.rank] = exited
+        self._report(exited)
+
+    def _is_new(self, order: StartRank) -> bool:
+        ended = self._ended.get(order.rank)
+        return ended is None or order.incarnation > ended.incarnation
+
+    def _reap_orphans(self) -> None:
+        """Reap what our ranks left to us. A rank's own zombie stays until it is settled."""
+        own = {child.pid for child in self._living.values()}
+        while True:
+            try:
+                zombie = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if zombie is None or zombie.si_pid in own:
+                return
+            os.waitpid(zombie.si_pid, os.WNOHANG)
+
+
+def _introduction(child: Child) -> Iterator[RankSpawned]:
+    # A process that was over before it could be identified is named by its end instead.
+    if child.identity is not None:
+        yield RankSpawned(
+            rank=child.rank,
+            incarnation=child.incarnation,
+            pid=child.pid,
+            start_ticks=child.identity.start_ticks,
+            boot_id=child.identity.boot_id,
+            node=child.identity.node,
+        )
