@@ -13,6 +13,7 @@ from muster.contracts.environ import RankSettings
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job import Reason
 from muster.contracts.messages import Executing, RankMessage, Refused, encode
+from muster.contracts.spec import JobSpec
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
@@ -21,11 +22,14 @@ NOT_EXECUTABLE: Final = 126
 def main() -> int:
     """Become the rank's program; return only if that is the built-in one, or cannot be."""
     try:
-        settings = RankSettings.read(os.environ)
+        settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
     except InvalidEnvironment as error:
-        print(f"muster: {error}", file=sys.stderr)  # noqa: T201  the rank's log
+        print(f"muster: {error}", file=sys.stderr)
         return 2
     if settings.command is not None:
+        # By hand the defaults hold for the program, too.
+        os.environ.setdefault("RANK", str(settings.rank))
+        os.environ.setdefault("WORLD_SIZE", str(settings.world_size))
         become(settings.command, settings.agent_fd)
     return train(settings)
 
@@ -50,7 +54,7 @@ def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         message = f"the command {command[0]!r} cannot be run: {error.strerror}"
-        print(f"muster: {message}", file=sys.stderr)  # noqa: T201  the rank's log
+        print(f"muster: {message}", file=sys.stderr)
         _tell(agent_fd, Refused(reason=Reason.INVALID_PROGRAM, message=message))
         sys.exit(NOT_FOUND if missing else NOT_EXECUTABLE)
 

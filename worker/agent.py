@@ -97,7 +97,7 @@ class Agent:
         if alone_seconds >= timeout + self._assignment.stop_grace_seconds:
             self._nursery.send_all(signal.SIGKILL)
         elif alone_seconds >= timeout and not self._leaving:
-            print(f"no coordinator for {timeout:g} s: the ranks save and exit", file=sys.stderr)  # noqa: T201  the agent's log
+            print(f"no coordinator for {timeout:g} s: the ranks save and exit", file=sys.stderr)
             self._leaving = True
             self._nursery.send_all(signal.SIGTERM)
 

@@ -82,10 +82,14 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The inherited socket to the agent. None: nobody supervises this process."""
 
     @classmethod
-    def read(cls, environ: Mapping[str, str]) -> "RankSettings":
-        """Read a rank's settings, with the documented defaults for every missing variable."""
+    def read(cls, environ: Mapping[str, str], *, world_size: int) -> "RankSettings":
+        """Read a rank's settings, with the documented defaults for every missing variable.
+
+        `world_size` is what holds where nobody says: 4 for a rank started by hand, 1 for a script
+        that runs all by itself.
+        """
         default = JobSpec()
-        world_size = _integer(environ, "WORLD_SIZE", default.world_size, low=1)
+        world_size = _integer(environ, "WORLD_SIZE", world_size, low=1)
         command = environ.get("MUSTER_COMMAND")
         return cls(
             job_id=environ.get("JOB_ID") or "local",

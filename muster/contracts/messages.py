@@ -40,6 +40,8 @@ class Beat(_Message, frozen=True, tag="beat"):
     line_idx: int
     loss: float | None
     """The last loss the program gave; None before the first, and for a NaN or an infinity."""
+    metrics: dict[str, float]
+    """Whatever else the program gave with its last step; finite numbers only."""
     checkpoints_saved: int
     """Durable checkpoints of this incarnation."""
     last_checkpoint_step: int | None

@@ -1,0 +1,178 @@
+"""The built-in program: a numpy classifier with one hidden layer, in independent mode.
+
+Each rank trains a model of its own on its own shards. Everything is a function of (seed, rank,
+data): the initial weights are keyed by both, samples come in the order of the shards, and all
+arithmetic is in float32 with fixed shapes. So a run that was killed and resumed ends with the same
+bits as one that was not.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.contracts.environ import RankSettings
+from muster.contracts.position import Position
+from muster.datasets.contents import read_facts
+from muster.datasets.index import ShardIndex
+from muster.datasets.reader import read_lines
+from muster.datasets.samples import LabelledSample, parse_sample
+from muster.run import Run
+from muster.voice import Voice
+
+Array: TypeAlias = NDArray[np.float32]
+State: TypeAlias = dict[str, Array]
+
+HIDDEN: Final = 64
+LEARNING_RATE: Final = np.float32(0.05)
+MOMENTUM: Final = np.float32(0.9)
+PROGRESS_SECONDS: Final = 1.0
+"""At most one progress line a second: a log is read by people."""
+
+
+def initial_state(features: int, classes: int, *, seed: int, rank: int) -> State:
+    """Return weights and zero momenta; uniform in ±1/sqrt(inputs), keyed by (seed, rank)."""
+    random = np.random.Generator(np.random.Philox(key=np.array([seed, rank], dtype=np.uint64)))
+
+    def weights(inputs: int, outputs: int) -> Array:
+        reach = 1.0 / math.sqrt(inputs)
+        return random.uniform(-reach, reach, (inputs, outputs)).astype(np.float32)
+
+    parameters = {
+        "hidden_weights": weights(features, HIDDEN),
+        "hidden_bias": np.zeros(HIDDEN, np.float32),
+        "output_weights": weights(HIDDEN, classes),
+        "output_bias": np.zeros(classes, np.float32),
+    }
+    momenta = {f"{name}.momentum": np.zeros_like(value) for name, value in parameters.items()}
+    return {**parameters, **momenta}
+
+
+def train_step(state: State, inputs: Array, labels: NDArray[np.intp]) -> float:
+    """Take one step of gradient descent with momentum, in place; return the mean loss.
+
+    `inputs` is (batch, features) float32, `labels` is (batch,). The loss is softmax
+    cross-entropy. Sums run over the batch in numpy's fixed order for that shape.
+    """
+    hidden = np.tanh(inputs @ state["hidden_weights"] + state["hidden_bias"])
+    logits = hidden @ state["output_weights"] + state["output_bias"]
+    logits -= logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(logits)
+    totals = exponentials.sum(axis=1)
+    rows = np.arange(len(labels))
+    loss = float((np.log(totals) - logits[rows, labels]).mean())
+
+    slope = exponentials / totals[:, None]
+    slope[rows, labels] -= np.float32(1)
+    slope /= np.float32(len(labels))
+    hidden_slope = (slope @ state["output_weights"].T) * (np.float32(1) - hidden * hidden)
+    _descend(state, "output_weights", hidden.T @ slope)
+    _descend(state, "output_bias", slope.sum(axis=0))
+    _descend(state, "hidden_weights", inputs.T @ hidden_slope)
+    _descend(state, "hidden_bias", hidden_slope.sum(axis=0))
+    return loss
+
+
+def accuracy(state: State, samples: Sequence[LabelledSample]) -> float:
+    """Return the share of `samples` whose class the model names."""
+    inputs = np.array([sample.x for sample in samples], np.float32)
+    hidden = np.tanh(inputs @ state["hidden_weights"] + state["hidden_bias"])
+    named = (hidden @ state["output_weights"] + state["output_bias"]).argmax(axis=1)
+    return float((named == np.array([sample.y for sample in samples])).mean())
+
+
+def main(settings: RankSettings) -> int:
+    """Train one rank to the end, or until it is asked to stop; return the exit code."""
+    run = Run(settings, Voice(settings.agent_fd))
+    run.start()
+    lines = sum(ShardIndex.open(shard).lines for shard in run.shards)
+    if lines == 0:
+        _say(run, "has no samples: nothing to do")
+        return 0
+    run.total_steps = settings.epochs * math.ceil(lines / settings.batch_size)
+    _train(run, _shape_of(run))
+    return 0
+
+
+class _Shape(NamedTuple):
+    features: int
+    classes: int
+
+    def decoder(self) -> msgspec.json.Decoder[Any]:
+        """Return a decoder that refuses a sample of another shape, saying what is wrong."""
+        length = msgspec.Meta(min_length=self.features, max_length=self.features)
+        label = msgspec.Meta(ge=0, lt=self.classes)
+        sample = msgspec.defstruct(
+            "Sample", [("x", Annotated[list[float], length]), ("y", Annotated[int, label])]
+        )
+        return msgspec.json.Decoder(sample)
+
+
+def _shape_of(run: Run) -> _Shape:
+    """Return the data's shape: as its facts say, or as this rank's own samples show."""
+    facts = read_facts(run.settings.dataset_dir)
+    if facts is not None:
+        return _Shape(facts.features, facts.classes)
+    decoder = msgspec.json.Decoder(LabelledSample)
+    features = classes = 0
+    for line, shard_idx, line_idx in read_lines(run.shards, Position()):
+        shard = run.shards[shard_idx]
+        sample = parse_sample(line, decoder, shard=shard, line_number=line_idx)
+        features = features or len(sample.x)
+        classes = max(classes, sample.y + 1)
+    return _Shape(features, classes)
+
+
+def _train(run: Run, shape: _Shape) -> None:
+    state = run.restore()
+    if state is None:
+        state = initial_state(*shape, seed=run.settings.seed, rank=run.rank)
+    else:
+        _say(run, f"goes on from its checkpoint of step {run.steps_done}")
+    report = _ProgressReport(run)
+    saved_at = run.steps_done
+    for batch in run.batches(decoder=shape.decoder()):
+        inputs = np.array([sample.x for sample in batch], np.float32)
+        labels = np.array([sample.y for sample in batch], np.intp)
+        loss = train_step(state, inputs, labels)
+        run.step(loss=loss)
+        if run.should_checkpoint:
+            run.checkpoint(state)
+            saved_at = run.steps_done
+        report.now_and_then(loss)
+        run.rest(run.settings.sleep_sec)
+        if run.should_stop:
+            break
+    if saved_at != run.steps_done or run.steps_done == 0:
+        run.checkpoint(state)
+    _say(run, "is asked to stop; saved" if run.should_stop else "is done")
+
+
+class _ProgressReport:
+    """One line a second at the most: a log is read by people."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._next = 0.0
+
+    def now_and_then(self, loss: float) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            _say(self._run, f"epoch {self._run.epoch + 1}  loss {loss:.4f}")
+
+
+def _say(run: Run, words: str) -> None:
+    steps = f"step {run.steps_done}/{run.total_steps or 0}"
+    print(f"rank {run.rank}  {steps}  {words}", flush=True)
+
+
+def _descend(state: State, name: str, gradient: Array) -> None:
+    momentum = state[f"{name}.momentum"]
+    momentum *= MOMENTUM
+    momentum -= LEARNING_RATE * gradient
+    state[name] += momentum

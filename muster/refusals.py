@@ -1,0 +1,39 @@
+"""Which errors a restart would only meet again, and what to call them to the coordinator."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from muster.checkpoints.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    CheckpointNotWritable,
+    UnsupportedState,
+)
+from muster.contracts.errors import MusterError
+from muster.contracts.job import Reason
+from muster.contracts.messages import Refused
+from muster.datasets.errors import (
+    DatasetEmpty,
+    DatasetMissing,
+    InvalidSample,
+    ShardChanged,
+    ShardUnreadable,
+)
+
+_REASONS: Final[Mapping[type[MusterError], Reason]] = {
+    DatasetMissing: Reason.INVALID_DATASET,
+    DatasetEmpty: Reason.INVALID_DATASET,
+    ShardUnreadable: Reason.INVALID_DATASET,
+    ShardChanged: Reason.INVALID_DATASET,
+    InvalidSample: Reason.INVALID_DATASET,
+    CheckpointDamaged: Reason.INVALID_CHECKPOINT,
+    CheckpointMismatch: Reason.INVALID_CHECKPOINT,
+    CheckpointNotWritable: Reason.INVALID_CHECKPOINT,
+    UnsupportedState: Reason.INVALID_PROGRAM,
+}
+
+
+def refusal_of(error: MusterError) -> Refused | None:
+    """Return what to tell the agent, or None if starting again may help."""
+    reason = _REASONS.get(type(error))
+    return None if reason is None else Refused(reason=reason, message=str(error))

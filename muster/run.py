@@ -1,0 +1,254 @@
+"""The handle a training script holds: ``run = muster.join()``.
+
+    run = muster.join()
+    state = run.restore() or {"weights": initial()}
+    for batch in run.batches():
+        loss = train(state, batch)
+        run.step(loss=loss)
+        if run.should_checkpoint or run.should_stop:
+            run.checkpoint(state)
+        if run.should_stop:
+            break
+
+The same script runs with nothing of ours around it: as rank 0 of 1, with its checkpoints below
+``./checkpoints``. Under supervision its place comes from the environment, it beats from a thread,
+and SIGTERM only raises `should_stop`.
+"""
+
+import atexit
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from muster.checkpoints.filesystem import LocalFileSystem
+from muster.checkpoints.reader import Checkpoint
+from muster.checkpoints.vault import Owner, Vault, restore_from
+from muster.contracts.environ import RankSettings
+from muster.contracts.errors import MusterError
+from muster.contracts.layout import checkpoints_of_rank
+from muster.contracts.messages import Beat, Hello, Warned
+from muster.contracts.shards import shards_of_rank
+from muster.datasets.listing import find_shards
+from muster.reading import SampleReader
+from muster.refusals import refusal_of
+from muster.voice import Heart, Voice
+
+STOP_LOOK_SECONDS: Final = 0.1
+"""A sleep is not cut short by a signal, so long ones are taken in pieces."""
+
+METRICS_LIMIT: Final = 32
+"""Most metrics of one step; they travel with every beat."""
+
+
+def join() -> "Run":
+    """Return this process's place in its job, and start beating if somebody listens.
+
+    Installs a handler for SIGTERM that raises `Run.should_stop`, and a last word for errors of
+    ours, which end the process with a sentence and exit code 1. Raises `InvalidEnvironment`.
+    """
+    settings = RankSettings.read(os.environ, world_size=1)
+    run = Run(settings, Voice(settings.agent_fd))
+    run.start()
+    return run
+
+
+class Run:
+    """One rank's training run. For the main thread of a process."""
+
+    def __init__(self, settings: RankSettings, voice: Voice) -> None:
+        self.settings = settings
+        self.total_steps: int | None = None
+        """How many steps this rank will take in all, if the program knows; shown to people."""
+        self._reader = SampleReader(lambda: self.shards, settings.epochs)
+        self._voice = voice
+        self._heart = Heart(voice, self._beat, settings.heartbeat_seconds)
+        self._loss: float | None = None
+        self._metrics: dict[str, float] = {}
+        self._checkpoints_saved = 0
+        self._last_checkpoint_step: int | None = None
+        self._stopping = False
+
+    @property
+    def rank(self) -> int:
+        return self.settings.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.settings.world_size
+
+    @property
+    def restart_count(self) -> int:
+        """How many processes have filled this rank before this one."""
+        return self.settings.restart_count
+
+    @property
+    def steps_done(self) -> int:
+        return self._reader.committed.step
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the data that the last step belonged to, from 0."""
+        return self._reader.committed.epoch
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether somebody asked for an end: save, leave the loop, and exit with code 0."""
+        return self._stopping
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether the job's `checkpoint_every` asks for a checkpoint after this step."""
+        return self.steps_done % self.settings.checkpoint_every == 0
+
+    def start(self) -> None:
+        """Say hello and take over SIGTERM and errors of ours; `join` does this."""
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        sys.excepthook = self._last_word
+        self._voice.say(Hello())
+        self._heart.start()
+        atexit.register(self._heart.stop)
+
+    def restore(self) -> dict[str, Any] | None:
+        """Return the state of the newest intact checkpoint, and go to its position.
+
+        None if there is none: begin afresh. Raises a `CheckpointError` that says what to do.
+        """
+        checkpoint = self._vault.restore() or self._inherited()
+        if checkpoint is None:
+            return None
+        self._reader.go_to(checkpoint.position)
+        self._last_checkpoint_step = checkpoint.step
+        return checkpoint.state
+
+    def samples(self) -> Iterator[Any]:
+        """Yield the samples of this rank, parsed from JSON, from the exact resume position on.
+
+        All remaining passes over the data, one sample at a time. What was yielded counts as
+        consumed with the next `step`. Raises a `DatasetError` that names file and line.
+        """
+        for (sample,) in self.batches(1):
+            yield sample
+
+    def batches(
+        self, size: int | None = None, decoder: msgspec.json.Decoder[Any] | None = None
+    ) -> Iterator[list[Any]]:
+        """Yield lists of `size` samples (default: the job's `batch_size`).
+
+        A batch never spans two passes, so the last one of a pass may be shorter. `decoder` gives
+        the samples a shape: ``msgspec.json.Decoder(MySample)``.
+        """
+        return self._reader.batches(
+            self.settings.batch_size if size is None else size, decoder or msgspec.json.Decoder()
+        )
+
+    def step(self, *, loss: float | None = None, **metrics: float) -> None:
+        """Say that a step is done: everything handed out since the last one is consumed."""
+        self._reader.commit()
+        if loss is not None:
+            self._loss = float(loss)
+        if metrics:
+            self._metrics = dict(list(metrics.items())[:METRICS_LIMIT])
+        self._heart.news()
+
+    def checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Make `state` and the present position durable; no crash after this loses them.
+
+        `state` maps names to numpy arrays and to what JSON can say. Raises a `CheckpointError`;
+        every older checkpoint is then as it was.
+        """
+        position = self._reader.committed
+        self._vault.save(position.step, position, state)
+        self._checkpoints_saved += 1
+        self._last_checkpoint_step = position.step
+
+    def rest(self, seconds: float) -> None:
+        """Sleep, but no longer than until somebody asks for an end."""
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, STOP_LOOK_SECONDS))
+
+    @cached_property
+    def shards(self) -> list[Path]:
+        """The shard files of this rank, in the order they are read; raises a `DatasetError`."""
+        shards = find_shards(self.settings.dataset_dir)
+        return shards_of_rank(shards, self.rank, self.world_size)
+
+    @cached_property
+    def _owner(self) -> Owner:
+        return Owner(
+            job_id=self.settings.job_id,
+            job_uid=self.settings.job_uid,
+            rank=self.rank,
+            world_size=self.world_size,
+            generation=self.settings.generation,
+        )
+
+    @cached_property
+    def _vault(self) -> Vault:
+        return Vault(
+            files=LocalFileSystem(),
+            directory=self._checkpoints_of(self.settings.job_id),
+            owner=self._owner,
+            keep_last=self.settings.keep_last,
+            clock=lambda: datetime.now(UTC),
+            warn=self._warn,
+        )
+
+    def _checkpoints_of(self, job_id: str) -> Path:
+        return checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank)
+
+    def _inherited(self) -> Checkpoint | None:
+        """Return the checkpoint of the job that this one was asked to start from, if any."""
+        source = self.settings.resume_from
+        if source is None:
+            return None
+        directory = self._checkpoints_of(source)
+        return restore_from(LocalFileSystem(), directory, self._owner, self._warn)
+
+    def _beat(self) -> Beat:
+        position = self._reader.committed
+        return Beat(
+            step=position.step,
+            total_steps=self.total_steps,
+            epoch=position.epoch,
+            shard_idx=position.shard_idx,
+            line_idx=position.line_idx,
+            loss=_finite(self._loss),
+            metrics={name: value for name, value in self._metrics.items() if math.isfinite(value)},
+            checkpoints_saved=self._checkpoints_saved,
+            last_checkpoint_step=self._last_checkpoint_step,
+            stopping=self._stopping,
+        )
+
+    def _warn(self, sentence: str) -> None:
+        print(f"muster: warning: {sentence}", file=sys.stderr, flush=True)
+        self._voice.say(Warned(message=sentence))
+
+    def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def _last_word(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """An error of ours is a sentence; whether a restart could help is for the agent to know."""
+        if not isinstance(error, MusterError):
+            sys.__excepthook__(kind, error, trace)
+            return
+        print(f"muster: {error}", file=sys.stderr, flush=True)
+        refusal = refusal_of(error)
+        if refusal is not None:
+            self._voice.say(refusal)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
