@@ -15,13 +15,6 @@ from types import FrameType
 import uvicorn
 from anyio import CapacityLimiter
 from starlette.types import ASGIApp, Scope
-from store.clock import utc_now
-from store.database import Database
-from store.events import Events
-from store.idempotency import Answers
-from store.jobs import Jobs
-from store.leases import Leases
-from store.workers import Workers
 
 from api.app import build
 from api.board import Board, Glance
@@ -34,6 +27,13 @@ from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory
+from store.clock import utc_now
+from store.database import Database
+from store.events import Events
+from store.idempotency import Answers
+from store.jobs import Jobs
+from store.leases import Leases
+from store.workers import Workers
 
 COORDINATOR_LEASE = "coordinator"
 

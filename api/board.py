@@ -1,5 +1,4 @@
-"""
-The newest known state of the jobs that streams watch: one read serves all watchers.
+"""The newest known state of the jobs that streams watch: one read serves all watchers.
 
 Fifty open streams of one job cost one look at the database every tenth of a second.
 """
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from anyio.to_thread import run_sync
-from store.errors import StoreUnavailable
 
 from muster.contracts.job import JobId
+from store.errors import StoreUnavailable
 from store.records import Job, Worker
 
 FRESH_SECONDS: Final = 0.1
@@ -42,8 +41,7 @@ class Board:
         self._reading: dict[JobId, asyncio.Task[Glance | None]] = {}
 
     async def look(self, job_id: JobId) -> Glance | None:
-        """
-        Return the job as it was at most `FRESH_SECONDS` ago, or None if there is none.
+        """Return the job as it was at most `FRESH_SECONDS` ago, or None if there is none.
 
         While the store is away the last glance is returned; without one `StoreUnavailable`
         is raised.

@@ -1,5 +1,4 @@
-"""
-Which Unix user is at the other end of a loopback connection.
+"""Which Unix user is at the other end of a loopback connection.
 
 The kernel keeps the owner of every socket in /proc/net/tcp and tcp6. Only a socket with an inode
 counts: one whose process has closed it is shown as root's, and must not be taken for root.

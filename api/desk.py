@@ -10,11 +10,6 @@ from fastapi import Depends, Path, Request
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
 from fastapi.routing import APIRoute
-from store.database import Database
-from store.events import Events
-from store.idempotency import Answers
-from store.jobs import Jobs
-from store.workers import Workers
 
 from api.board import Board
 from api.handlers import did_you_mean
@@ -25,6 +20,11 @@ from muster.contracts.errors import InvalidSpec
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.layout import DataDirectory
 from muster.contracts.spec import checked_job_id
+from store.database import Database
+from store.events import Events
+from store.idempotency import Answers
+from store.jobs import Jobs
+from store.workers import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,15 @@ class FrontDesk:
     version: str
 
 
-def _desk(request: Request) -> FrontDesk:
+# Dependencies are coroutines: they wait for nothing, and need no thread of the pool.
+async def _desk(request: Request) -> FrontDesk:
     return cast(FrontDesk, request.app.state.desk)
 
 
 Desk = Annotated[FrontDesk, Depends(_desk)]
 
 
-def principal(request: Request) -> str:
+async def principal(request: Request) -> str:
     """Return who is asking; the door has let nobody else in."""
     return f"uid:{request.scope.get('state', {}).get('caller_uid')}"
 
@@ -62,7 +63,7 @@ def principal(request: Request) -> str:
 Principal = Annotated[str, Depends(principal)]
 
 
-def refuse_unknown_query(request: Request) -> None:
+async def refuse_unknown_query(request: Request) -> None:
     """Refuse query names that the route does not have: a typing error must not widen a purge."""
     route = request.scope.get("route")
     known = _query_names(route) if isinstance(route, APIRoute) else []
@@ -89,7 +90,7 @@ def _query_names(route: APIRoute) -> list[str]:
     ]
 
 
-def _job_id(job_id: Annotated[str, Path(description="The job's id.")]) -> JobId:
+async def _job_id(job_id: Annotated[str, Path(description="The job's id.")]) -> JobId:
     try:
         return checked_job_id(job_id)
     except InvalidSpec:

@@ -1,5 +1,4 @@
-"""
-Who may come in: the same Unix user, from this host, and no web page of anybody else.
+"""Who may come in: the same Unix user, from this host, and no web page of anybody else.
 
 A page in the user's browser can reach a loopback port. The Host list stops DNS rebinding, the
 Origin check and the JSON content type stop forged requests, and the user check stops the other

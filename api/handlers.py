@@ -1,5 +1,4 @@
-"""
-Which problem document answers which exception. Installed once, covers every route and none.
+"""Which problem document answers which exception. Installed once, covers every route and none.
 
 Stock handlers echo the input, which cannot always be encoded, and answer with `detail` as a list;
 ours answer every refusal in one shape, those of unknown routes included.
@@ -15,14 +14,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from store.errors import (
-    IdempotencyConflict,
-    JobExists,
-    JobMissing,
-    JobNotTerminal,
-    StoreError,
-    StoreUnavailable,
-)
 
 from api.problems import (
     Conflict,
@@ -34,6 +25,14 @@ from api.problems import (
     respond,
 )
 from muster.contracts.errors import InvalidSpec
+from store.errors import (
+    IdempotencyConflict,
+    JobExists,
+    JobMissing,
+    JobNotTerminal,
+    StoreError,
+    StoreUnavailable,
+)
 
 RETRY_AFTER_SECONDS = 1
 

@@ -3,13 +3,17 @@
 import base64
 import binascii
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 from urllib.parse import urlencode
 
 import msgspec
+from fastapi import Depends, Query
 
+from api.desk import statuses_of
 from api.problems import InvalidRequest, invalid_field
-from muster.contracts.job import JobId
+from muster.contracts.job import JobId, JobStatus
 from store.records import Job
 
 DEFAULT_LIMIT = 1000
@@ -38,10 +42,36 @@ def decode_cursor(text: str | None) -> Place | None:
     return moment, JobId(job_id)
 
 
-def link_next(path: str, statuses: Sequence[str], limit: int, last: Job) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a list was asked for."""
+
+    statuses: Sequence[JobStatus]
+    limit: int
+    after: Place | None
+
+
+async def _asked_page(
+    status: Annotated[
+        list[str], Query(description="Only jobs with one of these statuses; may be repeated.")
+    ] = [],  # noqa: B006  FastAPI copies it
+    limit: Annotated[
+        int, Query(ge=1, le=DEFAULT_LIMIT, description="Most jobs of one answer.")
+    ] = DEFAULT_LIMIT,
+    cursor: Annotated[
+        str | None, Query(description="From the Link header of the page before.")
+    ] = None,
+) -> Page:
+    return Page(statuses=statuses_of(status, "status"), limit=limit, after=decode_cursor(cursor))
+
+
+AskedPage = Annotated[Page, Depends(_asked_page)]
+
+
+def link_next(path: str, page: Page, last: Job) -> str:
     """Return the Link header that leads to the page after `last`."""
-    query = [("status", status) for status in statuses]
-    query += [("limit", str(limit)), ("cursor", encode_cursor((last.created_at, last.job_id)))]
+    query = [("status", status.value) for status in page.statuses]
+    query += [("limit", str(page.limit)), ("cursor", encode_cursor((last.created_at, last.job_id)))]
     return f'<{path}?{urlencode(query)}>; rel="next"'
 
 

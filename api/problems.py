@@ -1,5 +1,4 @@
-"""
-What a client is told when its request is not answered: problem documents (RFC 9457).
+"""What a client is told when its request is not answered: problem documents (RFC 9457).
 
 Problem                 carries status, type, a sentence and the fields that are wrong
 ├── JobNotFound         404  no job has this id

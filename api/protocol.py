@@ -1,5 +1,4 @@
-"""
-One HTTP connection, with a deadline on what the client owes us.
+"""One HTTP connection, with a deadline on what the client owes us.
 
 uvicorn waits for ever for the rest of a request. Here a request must arrive whole within
 `RECEIPT_SECONDS`, and its headers must be short, or the connection is closed: a client that
@@ -83,9 +82,8 @@ class DeadlineProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(
-                f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
-            )
+            head = f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode())
         self.transport.close()
 
     def _caller_uid(self) -> int | None:

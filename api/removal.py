@@ -1,5 +1,4 @@
-"""
-Deleting jobs: ask for their end if allowed, wait for it, remove files, then rows.
+"""Deleting jobs: ask for their end if allowed, wait for it, remove files, then rows.
 
 Files go before rows. As long as the row is there nobody else can have the id, so that what is
 removed cannot be a new job's; and a delete that was cut short can simply be repeated.
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from anyio.to_thread import run_sync
-from store.errors import JobMissing
 
 from api.desk import FrontDesk
 from api.problems import Conflict, Problem
 from api.schemas import Deleted
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.layout import checkpoints_of_job
+from store.errors import JobMissing
 from store.records import Job
 
 POLL_SECONDS: Final = 0.05
@@ -46,8 +45,7 @@ class Removal:
 
 
 async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
-    """
-    Delete one job, and wait for its end first if `removal` asks for one.
+    """Delete one job, and wait for its end first if `removal` asks for one.
 
     Raises `Conflict` if it is not over and may not be stopped, or does not end in time.
     """

@@ -1,5 +1,4 @@
-"""
-The bodies that come in and go out, as OpenAPI shows them.
+"""The bodies that come in and go out, as OpenAPI shows them.
 
 Limits and defaults are those of `muster.contracts.spec`, read from there: nothing is said twice.
 Numbers are strict (``true`` is no 1, NaN is no number) and unknown fields are refused.

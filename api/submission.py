@@ -1,5 +1,4 @@
-"""
-From what a person sent to what is stored: defaults filled in, paths absolute, checks made.
+"""From what a person sent to what is stored: defaults filled in, paths absolute, checks made.
 
 Everything that needs no process to be known is refused here, with the field's name, rather than
 by a rank minutes later.
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -19,6 +19,9 @@ from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import checkpoints_of_job
 from muster.contracts.spec import JobSpec, checked, checked_job_id
+
+RESERVED: Final = frozenset({"summaries", "purge"})
+"""No job can be called like a path beside the jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +43,23 @@ class Submitter:
     random_hex: Callable[[], str]
 
     def prepare(self, request: JobRequest) -> Submission:
-        """
-        Return what is to be stored.
+        """Return what is to be stored.
 
         Raises `InvalidSpec` and `InvalidRequest` for what cannot be run, `Conflict` for the
         checkpoints of an earlier job under the same id.
         """
-        job_id = checked_job_id(request.job_id) if request.job_id else self._new_job_id()
+        job_id = self._job_id(request)
         asked = checked(_spec(request))
         spec, message = self._with_dataset(self._with_places(asked))
         self._refuse_leftovers(job_id, spec)
         return Submission(job_id=job_id, spec=spec, message=message)
 
-    def _new_job_id(self) -> JobId:
-        return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{self.random_hex()[:6]}")
+    def _job_id(self, request: JobRequest) -> JobId:
+        if request.job_id is None:
+            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{self.random_hex()[:6]}")
+        if request.job_id in RESERVED:
+            raise invalid_field("body", "job_id", f"{request.job_id} is a path of this service")
+        return checked_job_id(request.job_id)
 
     def _with_places(self, spec: JobSpec) -> JobSpec:
         checkpoint_dir = self._absolute(spec.checkpoint_dir) or self.settings.checkpoint_dir

@@ -1,5 +1,4 @@
-"""
-The arithmetic of a summary: a job and its ranks in, totals out. Pure, so that it is a table.
+"""The arithmetic of a summary: a job and its ranks in, totals out. Pure, so that it is a table.
 
 A number that is not known is None (or 0 where a sum of nothing is meant), never NaN.
 """
@@ -7,16 +6,21 @@ A number that is not known is None (or 0 where a sum of nothing is meant), never
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from api.schemas import SummaryView, WorkerView
 from muster.contracts.rank import ProcessState
 from store.records import Job, Worker
 
-_ALIVE = frozenset({ProcessState.SPAWNED, ProcessState.LIVE, ProcessState.SUSPECT})
+WAITING: Final = "waiting"
+"""The state of a rank that has had no process yet."""
+
+_ALIVE: Final = frozenset({ProcessState.SPAWNED, ProcessState.LIVE, ProcessState.SUSPECT})
 
 
-def summary(job: Job, workers: Sequence[Worker], now: datetime) -> SummaryView:
-    """Return the row of `job`; ranks that have no worker yet count as waiting."""
+def summary(job: Job, started: Sequence[Worker], now: datetime) -> SummaryView:
+    """Return the row of `job`; ranks that are not among the `started` ones are waiting."""
+    workers = every_rank(started, job.spec.world_size)
     return SummaryView(
         job_id=job.job_id,
         name=job.spec.name,
@@ -28,15 +32,24 @@ def summary(job: Job, workers: Sequence[Worker], now: datetime) -> SummaryView:
         started_at=job.started_at,
         finished_at=job.finished_at,
         step=sum(worker.step for worker in workers),
-        total_steps=total_steps(workers, job.spec.world_size),
+        total_steps=total_steps(workers),
         throughput_steps_per_sec=sum(throughput(worker) for worker in workers),
-        eta_seconds=None if job.is_terminal else eta_seconds(workers, job.spec.world_size),
+        eta_seconds=None if job.is_terminal else eta_seconds(workers),
         loss=mean_loss(workers),
         checkpoints_saved=sum(worker.checkpoints_saved for worker in workers),
         last_checkpoint_step=last_checkpoint_step(workers),
         restarts=sum(worker.restarts for worker in workers),
         workers=[worker_view(worker, now) for worker in workers],
     )
+
+
+def every_rank(started: Sequence[Worker], world_size: int) -> list[Worker]:
+    """Return one worker per rank, in their order, with a waiting one where none was started."""
+    known = {worker.rank: worker for worker in started}
+    waiting = (
+        Worker(rank=rank, incarnation=0, state=WAITING, process=None) for rank in range(world_size)
+    )
+    return [known.get(worker.rank, worker) for worker in waiting]
 
 
 def worker_view(worker: Worker, now: datetime) -> WorkerView:
@@ -76,17 +89,15 @@ def throughput(worker: Worker) -> float:
     return _finite(worker.throughput_steps_per_sec) or 0.0
 
 
-def total_steps(workers: Sequence[Worker], world_size: int) -> int | None:
+def total_steps(workers: Sequence[Worker]) -> int | None:
     """Return the steps of all ranks, or None while one of them has not said how many it has."""
     totals = [worker.total_steps for worker in workers]
     known = [total for total in totals if total is not None]
-    return sum(known) if len(known) == world_size else None
+    return sum(known) if len(known) == len(totals) else None
 
 
-def eta_seconds(workers: Sequence[Worker], world_size: int) -> float | None:
+def eta_seconds(workers: Sequence[Worker]) -> float | None:
     """Return the time until the slowest rank is done, or None while any rank's is not known."""
-    if len(workers) < world_size:
-        return None
     slowest = 0.0
     for worker in workers:
         if worker.finished:

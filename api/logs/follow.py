@@ -1,5 +1,4 @@
-"""
-The logs of a job from a position on: history first, then whatever is written.
+"""The logs of a job from a position on: history first, then whatever is written.
 
 One rank's lines come in their order, incarnation by incarnation: the next one is opened only
 when the one before is over and handed out to its last byte. So one place per rank says exactly
@@ -49,8 +48,7 @@ class JobFollower:
         return format_position(self._position)
 
     def next_batch(self, is_over: Callable[[LogName], bool]) -> Batch | None:
-        """
-        Return what there is to hand out, at most `BATCH_BYTES`, or None if there is nothing.
+        """Return what there is to hand out, at most `BATCH_BYTES`, or None if there is nothing.
 
         `is_over` says of which incarnations it was known *before* this call that they will write
         no more: their unfinished last line is a line too.

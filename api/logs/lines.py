@@ -1,5 +1,4 @@
-"""
-Lines of one log file, backwards from a place or forwards from it, in blocks.
+"""Lines of one log file, backwards from a place or forwards from it, in blocks.
 
 A file is never read whole, and a line is never longer than `LINE_LIMIT_BYTES` in memory however
 long it is on disk: a rank may write what it likes.

@@ -1,5 +1,4 @@
-"""
-Where a reader is in the logs of a job: for each rank the incarnation and the next byte.
+"""Where a reader is in the logs of a job: for each rank the incarnation and the next byte.
 
 The text is the id of an event: ``0.2:4096,1.0:512`` means that of rank 0 everything before
 incarnation 2 was delivered, and of that the first 4096 bytes. It needs no memory of ours, so a

@@ -3,10 +3,10 @@
 from typing import Literal
 
 from fastapi import APIRouter
-from store.errors import StoreError
 
 from api.desk import Desk, FrontDesk
 from api.schemas import Check, Checks, Health
+from store.errors import StoreError
 
 router = APIRouter(tags=["service"])
 

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
-from store.idempotency import IdempotencyKey
 
-from api.desk import Desk, KnownJobId, Principal, statuses_of
-from api.paging import DEFAULT_LIMIT, decode_cursor, link_next
+from api.desk import Desk, FrontDesk, KnownJobId, Principal
+from api.paging import AskedPage, Page, link_next
 from api.schemas import (
     EventList,
     JobList,
@@ -22,6 +21,7 @@ from api.schemas import (
 from api.summary import summary
 from api.views import event_view, job_view
 from muster.contracts.job import JobUid, StopRequest
+from store.idempotency import IdempotencyKey
 from store.records import Job
 
 KEY_LIMIT = 255
@@ -31,15 +31,10 @@ EVENTS_LIMIT = 1000
 
 router = APIRouter(tags=["jobs"])
 
-StatusFilter = Annotated[
-    list[str], Query(description="Only jobs with one of these statuses; may be repeated.")
-]
-Limit = Annotated[int, Query(ge=1, le=DEFAULT_LIMIT, description="Most jobs of one answer.")]
-Cursor = Annotated[str | None, Query(description="From the Link header of the page before.")]
-
 
 @router.post("/jobs", status_code=HTTPStatus.CREATED, summary="Create a job")
 def create_job(  # noqa: PLR0913  one per source of the request
+    *,
     asked: JobRequest,
     desk: Desk,
     principal: Principal,
@@ -47,8 +42,7 @@ def create_job(  # noqa: PLR0913  one per source of the request
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=KEY_LIMIT)] = None,
 ) -> JobView:
-    """
-    Store a job, durable before the answer.
+    """Store a job, durable before the answer.
 
     With an `Idempotency-Key` a repetition answers as the first time and creates nothing.
     """
@@ -69,29 +63,17 @@ def create_job(  # noqa: PLR0913  one per source of the request
 
 
 @router.get("/jobs", summary="List jobs, newest first")
-def list_jobs(
-    desk: Desk,
-    request: Request,
-    response: Response,
-    status: StatusFilter = [],  # noqa: B006  FastAPI copies it
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: Cursor = None,
-) -> JobList:
-    jobs = _page(desk, request, response, status, limit, cursor)
+def list_jobs(desk: Desk, page: AskedPage, request: Request, response: Response) -> JobList:
+    jobs = _jobs_of(page, desk, request, response)
     return JobList(jobs=[job_view(job) for job in jobs])
 
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
 @router.get("/jobs/summaries", summary="Summaries of jobs, newest first")
 def list_summaries(
-    desk: Desk,
-    request: Request,
-    response: Response,
-    status: StatusFilter = [],  # noqa: B006  FastAPI copies it
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: Cursor = None,
+    desk: Desk, page: AskedPage, request: Request, response: Response
 ) -> SummaryList:
-    jobs = _page(desk, request, response, status, limit, cursor)
+    jobs = _jobs_of(page, desk, request, response)
     workers = desk.workers.of_jobs([job.job_id for job in jobs])
     now = desk.clock()
     return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
@@ -125,21 +107,13 @@ def stop_job(job_id: KnownJobId, desk: Desk, asked: StopBody | None = None) -> J
     return job_view(desk.jobs.request_stop(job_id, StopRequest.GRACEFUL, grace_seconds))
 
 
-def _page(  # noqa: PLR0913  what both lists have in common
-    desk: Desk,
-    request: Request,
-    response: Response,
-    words: list[str],
-    limit: int,
-    cursor: str | None,
-) -> list[Job]:
-    statuses = statuses_of(words, "status")
+def _jobs_of(page: Page, desk: FrontDesk, request: Request, response: Response) -> list[Job]:
     # One more than asked for says whether there is a page after this one.
-    jobs = desk.jobs.page(statuses, limit + 1, decode_cursor(cursor))
-    response.headers["X-Total-Count"] = str(desk.jobs.count(statuses))
-    if len(jobs) > limit:
-        response.headers["Link"] = link_next(request.url.path, words, limit, jobs[limit - 1])
-    return jobs[:limit]
+    jobs = desk.jobs.page(page.statuses, page.limit + 1, page.after)
+    response.headers["X-Total-Count"] = str(desk.jobs.count(page.statuses))
+    if len(jobs) > page.limit:
+        response.headers["Link"] = link_next(request.url.path, page, jobs[page.limit - 1])
+    return jobs[: page.limit]
 
 
 def _key(principal: str, key: str | None, asked: JobRequest) -> IdempotencyKey | None:

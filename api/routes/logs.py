@@ -67,6 +67,7 @@ def get_logs(
     responses={204: {"description": "The job is over and everything was delivered."}},
 )
 async def stream_logs(  # noqa: PLR0913  one per source of the request
+    *,
     job_id: KnownJobId,
     desk: Desk,
     rank: Rank = None,

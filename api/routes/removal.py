@@ -33,15 +33,16 @@ async def delete_job(
 
 @router.post("/jobs/purge", summary="Delete the jobs that match")
 async def purge_jobs(  # noqa: PLR0913  one per query parameter
+    *,
     desk: Desk,
     older_than_hours: Annotated[float | None, Query(ge=0, le=YEARS_LIMIT * 8766)] = None,
     older_than_days: Annotated[
         float | None, Query(ge=0, le=YEARS_LIMIT * 366, description="Wins over hours.")
     ] = None,
     statuses: Annotated[list[str], Query(description="Only these; may be repeated.")] = [],  # noqa: B006
-    delete_logs: DeleteLogs = True,  # noqa: FBT002
-    stop_running: Annotated[bool, Query(description="Stop gracefully what runs.")] = False,  # noqa: FBT002
-    force: Force = False,  # noqa: FBT002
+    delete_logs: DeleteLogs = True,
+    stop_running: Annotated[bool, Query(description="Stop gracefully what runs.")] = False,
+    force: Force = False,
 ) -> Purged:
     """Delete every job that matches; without a filter all do. What runs is skipped unless asked."""
     wanted = statuses_of(statuses, "statuses")
