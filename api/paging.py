@@ -70,7 +70,8 @@ AskedPage = Annotated[Page, Depends(_asked_page)]
 
 def link_next(path: str, page: Page, last: Job) -> str:
     """Return the Link header that leads to the page after `last`."""
-    query = [("status", status.value) for status in page.statuses]
+    every = set(page.statuses) == set(JobStatus)
+    query = [] if every else [("status", status.value) for status in page.statuses]
     query += [("limit", str(page.limit)), ("cursor", encode_cursor((last.created_at, last.job_id)))]
     return f'<{path}?{urlencode(query)}>; rel="next"'
 

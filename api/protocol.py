@@ -6,7 +6,7 @@ drips one byte a minute holds nothing for long.
 """
 
 from asyncio import AbstractEventLoop, TimerHandle, Transport
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -23,6 +23,8 @@ HEADERS_LIMIT_BYTES: Final = 1 << 17
 
 class DeadlineProtocol(HttpToolsProtocol):
     """Knows its caller's user id, and closes connections whose request does not arrive."""
+
+    receipt_seconds: ClassVar[float] = RECEIPT_SECONDS
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def _expect_request(self) -> None:
         if self._receipt is None:
-            self._receipt = self.loop.call_later(RECEIPT_SECONDS, self._request_overdue)
+            self._receipt = self.loop.call_later(self.receipt_seconds, self._request_overdue)
 
     def _request_received(self) -> None:
         self._headers_pending_bytes = 0

@@ -8,7 +8,7 @@ what was delivered. Between ranks, lines that were written already come in the o
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,35 +53,39 @@ class JobFollower:
         `is_over` says of which incarnations it was known *before* this call that they will write
         no more: their unfinished last line is a line too.
         """
-        for rank, names in logs_by_rank(self._files, self._rank).items():
-            follower = self._ranks.get(rank)
-            if follower is None:
-                follower = _RankFollower(self._files, self._position.get(rank))
-                self._ranks[rank] = follower
-            follower.refill(names, is_over)
-        lines = self._merged()
+        logs = logs_by_rank(self._files, self._rank)
+        for rank in logs.keys() - self._ranks.keys():
+            self._ranks[rank] = _RankFollower(self._files, self._position.get(rank))
+        lines = self._merged(logs, is_over)
         return Batch(lines, self.position) if lines else None
 
-    def _merged(self) -> list[str]:
-        heads = [(queue[0][0], rank) for rank in self._ranks if (queue := self._ranks[rank].queue)]
+    def _merged(
+        self, logs: Mapping[int, Sequence[LogName]], is_over: Callable[[LogName], bool]
+    ) -> list[str]:
+        heads = [
+            (head, rank)
+            for rank, names in logs.items()
+            if (head := self._ranks[rank].head(names, is_over)) is not None
+        ]
         heapq.heapify(heads)
         lines: list[str] = []
         size = 0
         while heads and size < BATCH_BYTES:
             _, rank = heads[0]
-            follower = self._ranks[rank]
-            _, line = follower.queue.popleft()
-            self._position[rank] = (follower.incarnation, line.end)
-            text = line.text if self._rank is not None else f"[rank {rank}] {line.text}"
-            lines.append(text)
-            size += len(text) + 1
-            if not follower.queue:
-                follower.read_more()
-            if follower.queue:
-                heapq.heapreplace(heads, (follower.queue[0][0], rank))
-            else:
+            lines.append(self._take(rank))
+            size += len(lines[-1]) + 1
+            head = self._ranks[rank].head(logs[rank], is_over)
+            if head is None:
                 heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (head, rank))
         return lines
+
+    def _take(self, rank: int) -> str:
+        follower = self._ranks[rank]
+        _, line = follower.queue.popleft()
+        self._position[rank] = (follower.incarnation, line.end)
+        return line.text if self._rank is not None else f"[rank {rank}] {line.text}"
 
 
 class _RankFollower:
@@ -98,24 +102,23 @@ class _RankFollower:
     def incarnation(self) -> int:
         return self._name.incarnation if self._name else 0
 
-    def refill(self, names: Sequence[LogName], is_over: Callable[[LogName], bool]) -> None:
-        """Read ahead, going on to the next of `names` where one is over and at its end."""
+    def head(self, names: Sequence[LogName], is_over: Callable[[LogName], bool]) -> float | None:
+        """Return the time of the next line, or None if there is none now.
+
+        Goes on to the next of `names` where one is over and at its end.
+        """
         if self._name is None:
             self._open(self._first(names))
-        self.read_more()
         while not self.queue and self._name is not None:
+            self._queue(self._follower.read(READ_BYTES))
             later = [name for name in names if name > self._name]
-            if not later and not is_over(self._name):
-                return
+            if self.queue or not (later or is_over(self._name)):
+                break
             self._queue(self._follower.rest())
             if self.queue or not later:
-                return
+                break
             self._open(later[0])
-            self.read_more()
-
-    def read_more(self) -> None:
-        if not self.queue:
-            self._queue(self._follower.read(READ_BYTES))
+        return self.queue[0][0] if self.queue else None
 
     def _first(self, names: Sequence[LogName]) -> LogName:
         if self._place is None:
