@@ -1,0 +1,158 @@
+"""Starts the front desk: settings → database → application → server. Wiring only."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from anyio import CapacityLimiter
+from starlette.types import ASGIApp, Scope
+
+from api.app import build
+from api.board import Board, Glance
+from api.desk import FrontDesk
+from api.door import Door, require_loopback
+from api.liveness import CoordinatorWatch
+from api.protocol import DeadlineProtocol
+from api.submission import Submitter
+from muster.contracts.environ import ServiceSettings
+from muster.contracts.errors import MusterError
+from muster.contracts.job import JobId
+from muster.contracts.layout import DataDirectory
+from store.clock import utc_now
+from store.database import Database
+from store.events import Events
+from store.idempotency import Answers
+from store.jobs import Jobs
+from store.leases import Leases
+from store.workers import Workers
+
+COORDINATOR_LEASE = "coordinator"
+
+LOG_READERS = 8
+"""Threads that read logs for streams: they wait for disks, not for processors."""
+
+GRACEFUL_SHUTDOWN_SECONDS = 4
+"""After SIGTERM; streams end at once by themselves, this is for answers on their way."""
+
+CONNECTIONS_LIMIT = 512
+"""Below the usual limit of 1024 open files, which logs and the database need as well."""
+
+
+class PortTaken(MusterError):
+    """Somebody listens there already."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        super().__init__(
+            f"cannot listen on {host} port {port} ({error.strerror}): stop what listens there, "
+            "or choose another port with MUSTER_PORT"
+        )
+
+
+def main() -> int:
+    """Serve until SIGTERM or Ctrl-C; return the exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit)
+    try:
+        settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+        listener = _listen(settings.host, settings.port)
+        database = Database.open(settings.database_url)
+    except MusterError as error:
+        sys.stderr.write(f"muster api: {error}\n")
+        return 1
+    try:
+        _serve(settings, listener, database)
+    finally:
+        database.close()
+    return 0
+
+
+def _serve(settings: ServiceSettings, listener: socket.socket, database: Database) -> None:
+    host, port = listener.getsockname()[:2]
+    config = uvicorn.Config(
+        _guarded(build(_desk(settings, database)), settings.host),
+        http=DeadlineProtocol,
+        ws="none",
+        # The client's address decides who it is: no header may speak for it.
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_level=logging.WARNING,
+        limit_concurrency=CONNECTIONS_LIMIT,
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+    )
+    sys.stderr.write(f"muster api: listening on http://{_bracketed(host)}:{port}\n")
+    sys.stderr.flush()
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _guarded(app: ASGIApp, host: str) -> ASGIApp:
+    return Door(app, own_uid=os.geteuid(), caller_uid=_caller_uid, bound_host=host)
+
+
+def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
+    jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
+    return FrontDesk(
+        database=database,
+        jobs=jobs,
+        workers=workers,
+        events=Events(database),
+        answers=Answers(database),
+        board=Board(_glance(jobs, workers), time.monotonic),
+        coordinator=CoordinatorWatch(
+            lambda: leases.current(COORDINATOR_LEASE), monotonic=time.monotonic
+        ),
+        submitter=Submitter(
+            settings=settings,
+            working_dir=Path.cwd(),
+            clock=utc_now,
+            random_hex=lambda: uuid.uuid4().hex,
+        ),
+        files=DataDirectory(settings.data_dir),
+        log_readers=CapacityLimiter(LOG_READERS),
+        clock=utc_now,
+        started_at=utc_now(),
+        version=version("muster-train"),
+    )
+
+
+def _glance(jobs: Jobs, workers: Workers) -> Callable[[JobId], Glance | None]:
+    def read(job_id: JobId) -> Glance | None:
+        job = jobs.find(job_id)
+        return Glance(job, workers.of_job(job_id)) if job else None
+
+    return read
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        require_loopback(host, str(address[0]))
+        return socket.create_server(address, family=family, backlog=1024)
+    except OSError as error:
+        raise PortTaken(host, port, error) from error
+
+
+def _caller_uid(scope: Scope) -> int | None:
+    uid: int | None = scope["state"].get("caller_uid")
+    return uid
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The application: routes, problem documents and OpenAPI around one `FrontDesk`."""
+
+from typing import Any
+
+from fastapi import Depends, FastAPI
+
+from api.desk import FrontDesk, refuse_unknown_query
+from api.door import BODY_LIMIT_BYTES
+from api.handlers import install
+from api.problems import MEDIA_TYPE
+from api.routes import health, jobs, logs, removal
+from api.schemas import ProblemView
+
+_PROBLEM: dict[str, Any] = {
+    "description": "Why the request was not answered.",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemView"}}},
+}
+
+
+def build(desk: FrontDesk) -> FastAPI:
+    """Return the application. It holds no state but `desk`, and does not guard itself."""
+    app = FastAPI(
+        title="Muster",
+        version=desk.version,
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        max_body_size=BODY_LIMIT_BYTES,
+        dependencies=[Depends(refuse_unknown_query)],
+        generate_unique_id_function=lambda route: route.name,
+        responses={"4XX": {**_PROBLEM, "model": ProblemView}, "5XX": _PROBLEM},
+    )
+    app.state.desk = desk
+    install(app)
+    for module in (health, jobs, logs, removal):
+        app.include_router(module.router)
+    return app

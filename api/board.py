@@ -1,0 +1,77 @@
+"""The newest known state of the jobs that streams watch: one read serves all watchers.
+
+Fifty open streams of one job cost one look at the database every tenth of a second.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from anyio.to_thread import run_sync
+
+from muster.contracts.job import JobId
+from store.errors import StoreUnavailable
+from store.records import Job, Worker
+
+FRESH_SECONDS: Final = 0.1
+"""How old a glance may be: the delay it adds to the end of a stream."""
+
+FORGET_SECONDS: Final = 60.0
+"""A job nobody looked at for this long is forgotten, so that the board stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A job and its ranks at one moment."""
+
+    job: Job
+    workers: Sequence[Worker]
+
+
+class Board:
+    """Glances, shared by everybody on one event loop."""
+
+    def __init__(
+        self, read: Callable[[JobId], Glance | None], monotonic: Callable[[], float]
+    ) -> None:
+        self._read = read
+        self._monotonic = monotonic
+        self._known: dict[JobId, tuple[float, Glance]] = {}
+        self._reading: dict[JobId, asyncio.Task[Glance | None]] = {}
+
+    async def look(self, job_id: JobId) -> Glance | None:
+        """Return the job as it was at most `FRESH_SECONDS` ago, or None if there is none.
+
+        While the store is away the last glance is returned; without one `StoreUnavailable`
+        is raised.
+        """
+        known = self._known.get(job_id)
+        if known is not None and self._monotonic() - known[0] < FRESH_SECONDS:
+            return known[1]
+        reading = self._reading.get(job_id)
+        if reading is None:
+            reading = asyncio.create_task(self._refresh(job_id))
+            self._reading[job_id] = reading
+            reading.add_done_callback(lambda _: self._reading.pop(job_id))
+        # A watcher that goes away must not take the others' read with it.
+        return await asyncio.shield(reading)
+
+    async def _refresh(self, job_id: JobId) -> Glance | None:
+        try:
+            glance = await run_sync(self._read, job_id)
+        except StoreUnavailable:
+            if job_id in self._known:
+                return self._known[job_id][1]
+            raise
+        self._forget_old()
+        # An absent job is not remembered: it may be submitted the next moment.
+        self._known.pop(job_id, None)
+        if glance is not None:
+            self._known[job_id] = (self._monotonic(), glance)
+        return glance
+
+    def _forget_old(self) -> None:
+        limit = self._monotonic() - FORGET_SECONDS
+        for job_id in [job_id for job_id, (at, _) in self._known.items() if at < limit]:
+            del self._known[job_id]

@@ -1,0 +1,51 @@
+"""Which Unix user is at the other end of a loopback connection.
+
+The kernel keeps the owner of every socket in /proc/net/tcp and tcp6. Only a socket with an inode
+counts: one whose process has closed it is shown as root's, and must not be taken for root.
+"""
+
+import ipaddress
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+Endpoint = tuple[IPAddress, int]
+
+_HEX_DIGITS_PER_WORD: Final = 8
+
+
+def user_of(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -> int | None:
+    """Return the user id of the socket at `client` that talks to `server`, None if not known."""
+    for table in ("tcp", "tcp6"):
+        for line in _lines(net / table):
+            fields = line.split()
+            local, remote, uid, inode = fields[1], fields[2], fields[7], fields[9]
+            if inode != "0" and endpoint(local) == client and endpoint(remote) == server:
+                return int(uid)
+    return None
+
+
+def endpoint(text: str) -> Endpoint:
+    """Return address and port of one column; an IPv4 address in IPv6 clothes is IPv4."""
+    address, _, port = text.partition(":")
+    words = [
+        int(address[place : place + _HEX_DIGITS_PER_WORD], 16).to_bytes(4, sys.byteorder)
+        for place in range(0, len(address), _HEX_DIGITS_PER_WORD)
+    ]
+    return plain(b"".join(words)), int(port, 16)
+
+
+def plain(address: str | bytes) -> IPAddress:
+    """Return the address; an IPv4 address in IPv6 clothes is IPv4."""
+    found = ipaddress.ip_address(address)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        text = path.read_text()
+    except OSError:
+        return
+    yield from text.splitlines()[1:]

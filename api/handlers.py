@@ -1,0 +1,148 @@
+"""Which problem document answers which exception. Installed once, covers every route and none.
+
+Stock handlers echo the input, which cannot always be encoded, and answer with `detail` as a list;
+ours answer every refusal in one shape, those of unknown routes included.
+"""
+
+import difflib
+import logging
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from api.problems import (
+    Conflict,
+    FieldError,
+    InvalidRequest,
+    JobNotFound,
+    Problem,
+    invalid_spec,
+    respond,
+)
+from muster.contracts.errors import InvalidSpec
+from store.errors import (
+    IdempotencyConflict,
+    JobExists,
+    JobMissing,
+    JobNotTerminal,
+    StoreError,
+    StoreUnavailable,
+)
+
+RETRY_AFTER_SECONDS = 1
+
+_logger = logging.getLogger("uvicorn.error")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception that leaves a route with a problem document."""
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(InvalidSpec, _invalid_spec)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(StoreError, _store)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Return a question with the nearest known name, or None if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+def _problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)  # noqa: S101  the type it was registered for
+    return respond(error, request.scope)
+
+
+def _invalid_spec(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidSpec)  # noqa: S101  the type it was registered for
+    return respond(invalid_spec(error), request.scope)
+
+
+def _invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101  the type it was registered for
+    known = _body_fields(request)
+    errors = [
+        FieldError(
+            loc=tuple(_plain(part) for part in found["loc"]),
+            msg=str(found["msg"]),
+            type=str(found["type"]),
+            hint=did_you_mean(str(found["loc"][-1]), known)
+            if found["type"] == "extra_forbidden"
+            else None,
+        )
+        for found in error.errors()
+    ]
+    return respond(InvalidRequest(errors), request.scope)
+
+
+def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  the type it was registered for
+    status = HTTPStatus(error.status_code)
+    slug = status.phrase.lower().replace(" ", "-")
+    detail = _ROUTING.get(status, str(error.detail))
+    return respond(Problem(status, slug, detail, headers=error.headers), request.scope)
+
+
+_ROUTING = {
+    HTTPStatus.NOT_FOUND: "Nothing is served at this path: see /openapi.json.",
+    HTTPStatus.METHOD_NOT_ALLOWED: "This path does not take this method: see /openapi.json.",
+}
+
+
+def _store(request: Request, error: Exception) -> Response:
+    match error:
+        case JobMissing():
+            problem: Problem = JobNotFound()
+        case JobExists():
+            problem = Conflict("job-exists", str(error))
+        case JobNotTerminal():
+            problem = Conflict("job-not-over", str(error))
+        case IdempotencyConflict():
+            problem = Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict", str(error))
+        case StoreUnavailable():
+            problem = Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "store-unavailable",
+                str(error),
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        case _:
+            return _unexpected(request, error)
+    return respond(problem, request.scope)
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    request_id = request.scope.get("state", {}).get("request_id", "")
+    _logger.error("Request %s failed unexpectedly", request_id, exc_info=error)
+    return respond(
+        Problem(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            "unexpected",
+            "This is a fault of the server: its log has the story under this request_id.",
+        ),
+        request.scope,
+    )
+
+
+def _plain(part: str | int) -> str | int:
+    # A field's name is the client's: half a surrogate pair in it could not be encoded.
+    return part if isinstance(part, int) else part.encode("utf-8", "replace").decode()
+
+
+def _body_fields(request: Request) -> list[str]:
+    route = request.scope.get("route")
+    if not isinstance(route, APIRoute) or route.body_field is None:
+        return []
+    annotation = route.body_field.field_info.annotation
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        fields = getattr(candidate, "model_fields", None)
+        if fields:
+            return list(fields)
+    return []

@@ -1,0 +1,1 @@
+"""Log files read backwards for a tail and forwards for a stream."""

@@ -1,0 +1,50 @@
+"""When was this byte written? A binary search in the time index that lies beside a log."""
+
+import os
+from pathlib import Path
+
+from muster.contracts.layout import TIME_MARK
+
+Micros = int
+"""Microseconds since 1970 (UTC)."""
+
+
+class TimeIndex:
+    """The marks of one log file. Lines next to each other cost no second search."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._low = self._high = 0
+        self._micros: Micros | None = None
+
+    def at(self, end: int) -> Micros | None:
+        """Return when the bytes below `end` had been written; None while no mark covers them."""
+        if self._low < end <= self._high:
+            return self._micros
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            self._search(descriptor, end)
+        finally:
+            os.close(descriptor)
+        return self._micros if self._low < end <= self._high else None
+
+    def _search(self, descriptor: int, end: int) -> None:
+        first, beyond = 0, os.fstat(descriptor).st_size // TIME_MARK.size
+        count = beyond
+        while first < beyond:
+            middle = (first + beyond) // 2
+            if _mark(descriptor, middle)[0] >= end:
+                beyond = middle
+            else:
+                first = middle + 1
+        if first < count:
+            self._low = _mark(descriptor, first - 1)[0] if first else 0
+            self._high, self._micros = _mark(descriptor, first)
+
+
+def _mark(descriptor: int, place: int) -> tuple[int, Micros]:
+    size, micros = TIME_MARK.unpack(os.pread(descriptor, TIME_MARK.size, place * TIME_MARK.size))
+    return size, micros

@@ -1,0 +1,119 @@
+"""What a client is told when its request is not answered: problem documents (RFC 9457).
+
+Problem                 carries status, type, a sentence and the fields that are wrong
+├── JobNotFound         404  no job has this id
+├── InvalidRequest      422  one or more fields of the body or the query cannot be accepted
+└── Conflict            409  the job's present state forbids it; the sentence names the way on
+
+A value that a client sent is never echoed: NaN or half a surrogate pair would make the answer
+itself unencodable.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from muster.contracts.errors import InvalidSpec, MusterError
+
+MEDIA_TYPE = "application/problem+json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldError:
+    """One thing that is wrong with a request."""
+
+    loc: tuple[str | int, ...]
+    """Where: ``("body", "world_size")`` or ``("query", "limit")``."""
+    msg: str
+    type: str
+    hint: str | None = None
+    """What was probably meant."""
+
+
+class Problem(MusterError):
+    """Ends a request with a problem document. `slug` names the kind, for machines."""
+
+    def __init__(
+        self,
+        status: int,
+        slug: str,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.slug = slug
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.headers = dict(headers or {})
+
+
+class JobNotFound(Problem):
+    def __init__(self) -> None:
+        super().__init__(
+            HTTPStatus.NOT_FOUND, "job-not-found", "There is no such job: GET /jobs lists them."
+        )
+
+
+class InvalidRequest(Problem):
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        super().__init__(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "invalid-request",
+            "; ".join(_sentence(error) for error in errors),
+            errors=errors,
+        )
+
+
+class Conflict(Problem):
+    def __init__(self, slug: str, detail: str) -> None:
+        super().__init__(HTTPStatus.CONFLICT, slug, detail)
+
+
+def invalid_field(where: str, field: str, message: str, hint: str | None = None) -> InvalidRequest:
+    """Return the refusal of one field of the "body" or the "query"."""
+    return InvalidRequest(
+        [FieldError(loc=(where, field), msg=message, type="value_error", hint=hint)]
+    )
+
+
+def invalid_spec(error: InvalidSpec) -> InvalidRequest:
+    """Return what `muster.contracts.spec` found, as fields of the body."""
+    return InvalidRequest(
+        [
+            FieldError(loc=("body", problem.field), msg=problem.message, type="value_error")
+            for problem in error.problems
+        ]
+    )
+
+
+def respond(problem: Problem, scope: Scope) -> Response:
+    """Return the document; `scope` says which request it is about."""
+    document = {
+        "type": f"/problems/{problem.slug}",
+        "title": problem.slug.replace("-", " ").capitalize(),
+        "status": int(problem.status),
+        "detail": problem.detail,
+        "instance": scope.get("path", ""),
+        "request_id": scope.get("state", {}).get("request_id", ""),
+    }
+    if problem.errors:
+        document["errors"] = [
+            {"loc": list(error.loc), "msg": error.msg, "type": error.type, "hint": error.hint}
+            for error in problem.errors
+        ]
+    # ASCII only: a path may hold what UTF-8 cannot.
+    return Response(
+        json.dumps(document), problem.status, headers=problem.headers, media_type=MEDIA_TYPE
+    )
+
+
+def _sentence(error: FieldError) -> str:
+    where = ".".join(str(part) for part in error.loc[1:]) or str(error.loc[0])
+    return f"{where}: {error.msg}" + (f" ({error.hint})" if error.hint else "")

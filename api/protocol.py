@@ -1,0 +1,95 @@
+"""One HTTP connection, with a deadline on what the client owes us.
+
+uvicorn waits for ever for the rest of a request. Here a request must arrive whole within
+`RECEIPT_SECONDS`, and its headers must be short, or the connection is closed: a client that
+drips one byte a minute holds nothing for long.
+"""
+
+from asyncio import AbstractEventLoop, TimerHandle, Transport
+from typing import Any, ClassVar, Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from api.callers import Endpoint, plain, user_of
+
+RECEIPT_SECONDS: Final = 10.0
+"""Enough for 1 MiB over a line of 1 Mbit/s."""
+
+HEADERS_LIMIT_BYTES: Final = 1 << 17
+"""The longest header of ours is the position in the logs of 4096 ranks: about 64 KiB."""
+
+
+class DeadlineProtocol(HttpToolsProtocol):
+    """Knows its caller's user id, and closes connections whose request does not arrive."""
+
+    receipt_seconds: ClassVar[float] = RECEIPT_SECONDS
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._receipt: TimerHandle | None = None
+        self._headers_pending_bytes = 0
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn
+        super().connection_made(transport)
+        # Once per connection: who is at the other end of it does not change.
+        self.app_state = {**self.app_state, "caller_uid": self._caller_uid()}
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request_received()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._expect_request()
+        self._headers_pending_bytes += len(data)
+        super().data_received(data)
+        if self._headers_pending_bytes > HEADERS_LIMIT_BYTES and self._receipt is not None:
+            self._turn_away(431, "Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_request()
+
+    def on_body(self, body: bytes) -> None:
+        # Bodies are counted by the application.
+        self._headers_pending_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._request_received()
+        super().on_message_complete()
+
+    def _expect_request(self) -> None:
+        if self._receipt is None:
+            self._receipt = self.loop.call_later(self.receipt_seconds, self._request_overdue)
+
+    def _request_received(self) -> None:
+        self._headers_pending_bytes = 0
+        if self._receipt is not None:
+            self._receipt.cancel()
+            self._receipt = None
+
+    def _request_overdue(self) -> None:
+        self._turn_away(408, "Request Timeout")
+
+    def _turn_away(self, status: int, phrase: str) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            head = f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode())
+        self.transport.close()
+
+    def _caller_uid(self) -> int | None:
+        if self.client is None or self.server is None or self.server[1] is None:
+            return None
+        client: Endpoint = (plain(self.client[0]), self.client[1])
+        return user_of(client, (plain(self.server[0]), self.server[1]))

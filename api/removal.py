@@ -1,0 +1,166 @@
+"""Deleting jobs: ask for their end if allowed, wait for it, remove files, then rows.
+
+Files go before rows. As long as the row is there nobody else can have the id, so that what is
+removed cannot be a new job's; and a delete that was cut short can simply be repeated.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from anyio.to_thread import run_sync
+
+from api.desk import FrontDesk
+from api.problems import Conflict, Problem
+from api.schemas import Deleted
+from muster.contracts.job import JobId, JobStatus, StopRequest
+from muster.contracts.layout import checkpoints_of_job
+from store.errors import JobMissing
+from store.records import Job
+
+POLL_SECONDS: Final = 0.05
+
+MARGIN_SECONDS: Final = 10.0
+"""What a coordinator may take beyond the ranks' own grace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What is to happen to jobs that are not over, and to their files."""
+
+    delete_logs: bool
+    stop_first: bool
+    force: bool
+
+    @property
+    def request(self) -> StopRequest | None:
+        """How a job that is not over is ended; None: it is not."""
+        if self.force:
+            return StopRequest.FORCED
+        return StopRequest.GRACEFUL if self.stop_first else None
+
+
+async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
+    """Delete one job, and wait for its end first if `removal` asks for one.
+
+    Raises `Conflict` if it is not over and may not be stopped, or does not end in time.
+    """
+    job = await run_sync(desk.jobs.get, job_id)
+    if not job.is_terminal:
+        if removal.request is None:
+            raise Conflict(
+                "job-not-over",
+                f"{job_id} is {job.status_shown}: stop it first (POST /jobs/{job_id}/stop), or "
+                "repeat with ?stop_first=true (a last checkpoint) or ?force=true (at once).",
+            )
+        await _stop(desk, job, removal.request)
+        job = await _ended(desk, job)
+    return await run_sync(_remove, desk, job, removal)
+
+
+async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list[JobId]:
+    """Delete those of `jobs` that are over, or end in time when asked to; return their ids."""
+    running = [job for job in jobs if not job.is_terminal]
+    if removal.request is not None and running:
+        for job in running:
+            await run_sync(desk.jobs.request_stop, job.job_id, removal.request, None)
+        await _all_ended(desk, running)
+    deleted = []
+    for job in jobs:
+        now = await run_sync(desk.jobs.find, job.job_id)
+        if now is not None and now.uid == job.uid and now.is_terminal:
+            await run_sync(_remove, desk, now, removal)
+            deleted.append(job.job_id)
+    return deleted
+
+
+async def _stop(desk: FrontDesk, job: Job, request: StopRequest) -> None:
+    await run_sync(desk.jobs.request_stop, job.job_id, request, None)
+    if job.status is JobStatus.QUEUED:
+        absence = await run_sync(desk.coordinator.absence)
+        if absence is not None:
+            raise Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "no-coordinator",
+                f"{job.job_id} cannot be ended now: {absence}, then repeat this call.",
+            )
+
+
+async def _ended(desk: FrontDesk, job: Job) -> Job:
+    deadline = asyncio.get_running_loop().time() + _patience_seconds(job)
+    while True:
+        now = await run_sync(desk.jobs.get, job.job_id)
+        if now.uid != job.uid:
+            raise JobMissing(job.job_id)
+        if now.is_terminal:
+            return now
+        if asyncio.get_running_loop().time() > deadline:
+            raise Conflict(
+                "job-still-stopping", f"{job.job_id} is still stopping: repeat this call later."
+            )
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _all_ended(desk: FrontDesk, jobs: Sequence[Job]) -> None:
+    deadline = asyncio.get_running_loop().time() + max(_patience_seconds(job) for job in jobs)
+    waiting = {job.uid for job in jobs}
+    if await run_sync(desk.coordinator.absence) is not None:
+        return
+    while asyncio.get_running_loop().time() < deadline:
+        unfinished = await run_sync(desk.jobs.unfinished)
+        if waiting.isdisjoint(job.uid for job in unfinished):
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _patience_seconds(job: Job) -> float:
+    grace = job.stop_grace_seconds
+    return MARGIN_SECONDS + (job.spec.stop_grace_seconds if grace is None else grace)
+
+
+def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Deleted:
+    checkpoints_deleted = removal.force and _remove_checkpoints(job)
+    root = desk.files.job(job.job_id).root
+    if removal.delete_logs:
+        _remove_tree(root)
+    else:
+        _set_aside(root, job)
+    desk.jobs.delete(job.job_id, job.uid)
+    return Deleted(
+        job_id=job.job_id,
+        deleted=True,
+        logs_deleted=removal.delete_logs,
+        checkpoints_deleted=checkpoints_deleted,
+    )
+
+
+def _remove_checkpoints(job: Job) -> bool:
+    if job.spec.checkpoint_dir is None:
+        return False
+    return _remove_tree(checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id))
+
+
+def _set_aside(root: Path, job: Job) -> None:
+    # The next job of this id must not go on writing in the logs that were kept. No id holds a
+    # dot, so the name is nobody's.
+    if root.is_dir():
+        root.rename(root.with_name(f"{job.job_id}.{job.uid}"))
+
+
+def _remove_tree(directory: Path) -> bool:
+    """Remove a directory that is one: a link is left alone, and none is followed below it."""
+    if directory.is_symlink() or not directory.is_dir():
+        return False
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise Conflict(
+            "files-not-removed", f"{directory} could not be removed ({error}): mend it and repeat."
+        ) from error
+    return True

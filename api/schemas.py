@@ -1,0 +1,246 @@
+"""The bodies that come in and go out, as OpenAPI shows them.
+
+Limits and defaults are those of `muster.contracts.spec`, read from there: nothing is said twice.
+Numbers are strict (``true`` is no 1, NaN is no number) and unknown fields are refused.
+"""
+
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from muster.contracts.job import JobStatus
+from muster.contracts.spec import JOB_ID_PATTERN, LIMITS, SECONDS_LIMIT, JobSpec
+
+_DEFAULT: Final = JobSpec()
+
+
+def _number(field: str, description: str) -> Any:  # noqa: ANN401  as pydantic's own Field
+    limits = LIMITS[field]
+    return Field(
+        default=getattr(_DEFAULT, field), ge=limits.low, le=limits.high, description=description
+    )
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class JobRequest(_Body):
+    """A job to run. Every field has a default: ``{"world_size": 4}`` is enough."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"job_id": "digits", "world_size": 4, "checkpoint_every": 5}]
+        }
+    )
+
+    job_id: str | None = Field(
+        default=None,
+        pattern=f"^{JOB_ID_PATTERN}$",
+        description="Chosen by you, or made if left out. Free again after a delete.",
+    )
+    name: str | None = Field(default=None, description="For people.")
+    mode: Literal["independent", "synchronous"] = Field(
+        default="independent",
+        description="In independent mode each rank works through shards of its own.",
+    )
+    world_size: int = _number("world_size", "Number of ranks.")
+    min_workers: int = _number("min_workers", "Fewest ranks with which training goes on.")
+    max_workers: int | None = _number("max_workers", "Most ranks. Default: the world size.")
+    epochs: int = _number("epochs", "Passes over the data.")
+    batch_size: int = _number("batch_size", "Samples of a step of one rank.")
+    seed: int = _number("seed", "Decides the order of samples and the first weights.")
+    checkpoint_every: int = _number("checkpoint_every", "Steps between checkpoints.")
+    keep_last: int = _number("keep_last", "Checkpoints kept per rank.")
+    sleep_sec: float = _number("sleep_sec", "Pause after each step, for demonstrations.")
+    dataset_dir: str | None = Field(
+        default=None,
+        description="Directory of shards. Default: the server's, or a small synthetic data set.",
+    )
+    checkpoint_dir: str | None = Field(default=None, description="Default: the server's.")
+    command: list[str] | None = Field(
+        default=None, description="The argv every rank becomes. Default: a built-in classifier."
+    )
+    env: dict[str, str] = Field(default={}, description="Environment of every rank.")
+    working_dir: str | None = Field(
+        default=None, description="Where the ranks start. Default: the server's own."
+    )
+    heartbeat_timeout: float = _number(
+        "heartbeat_timeout", "Seconds without a heartbeat after which a rank is replaced."
+    )
+    start_grace_seconds: float = _number(
+        "start_grace_seconds", "Seconds a rank may take to its first sign of life."
+    )
+    stop_grace_seconds: float = _number("stop_grace_seconds", "Seconds from SIGTERM to SIGKILL.")
+    progress_timeout_seconds: float | None = _number(
+        "progress_timeout_seconds",
+        "Seconds without a new step after which a rank is replaced. Default: never.",
+    )
+    max_restarts: int = _number("max_restarts", "Restarts of one rank before the job fails.")
+    resume_from: str | None = Field(
+        default=None,
+        description="The job whose checkpoints this one starts from; its own id to go on.",
+    )
+    labels: dict[str, str] = Field(default={}, description="For people and their tools.")
+
+
+class StopBody(_Body):
+    """How long the ranks may take to save and exit."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"grace_seconds": 30}]})
+
+    grace_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=SECONDS_LIMIT,
+        description="Seconds from SIGTERM to SIGKILL. Default: the job's stop_grace_seconds.",
+    )
+
+
+class JobView(BaseModel):
+    """A job as it is now."""
+
+    job_id: str
+    job_uid: str = Field(description="Its identity for ever; the id may be used again.")
+    name: str | None
+    status: JobStatus
+    reason: str | None = Field(description="Why, for machines. New words may come.")
+    message: str | None = Field(description="Why, in one sentence.")
+    world_size: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    exit_code: int | None
+    is_terminal: bool
+    stop_requested: bool
+    spec: dict[str, Any] = Field(description="Everything that was asked for, defaults filled in.")
+
+
+class JobList(BaseModel):
+    jobs: list[JobView]
+
+
+class WorkerView(BaseModel):
+    """One rank: its process, its place and its counters."""
+
+    worker_id: str
+    rank: int
+    state: str = Field(description="spawned, live, suspect, exited, finished or waiting")
+    pid: int | None = Field(description="null unless the process lives")
+    node: str | None
+    step: int
+    total_steps: int | None
+    epoch: int
+    shard_idx: int
+    line_idx: int
+    loss: float | None
+    throughput_steps_per_sec: float
+    checkpoints_saved: int
+    last_checkpoint_step: int | None
+    restarts: int
+    last_heartbeat_age_seconds: float | None
+    exit_code: int | None
+    exit_signal: int | None
+
+
+class SummaryView(BaseModel):
+    """One row of a dashboard: numbers that are not known are null, never NaN."""
+
+    job_id: str
+    name: str | None
+    status: JobStatus
+    reason: str | None
+    message: str | None
+    world_size: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    step: int = Field(description="Steps done, summed over the ranks.")
+    total_steps: int | None = Field(description="Steps to do, summed over the ranks.")
+    throughput_steps_per_sec: float
+    eta_seconds: float | None = Field(description="Until the slowest rank is done.")
+    loss: float | None = Field(description="Mean of the ranks' last losses.")
+    checkpoints_saved: int
+    last_checkpoint_step: int | None = Field(description="The newest of any rank.")
+    restarts: int
+    workers: list[WorkerView]
+
+
+class SummaryList(BaseModel):
+    jobs: list[SummaryView]
+
+
+class EventView(BaseModel):
+    at: datetime
+    kind: str
+    message: str
+    rank: int | None
+    incarnation: int | None
+
+
+class EventList(BaseModel):
+    job_id: str
+    events: list[EventView]
+
+
+class LogLineView(BaseModel):
+    rank: int
+    time: datetime | None = Field(description="When it was written; null while not known.")
+    line: str
+
+
+class LogTail(BaseModel):
+    job_id: str
+    tail: int
+    lines: list[LogLineView]
+
+
+class Deleted(BaseModel):
+    job_id: str
+    deleted: bool
+    logs_deleted: bool
+    checkpoints_deleted: bool
+
+
+class Purged(BaseModel):
+    matched: int
+    deleted: int
+    job_ids: list[str] = Field(description="The jobs that were deleted.")
+    skipped: list[str] = Field(description="Jobs that matched and are not over.")
+
+
+class Check(BaseModel):
+    status: Literal["ok", "degraded"]
+    detail: str
+
+
+class Checks(BaseModel):
+    database: Check
+    coordinator: Check
+
+
+class Health(BaseModel):
+    status: Literal["ok", "degraded"]
+    version: str
+    uptime_seconds: float
+    checks: Checks
+
+
+class FieldErrorView(BaseModel):
+    loc: list[str | int]
+    msg: str
+    type: str
+    hint: str | None
+
+
+class ProblemView(BaseModel):
+    """Why a request was not answered (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+    errors: list[FieldErrorView] = []
