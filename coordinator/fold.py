@@ -258,6 +258,7 @@ def _beaten(snapshot: JobSnapshot, rank: RankSnapshot, beat: Beat, now: float) -
         shard_idx=beat.shard_idx,
         line_idx=beat.line_idx,
         loss=beat.loss,
+        metrics=beat.metrics,
         stopping=beat.stopping,
         progressed_at=now if beat.step != rank.step else rank.progressed_at,
         failures=snapshot.backoff.failures_after(rank.failures, healthy_seconds),
