@@ -69,7 +69,8 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
                 generation=snapshot.generation + 1,
             )
         case actions.KillAgent():
-            return snapshot  # AgentLost follows when it is gone
+            # AgentLost follows when it is gone; should the kill have missed, it is repeated.
+            return replace(snapshot, agent_started_at=now)
         case actions.DismissAgent():
             return replace(snapshot, agent=AgentState.ABSENT)
         case actions.Move():
