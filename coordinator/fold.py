@@ -109,7 +109,7 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         beats=False,
         spawned_at=now,
         heard_at=now,
-        progressed_at=now,
+        progressed_at=NEVER,
         live_at=NEVER,
         terminated=False,
         stopping=False,
@@ -219,9 +219,9 @@ def _said(
 ) -> JobSnapshot:
     match message:
         case Executing():
-            return snapshot.with_rank(_alive(rank, now))
+            return _forgiven(snapshot).with_rank(_alive(rank, now))
         case Hello():
-            return _forgiven(snapshot).with_rank(replace(_alive(rank, now), beats=True))
+            return _forgiven(snapshot).with_rank(_greeted(rank, now))
         case Beat():
             return snapshot.with_rank(_beaten(snapshot, rank, message, now))
         case Warned():
@@ -247,6 +247,12 @@ def _alive(rank: RankSnapshot, now: float) -> RankSnapshot:
         live_at=now if first else rank.live_at,
         trouble=None,
     )
+
+
+def _greeted(rank: RankSnapshot, now: float) -> RankSnapshot:
+    """From the first hello on silence and lack of progress mean something."""
+    progressed_at = rank.progressed_at if rank.beats else now
+    return replace(_alive(rank, now), beats=True, progressed_at=progressed_at)
 
 
 def _beaten(snapshot: JobSnapshot, rank: RankSnapshot, beat: Beat, now: float) -> RankSnapshot:

@@ -59,6 +59,8 @@ def _agent_deadline(snapshot: JobSnapshot) -> float:
 
 
 def _silent_ranks_are_killed(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    if _patience_is_over(snapshot, now):
+        return  # all of them are ended, for another reason
     for rank in snapshot.ranks:
         if rank.is_alive and rank.kill is None:
             yield from _judge(snapshot, rank, now)
@@ -111,15 +113,20 @@ def _ranks_are_ended(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """A verdict or a forced stop ends ranks at once, a graceful one after the grace."""
     if not snapshot.is_ending:
         return
-    at_once = snapshot.verdict is not None or snapshot.stop is StopRequest.FORCED
-    out_of_patience = now >= snapshot.stop_at + snapshot.stop_grace_seconds
+    kill = _patience_is_over(snapshot, now)
     for rank in snapshot.ranks:
         if not rank.is_alive or rank.kill is not None:
             continue
-        if at_once or out_of_patience:
+        if kill:
             yield KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
         elif not rank.terminated:
             yield Terminate(rank=rank.rank)
+
+
+def _patience_is_over(snapshot: JobSnapshot, now: float) -> bool:
+    at_once = snapshot.verdict is not None or snapshot.stop is StopRequest.FORCED
+    out_of_grace = now >= snapshot.stop_at + snapshot.stop_grace_seconds
+    return snapshot.is_ending and (at_once or out_of_grace)
 
 
 def _end_of_job(snapshot: JobSnapshot) -> Cause:
