@@ -114,6 +114,7 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         terminated=False,
         stopping=False,
         kill=None,
+        warning=None,
         exit_code=None,
         exit_signal=None,
         checkpoints_before=rank.checkpoints_before + rank.checkpoints_saved,
@@ -225,7 +226,7 @@ def _said(
         case Beat():
             return snapshot.with_rank(_beaten(snapshot, rank, message, now))
         case Warned():
-            return snapshot
+            return snapshot.with_rank(replace(rank, warning=message.message))
         case Refused():
             verdict = Verdict(
                 reason=message.reason, message=f"rank {rank.rank}: {message.message}", exit_code=1
