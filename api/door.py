@@ -7,6 +7,7 @@ accounts of the machine.
 
 import ipaddress
 import logging
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -25,6 +26,8 @@ BODY_LIMIT_BYTES: Final = 1 << 20
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 REQUEST_ID_LIMIT: Final = 128
+
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
 
 _BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
@@ -134,10 +137,8 @@ def _has_body(headers: Mapping[str, str]) -> bool:
 
 
 def _host_name(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
+    found = _HOST.fullmatch(host.lower())
+    return (found[1] or found[2]) if found else None
 
 
 def _origin_host(origin: str) -> str | None:

@@ -184,9 +184,8 @@ def test_an_unknown_job_is_not_found(client: httpx.Client, method: str, path: st
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
 
 
-def test_health_says_whether_a_coordinator_is_there(
-    client: httpx.Client, stand_in: StandIn
-) -> None:
+@pytest.mark.usefixtures("stand_in")
+def test_health_says_whether_a_coordinator_is_there(client: httpx.Client) -> None:
     assert client.head("/health").status_code == 200
     health = client.get("/health").json()
     assert (health["status"], health["checks"]["coordinator"]["status"]) == ("ok", "ok")
