@@ -13,7 +13,7 @@ from coordinator.snapshot import NEVER, AgentState, Cause, JobSnapshot, RankSnap
 from coordinator.wording import describe_exit
 from muster.contracts import job as job_rules
 from muster.contracts import rank as rank_rules
-from muster.contracts.job import Reason, StopRequest
+from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
     Beat,
     Executing,
@@ -81,7 +81,9 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
 def _job_moved(snapshot: JobSnapshot, move: actions.Move) -> JobSnapshot:
     if move.status is not snapshot.status:
         job_rules.move(snapshot.status, move.status)
-    return replace(snapshot, status=move.status, reason=move.reason, message=move.message)
+    moved = replace(snapshot, status=move.status, reason=move.reason, message=move.message)
+    # Back in the queue, whatever sent it there is over.
+    return replace(moved, interrupting=False) if move.status is JobStatus.QUEUED else moved
 
 
 def _taken_for_rank(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSnapshot:
@@ -155,7 +157,7 @@ def _agent_lost(snapshot: JobSnapshot, now: float) -> JobSnapshot:
     )
 
 
-def ended_unseen(rank: RankSnapshot, cause: Cause) -> RankSnapshot:
+def ended_unseen(rank: RankSnapshot, trouble: Cause | None) -> RankSnapshot:
     """Return the rank without its process, which is gone for no fault of its own."""
     if not rank.is_alive:
         return rank
@@ -164,7 +166,7 @@ def ended_unseen(rank: RankSnapshot, cause: Cause) -> RankSnapshot:
         process=ProcessState.EXITED,
         identity=None,
         throughput_steps_per_sec=0.0,
-        trouble=cause,
+        trouble=trouble,
     )
 
 
@@ -256,6 +258,7 @@ def _beaten(snapshot: JobSnapshot, rank: RankSnapshot, beat: Beat, now: float) -
         shard_idx=beat.shard_idx,
         line_idx=beat.line_idx,
         loss=beat.loss,
+        metrics=beat.metrics,
         stopping=beat.stopping,
         progressed_at=now if beat.step != rank.step else rank.progressed_at,
         failures=snapshot.backoff.failures_after(rank.failures, healthy_seconds),

@@ -31,8 +31,11 @@ SUSPICION = 0.5
 
 
 def plan(snapshot: JobSnapshot, now: float) -> list[Action]:
-    """Return everything that should be done for this job at `now` (monotonic seconds)."""
-    if snapshot.status in TERMINAL:
+    """Return everything that should be done for this job at `now` (monotonic seconds).
+
+    A job in the queue is left there: letting it in is a decision about all jobs (`admission`).
+    """
+    if snapshot.status in TERMINAL or (snapshot.status is JobStatus.QUEUED and not snapshot.stop):
         return []
     return list(chain.from_iterable(rule(snapshot, now) for rule in _RULES))
 
@@ -205,10 +208,8 @@ def _status_of_a_going_job(snapshot: JobSnapshot) -> Move:
 
 
 def _recovering(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> Move:
-    # A job that comes back from the queue has not run yet: it starts, whatever it went through.
-    young = snapshot.status is JobStatus.QUEUED
     return Move(
-        status=JobStatus.STARTING if young else JobStatus.RECOVERING,
+        status=JobStatus.RECOVERING,
         reason=cause.reason,
         message=describe_recovery(snapshot, rank, cause),
     )

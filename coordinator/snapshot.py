@@ -3,7 +3,8 @@
 Times are seconds on the coordinator's own monotonic clock. Nothing here is ever changed in place.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from muster.contracts.backoff import DEFAULT_BACKOFF, Backoff
@@ -84,6 +85,7 @@ class RankSnapshot:
     shard_idx: int = 0
     line_idx: int = 0
     loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     checkpoints_before: int = 0
     """Saved by earlier incarnations."""
     checkpoints_saved: int = 0

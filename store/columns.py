@@ -19,8 +19,8 @@ RISING: Final = BigInteger().with_variant(Integer(), "sqlite")
 class Moment(TypeDecorator[datetime]):
     """A time as whole microseconds since 1970: exact, and ordered as integers are.
 
-    Neither database's own type does: SQLite has none, and compares texts. A naive time is
-    refused with a TypeError.
+    Neither database's own type does: SQLite has none, and compares texts. A time
+    without a zone is refused.
     """
 
     impl = BigInteger
@@ -41,7 +41,7 @@ class Json(TypeDecorator[Any]):
     impl = Text
     cache_ok = True
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: Any) -> None:  # noqa: ANN401  a class, or dict[…] and the like
         super().__init__()
         self.kind = kind
 
@@ -57,7 +57,7 @@ class Json(TypeDecorator[Any]):
             return msgspec.json.decode(value, type=self.kind)
         except msgspec.MsgspecError as error:
             raise StoreError(
-                f"a row holds a {self.kind.__name__} that this version of Muster cannot read "
+                f"a row holds a {self.kind} that this version of Muster cannot read "
                 f"({error}): upgrade Muster"
             ) from error
 

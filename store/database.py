@@ -7,6 +7,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Table, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from store import schema
 from store.backend import Backend, Insert
@@ -117,6 +118,11 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
+        except PoolTimeout as error:
+            raise StoreUnavailable(
+                f"every connection to the database has been in use for more than "
+                f"{self._busy_timeout_seconds:g} s: try again"
+            ) from error
         except SQLAlchemyError as error:
             raise self._backend.explain(error) from error
 

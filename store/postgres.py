@@ -10,8 +10,7 @@ from typing import Final
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError, StatementError
 
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreUnavailable
@@ -54,8 +53,8 @@ class PostgresBackend:
         return None
 
     def explain(self, error: SQLAlchemyError) -> StoreError:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        if isinstance(error, OperationalError | InterfaceError | PoolTimeout):
+        cause = error.orig if isinstance(error, StatementError) else error
+        if isinstance(error, OperationalError | InterfaceError):
             return StoreUnavailable(
                 f"the database {self._place} cannot be used now: check the server and try again "
                 f"({str(cause).strip()})"

@@ -4,7 +4,7 @@ Nobody above this floor sees a table. A `Job` is desired state (what the API wro
 request to stop) and actual state (what the coordinator made of it) in one value.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
@@ -77,6 +77,8 @@ class Worker:
     shard_idx: int = 0
     line_idx: int = 0
     loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What else the program gave with its last step."""
     throughput_steps_per_sec: float = 0.0
     checkpoints_saved: int = 0
     last_checkpoint_step: int | None = None

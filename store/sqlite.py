@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreUnavailable
@@ -71,13 +71,13 @@ class SqliteBackend:
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
         with self._file_lock(), self.engine.connect() as connection:
+            connection.detach()  # what is set here must not come back from the pool
             connection.exec_driver_sql(f"PRAGMA journal_mode = {self._journal_mode}")
             # A batch migration drops the old table: with foreign keys that deletes its children.
             connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
             connection.exec_driver_sql(self.begin_writing)
             yield connection
             connection.commit()
-            connection.invalidate()
 
     def insert(self, table: Table) -> sqlite.Insert:
         return sqlite.insert(table)
@@ -94,7 +94,7 @@ class SqliteBackend:
         return self._last_change
 
     def explain(self, error: SQLAlchemyError) -> StoreError:
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        cause = error.orig if isinstance(error, StatementError) else error
         code = _code(cause)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return self._locked()

@@ -78,6 +78,7 @@ WORKERS: Final = Table(
     Column("shard_idx", BigInteger, nullable=False),
     Column("line_idx", BigInteger, nullable=False),
     Column("loss", Double),
+    Column("metrics", Json(dict[str, float]), nullable=False),
     Column("throughput_steps_per_sec", Double, nullable=False),
     Column("checkpoints_saved", BigInteger, nullable=False),
     Column("last_checkpoint_step", BigInteger),

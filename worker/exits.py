@@ -4,10 +4,12 @@ Only its parent learns a process's exit code, once. The agent writes it down bef
 anybody, so that a coordinator that was away finds out too.
 """
 
-import msgspec
-from muster.checkpoints.durable import replace_durably
-from muster.checkpoints.filesystem import LocalFileSystem
+import os
 
+import msgspec
+
+from muster.checkpoints.durable import replace_file
+from muster.checkpoints.filesystem import LocalFileSystem
 from muster.contracts.layout import JobFiles
 
 
@@ -23,5 +25,5 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_exit_record(files: JobFiles, rank: int, incarnation: int, record: ExitRecord) -> None:
     """Make the record durable; it is never replaced, as an incarnation ends once."""
-    path = files.exit_record(rank, incarnation)
-    replace_durably(LocalFileSystem(), path, msgspec.json.encode(record))
+    path = str(files.exit_record(rank, incarnation))
+    replace_file(LocalFileSystem(), f"{path}.{os.getpid()}.tmp", path, msgspec.json.encode(record))

@@ -69,6 +69,7 @@ def _create_workers() -> None:
         sa.Column("shard_idx", sa.BigInteger(), nullable=False),
         sa.Column("line_idx", sa.BigInteger(), nullable=False),
         sa.Column("loss", sa.Double()),
+        sa.Column("metrics", sa.Text(), nullable=False),
         sa.Column("throughput_steps_per_sec", sa.Double(), nullable=False),
         sa.Column("checkpoints_saved", sa.BigInteger(), nullable=False),
         sa.Column("last_checkpoint_step", sa.BigInteger()),

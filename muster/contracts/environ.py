@@ -36,6 +36,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How many ranks may run at once on this machine."""
     checkpoint_dir: Path
     dataset_dir: Path
+    orphan_timeout_seconds: float
+    """How long ranks go on without a coordinator before they save and exit."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
@@ -52,6 +54,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             slots=_integer(environ, "MUSTER_SLOTS", 2 * cores, low=1, high=1_000_000),
             checkpoint_dir=Path(environ.get("CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR).absolute(),
             dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
+            orphan_timeout_seconds=_number(environ, "MUSTER_ORPHAN_TIMEOUT", 120.0),
         )
 
 

@@ -1,0 +1,45 @@
+"""``python -P -m coordinator``: the daemon; with ``JOB_ID`` set, one job in the foreground."""
+
+import asyncio
+import logging
+import os
+import sys
+from typing import Final
+
+from coordinator import foreground
+from coordinator.service import Service
+from muster import journal
+from muster.contracts.environ import ServiceSettings
+from muster.contracts.errors import MusterError
+from store.database import Database
+from store.errors import LeaseLost
+
+FENCED: Final = 75
+"""Another coordinator has taken over. "Temporary failure" in sysexits: starting again is right."""
+
+
+def main() -> int:
+    """Wire the process, run it, and map its errors to a sentence and an exit code."""
+    in_foreground = bool(os.environ.get("JOB_ID"))
+    # In the foreground the job's events are told in words; the journal has only what went wrong.
+    journal.configure("coordinator", logging.WARNING if in_foreground else logging.INFO)
+    try:
+        settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+        if in_foreground:
+            return foreground.run(settings, os.environ)
+        database = Database.open(settings.database_url)
+        try:
+            asyncio.run(Service(database, settings, os.environ).run())
+        finally:
+            database.close()
+    except LeaseLost as error:
+        print(f"coordinator: {error}", file=sys.stderr)
+        return FENCED
+    except MusterError as error:
+        print(f"coordinator: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""One attendant per agent: prepares the job, starts the agent, waits for its end, cleans up.
+
+An attendant's last word is `AgentLost`, and it is true when it is said: the agent's process is
+over, and nothing that it started is left.
+"""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from coordinator import happenings
+from coordinator.agents import token_digest
+from coordinator.charge import Charge
+from coordinator.happenings import Happening
+from coordinator.launcher import AgentProcess, Launcher
+from coordinator.preparation import Unprepared, prepare
+from muster.contracts.agent import AgentAssignment
+from muster.contracts.environ import ServiceSettings
+from muster.contracts.job import JobUid
+from muster.contracts.layout import DataDirectory
+
+FAREWELL_SECONDS: Final = 5.0
+"""A dismissed agent has nothing left to do; one that stays longer is ended."""
+
+Hear = Callable[[JobUid, Happening], None]
+
+
+class Attendants:
+    """The agents that this coordinator has started."""
+
+    def __init__(self, launcher: Launcher, settings: ServiceSettings) -> None:
+        self._launcher = launcher
+        self._settings = settings
+        self._data = DataDirectory(settings.data_dir)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether no agent of ours is left."""
+        return not self._tasks
+
+    def equip(self, charge: Charge) -> None:
+        """Give the next agent a token of its own, and its ranks a port nobody else uses."""
+        charge.token = secrets.token_urlsafe(32)
+        charge.master_port = _free_port()
+        charge.attachment = replace(
+            charge.attachment, agent=None, agent_token_sha256=token_digest(charge.token)
+        )
+
+    def start(self, charge: Charge, hear: Hear) -> None:
+        self._run(self._attend(charge, hear))
+
+    def kill(self, charge: Charge) -> None:
+        """End the agent; its attendant does the rest."""
+        if charge.agent is not None:
+            self._run(self._launcher.kill(charge.agent))
+
+    def see_off(self, charge: Charge) -> None:
+        """Make sure that a dismissed agent goes."""
+        if charge.agent is not None:
+            self._run(self._see_off(charge.agent))
+
+    async def sweep(self, uids: Sequence[JobUid]) -> None:
+        """End whatever runs of these jobs."""
+        await asyncio.gather(*(self._launcher.sweep(uid) for uid in uids))
+
+    async def abandon(self) -> None:
+        """Stop attending; the agents go on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _attend(self, charge: Charge, hear: Hear) -> None:
+        uid, generation = charge.snapshot.uid, charge.snapshot.generation
+        try:
+            charge.places = await asyncio.to_thread(prepare, charge.snapshot.spec, self._settings)
+            agent = await self._launcher.start(self._assignment(charge))
+        except Unprepared as error:
+            hear(uid, happenings.Condemned(verdict=error.verdict))
+            return
+        except OSError as error:
+            message = f"the agent could not be started: {error}"
+        else:
+            charge.agent = agent
+            charge.attachment = replace(charge.attachment, agent=agent.record)
+            message = _describe_end(await agent.ended)
+            await self._launcher.sweep(uid)
+            charge.agent = None
+        hear(uid, happenings.AgentLost(generation=generation, message=message))
+
+    async def _see_off(self, agent: AgentProcess) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(agent.ended), FAREWELL_SECONDS)
+            return
+        await self._launcher.kill(agent)
+
+    def _assignment(self, charge: Charge) -> AgentAssignment:
+        snapshot = charge.snapshot
+        return AgentAssignment(
+            job_id=snapshot.job_id,
+            job_uid=snapshot.uid,
+            generation=snapshot.generation,
+            token=charge.token,
+            job_root=str(self._data.job(snapshot.job_id).root),
+            address_file=str(self._data.coordinator_address),
+            orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
+            stop_grace_seconds=snapshot.spec.stop_grace_seconds,
+        )
+
+    def _run(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _describe_end(status: int) -> str:
+    how = f"was ended by signal {-status}" if status < 0 else f"exited with code {status}"
+    return f"the job's agent {how}; its ranks were ended and go on from their checkpoints"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

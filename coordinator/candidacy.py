@@ -1,0 +1,76 @@
+"""Becoming the coordinator: one holds the lease, the others wait.
+
+A holder that is provably dead (same machine, its process gone) is displaced at once. Any other is
+displaced when its beat has stood still for the length of the lease on our own monotonic clock:
+wall clocks are never compared.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from muster.contracts.process import ProcessRecord
+from muster.processes import is_provably_gone
+from store.errors import LeaseLost
+from store.leases import Leases
+from store.records import Lease
+
+LEASE_NAME: Final = "coordinator"
+LEASE_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 0.2
+
+_LOG: Final = structlog.get_logger("coordinator")
+
+
+class Candidate:
+    """A process that wants to be the coordinator."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        *,
+        owner: str,
+        process: ProcessRecord,
+        is_gone: Callable[[ProcessRecord], bool] = is_provably_gone,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leases = leases
+        self._owner = owner
+        self._process = process
+        self._is_gone = is_gone
+        self._clock = clock
+        self._seen: tuple[int, int] | None = None
+        self._seen_at = 0.0
+
+    async def win(self) -> Lease:
+        """Wait until the lease is ours, and return it."""
+        told = False
+        while True:
+            holder = await asyncio.to_thread(self._leases.current, LEASE_NAME)
+            if holder is None or self.may_displace(holder):
+                try:
+                    return await asyncio.to_thread(self._take, holder)
+                except LeaseLost:
+                    continue  # somebody was faster; look again
+            if not told:
+                told = True
+                _LOG.info(
+                    f"waiting: process {holder.process.pid} on {holder.process.node} coordinates",
+                    action="lease_awaited",
+                )
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def may_displace(self, holder: Lease) -> bool:
+        """Return whether the holder is dead, or has not renewed for the length of the lease."""
+        now = self._clock()
+        if self._seen != (holder.epoch, holder.beat):
+            self._seen, self._seen_at = (holder.epoch, holder.beat), now
+        return self._is_gone(holder.process) or now - self._seen_at >= LEASE_SECONDS
+
+    def _take(self, holder: Lease | None) -> Lease:
+        return self._leases.take(
+            LEASE_NAME, self._owner, self._process, address="", displacing=holder
+        )

@@ -1,0 +1,68 @@
+"""What is worth telling of a job's life: from happenings to one-sentence entries. Pure.
+
+Beats are not news. An entry is made only if the happening changed what is known, so that a
+message told twice is an entry once.
+"""
+
+from dataclasses import dataclass
+
+from coordinator import actions, happenings
+from coordinator.happenings import Happening
+from coordinator.snapshot import JobSnapshot
+from coordinator.wording import describe_exit
+from muster.contracts.messages import RankExited, RankSaid, RankSpawned, Warned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One event to be, without its time."""
+
+    kind: str
+    message: str
+    rank: int | None = None
+    incarnation: int | None = None
+
+
+def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> Entry | None:
+    """Return what to tell of a happening that led from `before` to `after`."""
+    if isinstance(happening, RankSaid) and isinstance(happening.message, Warned):
+        return _of_rank(after, happening.rank, "warned", happening.message.message)
+    if after == before:
+        return None
+    match happening:
+        case RankSpawned():
+            return _of_rank(after, happening.rank, "rank_started", f"runs as pid {happening.pid}")
+        case RankExited():
+            exited = describe_exit(after.ranks[happening.rank])
+            return _of_rank(after, happening.rank, "rank_exited", exited)
+        case happenings.AgentLost():
+            return Entry(kind="agent_lost", message=happening.message)
+        case happenings.Taken():
+            return _of_action(before, happening.action, after)
+        case _:
+            return None
+
+
+def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) -> Entry | None:
+    match action:
+        case actions.KillProcess():
+            return _of_rank(after, action.rank, "rank_killed", action.cause.message)
+        case actions.Suspect():
+            return _of_rank(after, action.rank, "rank_suspected", "is late with its heartbeat")
+        case actions.Move() if before.status is not after.status:
+            sentence = f"the job is {after.status}"
+            return Entry(
+                kind=f"job_{after.status.lower()}",
+                message=f"{sentence}: {after.message}" if after.message else sentence,
+            )
+        case _:
+            return None
+
+
+def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> Entry:
+    return Entry(
+        kind=kind,
+        message=f"rank {rank} {words}",
+        rank=rank,
+        incarnation=snapshot.ranks[rank].incarnation,
+    )

@@ -1,0 +1,124 @@
+"""Starts agents, ends them, and ends what they leave behind. One launcher per kind of place.
+
+A launcher promises: what `start` returned runs until its `ended` future is done, and after `sweep`
+no process of that job is left where this launcher starts them.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from muster.contracts.agent import AgentAssignment
+from muster.contracts.environ import MARK
+from muster.contracts.layout import JobFiles
+from muster.contracts.process import ProcessRecord
+from muster.processes import identify, marked, send_signal
+
+SWEEP_ROUNDS: Final = 100
+SWEEP_PAUSE_SECONDS: Final = 0.02
+"""A killed process needs a moment to be gone; two seconds in all, then it hangs in the kernel."""
+
+SECRETS: Final = frozenset({"MUSTER_DATABASE_URL", "MUSTER_TOKEN"})
+"""A program that somebody submitted has no business with the service's own keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProcess:
+    """A started agent."""
+
+    record: ProcessRecord | None
+    """None if it was over before it could be looked at."""
+    ended: "asyncio.Future[int]"
+    """Its exit status, once it has ended."""
+
+
+class Launcher(Protocol):
+    """Where agents run."""
+
+    async def start(self, assignment: AgentAssignment) -> AgentProcess: ...
+
+    async def kill(self, agent: AgentProcess) -> None: ...
+
+    async def sweep(self, job_uid: str) -> int:
+        """End every process of a job; return how many there were."""
+
+
+class LocalLauncher:
+    """Agents as processes of this machine, each in a session of its own: they outlive us."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = {name: value for name, value in environ.items() if name not in SECRETS}
+
+    async def start(self, assignment: AgentAssignment) -> AgentProcess:
+        """Start an agent; raises OSError if there is no process to be had."""
+        process = self._spawn(assignment)
+        return AgentProcess(record=identify(process.pid), ended=_watch(process))
+
+    async def kill(self, agent: AgentProcess) -> None:
+        if agent.record is not None:
+            send_signal(agent.record, signal.SIGKILL)
+
+    async def sweep(self, job_uid: str) -> int:
+        return await asyncio.to_thread(_end_marked, f"{job_uid}/")
+
+    def _spawn(self, assignment: AgentAssignment) -> subprocess.Popen[bytes]:
+        log = JobFiles(Path(assignment.job_root)).agent_log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "worker.agent"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={**self._environ, MARK: f"{assignment.job_uid}/agent"},
+                start_new_session=True,
+            )
+        _tell(process, msgspec.json.encode(assignment))
+        return process
+
+
+def _tell(process: subprocess.Popen[bytes], assignment: bytes) -> None:
+    if process.stdin is None:
+        raise ValueError("the agent was started without a standard input")
+    # An agent that dies at once breaks the pipe; its end is seen by its pidfd.
+    with suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(assignment)
+
+
+def _watch(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
+    """Return a future of the exit status, woken by the process's pidfd and by no thread."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+    pidfd = os.pidfd_open(process.pid)
+
+    def on_end() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        ended.set_result(process.wait())
+
+    loop.add_reader(pidfd, on_end)
+    return ended
+
+
+def _end_marked(prefix: str) -> int:
+    """Kill until nothing with the mark is left."""
+    first = marked(prefix)
+    left = first
+    for _ in range(SWEEP_ROUNDS):
+        if not left:
+            break
+        for record in left:
+            send_signal(record, signal.SIGKILL)
+        time.sleep(SWEEP_PAUSE_SECONDS)
+        left = marked(prefix)
+    return len(first)

@@ -1,0 +1,121 @@
+"""The jobs in a coordinator's care: loaded from rows, kept in step with them, let in by turn.
+
+Level-triggered: whatever the API has written is found by looking at all that is unfinished. A
+look costs nothing while nobody has written.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from coordinator import happenings
+from coordinator.actions import Move
+from coordinator.admission import admit
+from coordinator.charge import Charge
+from coordinator.rows import Attachment, Moment, snapshot_of
+from muster.contracts.job import JobStatus, JobUid, Reason
+from store.database import Database
+from store.jobs import Jobs
+from store.records import Job, Worker
+from store.workers import Workers
+
+BLIND_LOOK_SECONDS: Final = 0.5
+"""Between looks at a database that cannot say whether anything has changed."""
+
+
+class Roster:
+    """All unfinished jobs, by their uid, in the order of submission."""
+
+    def __init__(self, database: Database, *, slots: int) -> None:
+        self.charges: dict[JobUid, Charge] = {}
+        self._database = database
+        self._jobs = Jobs(database)
+        self._workers = Workers(database)
+        self._slots = slots
+        self._seen: int | None = None
+        self._next_blind_look = 0.0
+
+    def admitted(self) -> list[Charge]:
+        """Return the jobs that have left the queue."""
+        return [charge for charge in self.charges.values() if charge.is_admitted]
+
+    async def load(self, now: Moment) -> list[Charge]:
+        """Take up every unfinished job; return them."""
+        await self._refresh(now)
+        return list(self.charges.values())
+
+    async def look(self, now: Moment) -> None:
+        """Take up what was written since the last look. Raises `StoreUnavailable`."""
+        if self._may_have_changed():
+            await self._refresh(now)
+
+    def admit(self, now: Moment) -> None:
+        """Let in the jobs at the head of the queue that there is room for."""
+        waiting = [
+            charge
+            for charge in self.charges.values()
+            if charge.snapshot.status is JobStatus.QUEUED and charge.snapshot.stop is None
+        ]
+        if not waiting:
+            return
+        wanted = [charge.snapshot.spec.world_size for charge in waiting]
+        admitted, waits = admit(wanted, used=self._used_slots(), slots=self._slots)
+        for charge in waiting[:admitted]:
+            charge.decide([Move(status=JobStatus.STARTING, message=charge.snapshot.note)], now)
+        for charge, wait in zip(waiting[admitted:], waits, strict=True):
+            if charge.snapshot.message != wait.message:
+                charge.decide([_stay(wait.message)], now)
+
+    def release(self, charge: Charge) -> None:
+        """Forget a job that is over."""
+        self.charges.pop(charge.snapshot.uid, None)
+
+    def _used_slots(self) -> int:
+        return sum(
+            not rank.finished for charge in self.admitted() for rank in charge.snapshot.ranks
+        )
+
+    def _may_have_changed(self) -> bool:
+        changes = self._database.changes()
+        if changes is None:
+            due = time.monotonic() >= self._next_blind_look
+            if due:
+                self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
+            return due
+        changed = changes != self._seen
+        self._seen = changes
+        return changed
+
+    async def _refresh(self, now: Moment) -> None:
+        unfinished = await asyncio.to_thread(self._jobs.unfinished)
+        fresh = [job for job in unfinished if job.uid not in self.charges]
+        if fresh:
+            workers = await asyncio.to_thread(self._workers.of_jobs, [job.job_id for job in fresh])
+            for job in fresh:
+                self.charges[job.uid] = _charge_of(job, workers.get(job.job_id, []))
+        for job in unfinished:
+            self._hear_stop(job, now)
+
+    def _hear_stop(self, job: Job, now: Moment) -> None:
+        if job.stop_request is None:
+            return
+        grace = job.stop_grace_seconds
+        asked = happenings.StopAsked(
+            request=job.stop_request,
+            grace_seconds=job.spec.stop_grace_seconds if grace is None else grace,
+        )
+        self.charges[job.uid].learn(asked, now)
+
+
+def _charge_of(job: Job, workers: Iterable[Worker]) -> Charge:
+    rows = list(workers)
+    return Charge(
+        snapshot=snapshot_of(job, rows),
+        attachment=Attachment(started_at=job.started_at),
+        committed_workers={worker.rank: worker for worker in rows},
+    )
+
+
+def _stay(message: str) -> Move:
+    return Move(status=JobStatus.QUEUED, reason=Reason.WAITING_FOR_SLOTS, message=message)

@@ -1,0 +1,287 @@
+"""The coordinator's one loop: hear, fold, plan, commit, perform.
+
+Everything that happens comes through one inbox and has one consumer. What a plan decides is taken
+into the snapshot, made durable, and only then performed: a successor never meets an effect whose
+cause it cannot read. When the database is away, nothing new is decided; ranks do not notice.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, assert_never
+
+import structlog
+
+from coordinator import actions, happenings
+from coordinator.agents import AgentServer, token_fits
+from coordinator.attendants import Attendants
+from coordinator.charge import Charge, Draft
+from coordinator.happenings import Happening
+from coordinator.plan import plan, wake_at
+from coordinator.roster import Roster
+from coordinator.rows import Moment
+from muster.contracts.environ import Assignment, rank_environment
+from muster.contracts.job import JobUid
+from muster.contracts.messages import (
+    AgentHello,
+    AgentMessage,
+    Dismiss,
+    KillRank,
+    StartRank,
+    TerminateRank,
+)
+from store.errors import StoreUnavailable
+from store.tenure import Tenure
+
+POLL_SECONDS: Final = 0.05
+"""How often the database is asked whether anybody else has written: microseconds each time."""
+
+TICK_SECONDS: Final = 1.0
+"""How often progress is written and the lease renewed, in one transaction."""
+
+RETRY_SECONDS: Final = 0.5
+"""Between attempts to commit while the database is away."""
+
+_LOG: Final = structlog.get_logger("coordinator")
+
+
+class Supervisor:
+    """Looks after every job of one database, for as long as its tenure lasts."""
+
+    def __init__(self, *, tenure: Tenure, roster: Roster, attendants: Attendants) -> None:
+        self._tenure = tenure
+        self._roster = roster
+        self._attendants = attendants
+        self._inbox: asyncio.Queue[tuple[JobUid, Happening, Moment]] = asyncio.Queue()
+        self._agents: AgentServer | None = None
+        self._next_tick = 0.0
+        self._retry_at = 0.0
+        self._leaving = False
+        self._draining = False
+
+    def attach(self, agents: AgentServer) -> None:
+        """Name the server through which agents are told; it names us as its listener."""
+        self._agents = agents
+
+    # What agents say, and who they are (coordinator.agents.Listener)
+
+    def expects(self, hello: AgentHello) -> bool:
+        charge = self._roster.charges.get(JobUid(hello.job_uid))
+        return (
+            charge is not None
+            and hello.generation == charge.snapshot.generation
+            and token_fits(hello.token, charge.attachment.agent_token_sha256)
+        )
+
+    def joined(self, uid: JobUid, generation: int) -> None:
+        self.hear(uid, happenings.AgentJoined(generation=generation))
+
+    def dropped(self, uid: JobUid, generation: int) -> None:
+        self.hear(uid, happenings.AgentDropped(generation=generation))
+
+    def said(self, uid: JobUid, generation: int, message: AgentMessage) -> None:
+        charge = self._roster.charges.get(uid)
+        current = charge is not None and charge.snapshot.generation == generation
+        if current and not isinstance(message, AgentHello):
+            self.hear(uid, message)
+
+    def hear(self, uid: JobUid, happening: Happening) -> None:
+        """Put a happening into the inbox, with the time it came."""
+        self._inbox.put_nowait((uid, happening, _now()))
+
+    # The ends of a tenure
+
+    def leave(self) -> None:
+        """Hand over: end the loop after a last commit; agents and ranks go on."""
+        self._leaving = True
+
+    def drain(self) -> None:
+        """Shut down: let every job save and go back to the queue, then end the loop."""
+        self._draining = True
+        for charge in self._roster.admitted():
+            self.hear(charge.snapshot.uid, happenings.Interrupted())
+
+    # The loop
+
+    async def run(self) -> None:
+        """Serve until `leave`, or until `drain` is through. Raises `LeaseLost`."""
+        await self._take_over()
+        while not self._is_done():
+            await self._wait()
+            self._fold_inbox()
+            await self._look_around()
+            await self._act()
+        await self._commit(self._drafts())
+
+    async def _take_over(self) -> None:
+        """Load the jobs, and end what a predecessor left running of them."""
+        loaded = await self._roster.load(_now())
+        await self._attendants.sweep(
+            [charge.snapshot.uid for charge in loaded if charge.is_admitted]
+        )
+
+    def _is_done(self) -> bool:
+        drained = self._draining and not self._roster.admitted() and self._inbox.empty()
+        return self._leaving or (drained and self._attendants.are_gone)
+
+    async def _wait(self) -> None:
+        """Sleep until something happens, a plan has to be asked again, or rows may have changed."""
+        now = time.monotonic()
+        moments = [wake_at(charge.snapshot, now) for charge in self._roster.admitted()]
+        patience = min([POLL_SECONDS, *(moment - now for moment in moments)])
+        try:
+            async with asyncio.timeout(max(0.0, patience)):
+                self._learn(*await self._inbox.get())
+        except TimeoutError:
+            return
+
+    def _fold_inbox(self) -> None:
+        while not self._inbox.empty():
+            self._learn(*self._inbox.get_nowait())
+
+    def _learn(self, uid: JobUid, happening: Happening, at: Moment) -> None:
+        charge = self._roster.charges.get(uid)
+        if charge is None:
+            return
+        charge.learn(happening, at)
+        if isinstance(happening, happenings.AgentJoined) and not charge.decided:
+            self._repeat_orders(charge)
+
+    async def _look_around(self) -> None:
+        """Take up what the API has written, and let in whom there is room for."""
+        try:
+            await self._roster.look(_now())
+        except StoreUnavailable as error:
+            _LOG.warning("the database is away", action="database_unavailable", error=str(error))
+        if not self._draining:
+            self._roster.admit(_now())
+
+    async def _act(self) -> None:
+        """Plan, commit and perform until nothing is left to decide now."""
+        while time.monotonic() >= self._retry_at:
+            self._plan()
+            drafts = self._drafts()
+            due = time.monotonic() >= self._next_tick
+            if not due and not any(draft.is_urgent for _, draft in drafts):
+                return
+            if not await self._commit(drafts):
+                return
+            self._perform()
+
+    def _plan(self) -> None:
+        now = _now()
+        for charge in self._roster.charges.values():
+            if not charge.decided:  # what is decided already is made durable first
+                charge.decide(plan(charge.snapshot, now.monotonic), now)
+                if actions.StartAgent() in charge.decided:
+                    self._attendants.equip(charge)
+
+    def _drafts(self) -> list[tuple[Charge, Draft]]:
+        now = _now()
+        return [(charge, charge.unwritten(now)) for charge in self._roster.charges.values()]
+
+    async def _commit(self, drafts: Sequence[tuple[Charge, Draft]]) -> bool:
+        """Write everything in one transaction; return whether it is durable."""
+        changed = [(charge, draft) for charge, draft in drafts if charge.differs(draft)]
+        try:
+            await asyncio.to_thread(
+                self._tenure.commit,
+                [draft.change for _, draft in changed],
+                {draft.change.job_id: draft.changed for _, draft in changed},
+                {draft.change.job_id: draft.events for _, draft in changed},
+                renewing=True,
+            )
+        except StoreUnavailable as error:
+            _LOG.warning("the database is away", action="commit_failed", error=str(error))
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            return False
+        self._next_tick = time.monotonic() + TICK_SECONDS
+        for charge, draft in changed:
+            _tell(charge, draft)
+            charge.written(draft)
+        return True
+
+    def _perform(self) -> None:
+        for charge in list(self._roster.charges.values()):
+            decided, charge.decided = charge.decided, []
+            for action in decided:
+                self._perform_one(charge, action)
+            if charge.is_over:
+                self._roster.release(charge)
+
+    def _perform_one(self, charge: Charge, action: actions.Action) -> None:
+        match action:
+            case actions.StartAgent():
+                self._attendants.start(charge, self.hear)
+            case actions.KillAgent():
+                self._attendants.kill(charge)
+            case actions.DismissAgent():
+                self._send(charge, Dismiss())
+                self._attendants.see_off(charge)
+            case actions.Start():
+                self._send(charge, _start_order(charge, action.rank))
+            case actions.Terminate():
+                self._send(charge, _terminate_order(charge, action.rank))
+            case actions.KillProcess():
+                self._send(charge, _kill_order(charge, action.rank))
+            case actions.Suspect() | actions.Move():
+                pass
+            case _:
+                assert_never(action)
+
+    def _repeat_orders(self, charge: Charge) -> None:
+        """Say again what an agent that has joined may have missed; it ignores what it knows."""
+        for rank in charge.snapshot.ranks:
+            if rank.is_alive and rank.identity is None:
+                self._send(charge, _start_order(charge, rank.rank))
+            if rank.is_alive and rank.terminated:
+                self._send(charge, _terminate_order(charge, rank.rank))
+            if rank.is_alive and rank.kill is not None:
+                self._send(charge, _kill_order(charge, rank.rank))
+
+    def _send(
+        self, charge: Charge, message: StartRank | TerminateRank | KillRank | Dismiss
+    ) -> None:
+        if self._agents is not None:
+            self._agents.send(charge.snapshot.uid, message)
+
+
+def _now() -> Moment:
+    return Moment(monotonic=time.monotonic(), wall=datetime.now(UTC))
+
+
+def _tell(charge: Charge, draft: Draft) -> None:
+    """One log line for each event, once it is durable."""
+    for event in draft.events:
+        _LOG.info(event.message, action=event.kind, job_id=charge.snapshot.job_id, rank=event.rank)
+
+
+def _start_order(charge: Charge, number: int) -> StartRank:
+    rank = charge.snapshot.ranks[number]
+    places = charge.places
+    if places is None:
+        raise RuntimeError(f"rank {number} is to start before its job was prepared")
+    assignment = Assignment(
+        job_id=charge.snapshot.job_id,
+        job_uid=charge.snapshot.uid,
+        rank=number,
+        incarnation=rank.incarnation,
+        checkpoint_dir=places.checkpoint_dir,
+        dataset_dir=places.dataset_dir,
+        master_port=charge.master_port,
+    )
+    return StartRank(
+        rank=number,
+        incarnation=rank.incarnation,
+        environment=rank_environment(charge.snapshot.spec, assignment),
+        working_dir=str(places.working_dir),
+    )
+
+
+def _terminate_order(charge: Charge, number: int) -> TerminateRank:
+    return TerminateRank(rank=number, incarnation=charge.snapshot.ranks[number].incarnation)
+
+
+def _kill_order(charge: Charge, number: int) -> KillRank:
+    return KillRank(rank=number, incarnation=charge.snapshot.ranks[number].incarnation)

@@ -1,0 +1,78 @@
+"""What the directories and files of one rank's checkpoints are called.
+
+<rank's directory>/
+  LATEST                             one line: the name of a checkpoint
+  step_0000000042.g0003/             step 42, saved by generation 3
+    manifest.json
+    state.safetensors                absent when the state has no arrays
+  step_0000000042.g0003.r0001/       the same step saved again by the same generation
+  .step_0000000045.g0003.tmp/        being written or being deleted
+  .LATEST.g0003.tmp                  being written
+
+A name read from a disk is parsed, never joined to a path as it is: what does not parse does not
+exist for us, and is never touched.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+LATEST: Final = "LATEST"
+MANIFEST: Final = "manifest.json"
+STATE: Final = "state.safetensors"
+
+LATEST_LIMIT_BYTES: Final = 128
+"""Twice the longest line that can be meant."""
+
+_CHECKPOINT: Final = re.compile(r"step_(\d{10,19})\.g(\d{4,19})(?:\.r(\d{4,19}))?", re.ASCII)
+_TEMPORARY: Final = re.compile(
+    r"\.(?:LATEST|step_\d{10,19})\.g(\d{4,19})(?:\.r\d+)?\.tmp", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointName:
+    """Sorts by age: generation first, because a later process may have gone back some steps."""
+
+    generation: int
+    step: int
+    revision: int = 0
+    """Counts the saves of one step by one generation, so that no save ever has to move an
+    acknowledged checkpoint out of its way."""
+
+    def __str__(self) -> str:
+        revision = f".r{self.revision:04d}" if self.revision else ""
+        return f"step_{self.step:010d}.g{self.generation:04d}{revision}"
+
+    @property
+    def temporary(self) -> str:
+        return f".{self}.tmp"
+
+    @classmethod
+    def parse(cls, text: str) -> "CheckpointName | None":
+        """Return the name that `text` is exactly, or None."""
+        found = _CHECKPOINT.fullmatch(text)
+        if found is None:
+            return None
+        name = cls(generation=int(found[2]), step=int(found[1]), revision=int(found[3] or 0))
+        return name if str(name) == text else None
+
+
+def temporary_latest(generation: int) -> str:
+    """Return where a generation writes its next LATEST."""
+    return f".{LATEST}.g{generation:04d}.tmp"
+
+
+def generation_of_temporary(text: str) -> int | None:
+    """Return who left a temporary file or directory, or None if it is not one of ours."""
+    found = _TEMPORARY.fullmatch(text)
+    return int(found[1]) if found else None
+
+
+def parse_latest(content: bytes | bytearray) -> CheckpointName | None:
+    """Return what LATEST names, or None if it is torn or was not written by us."""
+    try:
+        line = content.decode("ascii")
+    except UnicodeDecodeError:
+        return None
+    return CheckpointName.parse(line[:-1]) if line.endswith("\n") else None

@@ -1,0 +1,147 @@
+"""Finds the newest checkpoint that can be trusted, and verifies every byte before it is used.
+
+The order of trust: the highest generation first (a fenced process may have turned LATEST back),
+in it what LATEST names, then the steps from new to old. LATEST is where to look first; only the
+hashes decide. Reading changes nothing, so it can be repeated at will.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_hexdigest
+
+from muster.checkpoints import manifest as manifests
+from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, mapped
+from muster.checkpoints.filesystem import FileSystem
+from muster.checkpoints.manifest import MANIFEST_LIMIT_BYTES, Manifest
+from muster.checkpoints.names import (
+    LATEST,
+    LATEST_LIMIT_BYTES,
+    MANIFEST,
+    STATE,
+    CheckpointName,
+    parse_latest,
+)
+from muster.checkpoints.state import unpack
+from muster.contracts.position import Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A verified checkpoint; its arrays are writable and belong to whoever holds it."""
+
+    name: CheckpointName
+    manifest: Manifest
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def position(self) -> Position:
+        return self.manifest.position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Reads one rank's directory."""
+
+    files: FileSystem
+    directory: Path
+    rank: int
+    world_size: int
+    warn: Callable[[str], None]
+    """Takes sentences for a person: what was passed over, and why."""
+
+    def newest(self, is_wanted: Callable[[Manifest], bool] = lambda _: True) -> Checkpoint | None:
+        """Return the newest intact checkpoint that is wanted, or None where there is none.
+
+        Raises `CheckpointDamaged` if there are checkpoints and none is intact: to begin again
+        silently would throw work away. Raises `CheckpointMismatch` if the newest is another
+        rank's or of another world size.
+        """
+        latest = self.latest()
+        damages = []
+        for name in sorted(self.names(), key=lambda name: _trust(name, latest), reverse=True):
+            try:
+                manifest = self.manifest(name)
+                if not is_wanted(manifest):
+                    continue
+                self._refuse_mismatch(name, manifest)
+                checkpoint = self._load(name, manifest)
+            except CheckpointDamaged as damage:
+                damages.append(str(damage))
+                continue
+            for warning in _warnings(damages, name, latest, self.directory):
+                self.warn(warning)
+            return checkpoint
+        if damages:
+            raise CheckpointDamaged(
+                f"no checkpoint in {self.directory} is intact ({'; '.join(damages)}). Bring back a "
+                "copy of the directory, or remove it to start from the beginning"
+            )
+        return None
+
+    def latest(self) -> CheckpointName | None:
+        """Return what LATEST names; None if it is missing, unreadable, torn or not ours."""
+        with suppress(OSError):
+            return parse_latest(self.files.read(f"{self.directory}/{LATEST}", LATEST_LIMIT_BYTES))
+        return None
+
+    def names(self) -> list[CheckpointName]:
+        """Return every checkpoint there seems to be, in no order."""
+        with mapped("listing", str(self.directory)):
+            try:
+                found = self.files.list_directory(str(self.directory))
+            except FileNotFoundError:
+                return []
+        return [name for text in found if (name := CheckpointName.parse(text))]
+
+    def manifest(self, name: CheckpointName) -> Manifest:
+        """Return a checkpoint's verified manifest; raises `CheckpointDamaged`."""
+        where = f"{self.directory}/{name}/{MANIFEST}"
+        manifest = manifests.decode(self._read(where, MANIFEST_LIMIT_BYTES), where)
+        if not manifest.is_named(name):
+            raise CheckpointDamaged(f"{where} is that of another directory")
+        return manifest
+
+    def _load(self, name: CheckpointName, manifest: Manifest) -> Checkpoint:
+        where = f"{self.directory}/{name}/{STATE}"
+        content = None
+        if facts := manifest.files.get(STATE):
+            content = self._read(where, facts.size_bytes)
+            if len(content) != facts.size_bytes or xxh3_64_hexdigest(content) != facts.xxh3:
+                raise CheckpointDamaged(f"{where} is not what was written")
+        state = unpack(content, manifest.values, where)
+        return Checkpoint(name=name, manifest=manifest, state=state)
+
+    def _read(self, path: str, limit_bytes: int) -> bytearray:
+        try:
+            return self.files.read(path, limit_bytes)
+        except OSError as error:
+            raise CheckpointDamaged(f"{path} cannot be read: {error.strerror or error}") from error
+
+    def _refuse_mismatch(self, name: CheckpointName, manifest: Manifest) -> None:
+        if (manifest.rank, manifest.world_size) != (self.rank, self.world_size):
+            raise CheckpointMismatch(
+                f"{self.directory}/{name} is of rank {manifest.rank} of {manifest.world_size}, and "
+                f"this is rank {self.rank} of {self.world_size}: start the job with the world size "
+                "it was saved with, or with a new job id"
+            )
+
+
+def _trust(name: CheckpointName, latest: CheckpointName | None) -> tuple[int, bool, CheckpointName]:
+    return name.generation, name == latest, name
+
+
+def _warnings(
+    damages: list[str], name: CheckpointName, latest: CheckpointName | None, directory: Path
+) -> Iterator[str]:
+    yield from damages
+    if name != latest:
+        named = "is missing or unreadable" if latest is None else f"names {latest}"
+        yield f"{directory}/LATEST {named}; the newest checkpoint that is intact is {name}"

@@ -1,0 +1,275 @@
+"""The checkpoints of one rank: saved durably, restored verified, fenced by generation.
+
+A save is a fixed order of durable steps. Each one makes the next one safe, and a power cut between
+any two leaves what LATEST names intact:
+
+    state and manifest into a temporary directory, each flushed   what will be named is whole
+    the temporary directory flushed                               and complete
+    renamed to its final name, the rank's directory flushed       it exists
+    LATEST replaced, the rank's directory flushed                 it is found: acknowledged
+    older ones renamed to temporary names and deleted             nothing depends on them
+
+Acknowledged means: `save` returned.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from muster.checkpoints.durable import (
+    FileFacts,
+    ensure_directory,
+    remove_tree,
+    replace_file,
+    write_file,
+)
+from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration, mapped
+from muster.checkpoints.filesystem import FileSystem
+from muster.checkpoints.manifest import Manifest, sign
+from muster.checkpoints.names import (
+    LATEST,
+    MANIFEST,
+    STATE,
+    CheckpointName,
+    generation_of_temporary,
+    temporary_latest,
+)
+from muster.checkpoints.reader import Checkpoint, Reader
+from muster.checkpoints.retention import expendable
+from muster.checkpoints.state import Packed, State, pack
+from muster.contracts.position import Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who saves: which rank of which job, and which of its incarnations."""
+
+    job_id: str
+    job_uid: str | None
+    """None when started by hand: then every checkpoint under the job's id is its own."""
+    rank: int
+    world_size: int
+    generation: int | None
+    """None when started by hand: one above the newest checkpoint's."""
+
+    def owns(self, manifest: Manifest) -> bool:
+        """Return whether a checkpoint is this job's own."""
+        if self.job_uid is None:
+            return manifest.job_id == self.job_id
+        return manifest.job_uid == self.job_uid
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ledger:
+    """What this process knows of the directory since its first save; lost after any failure."""
+
+    generation: int
+    own: set[CheckpointName]
+    """This job's checkpoints."""
+    others: frozenset[CheckpointName]
+    """Names taken by another job's checkpoints, or by damaged ones: never touched."""
+
+    def free_name(self, step: int) -> CheckpointName:
+        """Return a name for a new checkpoint of `step`."""
+        name = CheckpointName(self.generation, step)
+        while name in self.own or name in self.others:
+            name = replace(name, revision=name.revision + 1)
+        return name
+
+
+class Vault:
+    """One rank's directory of checkpoints. For one thread of one process."""
+
+    def __init__(  # noqa: PLR0913  each is a fact or a seam
+        self,
+        *,
+        files: FileSystem,
+        directory: Path,
+        owner: Owner,
+        keep_last: int,
+        clock: Callable[[], datetime],
+        warn: Callable[[str], None],
+    ) -> None:
+        """`clock` returns the time in UTC; `warn` takes sentences for a person."""
+        self._files: Final = files
+        self._directory: Final = str(directory.absolute())
+        self._owner: Final = owner
+        self._keep_last: Final = keep_last
+        self._clock: Final = clock
+        self._warn: Final = warn
+        self._reader: Final = Reader(
+            files=files,
+            directory=directory.absolute(),
+            rank=owner.rank,
+            world_size=owner.world_size,
+            warn=warn,
+        )
+        self._generation = owner.generation
+        self._ledger: _Ledger | None = None
+        self._trusted: set[CheckpointName] = set()
+
+    def restore(self) -> Checkpoint | None:
+        """Return the newest intact checkpoint of this job, or None if it has none.
+
+        Every byte is verified. What had to be passed over goes to `warn`. Raises
+        `CheckpointDamaged` if there are checkpoints and none is intact, `CheckpointMismatch` if
+        the newest is another rank's or of another world size, and `CheckpointNotWritable` or
+        `CheckpointFailed` if the directory cannot be read.
+        """
+        checkpoint = self._reader.newest(self._owner.owns)
+        if checkpoint is not None:
+            self._trusted.add(checkpoint.name)
+        return checkpoint
+
+    def save(self, step: int, position: Position, state: State) -> Manifest:
+        """Make a checkpoint durable; when this returns, no crash and no power cut can lose it.
+
+        Raises `UnsupportedState` or `StaleGeneration` before anything is touched,
+        `CheckpointNotWritable` or `CheckpointFailed` with every older checkpoint as it was.
+        Trouble with the deletion of old ones goes to `warn`: the checkpoint is safe by then.
+        """
+        time = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        packed = pack(state)
+        ledger, self._ledger = self._ledger, None
+        with mapped("saving a checkpoint in", self._directory):
+            if ledger is None:
+                ledger = self._open()
+            else:
+                self._refuse_if_stale(ledger)
+            name = ledger.free_name(step)
+            manifest = self._publish(name, time, position, packed)
+            # Looked at again, because a process that was stopped for a while may wake up here.
+            self._refuse_if_stale(ledger)
+            self._point_latest_at(name)
+        ledger.own.add(name)
+        self._trusted.add(name)
+        # Only a save that went through leaves its knowledge to the next one.
+        self._ledger = ledger
+        self._retire(ledger, name)
+        return manifest
+
+    def _open(self) -> _Ledger:
+        """Learn what is there, refuse if a later generation has saved, and clear dead saves."""
+        names = set(self._reader.names())
+        own = {name for name in names if self._is_own(name)}
+        newest = max((name.generation for name in own), default=-1)
+        if self._generation is None:
+            self._generation = newest + 1
+        if newest > self._generation:
+            raise StaleGeneration(self._directory, self._generation, newest)
+        ensure_directory(self._files, self._directory)
+        self._sweep(self._generation)
+        return _Ledger(generation=self._generation, own=own, others=frozenset(names - own))
+
+    def _is_own(self, name: CheckpointName) -> bool:
+        try:
+            return self._owner.owns(self._reader.manifest(name))
+        except CheckpointDamaged:
+            # What cannot be classified is left alone: it neither fences us nor is it deleted.
+            return False
+
+    def _sweep(self, generation: int) -> None:
+        """Remove what saves and deletions that were cut short have left."""
+        for text in self._files.list_directory(self._directory):
+            left_by = generation_of_temporary(text)
+            if left_by is not None and left_by <= generation:
+                self._remove(f"{self._directory}/{text}")
+
+    def _refuse_if_stale(self, ledger: _Ledger) -> None:
+        """One small read: LATEST's line carries the generation that wrote it."""
+        latest = self._reader.latest()
+        if latest and latest.generation > ledger.generation and self._is_own(latest):
+            raise StaleGeneration(self._directory, ledger.generation, latest.generation)
+
+    def _publish(
+        self, name: CheckpointName, time: str, position: Position, packed: Packed
+    ) -> Manifest:
+        """Bring a whole checkpoint into being under its final name, durably."""
+        temporary = f"{self._directory}/{name.temporary}"
+        self._files.make_directory(temporary)
+        try:
+            facts = {}
+            if packed.buffers:
+                facts[STATE] = write_file(self._files, f"{temporary}/{STATE}", packed.buffers)
+            manifest, content = sign(self._manifest(name, time, position, packed, facts))
+            write_file(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
+            self._files.fsync_directory(temporary)
+            self._files.rename(temporary, f"{self._directory}/{name}")
+        except BaseException:
+            with suppress(OSError):
+                remove_tree(self._files, temporary)
+            raise
+        self._files.fsync_directory(self._directory)
+        return manifest
+
+    def _manifest(
+        self,
+        name: CheckpointName,
+        time: str,
+        position: Position,
+        packed: Packed,
+        facts: dict[str, FileFacts],
+    ) -> Manifest:
+        return Manifest(
+            step=name.step,
+            time=time,
+            rank=self._owner.rank,
+            world_size=self._owner.world_size,
+            job_id=self._owner.job_id,
+            job_uid=self._owner.job_uid,
+            generation=name.generation,
+            position=position,
+            values=packed.values,
+            files=facts,
+        )
+
+    def _point_latest_at(self, name: CheckpointName) -> None:
+        replace_file(
+            self._files,
+            f"{self._directory}/{temporary_latest(name.generation)}",
+            f"{self._directory}/{LATEST}",
+            f"{name}\n".encode(),
+        )
+
+    def _retire(self, ledger: _Ledger, latest: CheckpointName) -> None:
+        """Delete what may go, by way of a temporary name: no half checkpoint is ever seen."""
+        for name in expendable(ledger.own, latest, self._trusted, self._keep_last):
+            ledger.own.discard(name)
+            self._trusted.discard(name)
+            temporary = f"{self._directory}/{name.temporary}"
+            try:
+                self._files.rename(f"{self._directory}/{name}", temporary)
+            except OSError as error:
+                self._warn(f"{self._directory}/{name} cannot be deleted: {error.strerror or error}")
+            else:
+                self._remove(temporary)
+
+    def _remove(self, path: str) -> None:
+        try:
+            if self._files.is_directory(path):
+                remove_tree(self._files, path)
+            else:
+                self._files.remove_file(path)
+        except OSError as error:
+            self._warn(f"{path} is not needed and cannot be deleted: {error.strerror or error}")
+
+
+def restore_from(
+    files: FileSystem, directory: Path, owner: Owner, warn: Callable[[str], None]
+) -> Checkpoint | None:
+    """Return the newest intact checkpoint in another job's directory of the same rank.
+
+    For a job that was asked to start from another one's checkpoints: whose they are is not
+    looked at; everything else is as in `Vault.restore`.
+    """
+    reader = Reader(
+        files=files,
+        directory=directory.absolute(),
+        rank=owner.rank,
+        world_size=owner.world_size,
+        warn=warn,
+    )
+    return reader.newest()

@@ -1,0 +1,43 @@
+"""How the services log: one sentence a line, with its `action` and the ids it is about.
+
+On a terminal for people, elsewhere one JSON object a line. Third-party libraries that use the
+standard library's logging come out in the same form.
+"""
+
+import logging
+import sys
+
+import structlog
+
+
+def configure(service: str, level: int = logging.INFO) -> None:
+    """Set up logging of this process to standard error; `service` names it in every line."""
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    for_people = sys.stderr.isatty()
+    renderer: structlog.types.Processor = (
+        structlog.dev.ConsoleRenderer() if for_people else structlog.processors.JSONRenderer()
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *([] if for_people else [structlog.processors.format_exc_info]),
+                renderer,
+            ],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # its plug-ins are nobody's news
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)

@@ -1,0 +1,101 @@
+"""Values and small helpers for whoever tests against the store."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select
+
+from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.spec import JobSpec
+from store.database import Database
+from store.idempotency import IdempotencyKey
+from store.jobs import Jobs
+from store.leases import Leases
+from store.records import Job, JobChange, Lease, ProcessRecord, Worker
+from store.tables import METADATA
+from store.tenure import Tenure
+
+NOON = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
+PROCESS = ProcessRecord(pid=4711, start_ticks=2**40, boot_id="b00t", node="höst-1")
+EVERY_STATUS = list(JobStatus)
+
+
+@dataclass
+class SteppingClock:
+    """A clock that goes on by `step` whenever somebody looks at it."""
+
+    now: datetime = NOON
+    step: timedelta = field(default=timedelta(seconds=1))
+
+    def __call__(self) -> datetime:
+        self.now += self.step
+        return self.now
+
+
+def submit(jobs: Jobs, job_id: str, *, uid: str | None = None, key: str | None = None) -> Job:
+    return jobs.create(
+        JobId(job_id),
+        JobUid(uid or f"uid-{job_id}"),
+        JobSpec(world_size=2),
+        message=None,
+        idempotency=None if key is None else idempotency_key(key),
+    )
+
+
+def idempotency_key(key: str, *, principal: str = "ada", body: str = "body") -> IdempotencyKey:
+    return IdempotencyKey(principal=principal, key=key, request_sha256=body)
+
+
+def change_of(job: Job, **new: object) -> JobChange:
+    """Return the change that leaves `job` as it is, but for `new`."""
+    return JobChange(
+        **{name: new.get(name, getattr(job, name)) for name in JobChange.__dataclass_fields__}
+    )
+
+
+def worker(rank: int, **new: object) -> Worker:
+    return Worker(**{"rank": rank, "incarnation": 0, "state": "live", "process": PROCESS, **new})
+
+
+def take_lease(database: Database, owner: str = "first") -> Lease:
+    leases = Leases(database)
+    seen = leases.current("coordinator")
+    return leases.take("coordinator", owner, PROCESS, "127.0.0.1:1", displacing=seen)
+
+
+def bring_to(database: Database, job: Job, *statuses: JobStatus) -> Job:
+    """Move `job` through `statuses` as a coordinator would, and return what became of it."""
+    tenure = Tenure(database, take_lease(database))
+    for status in statuses:
+        tenure.commit([change_of(job, status=status)], {}, {}, renewing=False)
+    return Jobs(database).get(job.job_id)
+
+
+def finish(database: Database, job: Job, *, at: datetime | None = None) -> Job:
+    """Let `job` fail."""
+    tenure = Tenure(database, take_lease(database))
+    change = change_of(job, status=JobStatus.FAILED, finished_at=at)
+    tenure.commit([change], {}, {}, renewing=False)
+    return Jobs(database).get(job.job_id)
+
+
+def everything(database: Database) -> dict[str, list[tuple[Any, ...]]]:
+    """Return every row of every table."""
+    with database.reading() as connection:
+        return {
+            table.name: [
+                tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))
+            ]
+            for table in METADATA.sorted_tables
+        }
+
+
+@contextmanager
+def nothing_moves(database: Database) -> Iterator[None]:
+    """Fail unless every table holds afterwards what it held before."""
+    before = everything(database)
+    yield
+    assert everything(database) == before

@@ -1,0 +1,319 @@
+"""Cuts the power after every operation of a history, and lets the production reader look.
+
+The protocol must survive all of it, and deliberately broken ones must not: an explorer that finds
+nothing in them would prove nothing about the real one.
+"""
+
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+from vaults import DIRECTORY, Rank, owner, position, state
+
+from muster.checkpoints.arrays import decode
+from muster.checkpoints.errors import CheckpointDamaged
+from muster.checkpoints.identity import identity, identity_of
+from muster.checkpoints.memory import MemoryFileSystem, Operation
+from muster.checkpoints.names import LATEST, CheckpointName, parse_latest
+from muster.checkpoints.power_cut import Mode, crash_states
+from muster.checkpoints.reader import Checkpoint
+from muster.checkpoints.vault import Vault
+
+Restore = Callable[[MemoryFileSystem, int], Checkpoint | None]
+
+
+class Killed(BaseException):
+    """The process is gone: no handler runs any more."""
+
+
+@dataclass
+class Mortal:
+    """A process's view of the file system, which ends at an operation of its choice."""
+
+    files: MemoryFileSystem
+    dies_at: int
+
+    def __getattr__(self, name: str) -> object:
+        if len(self.files.operations) >= self.dies_at:
+            raise Killed
+        return getattr(self.files, name)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process: its generation, what it saves, and after how many operations it is killed."""
+
+    generation: int
+    steps: tuple[int, ...]
+    lives_for: int = 10**9
+
+
+@dataclass
+class History:
+    """What was done to the file system, and what had been acknowledged by when."""
+
+    files: MemoryFileSystem = field(default_factory=MemoryFileSystem)
+    keep_last: int = 2
+    kind: type[Vault] = Vault
+    acknowledged: dict[int, CheckpointName] = field(default_factory=dict)
+
+    def play(self, *sessions: Session) -> "History":
+        for session in sessions:
+            try:
+                self._play(session)
+            except Killed:
+                continue
+        return self
+
+    def _play(self, session: Session) -> None:
+        rank = Rank(
+            files=Mortal(self.files, len(self.files.operations) + session.lives_for),
+            owner=owner(generation=session.generation),
+            keep_last=self.keep_last,
+            kind=self.kind,
+        )
+        rank.restored()
+        for step in session.steps:
+            rank.save(step)
+            name = CheckpointName(session.generation, step)
+            self.acknowledged[len(self.files.operations)] = name
+
+
+class Forgetful(MemoryFileSystem):
+    """Says that it flushed, and did not, wherever `forgets` (kind, path, history) says so."""
+
+    def __init__(self, forgets: Callable[[str, str, list[Operation]], bool]) -> None:
+        super().__init__()
+        self._forgets = forgets
+        self._paths: dict[int, str] = {}
+
+    def create(self, path: str) -> int:
+        descriptor = super().create(path)
+        self._paths[descriptor] = path
+        return descriptor
+
+    def fsync(self, descriptor: int) -> None:
+        if not self._forgets("file", self._paths[descriptor], self.operations):
+            super().fsync(descriptor)
+
+    def fsync_directory(self, path: str) -> None:
+        if not self._forgets("directory", path, self.operations):
+            super().fsync_directory(path)
+
+
+@dataclass
+class Findings:
+    states: int = 0
+    violations: Counter[str] = field(default_factory=Counter)
+
+
+def production_restore(files: MemoryFileSystem, generation: int) -> Checkpoint | None:
+    return Rank(files=files, owner=owner(generation=generation)).vault.restore()
+
+
+def explore(history: History, restore: Restore = production_restore, limit: int = 200) -> Findings:
+    """Look at what may be left after each operation; count what should never be."""
+    findings = Findings()
+    files = MemoryFileSystem()
+    newest = None
+    seen: set[bytes] = set()
+    for count, operation in enumerate(history.files.operations, start=1):
+        files.replay([operation])
+        newest = history.acknowledged.get(count, newest)
+        for mode in Mode:
+            for survivor in crash_states(files, mode, limit=limit, seed=count):
+                key = pickle.dumps((newest, survivor.tree()))
+                if key not in seen:
+                    seen.add(key)
+                    findings.states += 1
+                    findings.violations.update(violations(survivor, newest, restore))
+    return findings
+
+
+def violations(
+    files: MemoryFileSystem, newest: CheckpointName | None, restore: Restore
+) -> list[str]:
+    found = []
+    try:
+        checkpoint = restore(files, 9)
+    except CheckpointDamaged:
+        return ["unrestorable"]
+    if newest and (checkpoint is None or checkpoint.name < newest):
+        found.append("lost")
+    if checkpoint and identity_of(checkpoint) != expected(checkpoint.name):
+        found.append("torn")
+    if not names_an_intact_one(files):
+        found.append("LATEST")
+    return found
+
+
+@cache
+def expected(name: CheckpointName) -> str:
+    return identity(state(name.generation, name.step), position(name.step))
+
+
+def names_an_intact_one(files: MemoryFileSystem) -> bool:
+    """Return whether LATEST could be followed blindly: the reader's fallback is not needed."""
+    content = files.tree().get(f"{DIRECTORY}/{LATEST}")
+    if content is None:
+        return True
+    name = parse_latest(content)
+    return name is not None and f"{DIRECTORY}/{name}/manifest.json" in files.tree()
+
+
+HISTORIES = {
+    "saves and deletions": (Session(0, (1, 2, 3, 4)),),
+    "a restart that goes back some steps": (Session(0, (3, 6, 9)), Session(1, (6, 9, 12))),
+    "a process killed while it deletes, and its successor": (
+        Session(0, (1, 2, 3, 4), lives_for=112),
+        Session(1, (4, 5)),
+    ),
+    "three processes killed in their first save": (
+        Session(0, (1,), lives_for=9),
+        Session(1, (1,), lives_for=20),
+        Session(2, (1,), lives_for=36),
+        Session(3, (1, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+@pytest.mark.parametrize("sessions", HISTORIES.values(), ids=list(HISTORIES))
+def test_no_power_cut_loses_what_was_acknowledged_or_shows_what_is_torn(
+    sessions: tuple[Session, ...], keep_last: int
+) -> None:
+    history = History(keep_last=keep_last).play(*sessions)
+    findings = explore(history)
+    assert history.acknowledged
+    assert findings.states > 100
+    assert findings.violations == {}
+
+
+@pytest.mark.parametrize("lives_for", range(4, 40))
+def test_wherever_the_first_process_dies_its_successor_saves_durably(lives_for: int) -> None:
+    history = History().play(Session(0, (1, 2), lives_for=lives_for), Session(1, (3,)))
+    findings = explore(history, limit=8)
+    assert findings.violations == {}
+
+
+def test_recovery_can_be_repeated_and_cut_short_itself() -> None:
+    history = History().play(Session(0, (1, 2, 3)))
+    files = MemoryFileSystem()
+    draw = random.Random(7)  # noqa: S311  no secret
+    for count, operation in enumerate(history.files.operations):
+        files.replay([operation])
+        for survivor in crash_states(files, Mode.ANY, limit=4, seed=count):
+            acknowledged = [at for at in history.acknowledged if at <= count + 1]
+            first = production_restore(survivor, 1)
+            second = production_restore(survivor, 1)
+            assert (first and first.manifest) == (second and second.manifest)
+            again = History(files=survivor)
+            start = len(survivor.operations)
+            again.play(
+                Session(1, (7,), lives_for=draw.randrange(1, 40)),
+                Session(2, (8,), lives_for=draw.randrange(1, 60)),
+            )
+            assert len(survivor.operations) > start
+            last = production_restore(survivor, 3)
+            if acknowledged or again.acknowledged:
+                assert last is not None
+                assert last.name >= max([*again.acknowledged.values(), CheckpointName(0, 0)])
+            if last:
+                assert identity_of(last) == expected(last.name)
+
+
+def after_the_rename_of_a_checkpoint(kind: str, _path: str, operations: list[Operation]) -> bool:
+    last = operations[-1]
+    return (
+        kind == "directory"
+        and last.name == "rename"
+        and not str(last.arguments[1]).endswith(LATEST)
+    )
+
+
+FORGOTTEN = {
+    "every directory": lambda kind, _path, _operations: kind == "directory",
+    "every file": lambda kind, _path, _operations: kind == "file",
+    "the arrays": lambda _kind, path, _operations: path.endswith("state.safetensors"),
+    "the manifest": lambda _kind, path, _operations: path.endswith("manifest.json"),
+    "the new LATEST": lambda kind, path, _operations: kind == "file" and LATEST in path,
+    "the temporary directory": lambda kind, path, _operations: (
+        kind == "directory" and path.endswith(".tmp")
+    ),
+    "the rank's directory": lambda _kind, path, _operations: path == str(DIRECTORY),
+    "the job's directory": lambda _kind, path, _operations: path == str(DIRECTORY.parent),
+    "the directory between rename and LATEST": after_the_rename_of_a_checkpoint,
+}
+
+
+@pytest.mark.parametrize("forgets", FORGOTTEN.values(), ids=list(FORGOTTEN))
+def test_a_protocol_that_leaves_out_one_fsync_is_caught(
+    forgets: Callable[[str, str, list[Operation]], bool],
+) -> None:
+    history = History(files=Forgetful(forgets)).play(Session(0, (1, 2, 3)))
+    assert explore(history).violations.total() > 0
+
+
+class LatestFirst(Vault):
+    """Points at a checkpoint before there is one."""
+
+    def _publish(self, name, *arguments):  # noqa: ANN001, ANN002, ANN202  as in the parent
+        super()._point_latest_at(name)
+        return super()._publish(name, *arguments)
+
+    def _point_latest_at(self, name: CheckpointName) -> None:
+        """Nothing is left to do."""
+
+
+class DeletesFirst(Vault):
+    """Makes room before the new checkpoint can be found."""
+
+    def _publish(self, name, *arguments):  # noqa: ANN001, ANN002, ANN202  as in the parent
+        for text in self._files.list_directory(str(DIRECTORY)):
+            if older := CheckpointName.parse(text):
+                self._files.rename(f"{DIRECTORY}/{text}", f"{DIRECTORY}/{older.temporary}")
+                self._remove(f"{DIRECTORY}/{older.temporary}")
+        return super()._publish(name, *arguments)
+
+
+class DeletesInPlace(Vault):
+    """Deletes an old checkpoint file by file under its own name, and before LATEST is durable."""
+
+    def _point_latest_at(self, name: CheckpointName) -> None:
+        for text in self._files.list_directory(str(DIRECTORY)):
+            if CheckpointName.parse(text) not in (None, name):
+                self._remove(f"{DIRECTORY}/{text}")
+        super()._point_latest_at(name)
+
+
+@pytest.mark.parametrize("kind", [LatestFirst, DeletesFirst, DeletesInPlace])
+def test_a_protocol_in_the_wrong_order_is_caught(kind: type[Vault]) -> None:
+    history = History(kind=kind, keep_last=1).play(Session(0, (1, 2, 3)))
+    assert explore(history).violations.total() > 0
+
+
+def test_verification_is_what_keeps_torn_bytes_out() -> None:
+    history = History(files=Forgetful(FORGOTTEN["the arrays"])).play(Session(0, (1, 2, 3)))
+    assert explore(history).violations["torn"] == 0
+    assert explore(history, restore=trusting_restore).violations["torn"] > 0
+
+
+def trusting_restore(files: MemoryFileSystem, generation: int) -> Checkpoint | None:
+    """Read what LATEST names and believe it, as many checkpoint readers do."""
+    rank = Rank(files=files, owner=owner(generation=generation))
+    reader = rank.vault._reader  # noqa: SLF001  a broken reader made of the real one's parts
+    name = reader.latest()
+    if name is None or str(name) not in files.list_directory(str(DIRECTORY)):
+        return None
+    manifest = reader.manifest(name)
+    size_bytes = manifest.files["state.safetensors"].size_bytes
+    content = bytearray(files.tree().get(f"{DIRECTORY}/{name}/state.safetensors", b""))
+    try:
+        arrays = decode(content.ljust(size_bytes, b"\0"), "")
+    except CheckpointDamaged:
+        arrays = {}
+    return Checkpoint(name=name, manifest=manifest, state={**arrays, **manifest.values})

@@ -1,0 +1,201 @@
+"""What the API asks of jobs."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import insert
+from store_samples import (
+    EVERY_STATUS,
+    NOON,
+    SteppingClock,
+    bring_to,
+    change_of,
+    everything,
+    finish,
+    nothing_moves,
+    submit,
+    take_lease,
+    worker,
+)
+
+from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.spec import JobSpec
+from store.database import Database
+from store.errors import JobExists, JobMissing, JobNotTerminal
+from store.events import Events
+from store.jobs import Jobs
+from store.records import Job
+from store.rows import values_of
+from store.tables import JOBS
+from store.tenure import Tenure
+from store.workers import Workers
+
+GRACEFUL, FORCED = StopRequest.GRACEFUL, StopRequest.FORCED
+
+
+def ids(found: list[Job]) -> list[str]:
+    return [job.job_id for job in found]
+
+
+def test_a_created_job_reads_back_as_it_was_answered(jobs: Jobs) -> None:
+    spec = JobSpec(name="añ \U0001f680", command=("python", "x.py"), env={"A": "b"}, seed=2**63 - 1)
+    created = jobs.create(JobId("a"), JobUid("u"), spec, message="data set made", idempotency=None)
+    assert created.spec == spec
+    assert created.status is JobStatus.QUEUED
+    assert created.created_at == NOON + timedelta(seconds=1)
+    assert jobs.get(JobId("a")) == created
+
+
+def test_a_job_begins_with_the_event_of_its_submission(database: Database, jobs: Jobs) -> None:
+    job = submit(jobs, "a")
+    (event,) = Events(database).of_job(job.job_id, 10)
+    assert (event.kind, event.at) == ("submitted", job.created_at)
+
+
+def test_an_id_is_given_once(database: Database, jobs: Jobs) -> None:
+    submit(jobs, "a")
+    with nothing_moves(database), pytest.raises(JobExists, match="job a exists already"):
+        submit(jobs, "a", uid="another")
+
+
+def test_an_unknown_job_is_none_or_an_error(jobs: Jobs) -> None:
+    assert jobs.find(JobId("nobody")) is None
+    with pytest.raises(JobMissing, match="there is no job nobody"):
+        jobs.get(JobId("nobody"))
+
+
+def test_paging_shows_each_of_a_thousand_jobs_once_while_new_ones_arrive(
+    database: Database, jobs: Jobs, clock: SteppingClock
+) -> None:
+    first = submit(jobs, "first")
+    old = [
+        # Three to a microsecond, so that the id has to break the tie.
+        replace(
+            first,
+            job_id=JobId(f"job-{number:04d}"),
+            uid=JobUid(f"uid-{number:04d}"),
+            created_at=NOON + timedelta(days=1, microseconds=number // 3),
+        )
+        for number in range(999)
+    ]
+    with database.writing() as connection:
+        connection.execute(insert(JOBS), [values_of(job) for job in old])
+    clock.now = NOON + timedelta(days=2)
+    seen, after = [], None
+    while page := jobs.page(EVERY_STATUS, 70, after):
+        seen += ids(page)
+        after = (page[-1].created_at, page[-1].job_id)
+        submit(jobs, f"new-{len(seen)}")
+    assert seen == [*ids(old)[::-1], "first"]
+
+
+def test_a_filter_acts_on_the_status_a_person_sees(database: Database, jobs: Jobs) -> None:
+    for name in ("queued", "running", "stopping", "over"):
+        submit(jobs, name)
+    bring_to(database, jobs.get(JobId("running")), JobStatus.STARTING, JobStatus.RUNNING)
+    finish(database, jobs.get(JobId("over")))
+    jobs.request_stop(JobId("stopping"), GRACEFUL, None)
+    seen = {status: ids(jobs.page([status], 10, None)) for status in JobStatus}
+    assert {status: found for status, found in seen.items() if found} == {
+        JobStatus.QUEUED: ["queued"],
+        JobStatus.RUNNING: ["running"],
+        JobStatus.STOPPING: ["stopping"],
+        JobStatus.FAILED: ["over"],
+    }
+    assert jobs.count([JobStatus.QUEUED, JobStatus.STOPPING]) == 2
+    assert jobs.count([]) == 0
+    assert jobs.page([], 10, None) == []
+
+
+def test_the_coordinator_sees_what_is_not_over_in_the_order_of_creation(
+    database: Database, jobs: Jobs
+) -> None:
+    for name in ("c", "a", "b", "over"):
+        submit(jobs, name)
+    finish(database, jobs.get(JobId("over")))
+    jobs.request_stop(JobId("a"), FORCED, None)
+    assert ids(jobs.unfinished()) == ["c", "a", "b"]
+
+
+def test_age_counts_from_the_end_and_from_the_creation_while_there_is_none(
+    database: Database, jobs: Jobs
+) -> None:
+    young = finish(database, submit(jobs, "ended-late"), at=NOON + timedelta(days=3))
+    finish(database, submit(jobs, "ended-early"), at=NOON + timedelta(days=1))
+    submit(jobs, "waits-since-noon")
+    assert young.finished_at == NOON + timedelta(days=3)
+    old = jobs.finished_before(NOON + timedelta(days=2), EVERY_STATUS)
+    assert ids(old) == ["waits-since-noon", "ended-early"]
+    assert ids(jobs.finished_before(young.finished_at, [JobStatus.FAILED])) == ["ended-early"]
+    assert len(jobs.finished_before(None, [JobStatus.FAILED])) == 2
+
+
+STOPS = [
+    ("a second graceful request changes nothing", [GRACEFUL, GRACEFUL], GRACEFUL, 1),
+    ("force overrides grace", [GRACEFUL, FORCED], FORCED, 2),
+    ("grace does not override force", [FORCED, GRACEFUL], FORCED, 1),
+    ("force once is enough", [FORCED, FORCED], FORCED, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("requests", "left", "events"), [s[1:] for s in STOPS], ids=[s[0] for s in STOPS]
+)
+def test_requests_to_stop_only_get_stronger(
+    database: Database, jobs: Jobs, requests: list[StopRequest], left: StopRequest, events: int
+) -> None:
+    job = submit(jobs, "a")
+    for number, request in enumerate(requests):
+        answered = jobs.request_stop(job.job_id, request, float(number))
+    assert answered == jobs.get(job.job_id)
+    assert answered.status is JobStatus.QUEUED
+    assert answered.status_shown is JobStatus.STOPPING
+    assert answered.stop_request is left
+    assert answered.stop_grace_seconds == float(events - 1)
+    assert answered.version == job.version + events
+    kinds = [event.kind for event in Events(database).of_job(job.job_id, 10)]
+    assert kinds == ["submitted"] + ["stop_requested"] * events
+
+
+def test_a_job_that_is_over_cannot_be_stopped_and_says_so_by_its_status(
+    database: Database, jobs: Jobs
+) -> None:
+    over = finish(database, submit(jobs, "a"))
+    with nothing_moves(database):
+        assert jobs.request_stop(over.job_id, FORCED, None) == over
+
+
+def test_to_stop_nobody_is_an_error(jobs: Jobs) -> None:
+    with pytest.raises(JobMissing):
+        jobs.request_stop(JobId("nobody"), GRACEFUL, None)
+
+
+def test_a_delete_takes_workers_and_events_along(database: Database, jobs: Jobs) -> None:
+    submit(jobs, "kept")
+    job = submit(jobs, "gone")
+    tenure = Tenure(database, take_lease(database))
+    tenure.commit([change_of(job)], {job.job_id: [worker(0), worker(1)]}, {}, renewing=False)
+    over = finish(database, job)
+    jobs.delete(over.job_id, over.uid)
+    assert jobs.find(over.job_id) is None
+    assert Workers(database).of_job(over.job_id) == []
+    assert [row[1] for row in everything(database)["events"]] == ["kept"]
+    assert submit(jobs, "gone", uid="again").version == 1
+
+
+def test_a_delete_is_refused_while_the_job_is_not_over(database: Database, jobs: Jobs) -> None:
+    job = submit(jobs, "a")
+    jobs.request_stop(job.job_id, FORCED, None)
+    with nothing_moves(database), pytest.raises(JobNotTerminal, match="job a is STOPPING"):
+        jobs.delete(job.job_id, job.uid)
+
+
+def test_a_delete_meant_for_an_earlier_job_spares_the_later_one(
+    database: Database, jobs: Jobs
+) -> None:
+    old = finish(database, submit(jobs, "a", uid="old"))
+    jobs.delete(old.job_id, old.uid)
+    finish(database, submit(jobs, "a", uid="new"))
+    with nothing_moves(database), pytest.raises(JobMissing):
+        jobs.delete(old.job_id, old.uid)

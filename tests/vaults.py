@@ -1,0 +1,78 @@
+"""Vaults for tests: one rank of one job, states that say which save they come from."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from muster.checkpoints.filesystem import FileSystem
+from muster.checkpoints.memory import MemoryFileSystem
+from muster.checkpoints.names import CheckpointName
+from muster.checkpoints.vault import Owner, Vault
+from muster.contracts.position import Position
+
+DIRECTORY = Path("/checkpoints/job/worker_0")
+NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
+
+
+def owner(
+    *, uid: str | None = "uid", generation: int | None = 0, rank: int = 0, world_size: int = 2
+) -> Owner:
+    return Owner(job_id="job", job_uid=uid, rank=rank, world_size=world_size, generation=generation)
+
+
+@dataclass
+class Rank:
+    """A vault and the warnings it gave."""
+
+    files: FileSystem = field(default_factory=MemoryFileSystem)
+    owner: Owner = field(default_factory=owner)
+    keep_last: int = 2
+    directory: Path = DIRECTORY
+    kind: type[Vault] = Vault
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.vault = self.kind(
+            files=self.files,
+            directory=self.directory,
+            owner=self.owner,
+            keep_last=self.keep_last,
+            clock=lambda: NOON,
+            warn=self.warnings.append,
+        )
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            generation = self.owner.generation or 0
+            self.vault.save(step, position(step), state(generation, step))
+
+    def restored(self) -> CheckpointName | None:
+        checkpoint = self.vault.restore()
+        return checkpoint and checkpoint.name
+
+    def on_disk(self) -> list[str]:
+        return sorted(self.files.list_directory(str(self.directory)))
+
+
+def position(step: int) -> Position:
+    return Position(step=step, line_idx=16 * step, consumed_hash=2**64 - 1 - step)
+
+
+def state(generation: int, step: int) -> dict[str, object]:
+    weights = np.arange(40, dtype=np.float32) + 1000 * generation + step
+    return {"weights": weights, "bias": np.float64(step), "generation": generation, "loss": None}
+
+
+def names(*texts: str) -> list[CheckpointName]:
+    found = [CheckpointName.parse(text) for text in texts]
+    assert None not in found
+    return found
+
+
+def flipped(content: Iterable[int], index: int, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[index] ^= 1 << bit
+    return bytes(changed)
