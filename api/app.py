@@ -4,10 +4,11 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 
-from api.desk import FrontDesk, refuse_unknown_query
+from api.desk import FrontDesk
 from api.door import BODY_LIMIT_BYTES
 from api.handlers import install
 from api.problems import MEDIA_TYPE
+from api.queries import refuse_unknown_query
 from api.routes import health, jobs, logs, removal
 from api.schemas import ProblemView
 

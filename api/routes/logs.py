@@ -13,11 +13,12 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
 from api.board import Glance
-from api.desk import Desk, FrontDesk, KnownJobId
+from api.desk import Desk, FrontDesk
 from api.logs.follow import JobFollower
 from api.logs.position import parse_position
 from api.logs.tail import LogLine, tail, tail_position
 from api.problems import FieldError, InvalidRequest, JobNotFound, invalid_field
+from api.queries import KnownJobId
 from api.schemas import LogLineView, LogTail
 from muster.contracts.job import JobId
 from muster.contracts.layout import LogName

@@ -1,6 +1,7 @@
 """A real service on a free port, and a stand-in for the coordinator that moves its rows."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -59,8 +60,8 @@ class Service:
         )
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            if "listening on" in line:
-                self.port = int(line.rpartition(":")[2])
+            if found := re.search(r"listens on http://127.0.0.1:(\d+)", line):
+                self.port = int(found[1])
                 return
         raise AssertionError("the service did not start")
 

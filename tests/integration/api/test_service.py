@@ -132,6 +132,8 @@ def test_a_body_without_an_announced_length_is_refused_at_the_limit(service: Ser
         ({"Host": "localhost:1234"}, 201),
         ({"Host": "[::1]:8000"}, 201),
         ({"Host": ""}, 403),
+        ({"Host": "evil@localhost"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Origin": "http://localhost"}, 201),
@@ -445,7 +447,7 @@ def test_twenty_open_streams_do_not_hold_up_the_end(
 
 def test_a_taken_port_is_one_sentence(service: Service) -> None:
     found = _refused_start(service, {})
-    assert re.fullmatch(r"muster api: cannot listen on 127\.0\.0\.1 port \d+ .*\n", found)
+    assert re.fullmatch(r"api: cannot listen on 127\.0\.0\.1 port \d+ .*\n", found)
 
 
 def test_a_public_address_is_refused(service: Service) -> None:

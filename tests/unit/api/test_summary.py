@@ -86,11 +86,10 @@ def test_the_total_is_known_when_every_rank_has_said_its_own() -> None:
 
 
 def test_a_rank_without_a_process_waits() -> None:
-    found = summary(JOB, [worker(1)], NOW).workers
-    assert [(one.rank, one.state, one.pid) for one in found] == [
-        (0, "waiting", None),
-        (1, "live", None),
-    ]
+    never = worker(0, incarnation=-1, state="exited")
+    for started in ([worker(1)], [never, worker(1)]):
+        found = summary(JOB, started, NOW).workers
+        assert [(one.rank, one.state) for one in found] == [(0, "waiting"), (1, "live")]
 
 
 def test_ages_are_those_of_now_and_never_negative() -> None:
