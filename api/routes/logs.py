@@ -65,7 +65,10 @@ def get_logs(
     "/jobs/{job_id}/logs/stream",
     summary="History, then live lines, as server-sent events",
     response_class=EventSourceResponse,
-    responses={204: {"description": "The job is over and everything was delivered."}},
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        204: {"description": "The job is over and everything was delivered."},
+    },
 )
 async def stream_logs(  # noqa: PLR0913  one per source of the request
     *,

@@ -35,11 +35,12 @@ def client(service: Service) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def job(client: httpx.Client, request: pytest.FixtureRequest) -> str:
+def job(client: httpx.Client, stand_in: StandIn, request: pytest.FixtureRequest) -> Iterator[str]:
     """A queued job of two ranks, called after its test."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:50] + f"-{uuid.uuid4().hex[:8]}"
     client.post("/jobs", json={"job_id": name, "world_size": 2}).raise_for_status()
-    return name
+    yield name
+    stand_in.end(name)
 
 
 @pytest.fixture(scope="module")

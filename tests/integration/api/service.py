@@ -87,10 +87,17 @@ class StandIn:
     def __init__(self, database: Database) -> None:
         self.jobs = Jobs(database)
         self.leases = Leases(database)
+        self._database = database
+        self.take_office()
+
+    def take_office(self) -> None:
         self.lease = self.leases.take(
             "coordinator", "stand-in", myself(), "127.0.0.1:1", displacing=None
         )
-        self._tenure = Tenure(database, self.lease)
+        self._tenure = Tenure(self._database, self.lease)
+
+    def resign(self) -> None:
+        self.leases.release(self.lease)
 
     def move(
         self, job_id: str, *path: JobStatus, workers: tuple[Worker, ...] = (), exit_code: int = 0
@@ -101,6 +108,13 @@ class StandIn:
             if status in {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED}:
                 change = replace(change, finished_at=utc_now(), exit_code=exit_code)
             self._tenure.commit([change], {job.job_id: workers}, {}, renewing=True)
+
+    def end(self, job_id: str) -> None:
+        """Bring a job to its end from wherever it is."""
+        job = self.jobs.find(JobId(job_id))
+        if job is not None and not job.is_terminal:
+            queued = job.status is JobStatus.QUEUED
+            self.move(job_id, *([] if queued else [JobStatus.STOPPING]), JobStatus.STOPPED)
 
     def run(self, job_id: str, *workers: Worker) -> None:
         self.move(job_id, JobStatus.STARTING, JobStatus.RUNNING, workers=workers)
