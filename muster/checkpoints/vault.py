@@ -35,6 +35,8 @@ from muster.checkpoints.names import (
     STATE,
     CheckpointName,
     generation_of_temporary,
+    latest_line,
+    parse_latest,
     temporary_latest,
 )
 from muster.checkpoints.reader import Checkpoint, Reader
@@ -71,6 +73,8 @@ class _Ledger:
     """This job's checkpoints."""
     others: frozenset[CheckpointName]
     """Names taken by another job's checkpoints, or by damaged ones: never touched."""
+    latest_line: bytes = b""
+    """What this process wrote into LATEST."""
 
     def free_name(self, step: int) -> CheckpointName:
         """Return a name for a new checkpoint of `step`."""
@@ -144,6 +148,7 @@ class Vault:
             # Looked at again, because a process that was stopped for a while may wake up here.
             self._refuse_if_stale(ledger)
             self._point_latest_at(name)
+        ledger.latest_line = latest_line(name)
         ledger.own.add(name)
         self._trusted.add(name)
         # Only a save that went through leaves its knowledge to the next one.
@@ -180,7 +185,10 @@ class Vault:
 
     def _refuse_if_stale(self, ledger: _Ledger) -> None:
         """One small read: LATEST's line carries the generation that wrote it."""
-        latest = self._reader.latest()
+        line = self._reader.latest_line()
+        if line == ledger.latest_line:
+            return
+        latest = parse_latest(line)
         if latest and latest.generation > ledger.generation and self._is_own(latest):
             raise StaleGeneration(self._directory, ledger.generation, latest.generation)
 
@@ -231,7 +239,7 @@ class Vault:
             self._files,
             f"{self._directory}/{temporary_latest(name.generation)}",
             f"{self._directory}/{LATEST}",
-            f"{name}\n".encode(),
+            latest_line(name),
         )
 
     def _retire(self, ledger: _Ledger, latest: CheckpointName) -> None:
