@@ -66,12 +66,6 @@ def state(generation: int, step: int) -> dict[str, object]:
     return {"weights": weights, "bias": np.float64(step), "generation": generation, "loss": None}
 
 
-def names(*texts: str) -> list[CheckpointName]:
-    found = [CheckpointName.parse(text) for text in texts]
-    assert None not in found
-    return found
-
-
 def flipped(content: Iterable[int], index: int, bit: int) -> bytes:
     changed = bytearray(content)
     changed[index] ^= 1 << bit

@@ -131,8 +131,8 @@ class Vault:
     def save(self, step: int, position: Position, state: State) -> Manifest:
         """Make a checkpoint durable; when this returns, no crash and no power cut can lose it.
 
-        Raises `UnsupportedState` or `StaleGeneration` before anything is touched,
-        `CheckpointNotWritable` or `CheckpointFailed` with every older checkpoint as it was.
+        Raises `UnsupportedState`, `StaleGeneration`, `CheckpointNotWritable` or
+        `CheckpointFailed`, and every older checkpoint is then as it was.
         Trouble with the deletion of old ones goes to `warn`: the checkpoint is safe by then.
         """
         time = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
