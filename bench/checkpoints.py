@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.vault import Owner, Vault
+from muster.checkpoints.owner import Owner
+from muster.checkpoints.vault import Vault
 from muster.contracts.position import Position
 
 RANKS = 4

@@ -10,7 +10,8 @@ import numpy as np
 from muster.checkpoints.filesystem import FileSystem
 from muster.checkpoints.memory import MemoryFileSystem
 from muster.checkpoints.names import CheckpointName
-from muster.checkpoints.vault import Owner, Vault
+from muster.checkpoints.owner import Owner
+from muster.checkpoints.vault import Vault
 from muster.contracts.position import Position
 
 DIRECTORY = Path("/checkpoints/job/worker_0")

@@ -47,7 +47,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Reads one rank's directory."""
+    """Reads one rank's directory: its own, or another job's that it was asked to start from."""
 
     files: FileSystem
     directory: Path

@@ -21,7 +21,7 @@ from muster.checkpoints.errors import (
 from muster.checkpoints.identity import identity, identity_of
 from muster.checkpoints.memory import MemoryFileSystem
 from muster.checkpoints.names import LATEST, CheckpointName
-from muster.checkpoints.vault import restore_from
+from muster.checkpoints.reader import Reader
 
 
 def overwrite(files: MemoryFileSystem, path: str, content: bytes) -> None:
@@ -174,9 +174,12 @@ def test_a_name_that_another_job_holds_is_walked_around() -> None:
 def test_resuming_from_another_job_reads_whatever_its_uid() -> None:
     other = Rank(owner=owner(uid="old"))
     other.save(2)
-    checkpoint = restore_from(other.files, DIRECTORY, owner(uid="new"), other.warnings.append)
-    assert checkpoint is not None
-    assert checkpoint.step == 2
+    new = Rank(other.files, owner(uid="new"))
+    assert new.restored() is None
+    reader = Reader(
+        files=other.files, directory=DIRECTORY, rank=0, world_size=2, warn=new.warnings.append
+    )
+    assert reader.newest().step == 2
 
 
 @pytest.mark.parametrize("changed", [{"rank": 1}, {"world_size": 3}])
@@ -424,7 +427,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from muster.checkpoints.memory import MemoryFileSystem
-from muster.checkpoints.vault import Owner, Vault
+from muster.checkpoints.owner import Owner
+from muster.checkpoints.vault import Vault
 from muster.contracts.position import Position
 vault = Vault(
     files=MemoryFileSystem(), directory=Path("/c"), keep_last=1, warn=print,
@@ -436,3 +440,16 @@ assert vault.restore().state == {"best": float("inf")}
 assert "numpy" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize("keep_last", [0, -1])
+def test_a_vault_keeps_at_least_what_it_was_last_given(keep_last: int) -> None:
+    with pytest.raises(ValueError, match="keep_last"):
+        Rank(keep_last=keep_last)
+
+
+def test_a_step_below_zero_has_no_name() -> None:
+    rank = Rank()
+    with pytest.raises(ValueError, match="steps count from 0"):
+        rank.save(-1)
+    assert rank.files.tree() == {}
