@@ -20,7 +20,9 @@ class Board:
         self._next = 0.0
 
     def draw(self, summary: Mapping[str, Any]) -> None:
-        """Draw, if it is time."""
+        """Draw, if it is time and there is anything to see."""
+        if not any(worker["total_steps"] for worker in summary["workers"]):
+            return
         if self._in_place or time.monotonic() >= self._next:
             self._next = time.monotonic() + QUIET_SECONDS
             self._put([_line(worker) for worker in summary["workers"]])
@@ -53,5 +55,5 @@ def _line(worker: Mapping[str, Any]) -> str:
     checkpoint = "" if saved is None else f"checkpoint {saved}"
     return (
         f"rank {worker['rank']}  {bar}  {step:>4}/{total:<4} {loss:<12}  {checkpoint:<16}"
-        + (worker["state"])
+        f"{worker['state']}"
     )

@@ -144,6 +144,7 @@ def _killed_run(server: Server, stage: Path) -> str:
     _conclude(server, "killed", board)
     if not before:
         raise DemoFailed("the job was over before its rank could be killed")
+    print(f"   {_resumption(server)}")
     others = ", ".join(str(rank) for rank in range(RANKS) if rank != VICTIM)
     print(f"   ranks {others} kept their processes")
     return uid
@@ -216,6 +217,16 @@ def _tell_recovery(server: Server, board: Board, told: int) -> int:
         if event["rank"] in {VICTIM, None} and "exited with code 0" not in event["message"]:
             board.say(f"{event['at'][11:23]}  {event['message']}")
     return len(news)
+
+
+def _resumption(server: Server) -> str:
+    """Return the victim's own words about where its new process went on."""
+    logs = server.get(f"/jobs/killed/logs?rank={VICTIM}&tail=1000")
+    words = "goes on from its checkpoint of step"
+    line = next((entry["line"] for entry in logs["lines"] if words in entry["line"]), None)
+    if line is None:
+        raise DemoFailed(f"rank {VICTIM} began afresh and not from its checkpoint")
+    return f"rank {VICTIM} {line[line.index(words) :]}"
 
 
 def _act_of_comparison(stage: Path) -> None:

@@ -53,7 +53,8 @@ class _Household:
 
     async def _welcome(self) -> None:
         """Say where we are once both services answer."""
-        while not await asyncio.to_thread(_is_healthy, self._host, self._port):
+        # Another process's readiness: there is no event to wait for.
+        while not await asyncio.to_thread(_is_healthy, self._host, self._port):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
         self._api.has_served = self._coordinator.has_served = True
         url = f"http://{self._host}:{self._port}"
