@@ -56,9 +56,10 @@ class Json(TypeDecorator[Any]):
         try:
             return msgspec.json.decode(value, type=self.kind)
         except msgspec.MsgspecError as error:
+            kind = getattr(self.kind, "__name__", self.kind)
             raise StoreError(
-                f"a row holds a {self.kind} that this version of Muster cannot read "
-                f"({error}): upgrade Muster"
+                f"a row holds a {kind} that this version of Muster cannot read ({error}): "
+                "upgrade Muster"
             ) from error
 
 
