@@ -310,9 +310,9 @@ def _exited(
         return snapshot.with_rank(_exited_well(ended))
     if snapshot.is_ending:
         return snapshot.with_rank(ended)
-    cause = rank.kill or Cause(
-        reason=Reason.WORKER_EXITED, message=describe_exit(ended) + quote_end(exited.last_lines)
-    )
+    # What a program says last before it gives up is why; before a signal it knew of nothing.
+    quote = quote_end(exited.last_lines) if exited.signal is None else ""
+    cause = rank.kill or Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended) + quote)
     return _failed(snapshot, replace(ended, trouble=cause), exited, now)
 
 
