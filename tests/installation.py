@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
@@ -25,12 +25,12 @@ from muster.checkpoints.reader import Checkpoint, Reader
 from muster.contracts.job import TERMINAL
 from muster.contracts.layout import DataDirectory, checkpoints_of_rank
 from muster.contracts.process import ProcessRecord
-from muster.processes import identify, marked, send_signal
+from muster.processes import identify, mark_of, marked, send_signal
 
 DEADLINE_SECONDS = 60.0
 """Far beyond what anything here takes on a busy machine; only a failure waits so long."""
 
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.05
 
 SHOWN_LINES = 30
 
@@ -97,26 +97,37 @@ class Installation:
         self.root = root
         self.files = DataDirectory(root / "data")
         self.checkpoint_dir = root / "checkpoints"
-        self.dataset_dir = root / "shards"
         self.environment = {
             **without_ours(os.environ),
             "MUSTER_DATA_DIR": str(self.files.root),
             "MUSTER_PORT": "0",
             "MUSTER_SLOTS": "64",
             "CHECKPOINT_DIR": str(self.checkpoint_dir),
-            "DATASET_DIR": str(self.dataset_dir),
+            "DATASET_DIR": str(root / "shards"),
             **environment,
         }
         self.api = Service("api", root, self.environment)
         self.coordinator = Service("coordinator", root, self.environment)
         self.uids: dict[str, str] = {}
+        self._unfinished: set[str] = set()
         self._client = httpx.Client(timeout=DEADLINE_SECONDS)
 
     # Its processes
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def start(self) -> None:
-        self.start_api()
-        self.coordinator.start()
+        """Start the services that do not run, and wait until there is a coordinator."""
+        if self.api.process is None:
+            self.start_api()
+        if self.coordinator.process is None:
+            self.coordinator.start()
+        await_value(self._is_coordinated, lambda: end_of(self.coordinator.log))
 
     def start_api(self) -> None:
         """Start the API, at the port it had before, and wait until it listens."""
@@ -151,14 +162,24 @@ class Installation:
 
     def end_jobs(self) -> None:
         """End every job that still goes on; then nothing of any job may run."""
-        for job_id in self.uids:
+        for job_id in self._unfinished:
             if not is_over(self.see(job_id)):
                 self._client.delete(f"/jobs/{job_id}", params={"force": True})
+        self._unfinished.clear()
         await_value(lambda: not self.running_processes(), lambda: f"{self.running_processes()}")
 
     def running_processes(self) -> list[ProcessRecord]:
         """Return every process of every job ever submitted here: agents, ranks, their children."""
-        return [record for uid in self.uids.values() for record in marked(f"{uid}/")]
+        return [record for record, _ in self._marked()]
+
+    def running_ranks(self) -> list[ProcessRecord]:
+        """Return the same without the agents, which leave a moment after their job is over."""
+        return [record for record, mark in self._marked() if not mark.endswith("/agent")]
+
+    def _marked(self) -> list[tuple[ProcessRecord, str]]:
+        uids = set(self.uids.values())
+        marks = [(record, mark_of(record.pid) or "") for record in marked("")]
+        return [(record, mark) for record, mark in marks if mark.partition("/")[0] in uids]
 
     # Its jobs
 
@@ -171,6 +192,7 @@ class Installation:
         assert answer.status_code == httpx.codes.CREATED, answer.text
         job = answer.json()
         self.uids[job["job_id"]] = job["job_uid"]
+        self._unfinished.add(job["job_id"])
         return str(job["job_id"])
 
     def stop(self, job_id: str, grace_seconds: float | None = None) -> None:
@@ -178,9 +200,18 @@ class Installation:
         answer = self._client.post(f"/jobs/{job_id}/stop", json=body)
         assert answer.is_success, answer.text
 
+    def forget(self, job_id: str) -> None:
+        """Say that a job was deleted; its processes are looked for all the same."""
+        self._unfinished.discard(job_id)
+
     def see(self, job_id: str) -> Seen:
         """Return the job's summary."""
         return self._get(f"/jobs/{job_id}/summary")
+
+    def see_all(self) -> Sequence[Seen]:
+        """Return the summaries of the newest jobs, all of one moment."""
+        summaries: Sequence[Seen] = self._get("/jobs/summaries?limit=100")["jobs"]
+        return summaries
 
     def job(self, job_id: str) -> Seen:
         return self._get(f"/jobs/{job_id}")
@@ -261,6 +292,10 @@ class Installation:
         logs = [*sorted(files.logs.glob("*.log")), files.agent_log]
         parts += [end_of(log) for log in [*logs, self.coordinator.log, self.api.log]]
         return "\n".join(parts)
+
+    def _is_coordinated(self) -> bool:
+        checks = self._client.get("/health").json()["checks"]
+        return bool(checks["coordinator"]["status"] == "ok")
 
     def _get(self, path: str) -> Seen:
         answer = self._client.get(path)

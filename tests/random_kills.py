@@ -48,15 +48,13 @@ def main() -> None:
     fields: dict[str, Any] = {"world_size": 4, "epochs": 10 + 4 * kills}
     with tempfile.TemporaryDirectory() as directory:
         installation = Installation(Path(directory))
-        write_dataset(installation.dataset_dir, synthetic(samples=512, shards=8, features=8))
-        installation.start()
-        try:
+        data = installation.root / "shards"
+        write_dataset(data, synthetic(samples=512, shards=8, features=8))
+        with installation:
             calm = installation.submit(**fields)
             job_id = survive_kills(installation, kills=kills, seed=seed, sleep_sec=0.04, **fields)
             installation.complete(calm)
             assert installation.digests(job_id, 4) == installation.digests(calm, 4)
-        finally:
-            installation.close()
     print(f"{kills} kills with seed {seed}: COMPLETED, and the same bits in every rank")  # noqa: T201
 
 

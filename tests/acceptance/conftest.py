@@ -11,32 +11,32 @@ from muster.datasets.writer import write_dataset
 
 
 @pytest.fixture(scope="session")
-def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    installation = _installed(tmp_path_factory.mktemp("shared"))
-    installation.start()
-    yield installation
-    installation.close()
+def dataset_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 shards of 64 lines: of two ranks each takes 16 steps a pass."""
+    directory = tmp_path_factory.mktemp("data") / "shards"
+    write_dataset(directory, synthetic(samples=512, shards=8, features=8, classes=3))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def _shared(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Iterator[Installation]:
+    root = tmp_path_factory.mktemp("shared")
+    with Installation(root, DATASET_DIR=str(dataset_dir)) as installation:
+        yield installation
 
 
 @pytest.fixture
 def installation(_shared: Installation) -> Iterator[Installation]:
-    """An installation that tests share; they leave its services as they are."""
+    """An installation that tests share, one after the other: they may end its services."""
+    _shared.start()
     yield _shared
+    _shared.start()
     _shared.end_jobs()
-
-
-@pytest.fixture
-def own_installation(tmp_path: Path) -> Iterator[Installation]:
-    """An installation for tests that end its services."""
-    installation = _installed(tmp_path)
-    installation.start()
-    yield installation
-    installation.close()
 
 
 @pytest.fixture(scope="session")
 def undisturbed(_shared: Installation) -> Undisturbed:
-    """Run a job in peace, once per description, and return its digests."""
+    """Run jobs in peace, once per description; give their digests."""
     known: dict[str, list[str]] = {}
 
     def run(**fields: object) -> list[str]:
@@ -51,10 +51,3 @@ def undisturbed(_shared: Installation) -> Undisturbed:
         return known[key]
 
     return run
-
-
-def _installed(root: Path) -> Installation:
-    installation = Installation(root)
-    # 8 shards of 64 lines: of two ranks each takes 16 steps a pass.
-    write_dataset(installation.dataset_dir, synthetic(samples=512, shards=8, features=8, classes=3))
-    return installation
