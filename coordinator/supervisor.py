@@ -169,6 +169,8 @@ class Supervisor:
             self._perform()
 
     def _plan(self) -> None:
+        # What came while we waited for the database is heard first: those who beat are not silent.
+        self._fold_inbox()
         now = _now()
         for charge in self._roster.charges.values():
             charge.plan(now)
