@@ -10,7 +10,7 @@ from typing import assert_never
 from coordinator import actions, happenings
 from coordinator.happenings import Happening
 from coordinator.snapshot import NEVER, AgentState, Cause, JobSnapshot, RankSnapshot, Verdict
-from coordinator.wording import describe_exit
+from coordinator.wording import describe_exit, quote_end
 from muster.contracts import job as job_rules
 from muster.contracts import rank as rank_rules
 from muster.contracts.job import JobStatus, Reason, StopRequest
@@ -310,7 +310,9 @@ def _exited(
         return snapshot.with_rank(_exited_well(ended))
     if snapshot.is_ending:
         return snapshot.with_rank(ended)
-    cause = rank.kill or Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended))
+    # What a program says last before it gives up is why; before a signal it knew of nothing.
+    quote = quote_end(exited.last_lines) if exited.signal is None else ""
+    cause = rank.kill or Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended) + quote)
     return _failed(snapshot, replace(ended, trouble=cause), exited, now)
 
 

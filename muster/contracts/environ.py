@@ -30,6 +30,19 @@ MARK: Final = "MUSTER_MARK"
 what it leaves behind can be told from what is not ours."""
 
 
+MARK_WIDTH: Final = 64
+"""Marks are written over one another in place (`muster.template`), so they have room to spare:
+a uid of 32 digits, a rank of 4, an incarnation."""
+
+THREAD_PINS: Final[Mapping[str, str]] = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""One thread per rank: ranks are the parallelism, and the number of BLAS threads changes the bits
+of a product. To be set before numpy is imported; what a person has set holds."""
+
+
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where a service of one installation keeps its state and listens."""
 
@@ -199,11 +212,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         environment["MUSTER_RESUME_FROM"] = spec.resume_from
     if spec.command is not None:
         environment["MUSTER_COMMAND"] = msgspec.json.encode(spec.command).decode()
-    # One thread per rank: ranks are the parallelism, and the thread count changes the bits.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        environment.setdefault(name, "1")
-    environment.setdefault("PYTHONUNBUFFERED", "1")
-    return environment
+    return {**THREAD_PINS, "PYTHONUNBUFFERED": "1", **environment}
 
 
 def mark(job_uid: str, rank: int, incarnation: int) -> str:

@@ -1,0 +1,53 @@
+"""Installations, data small enough to go through in a second, and what undisturbed runs give."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from installation import Installation, Undisturbed
+
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
+
+
+@pytest.fixture(scope="session")
+def dataset_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 shards of 64 lines: of two ranks each takes 16 steps a pass."""
+    directory = tmp_path_factory.mktemp("data") / "shards"
+    write_dataset(directory, synthetic(samples=512, shards=8, features=8, classes=3))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def _shared(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Iterator[Installation]:
+    root = tmp_path_factory.mktemp("shared")
+    with Installation(root, DATASET_DIR=str(dataset_dir)) as installation:
+        yield installation
+
+
+@pytest.fixture
+def installation(_shared: Installation) -> Iterator[Installation]:
+    """An installation that tests share, one after the other: they may end its services."""
+    _shared.start()
+    yield _shared
+    _shared.start()
+    _shared.end_jobs()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(_shared: Installation) -> Undisturbed:
+    """Run jobs in peace, once per description; give their digests."""
+    known: dict[str, list[str]] = {}
+
+    def run(**fields: object) -> list[str]:
+        # A pause between steps changes no bit, so the reference does without.
+        fields.pop("sleep_sec", None)
+        key = repr(sorted(fields.items()))
+        if key not in known:
+            job_id = _shared.submit(**fields)
+            seen = _shared.complete(job_id)
+            assert seen["restarts"] == 0
+            known[key] = _shared.digests(job_id, fields["world_size"])
+        return known[key]
+
+    return run

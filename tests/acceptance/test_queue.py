@@ -1,0 +1,91 @@
+"""Many jobs at once: first come, first served, and each of them is done."""
+
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from installation import Installation, Seen, await_value, is_over
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def _narrow(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Iterator[Installation]:
+    root = tmp_path_factory.mktemp("narrow")
+    with Installation(root, MUSTER_SLOTS=str(SLOTS), DATASET_DIR=str(dataset_dir)) as installation:
+        yield installation
+
+
+@pytest.fixture
+def narrow(_narrow: Installation) -> Iterator[Installation]:
+    """An installation with few slots."""
+    _narrow.start()
+    yield _narrow
+    _narrow.start()
+    _narrow.end_jobs()
+
+
+def test_twenty_jobs_at_once_all_complete_in_order(narrow: Installation) -> None:
+    jobs = [narrow.submit(world_size=1) for _ in range(20)]
+    await_value(partial(all_are_over_and_few_run, narrow), lambda: str(narrow.see_all()))
+    for job_id in jobs:
+        narrow.complete(job_id)
+    started = [narrow.job(job_id)["started_at"] for job_id in jobs]
+    assert started == sorted(started)
+
+
+def test_a_job_that_waits_says_why_and_nobody_overtakes(narrow: Installation) -> None:
+    holder = narrow.submit(world_size=3, command=["sleep", "60"])
+    narrow.wait_until(holder, holds_slots)
+    large = narrow.submit(world_size=2)
+    small = narrow.submit(world_size=1)
+    seen = narrow.wait_until(large, lambda now: now["reason"])
+    assert (seen["status"], seen["reason"]) == ("QUEUED", "waiting_for_slots")
+    assert seen["message"] == "waits for 2 of 4 slots; 1 are free"
+    seen = narrow.wait_until(small, lambda now: now["reason"])
+    assert seen["message"] == "waits for 1 of 4 slots; 1 job is ahead of it"
+    narrow.stop(holder)
+    for job_id in (large, small):
+        narrow.complete(job_id)
+
+
+def test_a_job_larger_than_all_slots_runs_alone(narrow: Installation) -> None:
+    first = narrow.submit(world_size=1)
+    huge = narrow.submit(world_size=SLOTS + 2)
+    narrow.complete(first)
+    narrow.complete(huge)
+    (ended,) = [event for event in narrow.events(first) if event["kind"] == "rank_exited"]
+    started = [event for event in narrow.events(huge) if event["kind"] == "rank_started"]
+    assert len(started) == SLOTS + 2
+    assert all(ended["at"] < event["at"] for event in started)
+
+
+def test_a_job_that_waits_can_be_stopped(narrow: Installation) -> None:
+    holder = narrow.submit(world_size=SLOTS, command=["sleep", "60"])
+    waiting = narrow.submit(world_size=1)
+    narrow.wait_until(waiting, lambda now: now["reason"])
+    narrow.stop(waiting)
+    seen = narrow.wait_until(waiting, is_over)
+    assert (seen["status"], seen["reason"]) == ("STOPPED", "stopped_by_user")
+    assert not is_over(narrow.see(holder))
+
+
+def test_jobs_sent_while_no_coordinator_runs_wait_for_one(narrow: Installation) -> None:
+    narrow.coordinator.end(signal.SIGKILL)
+    jobs = [narrow.submit(world_size=1) for _ in range(2)]
+    assert {narrow.see(job_id)["status"] for job_id in jobs} == {"QUEUED"}
+    narrow.coordinator.start()
+    for job_id in jobs:
+        narrow.complete(job_id)
+
+
+def all_are_over_and_few_run(narrow: Installation) -> bool:
+    seen = narrow.see_all()
+    assert sum(map(holds_slots, seen)) <= SLOTS
+    return all(map(is_over, seen))
+
+
+def holds_slots(seen: Seen) -> bool:
+    return seen["status"] not in {"QUEUED", "COMPLETED", "STOPPED"}

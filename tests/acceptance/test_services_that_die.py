@@ -1,0 +1,189 @@
+"""API, coordinator and agent are killed while jobs run: nothing is lost, no bit is different."""
+
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+
+import httpx
+import pytest
+from installation import (
+    Installation,
+    Service,
+    Undisturbed,
+    await_end,
+    await_value,
+    end_of,
+    has_saved,
+    is_over,
+    pids,
+    records,
+)
+
+from muster.processes import is_running as is_alive
+from muster.processes import marked, send_signal
+
+LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
+"""Two ranks of 48 steps and more than two seconds: time to be interrupted."""
+
+
+def test_a_killed_coordinator_loses_nothing(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    jobs = [installation.submit(**LONG) for _ in range(2)]
+    before = [record for job in jobs for record in records(installation.wait_until(job, has_saved))]
+    installation.restart_coordinator()
+    await_value(lambda: any(started(installation, job) > 2 for job in jobs), str)
+    # No new rank ever runs beside one of the old generation.
+    assert not any(map(is_alive, before))
+    for job_id in jobs:
+        installation.complete(job_id)
+        assert installation.digests(job_id, 2) == undisturbed(**LONG)
+        assert installation.kinds(job_id)[-1] == "job_completed"
+
+
+def test_a_coordinator_killed_again_and_again_loses_nothing(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = installation.submit(**LONG)
+    for times in (1, 2, 3):
+        await_value(partial(has_started, installation, job_id, 2 * times), str)
+        installation.restart_coordinator()
+    installation.complete(job_id)
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_coordinator_that_is_terminated_hands_over(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = installation.submit(**LONG)
+    installation.wait_until(job_id, has_saved)
+    assert installation.coordinator.end(signal.SIGTERM) == 0
+    # The ranks go on without it.
+    assert installation.running_processes()
+    installation.coordinator.start()
+    installation.complete(job_id)
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_an_interrupted_coordinator_sends_its_jobs_back_to_the_queue(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = installation.submit(**LONG)
+    installation.wait_until(job_id, has_saved)
+    assert installation.coordinator.end(signal.SIGINT) == 0
+    assert not installation.running_processes()
+    seen = installation.see(job_id)
+    assert (seen["status"], seen["reason"]) == ("QUEUED", "interrupted")
+    saved = [checkpoint.step for checkpoint in installation.checkpoints(job_id, 2)]
+    assert saved == [worker["step"] for worker in seen["workers"]]
+    installation.coordinator.start()
+    assert installation.complete(job_id)["restarts"] == 0
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_killed_api_loses_nothing(installation: Installation, undisturbed: Undisturbed) -> None:
+    job_id = installation.submit(**LONG)
+    before = installation.wait_until(job_id, has_saved)
+    with streamed(installation, job_id) as lines:
+        next(line for line in lines if line.startswith("data:"))
+        installation.api.end(signal.SIGKILL)
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+    installation.start_api()
+    seen = installation.see(job_id)
+    assert is_over(seen) or pids(seen) == pids(before)
+    assert installation.complete(job_id)["restarts"] == 0
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_killed_agent_takes_its_ranks_along_and_they_come_back(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = installation.submit(**LONG)
+    ranks = records(installation.wait_until(job_id, has_saved))
+    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    send_signal(agent, signal.SIGKILL)
+    await_value(lambda: started(installation, job_id) > 2, lambda: installation.describe(job_id))
+    assert not any(map(is_alive, [agent, *ranks]))
+    # That was no failure of a rank: no restart is used up.
+    assert installation.complete(job_id)["restarts"] == 0
+    assert "agent_lost" in installation.kinds(job_id)
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_second_coordinator_waits_and_takes_over(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    second = Service("coordinator", installation.root, installation.environment)
+    second.log = installation.root / "second.log"
+    second.start()
+    first = f"process {installation.coordinator.pid}"
+    await_value(lambda: first in second.log.read_text(), lambda: end_of(second.log))
+    job_id = installation.submit(**LONG)
+    installation.wait_until(job_id, has_saved)
+    assert "coordinates, with" not in second.log.read_text()
+    installation.coordinator.end(signal.SIGKILL)
+    installation.coordinator = second
+    installation.complete(job_id)
+    assert "coordinates, with" in second.log.read_text()
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_stopped_coordinator_that_wakes_up_is_fenced(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = installation.submit(**LONG)
+    installation.wait_until(job_id, has_saved)
+    first = installation.coordinator
+    assert first.process is not None
+    first.process.send_signal(signal.SIGSTOP)
+    installation.coordinator = Service("coordinator", installation.root, installation.environment)
+    installation.coordinator.start()
+    # Its lease has to run out: it is not provably dead.
+    installation.wait_until(job_id, is_over)
+    assert first.end(signal.SIGCONT) == 75
+    assert installation.complete(job_id)["restarts"] == 0
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_job_that_ends_while_the_database_is_locked_is_not_lost(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    log = installation.coordinator.log
+    job_id = installation.submit(**LONG)
+    ranks = records(installation.wait_until(job_id, has_saved))
+    with locked(installation):
+        await_end(ranks)
+        await_value(lambda: "the database is away" in log.read_text(), lambda: end_of(log))
+    assert installation.complete(job_id)["restarts"] == 0
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+@contextmanager
+def locked(installation: Installation) -> Iterator[None]:
+    """Hold the database as a backup or a careless shell would."""
+    path = installation.files.root / "muster.db"
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        yield
+        database.execute("ROLLBACK")
+
+
+@contextmanager
+def streamed(installation: Installation, job_id: str) -> Iterator[Iterator[str]]:
+    """Open a stream of logs and give its lines."""
+    port = installation.environment["MUSTER_PORT"]
+    url = f"http://127.0.0.1:{port}/jobs/{job_id}/logs/stream"
+    with httpx.stream("GET", url, timeout=60.0) as answer:
+        yield answer.iter_lines()
+
+
+def started(installation: Installation, job_id: str) -> int:
+    """Return how many ranks were ever started."""
+    return installation.kinds(job_id).count("rank_started")
+
+
+def has_started(installation: Installation, job_id: str, ranks: int) -> bool:
+    return started(installation, job_id) >= ranks or is_over(installation.see(job_id))

@@ -1,0 +1,176 @@
+"""A person asks for an end: work is saved, nothing is left running, and one can go on."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from installation import Installation, Undisturbed, has_saved, is_over, is_running
+
+from muster.checkpoints.names import LATEST, MANIFEST, STATE
+from muster.contracts.layout import checkpoints_of_rank
+
+LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
+"""Two ranks of 48 steps and more than two seconds: time to be interrupted."""
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "600"])                                 # in its group
+subprocess.Popen(["sleep", "601"], start_new_session=True)         # out of its session
+if os.fork() == 0:                                                 # a daemon as of old
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        time.sleep(602)
+    os._exit(0)
+print("ready", flush=True)
+time.sleep(603)
+"""
+
+
+def test_a_stopped_job_has_saved_its_last_step(installation: Installation) -> None:
+    job_id = installation.submit(**LONG, checkpoint_every=1000)
+    installation.wait_until(job_id, lambda now: now["step"] > 3)
+    installation.stop(job_id)
+    seen = installation.wait_until(job_id, is_over)
+    assert (seen["status"], seen["reason"]) == ("STOPPED", "stopped_by_user")
+    assert seen["message"] == "stopped on request; its checkpoints are kept"
+    assert not installation.running_ranks()
+    saved = [checkpoint.step for checkpoint in installation.checkpoints(job_id, 2)]
+    assert saved == [worker["step"] for worker in seen["workers"]]
+    assert all(0 < step < 48 for step in saved)
+
+
+def test_a_stubborn_rank_and_all_it_started_are_killed_after_the_grace(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    job_id = installation.submit(
+        world_size=1, command=[sys.executable, str(script)], stop_grace_seconds=1
+    )
+    installation.wait_until(job_id, lambda _: "ready" in installation.log(job_id))
+    # The program, two children and the daemon.
+    assert len(installation.running_ranks()) >= 4
+    installation.stop(job_id)
+    installation.wait_until(job_id, is_over)
+    assert not installation.running_ranks()
+    told = [event["message"] for event in installation.events(job_id)]
+    assert "rank 0 did not end within the grace period and was killed" in told
+
+
+def test_what_a_dead_rank_left_is_gone_before_its_successor_starts(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "leaving.py"
+    script.write_text(
+        "import os, subprocess, sys\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    left = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "    open('left.pid', 'w').write(str(left.pid))\n"
+        "    os.abort()\n"
+        "pid = open('left.pid').read()\n"
+        "print('left over' if os.path.exists(f'/proc/{pid}') else 'alone')\n"
+    )
+    command = [sys.executable, str(script)]
+    job_id = installation.submit(world_size=1, command=command, working_dir=str(tmp_path))
+    assert installation.complete(job_id)["restarts"] == 1
+    assert installation.log(job_id) == "alone\n"
+
+
+def test_deleting_by_force_ends_everything(installation: Installation) -> None:
+    job_id = installation.submit(world_size=2, command=["sleep", "600"])
+    installation.wait_until(job_id, is_running)
+    refused = installation.request("DELETE", f"/jobs/{job_id}")
+    assert refused.status_code == 409
+    answer = installation.request("DELETE", f"/jobs/{job_id}", params={"force": True})
+    assert answer.is_success, answer.text
+    assert installation.request("GET", f"/jobs/{job_id}").status_code == 404
+    installation.forget(job_id)
+    assert not installation.running_ranks()
+
+
+def test_a_stopped_job_goes_on_from_exactly_there(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = stopped_job(installation)
+    steps = [checkpoint.step for checkpoint in installation.checkpoints(job_id, 2)]
+    assert installation.request("DELETE", f"/jobs/{job_id}").is_success
+    refused = installation.request("POST", "/jobs", json={**LONG, "job_id": job_id})
+    assert refused.status_code == 409
+    assert "resume_from" in refused.json()["detail"]
+    installation.submit(**LONG, job_id=job_id, resume_from=job_id)
+    installation.complete(job_id)
+    for rank, step in enumerate(steps):
+        words = f"rank {rank}  step {step}/48  goes on from its checkpoint of step {step}"
+        assert words in installation.log(job_id, rank)
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_job_can_start_from_another_ones_checkpoints(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    source = stopped_job(installation)
+    before = installation.digests(source, 2)
+    job_id = installation.submit(**LONG, resume_from=source)
+    installation.complete(job_id)
+    assert "goes on from its checkpoint of step" in installation.log(job_id)
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+    assert installation.digests(source, 2) == before
+
+
+@pytest.mark.parametrize("damage", ["a flipped byte", "a torn manifest", "a lost directory"])
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+    installation: Installation, undisturbed: Undisturbed, damage: str
+) -> None:
+    source = stopped_job(installation)
+    directory = checkpoints_of_rank(installation.checkpoint_dir, source, 1)
+    latest = directory / (directory / LATEST).read_text().strip()
+    match damage:
+        case "a flipped byte":
+            state = bytearray((latest / STATE).read_bytes())
+            state[len(state) // 2] ^= 1
+            (latest / STATE).write_bytes(state)
+        case "a torn manifest":
+            manifest = (latest / MANIFEST).read_bytes()
+            (latest / MANIFEST).write_bytes(manifest[: len(manifest) // 2])
+        case "a lost directory":
+            shutil.rmtree(latest)
+    job_id = installation.submit(**LONG, resume_from=source)
+    installation.complete(job_id)
+    warned = [event for event in installation.events(job_id) if event["kind"] == "warned"]
+    assert warned
+    assert {event["rank"] for event in warned} == {1}
+    assert any(latest.name in event["message"] for event in warned)
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_checkpoints_of_which_none_is_intact_are_not_silently_thrown_away(
+    installation: Installation,
+) -> None:
+    source = stopped_job(installation)
+    directory = checkpoints_of_rank(installation.checkpoint_dir, source, 0)
+    for manifest in directory.glob(f"step_*/{MANIFEST}"):
+        manifest.write_bytes(b"")
+    job = installation.fail(installation.submit(**LONG, resume_from=source))
+    assert job["reason"] == "invalid_checkpoint"
+    assert f"no checkpoint in {directory} is intact" in job["message"]
+
+
+def test_checkpoints_of_another_world_size_are_refused(installation: Installation) -> None:
+    source = stopped_job(installation)
+    job = installation.fail(installation.submit(world_size=1, resume_from=source))
+    assert job["reason"] == "invalid_checkpoint"
+    assert "start the job with the world size it was saved with" in job["message"]
+
+
+def stopped_job(installation: Installation) -> str:
+    """Return the id of a job that was stopped in the middle, with several checkpoints."""
+    job_id = installation.submit(**LONG)
+    installation.wait_until(
+        job_id, lambda now: has_saved(now) and all(w["step"] > 10 for w in now["workers"])
+    )
+    installation.stop(job_id)
+    installation.wait_until(job_id, is_over)
+    return job_id

@@ -1,0 +1,377 @@
+"""A whole installation for tests: real services, a directory of its own, and nothing left behind.
+
+Tests ask it for jobs, wait for what they want to see, and end its processes as cruelly as they
+like. A wait that is in vain fails with everything a person would look at: the job, its events,
+the ends of all logs.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from muster import processes
+from muster.checkpoints.filesystem import LocalFileSystem
+from muster.checkpoints.identity import identity_of
+from muster.checkpoints.reader import Checkpoint, Reader
+from muster.contracts.job import TERMINAL
+from muster.contracts.layout import DataDirectory, checkpoints_of_rank
+from muster.contracts.process import ProcessRecord
+from muster.processes import identify, mark_of, marked, send_signal
+
+DEADLINE_SECONDS = 60.0
+"""Far beyond what anything here takes on a busy machine; only a failure waits so long."""
+
+LOOK_SECONDS = 0.05
+
+SHOWN_LINES = 30
+
+Value = TypeVar("Value")
+
+Undisturbed = Callable[..., list[str]]
+"""Fields of a job → the digests of its ranks when nothing goes wrong."""
+
+Seen = Mapping[str, Any]
+"""The summary of a job, as the API gave it."""
+
+OURS = ("JOB_ID", "RANK", "WORLD_SIZE", "CHECKPOINT_DIR", "DATASET_DIR", "MAX_RESTARTS")
+
+
+@dataclass(slots=True)
+class Service:
+    """One process of the product that a test may end and start again."""
+
+    module: str
+    directory: Path
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = self.directory / f"{self.module}.log"
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self.module],
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"{self.module} was not started"
+        return self.process.pid
+
+    def end(self, number: signal.Signals) -> int:
+        """Signal it and return its exit code."""
+        assert self.process is not None, f"{self.module} was not started"
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(
+                f"{self.module} does not end after {number.name}:\n{end_of(self.log)}"
+            ) from None
+        finally:
+            self.process = None
+
+
+class Installation:
+    """API and coordinator over one data directory below `root`."""
+
+    def __init__(self, root: Path, **environment: str) -> None:
+        self.root = root
+        self.files = DataDirectory(root / "data")
+        self.checkpoint_dir = root / "checkpoints"
+        self.environment = {
+            **without_ours(os.environ),
+            "MUSTER_DATA_DIR": str(self.files.root),
+            "MUSTER_PORT": "0",
+            "MUSTER_SLOTS": "64",
+            "CHECKPOINT_DIR": str(self.checkpoint_dir),
+            "DATASET_DIR": str(root / "shards"),
+            **environment,
+        }
+        self.api = Service("api", root, self.environment)
+        self.coordinator = Service("coordinator", root, self.environment)
+        self.uids: dict[str, str] = {}
+        self._unfinished: set[str] = set()
+        self._client = httpx.Client(timeout=DEADLINE_SECONDS)
+
+    # Its processes
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the services that do not run, and wait until there is a coordinator."""
+        if self.api.process is None:
+            self.start_api()
+        if self.coordinator.process is None:
+            self.coordinator.start()
+        await_value(self._is_coordinated, lambda: end_of(self.coordinator.log))
+
+    def start_api(self) -> None:
+        """Start the API, at the port it had before, and wait until it listens."""
+        already = len(self.api.log.read_bytes()) if self.api.log.exists() else 0
+        self.api.start()
+        announced = "listening on http://127.0.0.1:"
+        text = await_value(
+            lambda: announced in (said := self.api.log.read_text()[already:]) and said,
+            lambda: f"the API does not start:\n{end_of(self.api.log)}",
+        )
+        port = text.partition(announced)[2].split()[0]
+        self.environment["MUSTER_PORT"] = port
+        self._client.base_url = f"http://127.0.0.1:{port}"
+
+    def restart_coordinator(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self.coordinator.end(number)
+        self.coordinator.start()
+
+    def close(self) -> None:
+        """End everything; fail if a process of a job is left once its services say it is over."""
+        try:
+            self.end_jobs()
+        finally:
+            for service in (self.coordinator, self.api):
+                if service.process is not None:
+                    service.end(signal.SIGTERM)
+            self._client.close()
+            left = self.running_processes()
+            for record in left:
+                send_signal(record, signal.SIGKILL)
+        assert not left, f"left behind: {left}"
+
+    def end_jobs(self) -> None:
+        """End every job that still goes on; then nothing of any job may run."""
+        for job_id in self._unfinished:
+            if not is_over(self.see(job_id)):
+                self._client.delete(f"/jobs/{job_id}", params={"force": True})
+        self._unfinished.clear()
+        await_value(lambda: not self.running_processes(), lambda: f"{self.running_processes()}")
+
+    def running_processes(self) -> list[ProcessRecord]:
+        """Return every process of every job ever submitted here: agents, ranks, their children."""
+        return [record for record, _ in self._marked()]
+
+    def running_ranks(self) -> list[ProcessRecord]:
+        """Return the same without the agents, which leave a moment after their job is over."""
+        return [record for record, mark in self._marked() if not mark.endswith("/agent")]
+
+    def _marked(self) -> list[tuple[ProcessRecord, str]]:
+        uids = set(self.uids.values())
+        marks = [(record, mark_of(record.pid) or "") for record in marked("")]
+        return [(record, mark) for record, mark in marks if mark.partition("/")[0] in uids]
+
+    # Its jobs
+
+    def request(self, method: str, path: str, **arguments: object) -> httpx.Response:
+        return self._client.request(method, path, **arguments)
+
+    def submit(self, **fields: object) -> str:
+        """Submit a job; return its id."""
+        answer = self._client.post("/jobs", json=fields)
+        assert answer.status_code == httpx.codes.CREATED, answer.text
+        job = answer.json()
+        self.uids[job["job_id"]] = job["job_uid"]
+        self._unfinished.add(job["job_id"])
+        return str(job["job_id"])
+
+    def stop(self, job_id: str, grace_seconds: float | None = None) -> None:
+        body = {} if grace_seconds is None else {"grace_seconds": grace_seconds}
+        answer = self._client.post(f"/jobs/{job_id}/stop", json=body)
+        assert answer.is_success, answer.text
+
+    def forget(self, job_id: str) -> None:
+        """Say that a job was deleted; its processes are looked for all the same."""
+        self._unfinished.discard(job_id)
+
+    def see(self, job_id: str) -> Seen:
+        """Return the job's summary."""
+        return self._get(f"/jobs/{job_id}/summary")
+
+    def see_all(self) -> Sequence[Seen]:
+        """Return the summaries of the newest jobs, all of one moment."""
+        summaries: Sequence[Seen] = self._get("/jobs/summaries?limit=100")["jobs"]
+        return summaries
+
+    def job(self, job_id: str) -> Seen:
+        return self._get(f"/jobs/{job_id}")
+
+    def events(self, job_id: str) -> Sequence[Seen]:
+        events: Sequence[Seen] = self._get(f"/jobs/{job_id}/events")["events"]
+        return events
+
+    def kinds(self, job_id: str) -> list[str]:
+        """Return the kinds of the job's events, oldest first."""
+        return [event["kind"] for event in self.events(job_id)]
+
+    def wait_until(self, job_id: str, predicate: Callable[[Seen], object]) -> Seen:
+        """Return the first summary that `predicate` likes."""
+
+        def look() -> Seen | None:
+            seen = self.see(job_id)
+            return seen if predicate(seen) else None
+
+        return await_value(look, lambda: self.describe(job_id))
+
+    def complete(self, job_id: str) -> Seen:
+        """Wait for the end of a job, which has to be a good one."""
+        seen = self.wait_until(job_id, is_over)
+        assert seen["status"] == "COMPLETED", self.describe(job_id)
+        return seen
+
+    def fail(self, job_id: str) -> Seen:
+        """Wait for the end of a job, which has to be FAILED; return the job."""
+        seen = self.wait_until(job_id, is_over)
+        assert seen["status"] == "FAILED", self.describe(job_id)
+        return self.job(job_id)
+
+    def kill(self, job_id: str, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal a rank's process; return the pid it has or had."""
+        seen = self.wait_until(job_id, lambda seen: pids(seen)[rank])
+        pid: int = pids(seen)[rank]
+        os.kill(pid, number)
+        return pid
+
+    # What its jobs leave
+
+    def checkpoints(self, job_id: str, world_size: int) -> list[Checkpoint]:
+        """Return the newest checkpoint of every rank; each must be the very newest there is."""
+
+        def newest(rank: int) -> Checkpoint:
+            warnings: list[str] = []
+            directory = checkpoints_of_rank(self.checkpoint_dir, job_id, rank)
+            reader = Reader(
+                files=LocalFileSystem(),
+                directory=directory,
+                rank=rank,
+                world_size=world_size,
+                warn=warnings.append,
+            )
+            found = reader.newest()
+            assert found is not None, f"{directory} holds no checkpoint"
+            assert not warnings, warnings
+            return found
+
+        return [newest(rank) for rank in range(world_size)]
+
+    def digests(self, job_id: str, world_size: int) -> list[str]:
+        """Return the identity of every rank's last state, its position in the data included."""
+        return [identity_of(checkpoint) for checkpoint in self.checkpoints(job_id, world_size)]
+
+    def log(self, job_id: str, rank: int = 0) -> str:
+        """Return everything a rank has ever said."""
+        logs = self.files.job(job_id).logs
+        return "".join(path.read_text() for path in sorted(logs.glob(f"rank_{rank:05d}.*.log")))
+
+    # What a person would look at
+
+    def describe(self, job_id: str) -> str:
+        parts = [json.dumps(self.job(job_id), indent=1), json.dumps(self.see(job_id), indent=1)]
+        parts += [f"{event['at']} {event['message']}" for event in self.events(job_id)]
+        files = self.files.job(job_id)
+        logs = [*sorted(files.logs.glob("*.log")), files.agent_log]
+        parts += [end_of(log) for log in [*logs, self.coordinator.log, self.api.log]]
+        return "\n".join(parts)
+
+    def _is_coordinated(self) -> bool:
+        checks = self._client.get("/health").json()["checks"]
+        return bool(checks["coordinator"]["status"] == "ok")
+
+    def _get(self, path: str) -> Seen:
+        answer = self._client.get(path)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+
+# What to wait for
+
+
+def is_over(seen: Seen) -> bool:
+    return seen["status"] in TERMINAL
+
+
+def is_running(seen: Seen) -> bool:
+    return bool(seen["status"] == "RUNNING")
+
+
+def pids(seen: Seen) -> list[Any]:
+    """Return the pid of every rank, None for those without a process."""
+    return [worker["pid"] for worker in seen["workers"]]
+
+
+def has_saved(seen: Seen) -> bool:
+    """Whether every rank is alive and has something to go on from."""
+    return all(
+        worker["state"] == "live" and worker["last_checkpoint_step"] for worker in seen["workers"]
+    )
+
+
+def restarts(count: int, rank: int = 0) -> Callable[[Seen], bool]:
+    """Whether a rank was restarted so often and is alive again, or has finished since."""
+
+    def predicate(seen: Seen) -> bool:
+        worker = seen["workers"][rank]
+        return worker["restarts"] >= count and worker["state"] in {"live", "finished"}
+
+    return predicate
+
+
+# Helpers of tests about processes
+
+
+def records(seen: Seen) -> list[ProcessRecord]:
+    """Return the true names of a job's living ranks."""
+    found = [identify(pid) for pid in pids(seen) if pid]
+    return [record for record in found if record is not None]
+
+
+def await_end(ended: Sequence[ProcessRecord]) -> None:
+    """Wait until none of them runs."""
+    await_value(
+        lambda: not any(map(processes.is_running, ended)), lambda: f"one of {ended} still runs"
+    )
+
+
+def await_value(look: Callable[[], Value], explain: Callable[[], str]) -> Value:
+    """Return the first true value of `look`; fail with `explain` after a generous deadline."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not (value := look()):
+        assert time.monotonic() < deadline, f"waited in vain\n{explain()}"
+        time.sleep(LOOK_SECONDS)
+    return value
+
+
+def end_of(log: Path) -> str:
+    if not log.exists():
+        return f"--- {log.name} is not there"
+    lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+    return "\n".join([f"--- {log.name}", *lines])
+
+
+def without_ours(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which nothing configures the product yet."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in OURS and not name.startswith(("MUSTER_", "TORCHELASTIC_"))
+    }
