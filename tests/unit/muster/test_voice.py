@@ -28,9 +28,10 @@ def test_without_an_agent_nobody_is_told() -> None:
 
 def test_an_agent_that_is_gone_does_no_harm() -> None:
     ear = Ear()
-    ear.close()
+    ear.hang_up()
     for _ in range(3):
         ear.voice.say(Hello())
+    ear.close()
 
 
 def test_an_agent_that_does_not_listen_holds_nobody_up() -> None:
@@ -93,7 +94,8 @@ def test_a_broken_channel_sends_no_signal_to_the_program() -> None:
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         ear = Ear()
-        ear.close()
+        ear.hang_up()
         ear.voice.say(Hello())
+        ear.close()
     finally:
         signal.signal(signal.SIGPIPE, before)
