@@ -106,7 +106,10 @@ class Uplink:
         )
 
     def _receive(self) -> None:
+        connection = self._socket
         for message in self._read():
+            if self._socket is not connection:
+                return  # the owner hung up on a stale coordinator; the rest is not for us
             self._hear(message)
 
     def _read(self) -> list[CoordinatorMessage]:
@@ -126,5 +129,5 @@ class Uplink:
     def _read_address(self) -> CoordinatorAddress | None:
         try:
             return msgspec.json.decode(self._address_file.read_bytes(), type=CoordinatorAddress)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
