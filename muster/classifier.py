@@ -156,9 +156,9 @@ def _state_to_begin_with(run: Run, shape: _Shape) -> State:
         return fresh
     if _shapes(restored) != _shapes(fresh):
         raise CheckpointMismatch(
-            f"the checkpoint of step {run.steps_done} holds a model for other data: rank {run.rank} "
-            f"reads {shape.features} features and {shape.classes} classes. Name another data set, "
-            "or begin a job that does not resume"
+            f"the checkpoint of step {run.steps_done} holds a model for other data: rank "
+            f"{run.rank} reads {shape.features} features and {shape.classes} classes. Name another "
+            "data set, or begin a job that does not resume"
         )
     _say(run, f"goes on from its checkpoint of step {run.steps_done}")
     return restored
