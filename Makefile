@@ -14,10 +14,10 @@ up demo bench: export MUSTER_DATA_DIR ?= $(CURDIR)/.muster
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-up: $(STAMP) ## start database, API, coordinator and web page (ARGS=-d to detach)
+up: $(STAMP) ## run the API and the coordinator here, until Ctrl-C
 	$(BIN)/muster up $(ARGS)
 
-demo: $(STAMP) ## train, kill a worker, watch it recover, verify the result
+demo: $(STAMP) ## train, kill a rank in the middle, compare the bits
 	$(BIN)/muster demo $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import floors, unit tests: stops at the first failure

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
+import structlog
 import uvicorn
 from anyio import CapacityLimiter
 from starlette.types import ASGIApp, Scope
@@ -23,6 +25,7 @@ from api.door import Door, require_loopback
 from api.liveness import CoordinatorWatch
 from api.protocol import DeadlineProtocol
 from api.submission import Submitter
+from muster import journal
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
@@ -34,6 +37,8 @@ from store.idempotency import Answers
 from store.jobs import Jobs
 from store.leases import Leases
 from store.workers import Workers
+
+_LOG: Final = structlog.get_logger("api")
 
 COORDINATOR_LEASE = "coordinator"
 
@@ -59,6 +64,7 @@ class PortTaken(MusterError):
 
 def main() -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code."""
+    journal.configure("api")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
     try:
@@ -66,7 +72,7 @@ def main() -> int:
         listener = _listen(settings.host, settings.port)
         database = Database.open(settings.database_url)
     except MusterError as error:
-        sys.stderr.write(f"muster api: {error}\n")
+        sys.stderr.write(f"api: {error}\n")
         return 1
     try:
         _serve(settings, listener, database)
@@ -85,12 +91,13 @@ def _serve(settings: ServiceSettings, listener: socket.socket, database: Databas
         proxy_headers=False,
         server_header=False,
         access_log=False,
+        log_config=None,
         log_level=logging.WARNING,
         limit_concurrency=CONNECTIONS_LIMIT,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )
-    sys.stderr.write(f"muster api: listening on http://{_bracketed(host)}:{port}\n")
-    sys.stderr.flush()
+    url = f"http://{_bracketed(host)}:{port}"
+    _LOG.info(f"listens on {url}", action="listening", url=url)
     uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -99,6 +106,7 @@ def _guarded(app: ASGIApp, host: str) -> ASGIApp:
 
 
 def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
+    started = time.monotonic()
     jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
     return FrontDesk(
         database=database,
@@ -119,7 +127,7 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         files=DataDirectory(settings.data_dir),
         log_readers=CapacityLimiter(LOG_READERS),
         clock=utc_now,
-        started_at=utc_now(),
+        uptime_seconds=lambda: time.monotonic() - started,
         version=version("muster-train"),
     )
 

@@ -4,10 +4,11 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 
-from api.desk import FrontDesk, refuse_unknown_query
+from api.desk import FrontDesk
 from api.door import BODY_LIMIT_BYTES
 from api.handlers import install
 from api.problems import MEDIA_TYPE
+from api.queries import refuse_unknown_query
 from api.routes import health, jobs, logs, removal
 from api.schemas import ProblemView
 
@@ -17,9 +18,19 @@ _PROBLEM: dict[str, Any] = {
 }
 
 
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Return the document, with the one schema that no route answers with itself."""
+        document = super().openapi()
+        problem = ProblemView.model_json_schema(ref_template="#/components/schemas/{model}")
+        nested = problem.pop("$defs", {})
+        document["components"]["schemas"] |= {"ProblemView": problem, **nested}
+        return document
+
+
 def build(desk: FrontDesk) -> FastAPI:
     """Return the application. It holds no state but `desk`, and does not guard itself."""
-    app = FastAPI(
+    app = _Application(
         title="Muster",
         version=desk.version,
         docs_url=None,  # its page would load scripts from elsewhere
@@ -28,7 +39,7 @@ def build(desk: FrontDesk) -> FastAPI:
         max_body_size=BODY_LIMIT_BYTES,
         dependencies=[Depends(refuse_unknown_query)],
         generate_unique_id_function=lambda route: route.name,
-        responses={"4XX": {**_PROBLEM, "model": ProblemView}, "5XX": _PROBLEM},
+        responses={"4XX": _PROBLEM, "5XX": _PROBLEM},
     )
     app.state.desk = desk
     install(app)

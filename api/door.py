@@ -6,13 +6,14 @@ accounts of the machine.
 """
 
 import ipaddress
-import logging
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
+import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,9 +27,11 @@ LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 REQUEST_ID_LIMIT: Final = 128
 
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
+
 _BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
-_logger = logging.getLogger("uvicorn.error")
+_LOG: Final = structlog.get_logger("api")
 
 
 class NotLoopback(MusterError):
@@ -73,10 +76,26 @@ class Door:
         answer = _with_header(send, b"x-request-id", request_id.encode())
         problem = self._refusal(scope, headers)
         if problem is None:
-            await self._app(scope, receive, answer)
+            await self._pass_on(scope, receive, answer)
             return
-        _logger.warning("Refused request %s: %s", request_id, problem)
+        _LOG.warning(
+            f"turned a request away: {problem.slug}",
+            action="request_refused",
+            request_id=request_id,
+            path=scope["path"],
+        )
         await respond(problem, scope)(scope, receive, answer)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception:  # noqa: BLE001  the client has its answer; the story is for us
+            _LOG.exception(
+                "a request failed unexpectedly",
+                action="request_failed",
+                request_id=scope["state"]["request_id"],
+                path=scope["path"],
+            )
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> Problem | None:
         return (
@@ -134,10 +153,8 @@ def _has_body(headers: Mapping[str, str]) -> bool:
 
 
 def _host_name(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
+    found = _HOST.fullmatch(host.lower())
+    return (found[1] or found[2]) if found else None
 
 
 def _origin_host(origin: str) -> str | None:

@@ -5,7 +5,6 @@ ours answer every refusal in one shape, those of unknown routes included.
 """
 
 import difflib
-import logging
 from collections.abc import Iterable
 from http import HTTPStatus
 
@@ -35,8 +34,6 @@ from store.errors import (
 )
 
 RETRY_AFTER_SECONDS = 1
-
-_logger = logging.getLogger("uvicorn.error")
 
 
 def install(app: FastAPI) -> None:
@@ -114,13 +111,12 @@ def _store(request: Request, error: Exception) -> Response:
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         case _:
-            return _unexpected(request, error)
+            raise error  # a fault of ours, like anything else that nobody expected
     return respond(problem, request.scope)
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
-    request_id = request.scope.get("state", {}).get("request_id", "")
-    _logger.error("Request %s failed unexpectedly", request_id, exc_info=error)
+def _unexpected(request: Request, _error: Exception) -> Response:
+    # The door writes it to the log, with the request's id.
     return respond(
         Problem(
             HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 import msgspec
 from fastapi import Depends, Query
 
-from api.desk import statuses_of
 from api.problems import InvalidRequest, invalid_field
+from api.queries import statuses_of
 from muster.contracts.job import JobId, JobStatus
 from store.records import Job
 

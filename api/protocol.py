@@ -83,7 +83,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     def _turn_away(self, status: int, phrase: str) -> None:
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             head = f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode())
         self.transport.close()

@@ -5,8 +5,10 @@ removed cannot be a new job's; and a delete that was cut short can simply be rep
 """
 
 import asyncio
+import errno
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -23,6 +25,8 @@ from store.errors import JobMissing
 from store.records import Job
 
 POLL_SECONDS: Final = 0.05
+
+ATTEMPTS: Final = 5
 
 MARGIN_SECONDS: Final = 10.0
 """What a coordinator may take beyond the ranks' own grace."""
@@ -58,7 +62,7 @@ async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
                 "repeat with ?stop_first=true (a last checkpoint) or ?force=true (at once).",
             )
         await _stop(desk, job, removal.request)
-        job = await _ended(desk, job)
+        job = await _ended(desk, job, removal.request)
     return await run_sync(_remove, desk, job, removal)
 
 
@@ -67,15 +71,20 @@ async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> 
     running = [job for job in jobs if not job.is_terminal]
     if removal.request is not None and running:
         for job in running:
-            await run_sync(desk.jobs.request_stop, job.job_id, removal.request, None)
-        await _all_ended(desk, running)
-    deleted = []
-    for job in jobs:
-        now = await run_sync(desk.jobs.find, job.job_id)
-        if now is not None and now.uid == job.uid and now.is_terminal:
-            await run_sync(_remove, desk, now, removal)
-            deleted.append(job.job_id)
-    return deleted
+            with suppress(JobMissing):
+                await run_sync(desk.jobs.request_stop, job.job_id, removal.request, None)
+        await _all_ended(desk, running, removal.request)
+    return [job.job_id for job in jobs if await run_sync(_remove_if_over, desk, job, removal)]
+
+
+def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> bool:
+    now = desk.jobs.find(job.job_id)
+    if now is None or now.uid != job.uid or not now.is_terminal:
+        return False
+    # Somebody else may delete it at this moment, and one that cannot be must not stop the rest.
+    with suppress(JobMissing, Conflict):
+        return _remove(desk, now, removal).deleted
+    return False
 
 
 async def _stop(desk: FrontDesk, job: Job, request: StopRequest) -> None:
@@ -90,8 +99,8 @@ async def _stop(desk: FrontDesk, job: Job, request: StopRequest) -> None:
             )
 
 
-async def _ended(desk: FrontDesk, job: Job) -> Job:
-    deadline = asyncio.get_running_loop().time() + _patience_seconds(job)
+async def _ended(desk: FrontDesk, job: Job, request: StopRequest) -> Job:
+    deadline = asyncio.get_running_loop().time() + _patience_seconds(job, request)
     while True:
         now = await run_sync(desk.jobs.get, job.job_id)
         if now.uid != job.uid:
@@ -105,8 +114,9 @@ async def _ended(desk: FrontDesk, job: Job) -> Job:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _all_ended(desk: FrontDesk, jobs: Sequence[Job]) -> None:
-    deadline = asyncio.get_running_loop().time() + max(_patience_seconds(job) for job in jobs)
+async def _all_ended(desk: FrontDesk, jobs: Sequence[Job], request: StopRequest) -> None:
+    patience = max(_patience_seconds(job, request) for job in jobs)
+    deadline = asyncio.get_running_loop().time() + patience
     waiting = {job.uid for job in jobs}
     if await run_sync(desk.coordinator.absence) is not None:
         return
@@ -117,7 +127,9 @@ async def _all_ended(desk: FrontDesk, jobs: Sequence[Job]) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _patience_seconds(job: Job) -> float:
+def _patience_seconds(job: Job, request: StopRequest) -> float:
+    if request is StopRequest.FORCED:
+        return MARGIN_SECONDS
     grace = job.stop_grace_seconds
     return MARGIN_SECONDS + (job.spec.stop_grace_seconds if grace is None else grace)
 
@@ -155,12 +167,19 @@ def _remove_tree(directory: Path) -> bool:
     """Remove a directory that is one: a link is left alone, and none is followed below it."""
     if directory.is_symlink() or not directory.is_dir():
         return False
-    try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise Conflict(
-            "files-not-removed", f"{directory} could not be removed ({error}): mend it and repeat."
-        ) from error
-    return True
+    for _ in range(ATTEMPTS):
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:
+            # A process that is just ending may add or remove a file under our hands.
+            if error.errno not in {errno.ENOENT, errno.ENOTEMPTY}:
+                raise _not_removed(directory, error) from error
+        if not directory.exists():
+            return True
+    raise _not_removed(directory, "somebody keeps writing in it")
+
+
+def _not_removed(directory: Path, why: object) -> Conflict:
+    return Conflict(
+        "files-not-removed", f"{directory} could not be removed ({why}): mend it and repeat."
+    )

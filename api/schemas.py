@@ -135,6 +135,7 @@ class WorkerView(BaseModel):
     shard_idx: int
     line_idx: int
     loss: float | None
+    metrics: dict[str, float] = Field(description="What else the program gave.")
     throughput_steps_per_sec: float
     checkpoints_saved: int
     last_checkpoint_step: int | None

@@ -15,6 +15,9 @@ from store.records import Job, Worker
 WAITING: Final = "waiting"
 """The state of a rank that has had no process yet."""
 
+FINISHED: Final = "finished"
+"""The state of a rank that has nothing left to do."""
+
 _ALIVE: Final = frozenset({ProcessState.SPAWNED, ProcessState.LIVE, ProcessState.SUSPECT})
 
 
@@ -47,7 +50,7 @@ def every_rank(started: Sequence[Worker], world_size: int) -> list[Worker]:
     """Return one worker per rank, in their order, with a waiting one where none was started."""
     known = {worker.rank: worker for worker in started}
     waiting = (
-        Worker(rank=rank, incarnation=0, state=WAITING, process=None) for rank in range(world_size)
+        Worker(rank=rank, incarnation=-1, state=WAITING, process=None) for rank in range(world_size)
     )
     return [known.get(worker.rank, worker) for worker in waiting]
 
@@ -67,6 +70,7 @@ def worker_view(worker: Worker, now: datetime) -> WorkerView:
         shard_idx=worker.shard_idx,
         line_idx=worker.line_idx,
         loss=_finite(worker.loss),
+        metrics={name: value for name, value in worker.metrics.items() if math.isfinite(value)},
         throughput_steps_per_sec=throughput(worker),
         checkpoints_saved=worker.checkpoints_saved,
         last_checkpoint_step=worker.last_checkpoint_step,
@@ -78,8 +82,11 @@ def worker_view(worker: Worker, now: datetime) -> WorkerView:
 
 
 def state(worker: Worker) -> str:
-    """Return the state of the rank's process, or "finished" for a rank with nothing left to do."""
-    return "finished" if worker.finished else worker.state
+    """Return the state of the rank's process, or "finished" or "waiting" if it has none."""
+    if worker.finished:
+        return FINISHED
+    # No incarnation was ever started: nothing has exited.
+    return WAITING if worker.incarnation < 0 else worker.state
 
 
 def throughput(worker: Worker) -> float:
@@ -122,7 +129,7 @@ def last_checkpoint_step(workers: Sequence[Worker]) -> int | None:
 
 
 def _waiting(rank: int) -> Worker:
-    return Worker(rank=rank, incarnation=0, state=WAITING, process=None)
+    return Worker(rank=rank, incarnation=-1, state=WAITING, process=None)
 
 
 def _finite(number: float | None) -> float | None:

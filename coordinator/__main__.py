@@ -8,7 +8,7 @@ from typing import Final
 
 from coordinator import foreground
 from coordinator.service import Service
-from muster import journal
+from muster import journal, lifeline
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from store.database import Database
@@ -22,6 +22,7 @@ def main() -> int:
     """Wire the process, run it, and map its errors to a sentence and an exit code."""
     in_foreground = bool(os.environ.get("JOB_ID"))
     # In the foreground the job's events are told in words; the journal has only what went wrong.
+    lifeline.follow(os.environ)
     journal.configure("coordinator", logging.WARNING if in_foreground else logging.INFO)
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)

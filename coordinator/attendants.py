@@ -9,7 +9,6 @@ import secrets
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 from coordinator import happenings
@@ -47,9 +46,7 @@ class Attendants:
         """Give the next agent a token of its own, and its ranks a port nobody else uses."""
         charge.token = secrets.token_urlsafe(32)
         charge.master_port = _free_port()
-        charge.attachment = replace(
-            charge.attachment, agent=None, agent_token_sha256=token_digest(charge.token)
-        )
+        charge.attach(agent=None, agent_token_sha256=token_digest(charge.token))
 
     def start(self, charge: Charge, hear: Hear) -> None:
         self._run(self._attend(charge, hear))
@@ -86,7 +83,7 @@ class Attendants:
             message = f"the agent could not be started: {error}"
         else:
             charge.agent = agent
-            charge.attachment = replace(charge.attachment, agent=agent.record)
+            charge.attach(agent=agent.record)
             message = _describe_end(await agent.ended)
             await self._launcher.sweep(uid)
             charge.agent = None
@@ -107,6 +104,8 @@ class Attendants:
             token=charge.token,
             job_root=str(self._data.job(snapshot.job_id).root),
             address_file=str(self._data.coordinator_address),
+            # Variables of the person's own may change how Python or numpy start: then exec.
+            is_builtin=snapshot.spec.command is None and not snapshot.spec.env,
             orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
             stop_grace_seconds=snapshot.spec.stop_grace_seconds,
         )

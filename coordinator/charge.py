@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coordinator import happenings
 from coordinator.actions import Action
@@ -9,9 +10,10 @@ from coordinator.chronicle import narrate
 from coordinator.fold import fold
 from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess
+from coordinator.plan import plan, wake_at
 from coordinator.preparation import Places
 from coordinator.rows import Attachment, Moment, change_of, is_urgent, workers_of
-from coordinator.snapshot import JobSnapshot
+from coordinator.snapshot import NEVER, JobSnapshot
 from muster.contracts.job import TERMINAL, JobStatus
 from store.records import Event, JobChange, Worker
 
@@ -24,6 +26,7 @@ class Draft:
     workers: dict[int, Worker]
     changed: list[Worker]
     events: tuple[Event, ...]
+    revision: int
     is_urgent: bool
     """It holds more than news of progress, so it cannot wait for the next tick."""
 
@@ -40,6 +43,13 @@ class Charge:
     """Of the agent of the present generation."""
     master_port: int = 0
     agent: AgentProcess | None = None
+    is_fresh: bool = True
+    """Something was learnt that no plan has looked at."""
+    look_at: float = NEVER
+    """When a plan has to look again though nothing was learnt."""
+    revision: int = 1
+    """Goes up with everything that may have to be written."""
+    written_revision: int = 0
     decided: list[Action] = field(default_factory=list)
     """Taken into the snapshot, but not performed before they are durable."""
     events: list[Event] = field(default_factory=list)
@@ -49,6 +59,8 @@ class Charge:
 
     def learn(self, happening: Happening, now: Moment) -> None:
         """Fold a happening in, and note what is worth telling."""
+        self.is_fresh = True
+        self.revision += 1
         before = self.snapshot
         self.snapshot = fold(before, happening, now.monotonic)
         entry = narrate(before, happening, self.snapshot)
@@ -63,7 +75,7 @@ class Charge:
                 )
             )
         if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
-            self.attachment = replace(self.attachment, started_at=now.wall)
+            self.attach(started_at=now.wall)
 
     def decide(self, actions: Sequence[Action], now: Moment) -> None:
         """Take the actions of a plan; they are performed once that is durable."""
@@ -71,7 +83,20 @@ class Charge:
             self.learn(happenings.Taken(action=action), now)
             self.decided.append(action)
 
-    def unwritten(self, now: Moment) -> "Draft":
+    def attach(self, **changes: Any) -> None:  # noqa: ANN401  fields of `Attachment`
+        """Change what belongs to the row and decides nothing."""
+        self.attachment = replace(self.attachment, **changes)
+        self.revision += 1
+
+    def plan(self, now: Moment) -> None:
+        """Decide what is to be done now, if anything may have changed since the last look."""
+        if self.decided or not (self.is_fresh or now.monotonic >= self.look_at):
+            return  # what is decided already is made durable first
+        self.decide(plan(self.snapshot, now.monotonic), now)
+        self.is_fresh = bool(self.decided)
+        self.look_at = wake_at(self.snapshot, now.monotonic)
+
+    def draft(self, now: Moment) -> "Draft":
         """Return everything that differs from the rows."""
         workers = {worker.rank: worker for worker in workers_of(self.snapshot, now)}
         return Draft(
@@ -79,6 +104,7 @@ class Charge:
             workers=workers,
             changed=[w for w in workers.values() if self.committed_workers.get(w.rank) != w],
             events=tuple(self.events),
+            revision=self.revision,
             is_urgent=self._is_urgent(workers),
         )
 
@@ -90,6 +116,7 @@ class Charge:
         """Remember that a draft is in the rows."""
         self.committed_change = draft.change
         self.committed_workers = draft.workers
+        self.written_revision = draft.revision
         del self.events[: len(draft.events)]
 
     def _is_urgent(self, workers: Mapping[int, Worker]) -> bool:

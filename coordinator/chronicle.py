@@ -25,11 +25,11 @@ class Entry:
 
 def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> Entry | None:
     """Return what to tell of a happening that led from `before` to `after`."""
-    if isinstance(happening, RankSaid) and isinstance(happening.message, Warned):
-        return _of_rank(after, happening.rank, "warned", happening.message.message)
     if after == before:
         return None
     match happening:
+        case RankSaid(message=Warned(message=warning)):
+            return _of_rank(after, happening.rank, "warned", warning)
         case RankSpawned():
             return _of_rank(after, happening.rank, "rank_started", f"runs as pid {happening.pid}")
         case RankExited():

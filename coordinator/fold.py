@@ -10,7 +10,7 @@ from typing import assert_never
 from coordinator import actions, happenings
 from coordinator.happenings import Happening
 from coordinator.snapshot import NEVER, AgentState, Cause, JobSnapshot, RankSnapshot, Verdict
-from coordinator.wording import describe_exit
+from coordinator.wording import describe_exit, quote_end
 from muster.contracts import job as job_rules
 from muster.contracts import rank as rank_rules
 from muster.contracts.job import JobStatus, Reason, StopRequest
@@ -69,7 +69,8 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
                 generation=snapshot.generation + 1,
             )
         case actions.KillAgent():
-            return snapshot  # AgentLost follows when it is gone
+            # AgentLost follows when it is gone; should the kill have missed, it is repeated.
+            return replace(snapshot, agent_started_at=now)
         case actions.DismissAgent():
             return replace(snapshot, agent=AgentState.ABSENT)
         case actions.Move():
@@ -108,11 +109,12 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         beats=False,
         spawned_at=now,
         heard_at=now,
-        progressed_at=now,
+        progressed_at=NEVER,
         live_at=NEVER,
         terminated=False,
         stopping=False,
         kill=None,
+        warning=None,
         exit_code=None,
         exit_signal=None,
         checkpoints_before=rank.checkpoints_before + rank.checkpoints_saved,
@@ -218,13 +220,13 @@ def _said(
 ) -> JobSnapshot:
     match message:
         case Executing():
-            return snapshot.with_rank(_alive(rank, now))
+            return _forgiven(snapshot).with_rank(_alive(rank, now))
         case Hello():
-            return _forgiven(snapshot).with_rank(replace(_alive(rank, now), beats=True))
+            return _forgiven(snapshot).with_rank(_greeted(rank, now))
         case Beat():
             return snapshot.with_rank(_beaten(snapshot, rank, message, now))
         case Warned():
-            return snapshot
+            return snapshot.with_rank(replace(rank, warning=message.message))
         case Refused():
             verdict = Verdict(
                 reason=message.reason, message=f"rank {rank.rank}: {message.message}", exit_code=1
@@ -246,6 +248,12 @@ def _alive(rank: RankSnapshot, now: float) -> RankSnapshot:
         live_at=now if first else rank.live_at,
         trouble=None,
     )
+
+
+def _greeted(rank: RankSnapshot, now: float) -> RankSnapshot:
+    """From the first hello on silence and lack of progress mean something."""
+    progressed_at = rank.progressed_at if rank.beats else now
+    return replace(_alive(rank, now), beats=True, progressed_at=progressed_at)
 
 
 def _beaten(snapshot: JobSnapshot, rank: RankSnapshot, beat: Beat, now: float) -> RankSnapshot:
@@ -302,7 +310,9 @@ def _exited(
         return snapshot.with_rank(_exited_well(ended))
     if snapshot.is_ending:
         return snapshot.with_rank(ended)
-    cause = rank.kill or Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended))
+    # What a program says last before it gives up is why; before a signal it knew of nothing.
+    quote = quote_end(exited.last_lines) if exited.signal is None else ""
+    cause = rank.kill or Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended) + quote)
     return _failed(snapshot, replace(ended, trouble=cause), exited, now)
 
 

@@ -59,6 +59,8 @@ def _agent_deadline(snapshot: JobSnapshot) -> float:
 
 
 def _silent_ranks_are_killed(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    if _patience_is_over(snapshot, now):
+        return  # all of them are ended, for another reason
     for rank in snapshot.ranks:
         if rank.is_alive and rank.kill is None:
             yield from _judge(snapshot, rank, now)
@@ -111,15 +113,20 @@ def _ranks_are_ended(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """A verdict or a forced stop ends ranks at once, a graceful one after the grace."""
     if not snapshot.is_ending:
         return
-    at_once = snapshot.verdict is not None or snapshot.stop is StopRequest.FORCED
-    out_of_patience = now >= snapshot.stop_at + snapshot.stop_grace_seconds
+    kill = _patience_is_over(snapshot, now)
     for rank in snapshot.ranks:
         if not rank.is_alive or rank.kill is not None:
             continue
-        if at_once or out_of_patience:
+        if kill:
             yield KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
         elif not rank.terminated:
             yield Terminate(rank=rank.rank)
+
+
+def _patience_is_over(snapshot: JobSnapshot, now: float) -> bool:
+    at_once = snapshot.verdict is not None or snapshot.stop is StopRequest.FORCED
+    out_of_grace = now >= snapshot.stop_at + snapshot.stop_grace_seconds
+    return snapshot.is_ending and (at_once or out_of_grace)
 
 
 def _end_of_job(snapshot: JobSnapshot) -> Cause:
@@ -138,7 +145,7 @@ def _ranks_are_started(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _job_ends(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
-    move = None if snapshot.any_alive else _last_move(snapshot)
+    move = _last_move(snapshot)
     if move is None:
         return
     yield move
@@ -147,7 +154,9 @@ def _job_ends(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
 
 
 def _last_move(snapshot: JobSnapshot) -> Move | None:
-    """Return how a job without processes ends; None if it does not."""
+    """Return how a job ends once it is without processes; None if it does not."""
+    if snapshot.any_alive:
+        return None
     if snapshot.all_finished:
         return Move(status=JobStatus.COMPLETED)
     if snapshot.verdict is not None:
@@ -170,21 +179,19 @@ def _last_move(snapshot: JobSnapshot) -> Move | None:
 
 def _status_tells_the_truth(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
     """The status follows from the ranks; a move is planned when it says something else."""
-    if snapshot.verdict is not None or snapshot.all_finished:
+    if snapshot.verdict is not None or _last_move(snapshot) is not None:
         return  # how it ends is for `_last_move` to say
     ending = _status_of_an_ending_job(snapshot)
     wanted = _status_of_a_going_job(snapshot) if ending is None else ending
-    if wanted != Move(status=snapshot.status, reason=snapshot.reason, message=snapshot.message):
+    if wanted != _stay(snapshot):
         yield wanted
 
 
 def _status_of_an_ending_job(snapshot: JobSnapshot) -> Move | None:
     if snapshot.stop is None and not snapshot.interrupting:
         return None
-    if (
-        snapshot.status is JobStatus.QUEUED
-    ):  # nothing of it runs: there is no STOPPING to go through
-        return Move(status=snapshot.status, reason=snapshot.reason, message=snapshot.message)
+    if snapshot.status is JobStatus.QUEUED:
+        return _stay(snapshot)  # nothing of it runs: there is no STOPPING to go through
     if snapshot.stop is not None:
         return Move(
             status=JobStatus.STOPPING,
@@ -204,7 +211,13 @@ def _status_of_a_going_job(snapshot: JobSnapshot) -> Move:
             return _recovering(snapshot, rank, rank.trouble)
     if all(rank.is_well for rank in snapshot.ranks):
         return Move(status=JobStatus.RUNNING, message=snapshot.note)
-    return Move(status=JobStatus.STARTING, message=snapshot.note)
+    if snapshot.status is JobStatus.STARTING:
+        return Move(status=JobStatus.STARTING, message=snapshot.note)
+    return _stay(snapshot)  # what was in trouble is back, but others have not spoken yet
+
+
+def _stay(snapshot: JobSnapshot) -> Move:
+    return Move(status=snapshot.status, reason=snapshot.reason, message=snapshot.message)
 
 
 def _recovering(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> Move:

@@ -74,7 +74,7 @@ def _no_dataset(error: DatasetError) -> Unprepared:
 
 def _working_dir(spec: JobSpec) -> Path:
     directory = _absolute(spec.working_dir, Path.cwd())
-    if not directory.is_dir():
+    if not _is_directory(directory):
         raise Unprepared(
             Verdict(
                 reason=Reason.INVALID_PROGRAM,
@@ -82,6 +82,13 @@ def _working_dir(spec: JobSpec) -> Path:
             )
         )
     return directory
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long, a parent that may not be searched
+        return False
 
 
 def _absolute(named: str | None, default: Path) -> Path:

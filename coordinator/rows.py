@@ -66,7 +66,8 @@ def snapshot_of(job: Job, workers: Sequence[Worker]) -> JobSnapshot:
         ),
         reason=None if job.reason is None else Reason(job.reason),
         message=job.message,
-        note=job.message if job.status is JobStatus.QUEUED and job.reason is None else None,
+        # Where nothing is wrong, what the job says of itself is its note.
+        note=job.message if job.reason is None else None,
         generation=job.generation,
         # Nobody asked this job to stop, so it was the service that was going down.
         interrupting=job.status is JobStatus.STOPPING and job.stop_request is None,

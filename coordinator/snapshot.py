@@ -70,6 +70,8 @@ class RankSnapshot:
     """SIGKILL was sent to this incarnation, and why."""
     trouble: Cause | None = None
     """Why the last incarnation is gone, until the next one is alive."""
+    warning: str | None = None
+    """The last one of this incarnation; an agent that comes back tells it again."""
     finished: bool = False
     """Exited with code 0: nothing is left to do for this rank."""
     start_at: float = NEVER

@@ -18,7 +18,6 @@ from coordinator.agents import AgentServer, token_fits
 from coordinator.attendants import Attendants
 from coordinator.charge import Charge, Draft
 from coordinator.happenings import Happening
-from coordinator.plan import plan, wake_at
 from coordinator.roster import Roster
 from coordinator.rows import Moment
 from muster.contracts.environ import Assignment, rank_environment
@@ -128,7 +127,7 @@ class Supervisor:
     async def _wait(self) -> None:
         """Sleep until something happens, a plan has to be asked again, or rows may have changed."""
         now = time.monotonic()
-        moments = [wake_at(charge.snapshot, now) for charge in self._roster.admitted()]
+        moments = [charge.look_at for charge in self._roster.charges.values()]
         patience = min([POLL_SECONDS, *(moment - now for moment in moments)])
         try:
             async with asyncio.timeout(max(0.0, patience)):
@@ -170,16 +169,22 @@ class Supervisor:
             self._perform()
 
     def _plan(self) -> None:
+        # What came while we waited for the database is heard first: those who beat are not silent.
+        self._fold_inbox()
         now = _now()
         for charge in self._roster.charges.values():
-            if not charge.decided:  # what is decided already is made durable first
-                charge.decide(plan(charge.snapshot, now.monotonic), now)
-                if actions.StartAgent() in charge.decided:
-                    self._attendants.equip(charge)
+            charge.plan(now)
+            if actions.StartAgent() in charge.decided:
+                self._attendants.equip(charge)
 
     def _drafts(self) -> list[tuple[Charge, Draft]]:
         now = _now()
-        return [(charge, charge.unwritten(now)) for charge in self._roster.charges.values()]
+        unwritten = [
+            charge
+            for charge in self._roster.charges.values()
+            if charge.revision != charge.written_revision
+        ]
+        return [(charge, charge.draft(now)) for charge in unwritten]
 
     async def _commit(self, drafts: Sequence[tuple[Charge, Draft]]) -> bool:
         """Write everything in one transaction; return whether it is durable."""

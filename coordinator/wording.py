@@ -1,8 +1,13 @@
 """The sentences that people read about ranks, in one place and one voice."""
 
 import signal
+from collections.abc import Sequence
+from typing import Final
 
 from coordinator.snapshot import Cause, JobSnapshot, RankSnapshot
+
+QUOTE_LIMIT: Final = 200
+"""Most characters of a log that a status message repeats."""
 
 
 def describe_exit(rank: RankSnapshot) -> str:
@@ -12,6 +17,12 @@ def describe_exit(rank: RankSnapshot) -> str:
     if rank.exit_code is not None:
         return f"exited with code {rank.exit_code}"
     return "ended unseen"
+
+
+def quote_end(last_lines: Sequence[str]) -> str:
+    """Return the last line of a log in brackets: with a traceback, that is what went wrong."""
+    line = next((line.strip() for line in reversed(last_lines) if line.strip()), "")
+    return f" ({line[:QUOTE_LIMIT]})" if line else ""
 
 
 def signal_name(number: int) -> str:

@@ -113,7 +113,7 @@ def mark_of(pid: int) -> str | None:
     start = f"{MARK}=".encode()
     for entry in environment.split(b"\0"):
         if entry.startswith(start):
-            return entry[len(start) :].decode(errors="replace")
+            return entry[len(start) :].decode(errors="replace").rstrip()
     return None
 
 

@@ -31,8 +31,9 @@ from typing import Any, Final
 import msgspec
 
 from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.reader import Checkpoint
-from muster.checkpoints.vault import Owner, Vault, restore_from
+from muster.checkpoints.owner import Owner
+from muster.checkpoints.reader import Checkpoint, Reader
+from muster.checkpoints.vault import Vault
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_rank
@@ -212,8 +213,13 @@ class Run:
         source = self.settings.resume_from
         if source is None:
             return None
-        directory = self._checkpoints_of(source)
-        return restore_from(LocalFileSystem(), directory, self._owner, self._warn)
+        return Reader(
+            files=LocalFileSystem(),
+            directory=self._checkpoints_of(source),
+            rank=self.rank,
+            world_size=self.world_size,
+            warn=self._warn,
+        ).newest()
 
     def _beat(self) -> Beat:
         position = self._reader.committed

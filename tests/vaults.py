@@ -10,7 +10,8 @@ import numpy as np
 from muster.checkpoints.filesystem import FileSystem
 from muster.checkpoints.memory import MemoryFileSystem
 from muster.checkpoints.names import CheckpointName
-from muster.checkpoints.vault import Owner, Vault
+from muster.checkpoints.owner import Owner
+from muster.checkpoints.vault import Vault
 from muster.contracts.position import Position
 
 DIRECTORY = Path("/checkpoints/job/worker_0")
@@ -64,12 +65,6 @@ def position(step: int) -> Position:
 def state(generation: int, step: int) -> dict[str, object]:
     weights = np.arange(40, dtype=np.float32) + 1000 * generation + step
     return {"weights": weights, "bias": np.float64(step), "generation": generation, "loss": None}
-
-
-def names(*texts: str) -> list[CheckpointName]:
-    found = [CheckpointName.parse(text) for text in texts]
-    assert None not in found
-    return found
 
 
 def flipped(content: Iterable[int], index: int, bit: int) -> bytes:

@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import Final, NoReturn
 
-from muster.contracts.environ import RankSettings
+from muster.contracts.environ import THREAD_PINS, RankSettings
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job import Reason
 from muster.contracts.messages import Executing, RankMessage, Refused, encode
@@ -36,10 +36,9 @@ def main() -> int:
 
 def train(settings: RankSettings) -> int:
     """Run the built-in classifier; return the exit code."""
-    # Before anything imports numpy: the number of BLAS threads changes the bits of a product.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-    from muster.classifier import main as train_classifier  # noqa: PLC0415  see above
+    for name, threads in THREAD_PINS.items():
+        os.environ.setdefault(name, threads)
+    from muster.classifier import main as train_classifier  # noqa: PLC0415  after the pins
 
     return train_classifier(settings)
 

@@ -33,6 +33,7 @@ from muster.contracts.messages import (
     Welcome,
 )
 from worker.nursery import Nursery
+from worker.starting import Exec, Fork, Starter
 from worker.uplink import Uplink
 
 TICK_SECONDS: Final = 0.25
@@ -50,13 +51,13 @@ class Agent:
         self._assignment = assignment
         self._selector = selectors.DefaultSelector()
         self._uplink = Uplink(Path(assignment.address_file), self._selector, self._hear_coordinator)
+        self._starter: Starter = Fork(assignment.job_uid) if assignment.is_builtin else Exec()
         self._nursery = Nursery(
-            JobFiles(Path(assignment.job_root)), self._selector, self._uplink.send
+            JobFiles(Path(assignment.job_root)), self._selector, self._starter, self._uplink.send
         )
         self._epoch = 0
         self._leaving = False
         self._alone_since = self._next_attempt = self._next_tick = time.monotonic()
-        _become_subreaper()
         self._wake_up = _wake_on_child_signal()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
 
@@ -67,6 +68,7 @@ class Agent:
                 handler: Callable[[], None] = key.data
                 handler()
             self._keep_time(time.monotonic())
+        self._starter.close()
         self._uplink.drop()
         return 0
 
@@ -162,6 +164,7 @@ def main() -> int:
     """Read the assignment from standard input and serve it."""
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
     os.chdir("/")
+    _become_subreaper()
     return Agent(assignment).run()
 
 

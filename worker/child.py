@@ -8,12 +8,8 @@ subreaper, all of it stays below the agent: a sweep never looks at a stranger.
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from muster.contracts.environ import MARK
@@ -21,6 +17,7 @@ from muster.contracts.errors import WireError
 from muster.contracts.messages import RankMessage, StartRank, decode_rank_message
 from muster.processes import descendants, identify, mark_of, send_signal
 from worker.logbook import Logbook
+from worker.starting import Starter
 
 MESSAGE_LIMIT_BYTES: Final = 1 << 16
 """A rank's messages are small; the socket keeps their boundaries and a longer one is cut."""
@@ -37,7 +34,7 @@ class Ending:
 class Child:
     """A started process. The caller owns the order: listen, has_exited, contain, reap."""
 
-    def __init__(self, order: StartRank, logbook: Logbook) -> None:
+    def __init__(self, order: StartRank, logbook: Logbook, starter: Starter) -> None:
         """Start it; raises OSError if there is no such directory, or no process to be had."""
         self.rank = order.rank
         self.incarnation = order.incarnation
@@ -51,13 +48,14 @@ class Child:
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
         try:
-            self._process = _spawn(order, logbook.descriptor, theirs)
+            self._started = starter.start(order, logbook.descriptor, theirs)
         except OSError:
             self.channel.close()
             raise
         finally:
             theirs.close()
-        self.pid = self._process.pid
+        self.pid = self._started.pid
+        self._is_reaped = False
         self.identity = identify(self.pid)
 
     def listen(self) -> tuple[list[RankMessage], bool]:
@@ -84,7 +82,7 @@ class Child:
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the process and its group. A call after it was reaped does nothing."""
-        if self._process.returncode is None:
+        if not self._is_reaped:
             # Not reaped yet, so neither the pid nor the group's number can mean another.
             try:
                 os.killpg(self.pid, number)
@@ -93,7 +91,7 @@ class Child:
 
     def has_exited(self) -> bool:
         """Return whether the process is over; its pid stays taken until it is reaped."""
-        if self._process.returncode is not None:
+        if self._is_reaped:
             return True
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.pid, options) is not None
@@ -110,29 +108,14 @@ class Child:
 
     def reap(self) -> Ending:
         """Take the exit status; only after `has_exited`, and only once nothing is left."""
-        status = self._process.wait()
+        _, status = os.waitpid(self.pid, 0)
+        self._is_reaped = True
+        code = os.waitstatus_to_exitcode(status)
+        if self._started.handle is not None:
+            # Told, it does not wait itself for a pid that may be somebody else's by then.
+            self._started.handle.returncode = code
         self.channel.close()
-        return Ending(
-            exit_code=status if status >= 0 else None, signal=-status if status < 0 else None
-        )
+        return Ending(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
 
     def _is_leftover(self, pid: int) -> bool:
         return pid != self.pid and identify(pid) is not None and mark_of(pid) == self._mark
-
-
-def _spawn(order: StartRank, log: int, channel: socket.socket) -> subprocess.Popen[bytes]:
-    environment = _environment(order.environment, channel.fileno())
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "worker"],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        cwd=Path(order.working_dir),
-        env=environment,
-        pass_fds=(channel.fileno(),),
-        start_new_session=True,
-    )
-
-
-def _environment(of_rank: Mapping[str, str], agent_fd: int) -> dict[str, str]:
-    return {**os.environ, **of_rank, "MUSTER_AGENT_FD": str(agent_fd)}

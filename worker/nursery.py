@@ -25,6 +25,7 @@ from muster.contracts.messages import (
 from worker.child import Child, Ending
 from worker.exits import ExitRecord, write_exit_record
 from worker.logbook import Logbook
+from worker.starting import Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
@@ -39,9 +40,12 @@ Report = Callable[[AgentMessage], None]
 class Nursery:
     """All processes of one job on this host. `report` gets every piece of news."""
 
-    def __init__(self, files: JobFiles, selector: selectors.BaseSelector, report: Report) -> None:
+    def __init__(
+        self, files: JobFiles, selector: selectors.BaseSelector, starter: Starter, report: Report
+    ) -> None:
         self._files = files
         self._selector = selector
+        self._starter = starter
         self._report = report
         self._living: dict[int, Child] = {}
         self._exit_seen_at: dict[int, float] = {}
@@ -69,7 +73,7 @@ class Nursery:
         )
         logbook = Logbook(*paths)
         try:
-            child = Child(order, logbook)
+            child = Child(order, logbook, self._starter)
         except OSError as error:
             self._never_started(order, logbook, error)
             return

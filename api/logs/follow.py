@@ -62,8 +62,10 @@ class JobFollower:
     def _merged(
         self, logs: Mapping[int, Sequence[LogName]], is_over: Callable[[LogName], bool]
     ) -> list[str]:
+        # Of several whose time is the same, or not known yet, the one that waited longest is
+        # next: a rank that writes faster than we read must not silence the others.
         heads = [
-            (head, rank)
+            (head, 0, rank)
             for rank, names in logs.items()
             if (head := self._ranks[rank].head(names, is_over)) is not None
         ]
@@ -71,14 +73,14 @@ class JobFollower:
         lines: list[str] = []
         size = 0
         while heads and size < BATCH_BYTES:
-            _, rank = heads[0]
+            _, _, rank = heads[0]
             lines.append(self._take(rank))
             size += len(lines[-1]) + 1
             head = self._ranks[rank].head(logs[rank], is_over)
             if head is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (head, rank))
+                heapq.heapreplace(heads, (head, len(lines), rank))
         return lines
 
     def _take(self, rank: int) -> str:

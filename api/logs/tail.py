@@ -29,7 +29,7 @@ def logs_by_rank(files: JobFiles, rank: int | None) -> dict[int, list[LogName]]:
         names = sorted(
             name for path in files.logs.iterdir() if (name := LogName.parse(path.name)) is not None
         )
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # nothing was written yet, or it was deleted
         names = []
     found: dict[int, list[LogName]] = defaultdict(list)
     for name in names:

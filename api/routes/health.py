@@ -20,7 +20,7 @@ def health(desk: Desk) -> Health:
     return Health(
         status=_status(database.status == coordinator.status == "ok"),
         version=desk.version,
-        uptime_seconds=(desk.clock() - desk.started_at).total_seconds(),
+        uptime_seconds=desk.uptime_seconds(),
         checks=Checks(database=database, coordinator=coordinator),
     )
 

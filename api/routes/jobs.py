@@ -7,8 +7,9 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from api.desk import Desk, FrontDesk, KnownJobId, Principal
+from api.desk import Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
+from api.queries import KnownJobId
 from api.schemas import (
     EventList,
     JobList,

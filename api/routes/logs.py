@@ -13,11 +13,12 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
 from api.board import Glance
-from api.desk import Desk, FrontDesk, KnownJobId
+from api.desk import Desk, FrontDesk
 from api.logs.follow import JobFollower
 from api.logs.position import parse_position
 from api.logs.tail import LogLine, tail, tail_position
 from api.problems import FieldError, InvalidRequest, JobNotFound, invalid_field
+from api.queries import KnownJobId
 from api.schemas import LogLineView, LogTail
 from muster.contracts.job import JobId
 from muster.contracts.layout import LogName
@@ -64,7 +65,10 @@ def get_logs(
     "/jobs/{job_id}/logs/stream",
     summary="History, then live lines, as server-sent events",
     response_class=EventSourceResponse,
-    responses={204: {"description": "The job is over and everything was delivered."}},
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        204: {"description": "The job is over and everything was delivered."},
+    },
 )
 async def stream_logs(  # noqa: PLR0913  one per source of the request
     *,

@@ -6,7 +6,8 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 
-from api.desk import Desk, KnownJobId, statuses_of
+from api.desk import Desk
+from api.queries import KnownJobId, statuses_of
 from api.removal import Removal, delete, delete_all
 from api.schemas import Deleted, Purged
 

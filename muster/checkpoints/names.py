@@ -69,6 +69,11 @@ def generation_of_temporary(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def latest_line(name: CheckpointName) -> bytes:
+    """Return what LATEST holds when it names `name`."""
+    return f"{name}\n".encode()
+
+
 def parse_latest(content: bytes | bytearray) -> CheckpointName | None:
     """Return what LATEST names, or None if it is torn or was not written by us."""
     try:

@@ -6,7 +6,6 @@ hashes decide. Reading changes nothing, so it can be repeated at will.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Reads one rank's directory."""
+    """Reads one rank's directory: its own, or another job's that it was asked to start from."""
 
     files: FileSystem
     directory: Path
@@ -88,9 +87,14 @@ class Reader:
 
     def latest(self) -> CheckpointName | None:
         """Return what LATEST names; None if it is missing, unreadable, torn or not ours."""
-        with suppress(OSError):
-            return parse_latest(self.files.read(f"{self.directory}/{LATEST}", LATEST_LIMIT_BYTES))
-        return None
+        return parse_latest(self.latest_line())
+
+    def latest_line(self) -> bytearray:
+        """Return what LATEST holds, as it is; nothing if it is missing or unreadable."""
+        try:
+            return self.files.read(f"{self.directory}/{LATEST}", LATEST_LIMIT_BYTES)
+        except OSError:
+            return bytearray()
 
     def names(self) -> list[CheckpointName]:
         """Return every checkpoint there seems to be, in no order."""

@@ -35,31 +35,15 @@ from muster.checkpoints.names import (
     STATE,
     CheckpointName,
     generation_of_temporary,
+    latest_line,
+    parse_latest,
     temporary_latest,
 )
+from muster.checkpoints.owner import Owner
 from muster.checkpoints.reader import Checkpoint, Reader
 from muster.checkpoints.retention import expendable
 from muster.checkpoints.state import Packed, State, pack
 from muster.contracts.position import Position
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """Who saves: which rank of which job, and which of its incarnations."""
-
-    job_id: str
-    job_uid: str | None
-    """None when started by hand: then every checkpoint under the job's id is its own."""
-    rank: int
-    world_size: int
-    generation: int | None
-    """None when started by hand: one above the newest checkpoint's."""
-
-    def owns(self, manifest: Manifest) -> bool:
-        """Return whether a checkpoint is this job's own."""
-        if self.job_uid is None:
-            return manifest.job_id == self.job_id
-        return manifest.job_uid == self.job_uid
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +55,8 @@ class _Ledger:
     """This job's checkpoints."""
     others: frozenset[CheckpointName]
     """Names taken by another job's checkpoints, or by damaged ones: never touched."""
+    latest_line: bytes = b""
+    """What this process wrote into LATEST."""
 
     def free_name(self, step: int) -> CheckpointName:
         """Return a name for a new checkpoint of `step`."""
@@ -93,7 +79,12 @@ class Vault:
         clock: Callable[[], datetime],
         warn: Callable[[str], None],
     ) -> None:
-        """`clock` returns the time in UTC; `warn` takes sentences for a person."""
+        """`clock` returns the time in UTC; `warn` takes sentences for a person.
+
+        `keep_last` counts the newest one: 1 keeps nothing to fall back to.
+        """
+        if keep_last < 1:
+            raise ValueError(f"keep_last counts the newest checkpoint too, got {keep_last}")
         self._files: Final = files
         self._directory: Final = str(directory.absolute())
         self._owner: Final = owner
@@ -127,10 +118,12 @@ class Vault:
     def save(self, step: int, position: Position, state: State) -> Manifest:
         """Make a checkpoint durable; when this returns, no crash and no power cut can lose it.
 
-        Raises `UnsupportedState` or `StaleGeneration` before anything is touched,
-        `CheckpointNotWritable` or `CheckpointFailed` with every older checkpoint as it was.
+        Raises `UnsupportedState`, `StaleGeneration`, `CheckpointNotWritable` or
+        `CheckpointFailed`, and every older checkpoint is then as it was.
         Trouble with the deletion of old ones goes to `warn`: the checkpoint is safe by then.
         """
+        if step < 0:
+            raise ValueError(f"steps count from 0, got {step}")
         time = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
         packed = pack(state)
         ledger, self._ledger = self._ledger, None
@@ -144,6 +137,7 @@ class Vault:
             # Looked at again, because a process that was stopped for a while may wake up here.
             self._refuse_if_stale(ledger)
             self._point_latest_at(name)
+        ledger.latest_line = latest_line(name)
         ledger.own.add(name)
         self._trusted.add(name)
         # Only a save that went through leaves its knowledge to the next one.
@@ -180,7 +174,10 @@ class Vault:
 
     def _refuse_if_stale(self, ledger: _Ledger) -> None:
         """One small read: LATEST's line carries the generation that wrote it."""
-        latest = self._reader.latest()
+        line = self._reader.latest_line()
+        if line == ledger.latest_line:
+            return
+        latest = parse_latest(line)
         if latest and latest.generation > ledger.generation and self._is_own(latest):
             raise StaleGeneration(self._directory, ledger.generation, latest.generation)
 
@@ -231,7 +228,7 @@ class Vault:
             self._files,
             f"{self._directory}/{temporary_latest(name.generation)}",
             f"{self._directory}/{LATEST}",
-            f"{name}\n".encode(),
+            latest_line(name),
         )
 
     def _retire(self, ledger: _Ledger, latest: CheckpointName) -> None:
@@ -255,21 +252,3 @@ class Vault:
                 self._files.remove_file(path)
         except OSError as error:
             self._warn(f"{path} is not needed and cannot be deleted: {error.strerror or error}")
-
-
-def restore_from(
-    files: FileSystem, directory: Path, owner: Owner, warn: Callable[[str], None]
-) -> Checkpoint | None:
-    """Return the newest intact checkpoint in another job's directory of the same rank.
-
-    For a job that was asked to start from another one's checkpoints: whose they are is not
-    looked at; everything else is as in `Vault.restore`.
-    """
-    reader = Reader(
-        files=files,
-        directory=directory.absolute(),
-        rank=owner.rank,
-        world_size=owner.world_size,
-        warn=warn,
-    )
-    return reader.newest()

@@ -1,9 +1,19 @@
-"""What an agent is told when it is started, on its standard input; and where it finds its master.
+"""What an agent is told when it is started, and what it tells the template it forks ranks from.
 
-Not on the command line and not in the environment: both can be read by others of the same machine.
+An agent reads its assignment from standard input, not from the command line or the environment:
+those can be read by others of the same machine.
 """
 
+import struct
+from typing import Final
+
 import msgspec
+
+TEMPLATE_CHANNEL: Final = "MUSTER_TEMPLATE_FD"
+"""Names the descriptor of the template's socket in its environment."""
+
+FORKED_PID: Final = struct.Struct("<q")
+"""The template's answer to a `ForkRequest`."""
 
 
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +28,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The job's directory, see `muster.contracts.layout.JobFiles`."""
     address_file: str
     """Holds a `CoordinatorAddress`; read anew at every attempt to connect."""
+    is_builtin: bool
+    """The ranks run the built-in program as it is, so they may be forked from a warm template."""
     orphan_timeout_seconds: float
     """Without a coordinator for this long, ranks are asked to save and exit."""
     stop_grace_seconds: float
@@ -29,3 +41,10 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     epoch: int
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a forked rank is given, beside two descriptors: its log and its channel."""
+
+    environment: dict[str, str]
+    working_dir: str

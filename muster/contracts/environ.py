@@ -20,9 +20,27 @@ DEFAULT_DATASET_DIR: Final = "./data/shards"
 DEFAULT_PORT: Final = 8000
 DEFAULT_HOST: Final = "127.0.0.1"
 
+HEARTBEAT_SECONDS: Final = 2.0
+
+BEATS_IN_TIMEOUT: Final = 5
+"""A short heartbeat timeout makes ranks beat faster: one late beat is no failure."""
+
 MARK: Final = "MUSTER_MARK"
 """Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
 what it leaves behind can be told from what is not ours."""
+
+
+MARK_WIDTH: Final = 64
+"""Marks are written over one another in place (`muster.template`), so they have room to spare:
+a uid of 32 digits, a rank of 4, an incarnation."""
+
+THREAD_PINS: Final[Mapping[str, str]] = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""One thread per rank: ranks are the parallelism, and the number of BLAS threads changes the bits
+of a product. To be set before numpy is imported; what a person has set holds."""
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +127,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
             epochs=_integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
             batch_size=_integer(environ, "MUSTER_BATCH_SIZE", default.batch_size, low=1),
             seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
-            heartbeat_seconds=_number(environ, "MUSTER_HEARTBEAT_SECONDS", 2.0),
+            heartbeat_seconds=_heartbeat_seconds(environ),
             resume_from=environ.get("MUSTER_RESUME_FROM") or None,
             command=_command(command) if command else None,
             agent_fd=_optional_integer(environ, "MUSTER_AGENT_FD"),
@@ -179,6 +197,9 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         "SLEEP_SEC": repr(spec.sleep_sec),
         "HEARTBEAT_TIMEOUT": repr(spec.heartbeat_timeout),
         "MAX_RESTARTS": str(spec.max_restarts),
+        "MUSTER_HEARTBEAT_SECONDS": repr(
+            min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / BEATS_IN_TIMEOUT)
+        ),
         "MUSTER_JOB_UID": assignment.job_uid,
         "MUSTER_GENERATION": str(assignment.incarnation),
         "MUSTER_KEEP_LAST": str(spec.keep_last),
@@ -191,11 +212,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         environment["MUSTER_RESUME_FROM"] = spec.resume_from
     if spec.command is not None:
         environment["MUSTER_COMMAND"] = msgspec.json.encode(spec.command).decode()
-    # One thread per rank: ranks are the parallelism, and the thread count changes the bits.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        environment.setdefault(name, "1")
-    environment.setdefault("PYTHONUNBUFFERED", "1")
-    return environment
+    return {**THREAD_PINS, "PYTHONUNBUFFERED": "1", **environment}
 
 
 def mark(job_uid: str, rank: int, incarnation: int) -> str:
@@ -235,10 +252,20 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
+def _heartbeat_seconds(environ: Mapping[str, str]) -> float:
+    name = "MUSTER_HEARTBEAT_SECONDS"
+    seconds = _number(environ, name, HEARTBEAT_SECONDS)
+    if seconds == 0:
+        raise InvalidEnvironment(name, environ[name], "a number of seconds, more than 0")
+    return seconds
+
+
 def _command(text: str) -> tuple[str, ...]:
+    wanted = 'a JSON list of words, such as ["python", "train.py"]'
     try:
-        return msgspec.json.decode(text, type=tuple[str, ...])
-    except msgspec.MsgspecError:
-        raise InvalidEnvironment(
-            "MUSTER_COMMAND", text, 'a JSON list of words, such as ["python", "train.py"]'
-        ) from None
+        words = msgspec.json.decode(text, type=tuple[str, ...])
+    except (msgspec.MsgspecError, UnicodeError):
+        raise InvalidEnvironment("MUSTER_COMMAND", text, wanted) from None
+    if not words:
+        raise InvalidEnvironment("MUSTER_COMMAND", text, wanted)
+    return words

@@ -156,6 +156,9 @@ _COORDINATOR: Final[msgspec.msgpack.Decoder[CoordinatorMessage]] = msgspec.msgpa
     CoordinatorMessage
 )
 
+_NOT_A_MESSAGE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises: text that is none and nesting without end have errors of their own."""
+
 
 def encode(message: RankMessage | AgentMessage | CoordinatorMessage) -> bytes:
     """Return the bytes of one message, without its frame."""
@@ -166,7 +169,7 @@ def decode_rank_message(payload: bytes) -> RankMessage:
     """Return what a rank said, or raise `WireError`."""
     try:
         return _RANK.decode(payload)
-    except msgspec.MsgspecError as error:
+    except _NOT_A_MESSAGE as error:
         raise WireError(f"a rank sent what is no message: {error}") from error
 
 
@@ -174,7 +177,7 @@ def decode_agent_message(payload: bytes) -> AgentMessage:
     """Return what an agent said, or raise `WireError`."""
     try:
         return _AGENT.decode(payload)
-    except msgspec.MsgspecError as error:
+    except _NOT_A_MESSAGE as error:
         raise WireError(f"an agent sent what is no message: {error}") from error
 
 
@@ -182,5 +185,5 @@ def decode_coordinator_message(payload: bytes) -> CoordinatorMessage:
     """Return what a coordinator said, or raise `WireError`."""
     try:
         return _COORDINATOR.decode(payload)
-    except msgspec.MsgspecError as error:
+    except _NOT_A_MESSAGE as error:
         raise WireError(f"a coordinator sent what is no message: {error}") from error

@@ -4,7 +4,7 @@ One frozen value, the same over REST, in the database, on the wire and from the 
 `problems` says what is wrong with it in the person's words; nobody else judges a field.
 """
 
-import math
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
@@ -23,7 +23,13 @@ TEXT_LIMIT: Final = 4096
 """Longest string anywhere in a spec: the longest path Linux takes."""
 
 COMMAND_LIMIT: Final = 1024
-"""Most words of a command; with TEXT_LIMIT well under the kernel's own limit."""
+"""Most words of a command."""
+
+COMMAND_LIMIT_BYTES: Final = 100_000
+"""Of all its words as JSON: they travel in one variable, and Linux takes no entry over 128 KiB."""
+
+ENVIRONMENT_LIMIT_BYTES: Final = 500_000
+"""Of `env` as JSON: with the command it fits into one frame to an agent."""
 
 MAPPING_LIMIT: Final = 256
 """Most entries of `env` or `labels`."""
@@ -130,6 +136,8 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _command_problems(spec)
     yield from _mapping_problems("env", spec.env)
     yield from _mapping_problems("labels", spec.labels)
+    if _size_bytes(spec.env) > ENVIRONMENT_LIMIT_BYTES:
+        yield FieldProblem("env", f"is longer than {ENVIRONMENT_LIMIT_BYTES} bytes as JSON")
     if spec.resume_from is not None and not re.fullmatch(JOB_ID_PATTERN, spec.resume_from):
         yield FieldProblem("resume_from", "name a job by its id")
 
@@ -139,7 +147,7 @@ def _range_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         value = getattr(spec, field)
         if value is None:
             continue
-        if not math.isfinite(value) or not limits.low <= value <= limits.high:
+        if not limits.low <= value <= limits.high:  # NaN is not, either
             yield FieldProblem(field, f"{value} is not between {limits.low:g} and {limits.high:g}")
 
 
@@ -172,6 +180,8 @@ def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem("command", f"has more than {COMMAND_LIMIT} words")
     for word in spec.command:
         yield from _string_problems("command", word)
+    if _size_bytes(spec.command) > COMMAND_LIMIT_BYTES:
+        yield FieldProblem("command", f"is longer than {COMMAND_LIMIT_BYTES} bytes as JSON")
 
 
 def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldProblem]:
@@ -191,3 +201,9 @@ def _string_problems(field: str, value: str) -> Iterator[FieldProblem]:
         yield FieldProblem(field, "holds a NUL character, which no path or process can take")
     if any("\ud800" <= character <= "\udfff" for character in value):
         yield FieldProblem(field, "holds half of a surrogate pair, which is no text")
+
+
+def _size_bytes(value: tuple[str, ...] | dict[str, str]) -> int:
+    """Return the size as JSON, in which control characters are longer."""
+    # Half a surrogate pair has no size of its own; it is told as a problem by itself.
+    return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))

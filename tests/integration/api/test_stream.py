@@ -1,5 +1,6 @@
 """Event streams over a real socket: nothing is missed and nothing comes twice."""
 
+import contextlib
 import json
 import signal
 import threading
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
+from integration.api.service import Agent, Service, StandIn
 
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import ProcessState
@@ -38,24 +40,22 @@ def events(response: httpx.Response) -> Iterator[Event]:
             event.kind = value
 
 
-def everything(client, path, **options):
-    with client.stream("GET", path, **options) as response:
+def everything(
+    client: httpx.Client, path: str, params: dict[str, int] | None = None
+) -> list[Event]:
+    with client.stream("GET", path, params=params) as response:
         assert response.status_code == 200
         return list(events(response))
 
 
-def lines(found):
+def lines(found: list[Event]) -> list[str]:
     return [line for event in found if not event.kind for line in event.data]
 
 
-@pytest.fixture
-def job(client):
-    client.post("/jobs", json={"job_id": "a", "world_size": 2}).raise_for_status()
-    return "a"
-
-
-def test_history_then_live_lines_then_the_end(service, client, stand_in, write, job):
-    write(job, 0, "old 0\n")
+def test_history_then_live_lines_then_the_end(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "old 0\n")
     stand_in.run(job)
     with client.stream("GET", f"/jobs/{job}/logs/stream") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -63,9 +63,9 @@ def test_history_then_live_lines_then_the_end(service, client, stand_in, write, 
         assert response.headers["x-accel-buffering"] == "no"
         stream = events(response)
         assert next(stream).data == ["[rank 0] old 0"]
-        write(job, 1, "live 1\n")
+        agent.write(job, 1, "live 1\n")
         assert next(stream).data == ["[rank 1] live 1"]
-        write(job, 0, "unfinished")
+        agent.write(job, 0, "unfinished")
         stand_in.move(job, JobStatus.COMPLETED)
         assert next(stream).data == ["[rank 0] unfinished"]
         end = next(stream)
@@ -74,8 +74,10 @@ def test_history_then_live_lines_then_the_end(service, client, stand_in, write, 
         assert next(stream, None) is None
 
 
-def test_a_reader_who_has_seen_everything_is_told_not_to_come_back(client, stand_in, write, job):
-    write(job, 0, "one\ntwo\n")
+def test_a_reader_who_has_seen_everything_is_told_not_to_come_back(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "one\ntwo\n")
     stand_in.run(job)
     stand_in.move(job, JobStatus.COMPLETED)
     found = everything(client, f"/jobs/{job}/logs/stream")
@@ -87,7 +89,9 @@ def test_a_reader_who_has_seen_everything_is_told_not_to_come_back(client, stand
     assert [answer.status_code for answer in answers] == [204, 204]
 
 
-def test_a_job_without_a_line_ends_and_is_not_asked_again(client, stand_in, job):
+def test_a_job_without_a_line_ends_and_is_not_asked_again(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
     stand_in.move(job, JobStatus.STOPPED)
     (end,) = everything(client, f"/jobs/{job}/logs/stream")
     assert end.id
@@ -95,29 +99,33 @@ def test_a_job_without_a_line_ends_and_is_not_asked_again(client, stand_in, job)
     assert again.status_code == 204
 
 
-def test_one_rank_alone_has_no_prefix(client, stand_in, write, job):
-    write(job, 0, "zero\n")
-    write(job, 1, "one\n")
+def test_one_rank_alone_has_no_prefix(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "zero\n")
+    agent.write(job, 1, "one\n")
     stand_in.move(job, JobStatus.STOPPED)
     found = everything(client, f"/jobs/{job}/logs/stream", params={"rank": 1})
     assert lines(found) == ["one"]
 
 
-def test_a_tail_begins_near_the_end(client, stand_in, write, job):
-    write(job, 0, "0\n1\n2\n3\n", at_micros=1)
-    write(job, 1, "never\n", at_micros=0)
+def test_a_tail_begins_near_the_end(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "0\n1\n2\n3\n", at_micros=1)
+    agent.write(job, 1, "never\n", at_micros=0)
     stand_in.move(job, JobStatus.STOPPED)
     found = everything(client, f"/jobs/{job}/logs/stream", params={"tail": 2})
     assert lines(found) == ["[rank 0] 2", "[rank 0] 3"]
 
 
 def test_history_is_in_the_order_of_time_across_ranks_and_incarnations(
-    client, stand_in, write, job
-):
-    write(job, 0, "first\n", at_micros=10)
-    write(job, 1, "second\n", at_micros=20)
-    write(job, 0, "third\n", at_micros=30, incarnation=1)
-    write(job, 1, "fourth\n", at_micros=40)
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "first\n", at_micros=10)
+    agent.write(job, 1, "second\n", at_micros=20)
+    agent.write(job, 0, "third\n", at_micros=30, incarnation=1)
+    agent.write(job, 1, "fourth\n", at_micros=40)
     stand_in.move(job, JobStatus.STOPPED)
     expected = ["[rank 0] first", "[rank 1] second", "[rank 0] third", "[rank 1] fourth"]
     assert lines(everything(client, f"/jobs/{job}/logs/stream")) == expected
@@ -125,25 +133,31 @@ def test_history_is_in_the_order_of_time_across_ranks_and_incarnations(
     assert tail.text.splitlines() == expected
 
 
-def test_an_ended_incarnation_gives_up_its_unfinished_line(client, stand_in, write, job):
-    write(job, 0, "dying wor")
+def test_an_ended_incarnation_gives_up_its_unfinished_line(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "dying wor")
     exited = Worker(rank=0, incarnation=0, state=ProcessState.EXITED, process=None)
     stand_in.run(job, exited)
     with client.stream("GET", f"/jobs/{job}/logs/stream") as response:
         stream = events(response)
         assert next(stream).data == ["[rank 0] dying wor"]
-        write(job, 0, "reborn\n", incarnation=1)
+        agent.write(job, 0, "reborn\n", incarnation=1)
         assert next(stream).data == ["[rank 0] reborn"]
 
 
-def test_a_carriage_return_ends_no_line(client, stand_in, write, job):
-    write(job, 0, "10%\r20%\r\n")
+def test_a_carriage_return_ends_no_line(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "10%\r20%\r\n")
     stand_in.move(job, JobStatus.STOPPED)
     assert lines(everything(client, f"/jobs/{job}/logs/stream")) == ["[rank 0] 10%\\r20%"]
 
 
-def test_the_stream_of_a_deleted_job_ends(client, stand_in, write, job):
-    write(job, 0, "here\n")
+def test_the_stream_of_a_deleted_job_ends(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "here\n")
     stand_in.run(job)
     with client.stream("GET", f"/jobs/{job}/logs/stream") as response:
         stream = events(response)
@@ -154,7 +168,7 @@ def test_the_stream_of_a_deleted_job_ends(client, stand_in, write, job):
 
 
 @pytest.mark.parametrize("text", ["x", "0:1", "0.0:-1", "0.0:1,0.0:2", "0.0:1,", "9" * 30])
-def test_what_is_no_position_is_refused(client, job, text):
+def test_what_is_no_position_is_refused(client: httpx.Client, job: str, text: str) -> None:
     stream = f"/jobs/{job}/logs/stream"
     refused = [
         client.get(stream, params={"after": text}),
@@ -163,50 +177,44 @@ def test_what_is_no_position_is_refused(client, job, text):
     assert [answer.status_code for answer in refused] == [422, 422]
 
 
-def test_killing_the_service_leaves_neither_gap_nor_repeat(service, client, stand_in, write, job):
+def test_killing_the_service_leaves_neither_gap_nor_repeat(
+    service: Service, client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
     """A writer goes on while the service is killed twice; one reader resumes by its last id."""
     count = 3000
-    stand_in.run(job)
-    killed = threading.Event()
+    kills = [count // 3, 2 * count // 3]
+    back = threading.Semaphore(0)
 
     def writing() -> None:
         for number in range(count):
-            write(job, number % 2, f"{number}\n")
-            if number in {count // 3, 2 * count // 3}:
-                killed.wait(20)
-                killed.clear()
+            agent.write(job, number % 2, f"{number}\n")
+            if number in {count // 2, count - 10}:
+                assert back.acquire(timeout=60)
         stand_in.move(job, JobStatus.COMPLETED)
 
+    stand_in.run(job)
     writer = threading.Thread(target=writing)
     writer.start()
     seen: list[str] = []
-    last = ""
-    ended = False
-    while not ended:
-        headers = {"Last-Event-ID": last} if last else {}
+    last = Event()
+    while last.kind != "end":
+        headers = {"Last-Event-ID": last.id} if last.id else {}
         with client.stream("GET", f"/jobs/{job}/logs/stream", headers=headers) as response:
-            try:
-                for event in events(response):
-                    ended = ended or event.kind == "end"
-                    if not event.kind:
-                        seen += event.data
-                        last = event.id
-                    if len(seen) > count // 3 and killed is not None and _due(seen, count):
-                        service.end(signal.SIGKILL)
-                        break
-            except httpx.HTTPError:
-                pass
+            for event in _until_lost(response):
+                last = event
+                seen += [] if event.kind else event.data
+                if kills and len(seen) > kills[0]:
+                    del kills[0]
+                    service.end(signal.SIGKILL)
         if service.process is None:
             service.start()
-            killed.set()
+            back.release()
     writer.join()
     ranks = [[int(line.split()[-1]) for line in seen if f"rank {rank}]" in line] for rank in (0, 1)]
     assert ranks == [list(range(0, count, 2)), list(range(1, count, 2))]
+    assert not kills
 
 
-def _due(seen, count, _done=set()):  # noqa: B006  remembers which kills were done
-    third = len(seen) * 3 // count
-    if third in {1, 2} and third not in _done:
-        _done.add(third)
-        return True
-    return False
+def _until_lost(response: httpx.Response) -> Iterator[Event]:
+    with contextlib.suppress(httpx.HTTPError):
+        yield from events(response)

@@ -4,166 +4,21 @@ The protocol must survive all of it, and deliberately broken ones must not: an e
 nothing in them would prove nothing about the real one.
 """
 
-import pickle
 import random
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
 
 import pytest
-from vaults import DIRECTORY, Rank, owner, position, state
+from power_cuts import Forgetful, History, Session, expected, explore, production_restore
+from vaults import DIRECTORY, Rank, owner
 
 from muster.checkpoints.arrays import decode
 from muster.checkpoints.errors import CheckpointDamaged
-from muster.checkpoints.identity import identity, identity_of
+from muster.checkpoints.identity import identity_of
 from muster.checkpoints.memory import MemoryFileSystem, Operation
-from muster.checkpoints.names import LATEST, CheckpointName, parse_latest
+from muster.checkpoints.names import LATEST, CheckpointName
 from muster.checkpoints.power_cut import Mode, crash_states
 from muster.checkpoints.reader import Checkpoint
 from muster.checkpoints.vault import Vault
-
-Restore = Callable[[MemoryFileSystem, int], Checkpoint | None]
-
-
-class Killed(BaseException):
-    """The process is gone: no handler runs any more."""
-
-
-@dataclass
-class Mortal:
-    """A process's view of the file system, which ends at an operation of its choice."""
-
-    files: MemoryFileSystem
-    dies_at: int
-
-    def __getattr__(self, name: str) -> object:
-        if len(self.files.operations) >= self.dies_at:
-            raise Killed
-        return getattr(self.files, name)
-
-
-@dataclass(frozen=True)
-class Session:
-    """One process: its generation, what it saves, and after how many operations it is killed."""
-
-    generation: int
-    steps: tuple[int, ...]
-    lives_for: int = 10**9
-
-
-@dataclass
-class History:
-    """What was done to the file system, and what had been acknowledged by when."""
-
-    files: MemoryFileSystem = field(default_factory=MemoryFileSystem)
-    keep_last: int = 2
-    kind: type[Vault] = Vault
-    acknowledged: dict[int, CheckpointName] = field(default_factory=dict)
-
-    def play(self, *sessions: Session) -> "History":
-        for session in sessions:
-            try:
-                self._play(session)
-            except Killed:
-                continue
-        return self
-
-    def _play(self, session: Session) -> None:
-        rank = Rank(
-            files=Mortal(self.files, len(self.files.operations) + session.lives_for),
-            owner=owner(generation=session.generation),
-            keep_last=self.keep_last,
-            kind=self.kind,
-        )
-        rank.restored()
-        for step in session.steps:
-            rank.save(step)
-            name = CheckpointName(session.generation, step)
-            self.acknowledged[len(self.files.operations)] = name
-
-
-class Forgetful(MemoryFileSystem):
-    """Says that it flushed, and did not, wherever `forgets` (kind, path, history) says so."""
-
-    def __init__(self, forgets: Callable[[str, str, list[Operation]], bool]) -> None:
-        super().__init__()
-        self._forgets = forgets
-        self._paths: dict[int, str] = {}
-
-    def create(self, path: str) -> int:
-        descriptor = super().create(path)
-        self._paths[descriptor] = path
-        return descriptor
-
-    def fsync(self, descriptor: int) -> None:
-        if not self._forgets("file", self._paths[descriptor], self.operations):
-            super().fsync(descriptor)
-
-    def fsync_directory(self, path: str) -> None:
-        if not self._forgets("directory", path, self.operations):
-            super().fsync_directory(path)
-
-
-@dataclass
-class Findings:
-    states: int = 0
-    violations: Counter[str] = field(default_factory=Counter)
-
-
-def production_restore(files: MemoryFileSystem, generation: int) -> Checkpoint | None:
-    return Rank(files=files, owner=owner(generation=generation)).vault.restore()
-
-
-def explore(history: History, restore: Restore = production_restore, limit: int = 200) -> Findings:
-    """Look at what may be left after each operation; count what should never be."""
-    findings = Findings()
-    files = MemoryFileSystem()
-    newest = None
-    seen: set[bytes] = set()
-    for count, operation in enumerate(history.files.operations, start=1):
-        files.replay([operation])
-        newest = history.acknowledged.get(count, newest)
-        for mode in Mode:
-            for survivor in crash_states(files, mode, limit=limit, seed=count):
-                key = pickle.dumps((newest, survivor.tree()))
-                if key not in seen:
-                    seen.add(key)
-                    findings.states += 1
-                    findings.violations.update(violations(survivor, newest, restore))
-    return findings
-
-
-def violations(
-    files: MemoryFileSystem, newest: CheckpointName | None, restore: Restore
-) -> list[str]:
-    found = []
-    try:
-        checkpoint = restore(files, 9)
-    except CheckpointDamaged:
-        return ["unrestorable"]
-    if newest and (checkpoint is None or checkpoint.name < newest):
-        found.append("lost")
-    if checkpoint and identity_of(checkpoint) != expected(checkpoint.name):
-        found.append("torn")
-    if not names_an_intact_one(files):
-        found.append("LATEST")
-    return found
-
-
-@cache
-def expected(name: CheckpointName) -> str:
-    return identity(state(name.generation, name.step), position(name.step))
-
-
-def names_an_intact_one(files: MemoryFileSystem) -> bool:
-    """Return whether LATEST could be followed blindly: the reader's fallback is not needed."""
-    content = files.tree().get(f"{DIRECTORY}/{LATEST}")
-    if content is None:
-        return True
-    name = parse_latest(content)
-    return name is not None and f"{DIRECTORY}/{name}/manifest.json" in files.tree()
-
 
 HISTORIES = {
     "saves and deletions": (Session(0, (1, 2, 3, 4)),),
@@ -255,7 +110,7 @@ def test_a_protocol_that_leaves_out_one_fsync_is_caught(
     forgets: Callable[[str, str, list[Operation]], bool],
 ) -> None:
     history = History(files=Forgetful(forgets)).play(Session(0, (1, 2, 3)))
-    assert explore(history).violations.total() > 0
+    assert explore(history, limit=30).violations.total() > 0
 
 
 class LatestFirst(Vault):
@@ -293,13 +148,13 @@ class DeletesInPlace(Vault):
 @pytest.mark.parametrize("kind", [LatestFirst, DeletesFirst, DeletesInPlace])
 def test_a_protocol_in_the_wrong_order_is_caught(kind: type[Vault]) -> None:
     history = History(kind=kind, keep_last=1).play(Session(0, (1, 2, 3)))
-    assert explore(history).violations.total() > 0
+    assert explore(history, limit=30).violations.total() > 0
 
 
 def test_verification_is_what_keeps_torn_bytes_out() -> None:
     history = History(files=Forgetful(FORGOTTEN["the arrays"])).play(Session(0, (1, 2, 3)))
-    assert explore(history).violations["torn"] == 0
-    assert explore(history, restore=trusting_restore).violations["torn"] > 0
+    assert explore(history, limit=30).violations["torn"] == 0
+    assert explore(history, trusting_restore, limit=30).violations["torn"] > 0
 
 
 def trusting_restore(files: MemoryFileSystem, generation: int) -> Checkpoint | None:

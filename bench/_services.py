@@ -1,0 +1,101 @@
+"""An installation of its own for a benchmark: API and coordinator, started and ended here."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class Services:
+    """Use as a context manager; everything lies in a temporary directory."""
+
+    def __init__(self, slots: int = 16) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="muster-bench-"))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._environ = os.environ | {
+            "MUSTER_DATA_DIR": str(self.root),
+            "MUSTER_DATABASE_URL": f"sqlite:///{self.root}/muster.db",
+            "MUSTER_PORT": str(self.port),
+            "MUSTER_SLOTS": str(slots),
+            "CHECKPOINT_DIR": str(self.root / "checkpoints"),
+            "DATASET_DIR": str(self.root / "data"),
+        }
+
+    def __enter__(self) -> Self:
+        self._log = (self.root / "services.log").open("wb")
+        self._api = self._start("api")
+        self.coordinator = self._start("coordinator")
+        while not self._is_healthy():
+            time.sleep(0.05)
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.coordinator.send_signal(signal.SIGINT)
+        self.coordinator.wait()
+        self._api.terminate()
+        self._api.wait()
+        self._log.close()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self._ask(path, json.dumps(body).encode())
+
+    def get(self, path: str) -> Any:
+        return self._ask(path, None)
+
+    def wait_for(self, job_id: str, *statuses: str) -> Any:
+        """Return the job's summary once its status is one of these."""
+        while (summary := self.get(f"/jobs/{job_id}/summary"))["status"] not in statuses:
+            if summary["status"] == "FAILED":
+                raise RuntimeError(f"{job_id} failed: {summary}")
+            time.sleep(0.05)
+        return summary
+
+    def log(self, job_id: str, rank: int, incarnation: int) -> Path:
+        return self.root / "jobs" / job_id / "logs" / f"rank_{rank:05d}.{incarnation:03d}.log"
+
+    def _start(self, module: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            env=self._environ,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    def _is_healthy(self) -> bool:
+        try:
+            return bool(self.get("/health")["status"] == "ok")
+        except OSError:
+            return False
+
+    def _ask(self, path: str, body: bytes | None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=body,
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:  # noqa: S310  see above
+            return json.load(answer)
+
+
+def cpu_seconds(pid: int, *, with_children: bool) -> float:
+    """Return the processor time of a process, and on demand of its reaped children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = [int(field) for field in fields[11:15]]
+    return sum(ticks if with_children else ticks[:2]) / TICKS_PER_SECOND

@@ -1,0 +1,174 @@
+"""What supervision costs and how fast it acts: ``python -m bench.supervision`` or ``make bench``.
+
+Throughput and processor time of four supervised ranks against the same four run by hand
+(interleaved); submission → first step; kill -9 → seen → first new step; an idle job's cost.
+"""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+from _services import Services, cpu_seconds
+
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
+
+RANKS = 4
+REPETITIONS = 5
+KILLS = 11
+SUBMISSIONS = 11
+IDLE_SECONDS = 20.0
+BACKOFF_SECONDS = 0.5
+TRAINING = {"epochs": 12, "checkpoint_every": 5, "seed": 0}
+SAMPLES = 8192
+
+
+def main() -> None:
+    with Services() as services:
+        write_dataset(
+            services.root / "data",
+            synthetic(samples=SAMPLES, shards=8, features=16, classes=4, seed=0),
+        )
+        throughput(services)
+        submissions(services)
+        kills(services)
+        idle(services)
+
+
+def throughput(services: Services) -> None:
+    steps, saves, ratios = [], [], []
+    for number in range(REPETITIONS):
+        by_hand = cpu_by_hand(services, number)
+        supervised, summary, seconds = cpu_supervised(services, number)
+        steps.append(summary["step"] / seconds)
+        saves.append(summary["checkpoints_saved"] / seconds)
+        ratios.append(supervised / by_hand)
+    show("steps/s over four ranks", statistics.median(steps), ">= 2000")
+    show("durable checkpoints/s over four ranks", statistics.median(saves), ">= 400")
+    show("processor time, supervised / by hand", statistics.median(ratios), "<= 1.05")
+
+
+def cpu_by_hand(services: Services, number: int) -> float:
+    """Return the processor time of four ranks started by hand."""
+    environ = os.environ | {
+        "JOB_ID": f"by-hand-{number}",
+        "WORLD_SIZE": str(RANKS),
+        "MUSTER_EPOCHS": str(TRAINING["epochs"]),
+        "CHECKPOINT_DIR": str(services.root / "checkpoints"),
+        "DATASET_DIR": str(services.root / "data"),
+    }
+    before = os.times()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "worker"],
+            env=environ | {"RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(RANKS)
+    ]
+    for rank in ranks:
+        rank.wait()
+    after = os.times()
+    return (after.children_user + after.children_system) - (
+        before.children_user + before.children_system
+    )
+
+
+def cpu_supervised(services: Services, number: int) -> tuple[float, dict, float]:
+    """Return the processor time of coordinator, agent and ranks; the summary; the seconds."""
+    job_id = f"supervised-{number}"
+    pid = services.coordinator.pid
+    before = cpu_seconds(pid, with_children=True)
+    services.post("/jobs", {"job_id": job_id, "world_size": RANKS, **TRAINING})
+    summary = services.wait_for(job_id, "COMPLETED")
+    wait_for_agent(services)
+    after = cpu_seconds(pid, with_children=True)
+    first = min(first_step_at(services, job_id, rank, 0) for rank in range(RANKS))
+    end = datetime.fromisoformat(summary["finished_at"]).timestamp()
+    return after - before, summary, end - first
+
+
+def wait_for_agent(services: Services) -> None:
+    """Wait until the coordinator has reaped the job's agent, and so counts its processor time."""
+    children = Path(f"/proc/{services.coordinator.pid}/task/{services.coordinator.pid}/children")
+    while children.read_text().strip():
+        time.sleep(0.01)
+
+
+def submissions(services: Services) -> None:
+    delays = []
+    for number in range(SUBMISSIONS):
+        job_id = f"submitted-{number}"
+        before = time.time()
+        services.post("/jobs", {"job_id": job_id, "world_size": RANKS, "epochs": 1})
+        delays.append(first_step_at(services, job_id, 0, 0) - before)
+        services.wait_for(job_id, "COMPLETED")
+    show("POST /jobs -> first step of rank 0, p50, s", statistics.median(delays), "<= 0.5")
+
+
+def kills(services: Services) -> None:
+    seen, stepped = [], []
+    for number in range(KILLS):
+        job_id = f"killed-{number}"
+        services.post(
+            "/jobs", {"job_id": job_id, "world_size": RANKS, "epochs": 4, "sleep_sec": 0.005}
+        )
+        first_step_at(services, job_id, 2, 0)
+        services.wait_for(job_id, "RUNNING")
+        workers = services.get(f"/jobs/{job_id}/summary")["workers"]
+        killed_at = time.time()
+        os.kill(workers[2]["pid"], signal.SIGKILL)
+        stepped.append(first_step_at(services, job_id, 2, 1) - killed_at)
+        events = services.get(f"/jobs/{job_id}/events")["events"]
+        exited = next(event for event in events if event["kind"] == "rank_exited")
+        seen.append(datetime.fromisoformat(exited["at"]).timestamp() - killed_at)
+        services.wait_for(job_id, "COMPLETED")
+    show("kill -9 -> seen by the coordinator, p50, s", statistics.median(seen), "<= 0.05")
+    show(
+        "kill -9 -> first new step, less the longest backoff, p50, s",
+        statistics.median(stepped) - BACKOFF_SECONDS,
+        "<= 0.3",
+    )
+
+
+def idle(services: Services) -> None:
+    services.post("/jobs", {"job_id": "idle", "world_size": RANKS, "sleep_sec": 3600})
+    services.wait_for("idle", "RUNNING")
+    children = Path(f"/proc/{services.coordinator.pid}/task/{services.coordinator.pid}/children")
+    agent = int(children.read_text().split()[0])
+    pids = {"coordinator": services.coordinator.pid, "agent": agent}
+    time.sleep(2)
+    before = {name: cpu_seconds(pid, with_children=False) for name, pid in pids.items()}
+    time.sleep(IDLE_SECONDS)
+    for name, pid in pids.items():
+        share = (cpu_seconds(pid, with_children=False) - before[name]) / IDLE_SECONDS
+        show(f"{name} with four idle ranks, % of a core", 100 * share, "<= 1")
+    services.post("/jobs/idle/stop", {})
+    services.wait_for("idle", "STOPPED")
+
+
+def first_step_at(services: Services, job_id: str, rank: int, incarnation: int) -> float:
+    """Return when a rank's log got its first line about a step it had taken."""
+    log = services.log(job_id, rank, incarnation)
+    while not (log.exists() and "loss" in log.read_text()):
+        time.sleep(0.002)
+    return log.stat().st_mtime if "is done" not in log.read_text() else first_line_at(log)
+
+
+def first_line_at(log: Path) -> float:
+    """Return the first entry of the log's time index: the log is complete already."""
+    size_and_micros = log.with_suffix(".times").read_bytes()[:16]
+    return int.from_bytes(size_and_micros[8:], "little") / 1e6
+
+
+def show(what: str, value: float, goal: str) -> None:
+    print(f"{what:<62} {value:>10.3f}   {goal}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

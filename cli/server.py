@@ -1,0 +1,66 @@
+"""Talking to the API: what it refuses is a sentence, and so is its absence."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+from muster.contracts.errors import MusterError
+
+TIMEOUT_SECONDS: Final = 30.0
+
+
+class ServerUnreachable(MusterError):
+    """Nobody answers."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"nobody answers at {url}: start Muster with `muster up`")
+
+
+class ServerRefused(MusterError):
+    """The API answered with a problem."""
+
+    def __init__(self, detail: str, status: int) -> None:
+        super().__init__(f"{detail} (HTTP {status})")
+        self.status = status
+
+
+class Server:
+    """One API, with one connection kept open."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def get(self, path: str) -> Any:  # noqa: ANN401  whatever JSON the API answers
+        """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401  see above
+        """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""
+        return self._ask("POST", path, body)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
+        try:
+            answer = self._http.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise ServerUnreachable(self.url) from error
+        if answer.is_error:
+            raise ServerRefused(_detail(answer), answer.status_code)
+        return answer.json()
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return answer.reason_phrase or "no reason given"

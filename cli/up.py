@@ -1,0 +1,113 @@
+"""``muster up``: the API and the coordinator in the foreground, kept alive until Ctrl-C.
+
+Ctrl-C and SIGTERM mean the same: ranks save and exit, their jobs go back to the queue and resume
+at the next start.
+"""
+
+import asyncio
+import http.client
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from cli.keeper import Keeper
+from muster.contracts.environ import ServiceSettings
+
+LOOK_SECONDS: Final = 0.05
+STUBBORN_SECONDS: Final = 5.0
+"""The API has nothing to save: this long after SIGTERM it is killed."""
+
+
+def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
+    """Run the services until a signal; return the exit code."""
+    settings_environ = {**environ, "MUSTER_PORT": str(_port(settings, environ))}
+    return asyncio.run(_Household(settings, settings_environ).run())
+
+
+class _Household:
+    def __init__(self, settings: ServiceSettings, environ: Mapping[str, str]) -> None:
+        self._host = settings.host
+        self._port = int(environ["MUSTER_PORT"])
+        self._data_dir = settings.data_dir
+        self._api = Keeper("api", environ, _say)
+        self._coordinator = Keeper("coordinator", environ, _say)
+        self._asked_to_end = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_to_end.set)
+        services = [
+            asyncio.ensure_future(self._api.run()),
+            asyncio.ensure_future(self._coordinator.run()),
+        ]
+        asked = asyncio.ensure_future(self._asked_to_end.wait())
+        welcome = asyncio.ensure_future(self._welcome())
+        await asyncio.wait([*services, asked], return_when=asyncio.FIRST_COMPLETED)
+        welcome.cancel()
+        codes = [service.result() for service in services if service.done()]
+        await self._end(*services)
+        return next((code for code in codes if code), 0)
+
+    async def _welcome(self) -> None:
+        """Say where we are once both services answer."""
+        # Another process's readiness: there is no event to wait for.
+        while not await asyncio.to_thread(_is_healthy, self._host, self._port):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+        self._api.has_served = self._coordinator.has_served = True
+        url = f"http://{self._host}:{self._port}"
+        _say(f"ready at {url}, with its data in {self._data_dir}")
+        _say(
+            f"next:  curl {url}/jobs -H 'content-type: application/json' -d '{{\"world_size\": 4}}'"
+        )
+        _say("Ctrl-C lets every job save; they go on at the next start")
+
+    async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
+        """The coordinator first: while ranks save, the API still shows it."""
+        if not coordinator.done():
+            _say("ranks save and exit …")
+        self._coordinator.end(signal.SIGINT)
+        await coordinator
+        self._api.end(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(asyncio.shield(api), STUBBORN_SECONDS)
+        except TimeoutError:
+            self._api.end(signal.SIGKILL)
+            await api
+
+
+def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
+    """Return the port to use: the one asked for, the usual one, or a free one, said aloud."""
+    if environ.get("MUSTER_PORT") or _is_free(settings.host, settings.port):
+        return settings.port
+    with socket.socket() as probe:
+        probe.bind((settings.host, 0))
+        port: int = probe.getsockname()[1]
+    _say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
+    return port
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False
+
+
+def _is_healthy(host: str, port: int) -> bool:
+    """Whether API and coordinator both answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=2)
+    try:
+        connection.request("GET", "/health")
+        return b'"status":"ok","version"' in connection.getresponse().read()
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _say(sentence: str) -> None:
+    print(f"muster: {sentence}", file=sys.stderr, flush=True)

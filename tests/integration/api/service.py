@@ -1,0 +1,161 @@
+"""A real service on a free port, and a stand-in for the coordinator that moves its rows."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from muster.contracts.job import JobId, JobStatus
+from muster.contracts.layout import TIME_MARK, DataDirectory
+from muster.processes import myself
+from store.clock import utc_now
+from store.database import Database
+from store.jobs import Jobs
+from store.leases import Leases
+from store.records import Job, JobChange, Worker
+from store.tenure import Tenure
+
+DEADLINE_SECONDS = 20.0
+
+
+class Service:
+    """`python -m api` with a data directory of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = DataDirectory(root / "data")
+        self.process: subprocess.Popen[str] | None = None
+        self.port = 0
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {
+            **os.environ,
+            "MUSTER_DATA_DIR": str(self.files.root),
+            "MUSTER_PORT": str(self.port),
+            "CHECKPOINT_DIR": str(self.root / "checkpoints"),
+            "DATASET_DIR": str(self.root / "shards"),
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.files.root}/muster.db"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "api"],
+            cwd=self.root,
+            env=dict(self.environment),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if found := re.search(r"listens on http://127.0.0.1:(\d+)", line):
+                self.port = int(found[1])
+                return
+        raise AssertionError("the service did not start")
+
+    def end(self, number: signal.Signals) -> int:
+        assert self.process is not None
+        assert self.process.stderr is not None
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=DEADLINE_SECONDS)
+        self.process.stderr.close()
+        self.process = None
+        return code
+
+    def raw(self, request: bytes) -> bytes:
+        """Send bytes as they are; return all that comes back until the server closes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_SECONDS) as client:
+            client.sendall(request)
+            return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+class StandIn:
+    """Holds the coordinator's lease and writes what a coordinator would."""
+
+    def __init__(self, database: Database) -> None:
+        self.jobs = Jobs(database)
+        self.leases = Leases(database)
+        self._database = database
+        self.take_office()
+
+    def take_office(self) -> None:
+        self.lease = self.leases.take(
+            "coordinator", "stand-in", myself(), "127.0.0.1:1", displacing=None
+        )
+        self._tenure = Tenure(self._database, self.lease)
+
+    def resign(self) -> None:
+        self.leases.release(self.lease)
+
+    def move(
+        self, job_id: str, *path: JobStatus, workers: tuple[Worker, ...] = (), exit_code: int = 0
+    ) -> None:
+        for status in path or (self.jobs.get(JobId(job_id)).status,):
+            job = self.jobs.get(JobId(job_id))
+            change = replace(_unchanged(job), status=status)
+            if status in {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED}:
+                change = replace(change, finished_at=utc_now(), exit_code=exit_code)
+            self._tenure.commit([change], {job.job_id: workers}, {}, renewing=True)
+
+    def end(self, job_id: str) -> None:
+        """Bring a job to its end from wherever it is."""
+        job = self.jobs.find(JobId(job_id))
+        if job is not None and not job.is_terminal:
+            queued = job.status is JobStatus.QUEUED
+            self.move(job_id, *([] if queued else [JobStatus.STOPPING]), JobStatus.STOPPED)
+
+    def run(self, job_id: str, *workers: Worker) -> None:
+        self.move(job_id, JobStatus.STARTING, JobStatus.RUNNING, workers=workers)
+
+
+class Agent:
+    """Writes ranks' logs and their time indexes, as an agent does."""
+
+    def __init__(self, files: DataDirectory) -> None:
+        self._files = files
+
+    def write(
+        self,
+        job_id: str,
+        rank: int,
+        text: str,
+        *,
+        at_micros: int | None = None,
+        incarnation: int = 0,
+    ) -> None:
+        job = self._files.job(job_id)
+        job.logs.mkdir(parents=True, exist_ok=True)
+        with job.log(rank, incarnation).open("ab") as log:
+            log.write(text.encode())
+            size = log.tell()
+        if at_micros is not None:
+            with job.times(rank, incarnation).open("ab") as times:
+                times.write(TIME_MARK.pack(size, at_micros))
+
+
+def _unchanged(job: Job) -> JobChange:
+    return JobChange(
+        job_id=job.job_id,
+        uid=job.uid,
+        status=job.status,
+        reason=job.reason,
+        message=job.message,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        exit_code=job.exit_code,
+        generation=job.generation,
+        agent=job.agent,
+        agent_token_sha256=job.agent_token_sha256,
+    )

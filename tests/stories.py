@@ -1,0 +1,238 @@
+"""Histories of one job, told line by line, with time that passes only when the story says so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from coordinator.actions import Action, KillProcess, Move, Start, Terminate
+from coordinator.fold import fold
+from coordinator.happenings import (
+    AgentDropped,
+    AgentJoined,
+    AgentLost,
+    Condemned,
+    Happening,
+    Interrupted,
+    StopAsked,
+    Taken,
+)
+from coordinator.plan import plan, wake_at
+from coordinator.snapshot import Cause, JobSnapshot, RankSnapshot, Verdict
+from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.messages import (
+    Beat,
+    Hello,
+    RankExited,
+    RankMessage,
+    RankSaid,
+    RankSpawned,
+    Refused,
+)
+from muster.contracts.spec import JobSpec
+
+ROUNDS = 20
+"""A plan that is carried out is planned again; one that never comes to rest is a bug."""
+
+HEARTBEAT_SECONDS = 2.0
+
+
+def queued_job(**spec: object) -> JobSnapshot:
+    job = JobSpec(**spec)
+    return JobSnapshot(
+        job_id=JobId("job"),
+        uid=JobUid("uid"),
+        spec=job,
+        status=JobStatus.QUEUED,
+        ranks=tuple(RankSnapshot(rank=rank) for rank in range(job.world_size)),
+    )
+
+
+def beat(step: int = 0, **new: object) -> Beat:
+    said: dict[str, object] = {
+        "step": step,
+        "total_steps": 100,
+        "epoch": 0,
+        "shard_idx": 0,
+        "line_idx": 16 * step,
+        "loss": 0.5,
+        "metrics": {},
+        "checkpoints_saved": 0,
+        "last_checkpoint_step": None,
+        "stopping": False,
+    }
+    return Beat(**{**said, **new})
+
+
+def exited(
+    rank: int,
+    incarnation: int,
+    *,
+    code: int | None = None,
+    signal: int | None = None,
+    lines: Sequence[str] = (),
+) -> RankExited:
+    return RankExited(
+        rank=rank, incarnation=incarnation, exit_code=code, signal=signal, last_lines=tuple(lines)
+    )
+
+
+@dataclass
+class Story:
+    """What a coordinator knows of one job, and what time it is."""
+
+    job: JobSnapshot
+    now: float = 1000.0
+
+    @classmethod
+    def submitted(cls, **spec: object) -> Self:
+        """A job in the queue."""
+        return cls(queued_job(**spec))
+
+    @classmethod
+    def starting(cls, **spec: object) -> Self:
+        """A job whose ranks were all started and have not said anything yet."""
+        story = cls.submitted(**spec)
+        story.is_admitted()
+        story.plans()
+        story.agent_joins()
+        story.plans()
+        return story
+
+    @classmethod
+    def running(cls, **spec: object) -> Self:
+        """A job whose ranks all beat."""
+        story = cls.starting(**spec)
+        for rank in story.job.ranks:
+            story.says_hello(rank.rank)
+        story.plans()
+        assert story.job.status is JobStatus.RUNNING
+        return story
+
+    def rank(self, number: int) -> RankSnapshot:
+        return self.job.ranks[number]
+
+    # What happens
+
+    def hears(self, happening: Happening) -> Self:
+        self.job = fold(self.job, happening, self.now)
+        return self
+
+    def takes(self, *actions: Action) -> Self:
+        for action in actions:
+            self.hears(Taken(action=action))
+        return self
+
+    def is_admitted(self) -> Self:
+        return self.takes(Move(status=JobStatus.STARTING, message=self.job.note))
+
+    def agent_joins(self, generation: int | None = None) -> Self:
+        return self.hears(AgentJoined(generation=self._generation(generation)))
+
+    def agent_drops(self, generation: int | None = None) -> Self:
+        return self.hears(AgentDropped(generation=self._generation(generation)))
+
+    def agent_is_lost(self, generation: int | None = None) -> Self:
+        lost = AgentLost(generation=self._generation(generation), message="the agent is gone")
+        return self.hears(lost)
+
+    def rank_says(self, rank: int, message: RankMessage, incarnation: int | None = None) -> Self:
+        if incarnation is None:
+            incarnation = self.rank(rank).incarnation
+        return self.hears(RankSaid(rank=rank, incarnation=incarnation, message=message))
+
+    def is_spawned(self, rank: int, pid: int = 4711) -> Self:
+        return self.hears(
+            RankSpawned(
+                rank=rank,
+                incarnation=self.rank(rank).incarnation,
+                pid=pid,
+                start_ticks=99,
+                boot_id="boot",
+                node="node",
+            )
+        )
+
+    def says_hello(self, *ranks: int) -> Self:
+        for rank in ranks:
+            self.is_spawned(rank).rank_says(rank, Hello())
+        return self
+
+    def beats(self, rank: int, step: int = 0, **new: object) -> Self:
+        return self.rank_says(rank, beat(step, **new))
+
+    def all_beat(self, step: int = 0) -> Self:
+        for rank in self.job.ranks:
+            if rank.is_alive:
+                self.beats(rank.rank, step)
+        return self
+
+    def exits(self, rank: int, *, code: int = 0, lines: Sequence[str] = ()) -> Self:
+        incarnation = self.rank(rank).incarnation
+        return self.hears(exited(rank, incarnation, code=code, lines=lines))
+
+    def dies(self, rank: int, *, signal: int = 9, lines: Sequence[str] = ()) -> Self:
+        incarnation = self.rank(rank).incarnation
+        return self.hears(exited(rank, incarnation, signal=signal, lines=lines))
+
+    def refuses(self, rank: int, reason: Reason, message: str) -> Self:
+        return self.rank_says(rank, Refused(reason=reason, message=message))
+
+    def is_stopped(self, request: StopRequest = StopRequest.GRACEFUL, grace: float = 30.0) -> Self:
+        return self.hears(StopAsked(request=request, grace_seconds=grace))
+
+    def is_interrupted(self) -> Self:
+        return self.hears(Interrupted())
+
+    def is_condemned(self, message: str = "there is no data") -> Self:
+        verdict = Verdict(reason=Reason.INVALID_DATASET, message=message)
+        return self.hears(Condemned(verdict=verdict))
+
+    def passes(self, seconds: float) -> Self:
+        """Let time go by in which nobody says anything."""
+        self.now += seconds
+        return self
+
+    def goes_on(self, seconds: float) -> list[Action]:
+        """Let time go by in which every living rank beats as it should; return what was done."""
+        done: list[Action] = []
+        until = self.now + seconds
+        while self.now < until:
+            self.passes(min(HEARTBEAT_SECONDS, until - self.now)).all_beat()
+            done += self.plans()
+        return done
+
+    # What is done about it
+
+    def plans(self) -> list[Action]:
+        """Carry out what is planned until nothing is left to be done now; return it all."""
+        done: list[Action] = []
+        for _ in range(ROUNDS):
+            actions = plan(self.job, self.now)
+            if not actions:
+                return done
+            self.takes(*actions)
+            done += actions
+        raise AssertionError(f"the plan does not come to rest: {actions}")
+
+    def wakes(self) -> list[Action]:
+        """Let time go by until the plan wants to be asked again; return what is done then."""
+        self.now = wake_at(self.job, self.now)
+        return self.plans()
+
+    def _generation(self, named: int | None) -> int:
+        return self.job.generation if named is None else named
+
+
+def starts(actions: Sequence[Action]) -> list[int]:
+    """Return the ranks that are started."""
+    return [action.rank for action in actions if isinstance(action, Start)]
+
+
+def terminations(actions: Sequence[Action]) -> list[int]:
+    """Return the ranks that are asked to go."""
+    return [action.rank for action in actions if isinstance(action, Terminate)]
+
+
+def kills(actions: Sequence[Action]) -> dict[int, Cause]:
+    """Return the ranks that are killed, and why."""
+    return {action.rank: action.cause for action in actions if isinstance(action, KillProcess)}

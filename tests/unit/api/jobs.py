@@ -1,0 +1,29 @@
+"""A job as it comes out of the store, for tests that need one."""
+
+from datetime import UTC, datetime
+
+from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.spec import JobSpec
+from store.records import Job
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+JOB = Job(
+    job_id=JobId("a"),
+    uid=JobUid("u"),
+    spec=JobSpec(world_size=2),
+    status=JobStatus.RUNNING,
+    reason=None,
+    message=None,
+    created_at=NOW,
+    updated_at=NOW,
+    started_at=NOW,
+    finished_at=None,
+    exit_code=None,
+    stop_request=None,
+    stop_grace_seconds=None,
+    generation=1,
+    agent=None,
+    agent_token_sha256=None,
+    version=1,
+)

@@ -1,0 +1,109 @@
+"""Glances are shared, fresh, and survive a store that is away for a while."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from unit.api.jobs import JOB
+
+from api.board import FRESH_SECONDS, Board, Glance
+from muster.contracts.job import JobId
+from store.errors import StoreUnavailable
+
+ID = JobId("a")
+GLANCE = Glance(JOB, ())
+
+
+class World:
+    """A store that counts its readers, and a clock that does as it is told."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.reads = 0
+        self.answer: Callable[[], Glance | None] = lambda: GLANCE
+        self.board = Board(self._read, lambda: self.seconds)
+
+    def _read(self, _job_id: JobId) -> Glance | None:
+        self.reads += 1
+        return self.answer()
+
+
+def test_fifty_watchers_cost_one_read() -> None:
+    async def story() -> None:
+        world = World()
+        glances = await asyncio.gather(*[world.board.look(ID) for _ in range(50)])
+        assert glances == [GLANCE] * 50
+        assert world.reads == 1
+        world.seconds = FRESH_SECONDS
+        await world.board.look(ID)
+        assert world.reads == 2
+
+    asyncio.run(story())
+
+
+def test_a_watcher_that_leaves_does_not_take_the_read_along() -> None:
+    async def story() -> None:
+        world = World()
+        reading = threading.Event()
+        go_on = threading.Event()
+
+        def slow() -> Glance:
+            reading.set()
+            assert go_on.wait(20)
+            return GLANCE
+
+        world.answer = slow
+        leaving = asyncio.create_task(world.board.look(ID))
+        staying = asyncio.create_task(world.board.look(ID))
+        await asyncio.to_thread(reading.wait)
+        leaving.cancel()
+        go_on.set()
+        assert await staying == GLANCE
+        assert world.reads == 1
+
+    asyncio.run(story())
+
+
+def test_an_absent_job_is_asked_for_again_at_once() -> None:
+    async def story() -> None:
+        world = World()
+        world.answer = lambda: None
+        assert await world.board.look(ID) is None
+        world.answer = lambda: GLANCE
+        assert await world.board.look(ID) == GLANCE
+
+    asyncio.run(story())
+
+
+def test_while_the_store_is_away_the_last_glance_counts() -> None:
+    def away() -> Any:  # noqa: ANN401  it never returns
+        raise StoreUnavailable("away")
+
+    async def story() -> None:
+        world = World()
+        await world.board.look(ID)
+        world.answer = away
+        world.seconds = FRESH_SECONDS
+        assert await world.board.look(ID) == GLANCE
+        with pytest.raises(StoreUnavailable):
+            await world.board.look(JobId("unknown"))
+
+    asyncio.run(story())
+
+
+def test_a_deleted_job_is_seen_to_be_gone() -> None:
+    async def story() -> None:
+        world = World()
+        await world.board.look(ID)
+        world.answer = lambda: None
+        world.seconds = FRESH_SECONDS
+        assert await world.board.look(ID) is None
+        world.answer = lambda: Glance(replace(JOB, generation=2), ())
+        found = await world.board.look(ID)
+        assert found is not None
+        assert found.job.generation == 2
+
+    asyncio.run(story())

@@ -1,0 +1,103 @@
+"""Defaults filled in, paths absolute, and what cannot run refused with its field."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from api.problems import Conflict, InvalidRequest
+from api.schemas import JobRequest
+from api.submission import Submitter
+from muster.contracts.environ import ServiceSettings
+from muster.contracts.errors import InvalidSpec
+from muster.contracts.spec import JobSpec
+
+
+@pytest.fixture
+def submitter(tmp_path: Path) -> Submitter:
+    environment = {"CHECKPOINT_DIR": str(tmp_path / "ckpt"), "DATASET_DIR": str(tmp_path / "data")}
+    return Submitter(
+        settings=ServiceSettings.read(environment, cores=2),
+        working_dir=tmp_path,
+        clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        random_hex=lambda: "abcdef0123456789",
+    )
+
+
+def refusal(submitter: Submitter, **fields: object) -> str:
+    """Return the field that is refused."""
+    with pytest.raises(InvalidRequest) as refused:
+        submitter.prepare(JobRequest.model_validate(fields))
+    (error,) = refused.value.errors
+    return str(error.loc[-1])
+
+
+def test_a_made_id_sorts_by_time(submitter: Submitter) -> None:
+    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-abcdef"
+
+
+def test_every_field_of_a_spec_can_be_asked_for() -> None:
+    assert set(JobRequest.model_fields) == {"job_id", *JobSpec.__struct_fields__}
+    asked = JobRequest().model_dump(exclude={"job_id"})
+    assert asked == {name: getattr(JobSpec(), name) for name in JobSpec.__struct_fields__}
+
+
+def test_relative_paths_are_the_servers(submitter: Submitter, tmp_path: Path) -> None:
+    for name in ("mine", "work"):
+        (tmp_path / name).mkdir()
+    asked = JobRequest(dataset_dir="mine", working_dir="work", checkpoint_dir="saved")
+    spec = submitter.prepare(asked).spec
+    assert spec.dataset_dir == str(tmp_path / "mine")
+    assert spec.working_dir == str(tmp_path / "work")
+    assert spec.checkpoint_dir == str(tmp_path / "saved")
+
+
+def test_a_data_set_at_the_default_place_is_used(submitter: Submitter, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    assert submitter.prepare(JobRequest()).spec.dataset_dir is None
+    (tmp_path / "data" / "shard_00000.txt").touch()
+    submission = submitter.prepare(JobRequest())
+    assert (submission.spec.dataset_dir, submission.message) == (str(tmp_path / "data"), None)
+
+
+def test_without_any_data_set_the_job_says_what_will_be_used(submitter: Submitter) -> None:
+    message = submitter.prepare(JobRequest()).message
+    assert message is not None
+    assert "synthetic" in message
+
+
+def test_a_command_needs_no_data_set(submitter: Submitter) -> None:
+    submission = submitter.prepare(JobRequest(command=["true"]))
+    assert submission.message is None
+    assert submission.spec.command == ("true",)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dataset_dir": "nowhere"},
+        {"working_dir": "nowhere"},
+        {"resume_from": "nobody"},
+        {"mode": "synchronous"},
+        {"job_id": "summaries"},
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_field(
+    submitter: Submitter, fields: dict[str, object]
+) -> None:
+    assert refusal(submitter, **fields) == next(iter(fields))
+
+
+def test_the_contract_has_the_last_word(submitter: Submitter) -> None:
+    with pytest.raises(InvalidSpec):
+        submitter.prepare(JobRequest(world_size=2, min_workers=3))
+
+
+def test_leftovers_are_resumed_only_when_said_so(submitter: Submitter, tmp_path: Path) -> None:
+    (tmp_path / "ckpt" / "a").mkdir(parents=True)
+    submitter.prepare(JobRequest(job_id="a"))
+    (tmp_path / "ckpt" / "a" / "LATEST").touch()
+    with pytest.raises(Conflict, match="resume_from"):
+        submitter.prepare(JobRequest(job_id="a"))
+    submitter.prepare(JobRequest(job_id="a", resume_from="a"))
+    submitter.prepare(JobRequest(job_id="b", resume_from="a"))

@@ -1,0 +1,30 @@
+"""When a byte was written, looked up in the marks beside a log."""
+
+from pathlib import Path
+
+import pytest
+
+from api.logs.times import TimeIndex
+from muster.contracts.layout import TIME_MARK
+
+MARKS = [(10, 100), (10, 150), (25, 200), (40, 300)]
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [(1, 100), (10, 100), (11, 200), (25, 200), (26, 300), (40, 300), (41, None)],
+)
+def test_the_first_mark_that_covers_a_line_dates_it(
+    tmp_path: Path, end: int, expected: int | None
+) -> None:
+    path = tmp_path / "times"
+    path.write_bytes(b"".join(TIME_MARK.pack(*mark) for mark in MARKS) + b"torn")
+    assert TimeIndex(path).at(end) == expected
+
+
+def test_a_mark_that_comes_later_is_found_later(tmp_path: Path) -> None:
+    path = tmp_path / "times"
+    index = TimeIndex(path)
+    assert index.at(5) is None
+    path.write_bytes(TIME_MARK.pack(10, 100))
+    assert [index.at(5), index.at(10), index.at(11)] == [100, 100, None]

@@ -1,0 +1,268 @@
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster.contracts.environ import (
+    MARK,
+    Assignment,
+    RankSettings,
+    ServiceSettings,
+    mark,
+    rank_environment,
+    spec_from_environment,
+)
+from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.spec import JobSpec
+
+SPEC = JobSpec(
+    world_size=3,
+    checkpoint_every=7,
+    keep_last=2,
+    sleep_sec=0.1,
+    epochs=2,
+    batch_size=8,
+    seed=2**63 - 1,
+    heartbeat_timeout=12.5,
+    max_restarts=4,
+    command=("python", "a b.py", 'quo"te', "ü", ""),
+    resume_from="other-job",
+    env={"A": "b", "OMP_NUM_THREADS": "2", "RANK": "99", "PYTHONUNBUFFERED": ""},
+)
+ASSIGNMENT = Assignment(
+    job_id="job",
+    job_uid="uid",
+    rank=2,
+    incarnation=5,
+    checkpoint_dir=Path("/check points"),
+    dataset_dir=Path("/data"),
+    master_port=29400,
+)
+
+
+def read_rank(environ: Mapping[str, str], world_size: int = 4) -> RankSettings:
+    return RankSettings.read(environ, world_size=world_size)
+
+
+# What is written is what is read
+
+
+def test_a_rank_reads_what_its_coordinator_wrote() -> None:
+    settings = read_rank(rank_environment(SPEC, ASSIGNMENT))
+    assert settings == RankSettings(
+        job_id="job",
+        job_uid="uid",
+        rank=2,
+        world_size=3,
+        restart_count=5,
+        generation=5,
+        checkpoint_dir=Path("/check points"),
+        checkpoint_every=7,
+        keep_last=2,
+        dataset_dir=Path("/data"),
+        sleep_sec=0.1,
+        epochs=2,
+        batch_size=8,
+        seed=2**63 - 1,
+        heartbeat_seconds=2.0,
+        resume_from="other-job",
+        command=("python", "a b.py", 'quo"te', "ü", ""),
+        agent_fd=None,
+    )
+
+
+@pytest.mark.parametrize(
+    "field", set(JobSpec.__struct_fields__) & set(RankSettings.__struct_fields__)
+)
+def test_no_field_of_the_spec_is_lost_or_changed_on_the_way(field: str) -> None:
+    defaults = read_rank(rank_environment(JobSpec(), ASSIGNMENT))
+    if field not in {"dataset_dir", "checkpoint_dir"}:
+        assert getattr(defaults, field) == getattr(JobSpec(), field)
+        assert getattr(read_rank(rank_environment(SPEC, ASSIGNMENT)), field) == getattr(SPEC, field)
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 0.2), (5.0, 1.0), (10.0, 2.0), (1e6, 2.0)])
+def test_a_rank_beats_several_times_within_the_timeout(timeout: float, seconds: float) -> None:
+    spec = JobSpec(heartbeat_timeout=timeout)
+    assert read_rank(rank_environment(spec, ASSIGNMENT)).heartbeat_seconds == seconds
+
+
+def test_an_unmodified_script_finds_the_names_of_torchrun() -> None:
+    environ = rank_environment(SPEC, ASSIGNMENT)
+    wanted = {
+        "RANK": "2",
+        "LOCAL_RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29400",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_RESTART_COUNT": "5",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    assert {name: environ[name] for name in wanted} == wanted
+
+
+def test_a_persons_variables_are_given_but_never_move_a_rank() -> None:
+    environ = rank_environment(SPEC, ASSIGNMENT)
+    assert environ["A"] == "b"
+    assert environ["RANK"] == "2"
+    assert environ["OMP_NUM_THREADS"] == "2", "a person knows better than a default"
+    assert environ["OPENBLAS_NUM_THREADS"] == environ["MKL_NUM_THREADS"] == "1"
+    assert environ["PYTHONUNBUFFERED"] == ""
+    assert environ[MARK] == mark("uid", 2, 5) == "uid/2/5"
+
+
+def test_what_was_not_asked_for_is_not_in_the_environment() -> None:
+    environ = rank_environment(JobSpec(), ASSIGNMENT)
+    assert {"MUSTER_COMMAND", "MUSTER_RESUME_FROM", "MUSTER_AGENT_FD"}.isdisjoint(environ)
+
+
+def test_no_value_can_break_an_environment() -> None:
+    for name, value in rank_environment(SPEC, ASSIGNMENT).items():
+        assert "\0" not in name + value
+        assert "=" not in name
+
+
+# Defaults
+
+
+@pytest.mark.parametrize("environ", [{}, {"RANK": "", "WORLD_SIZE": "", "JOB_ID": ""}])
+def test_a_rank_started_by_hand_has_the_documented_defaults(environ: dict[str, str]) -> None:
+    settings = read_rank(environ)
+    assert (settings.job_id, settings.rank, settings.world_size) == ("local", 0, 4)
+    assert (settings.checkpoint_every, settings.sleep_sec) == (5, 0.0)
+    assert settings.checkpoint_dir == Path.cwd() / "checkpoints"
+    assert settings.dataset_dir == Path.cwd() / "data" / "shards"
+    assert (settings.job_uid, settings.generation, settings.agent_fd) == (None, None, None)
+    assert (settings.command, settings.resume_from) == (None, None)
+
+
+def test_a_script_by_itself_is_rank_0_of_1() -> None:
+    assert read_rank({}, world_size=1).world_size == 1
+
+
+def test_the_public_names_describe_a_job() -> None:
+    environ = {
+        "WORLD_SIZE": "2",
+        "CHECKPOINT_DIR": "/c",
+        "CHECKPOINT_EVERY": "9",
+        "SLEEP_SEC": "0.5",
+        "DATASET_DIR": "d",
+        "HEARTBEAT_TIMEOUT": "20",
+        "MAX_RESTARTS": "0",
+        "MUSTER_COMMAND": '["python", "train.py"]',
+    }
+    assert spec_from_environment(environ) == JobSpec(
+        world_size=2,
+        checkpoint_dir="/c",
+        checkpoint_every=9,
+        sleep_sec=0.5,
+        dataset_dir="d",
+        heartbeat_timeout=20,
+        max_restarts=0,
+        command=("python", "train.py"),
+    )
+
+
+def test_no_name_at_all_is_a_job_of_defaults() -> None:
+    assert spec_from_environment({}) == JobSpec()
+
+
+def test_a_service_has_its_defaults() -> None:
+    settings = ServiceSettings.read({"HOME": "/home/ada"}, cores=4)
+    assert settings.data_dir == Path("/home/ada/.local/share/muster")
+    assert settings.database_url == "sqlite:////home/ada/.local/share/muster/muster.db"
+    assert (settings.host, settings.port, settings.slots) == ("127.0.0.1", 8000, 8)
+    assert settings.orphan_timeout_seconds == 120
+
+
+def test_a_service_obeys_its_names() -> None:
+    settings = ServiceSettings.read(
+        {
+            "MUSTER_DATA_DIR": "here",
+            "MUSTER_DATABASE_URL": "postgresql://x",
+            "MUSTER_HOST": "::1",
+            "MUSTER_PORT": "0",
+            "MUSTER_SLOTS": "3",
+            "CHECKPOINT_DIR": "c",
+            "DATASET_DIR": "/d",
+            "MUSTER_ORPHAN_TIMEOUT": "1.5",
+        },
+        cores=4,
+    )
+    assert settings == ServiceSettings(
+        data_dir=Path.cwd() / "here",
+        database_url="postgresql://x",
+        host="::1",
+        port=0,
+        slots=3,
+        checkpoint_dir=Path.cwd() / "c",
+        dataset_dir=Path("/d"),
+        orphan_timeout_seconds=1.5,
+    )
+
+
+# Values that cannot be meant
+
+
+def read_service(environ: Mapping[str, str]) -> ServiceSettings:
+    return ServiceSettings.read(environ, cores=2)
+
+
+WRONG = [
+    (read_rank, "RANK", "-1"),
+    (read_rank, "RANK", "4"),
+    (read_rank, "RANK", "one"),
+    (read_rank, "RANK", "1.0"),
+    (read_rank, "WORLD_SIZE", "0"),
+    (read_rank, "WORLD_SIZE", "9" * 5000),
+    (read_rank, "CHECKPOINT_EVERY", "0"),
+    (read_rank, "SLEEP_SEC", "-1"),
+    (read_rank, "SLEEP_SEC", "nan"),
+    (read_rank, "SLEEP_SEC", "inf"),
+    (read_rank, "SLEEP_SEC", "1e999"),
+    (read_rank, "SLEEP_SEC", "a while"),
+    (read_rank, "TORCHELASTIC_RESTART_COUNT", "-1"),
+    (read_rank, "MUSTER_GENERATION", "-1"),
+    (read_rank, "MUSTER_AGENT_FD", "x"),
+    (read_rank, "MUSTER_KEEP_LAST", "0"),
+    (read_rank, "MUSTER_EPOCHS", "0"),
+    (read_rank, "MUSTER_BATCH_SIZE", "0"),
+    (read_rank, "MUSTER_SEED", "-1"),
+    (read_rank, "MUSTER_SEED", str(2**63)),
+    (read_rank, "MUSTER_HEARTBEAT_SECONDS", "-2"),
+    (read_rank, "MUSTER_HEARTBEAT_SECONDS", "0"),
+    (read_rank, "MUSTER_COMMAND", "python train.py"),
+    (read_rank, "MUSTER_COMMAND", '"python"'),
+    (read_rank, "MUSTER_COMMAND", '["python", 1]'),
+    (read_rank, "MUSTER_COMMAND", "[]"),
+    (read_rank, "MUSTER_COMMAND", '["\udcff"]'),  # what Python makes of bytes that are no text
+    (read_rank, "MUSTER_COMMAND", "[" * 100_000),
+    (spec_from_environment, "WORLD_SIZE", "many"),
+    (spec_from_environment, "HEARTBEAT_TIMEOUT", "nan"),
+    (spec_from_environment, "MAX_RESTARTS", "-1"),
+    (spec_from_environment, "MUSTER_COMMAND", "{}"),
+    (read_service, "MUSTER_PORT", "65536"),
+    (read_service, "MUSTER_PORT", "http"),
+    (read_service, "MUSTER_SLOTS", "0"),
+    (read_service, "MUSTER_ORPHAN_TIMEOUT", "-1"),
+]
+
+
+@pytest.mark.parametrize(("read", "name", "value"), WRONG)
+def test_a_value_that_cannot_be_meant_is_refused_by_its_name(
+    read: Callable[[Mapping[str, str]], msgspec.Struct], name: str, value: str
+) -> None:
+    with pytest.raises(InvalidEnvironment) as caught:
+        read({name: value})
+    assert caught.value.name == name
+    assert str(caught.value).startswith(f"{name}={value!r} is not ")
+    assert str(caught.value).endswith(": correct it or unset it")
+
+
+def test_a_rank_is_judged_by_the_world_size_beside_it() -> None:
+    assert read_rank({"RANK": "7", "WORLD_SIZE": "8"}).rank == 7
+    with pytest.raises(InvalidEnvironment, match="RANK='7' is not between 0 and 6"):
+        read_rank({"RANK": "7", "WORLD_SIZE": "7"})

@@ -1,0 +1,235 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster.contracts.environ import Assignment, rank_environment
+from muster.contracts.errors import InvalidSpec
+from muster.contracts.framing import frame
+from muster.contracts.messages import StartRank, encode
+from muster.contracts.spec import (
+    COMMAND_LIMIT,
+    COMMAND_LIMIT_BYTES,
+    ENVIRONMENT_LIMIT_BYTES,
+    LIMITS,
+    MAPPING_LIMIT,
+    SECONDS_LIMIT,
+    TEXT_LIMIT,
+    JobSpec,
+    checked,
+    checked_job_id,
+    problems,
+)
+
+NAN = float("nan")
+INFINITY = float("inf")
+LINUX_STRING_BYTES = 1 << 17
+"""Longest argument or environment entry that Linux gives to a new program."""
+
+WHOLE_NUMBERS = [name for name in LIMITS if type(getattr(JobSpec(), name)) is int]
+
+
+def fields_of(spec: JobSpec) -> set[str]:
+    return {problem.field for problem in problems(spec)}
+
+
+def test_a_job_of_which_nothing_is_said_is_a_good_one() -> None:
+    assert checked(JobSpec()) == JobSpec()
+    assert JobSpec().world_size == 4
+
+
+GOOD = [
+    {"world_size": 1},
+    {"world_size": 4096},
+    {"world_size": 1, "min_workers": 1, "max_workers": 1},
+    {"world_size": 2, "min_workers": 2, "max_workers": 9},
+    {"sleep_sec": 0.0},
+    {"max_restarts": 0},
+    {"seed": 2**63 - 1},
+    {"stop_grace_seconds": 0.0},
+    {"heartbeat_timeout": 1.0},
+    {"heartbeat_timeout": SECONDS_LIMIT},
+    {"progress_timeout_seconds": None},
+    {"name": "größe 🎉\n"},
+    {"name": "x" * TEXT_LIMIT},
+    {"command": ("true",)},
+    {"command": ("python", "")},
+    {"command": ("true",) * COMMAND_LIMIT},
+    {"env": {"A_b9": "", "_": "=\n"}},
+    {"labels": {"": "", "any thing": "goes"}},
+    {"labels": {str(number): "" for number in range(MAPPING_LIMIT)}},
+    {"resume_from": "a"},
+    {"resume_from": "0-_" + "x" * 60},
+]
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_what_makes_sense_is_accepted(good: dict[str, object]) -> None:
+    assert list(problems(JobSpec(**good))) == []
+
+
+WRONG = [
+    ("world_size", 4097),
+    ("world_size", 10**400),
+    ("min_workers", 0),
+    ("min_workers", 5),
+    ("max_workers", 0),
+    ("max_workers", 3),
+    ("max_workers", 4097),
+    ("epochs", 0),
+    ("batch_size", 0),
+    ("seed", -1),
+    ("seed", 2**63),
+    ("checkpoint_every", 0),
+    ("keep_last", 0),
+    ("sleep_sec", -0.1),
+    ("sleep_sec", NAN),
+    ("sleep_sec", INFINITY),
+    ("max_restarts", -1),
+    ("heartbeat_timeout", 0.0),
+    ("heartbeat_timeout", 0.9),
+    ("heartbeat_timeout", NAN),
+    ("heartbeat_timeout", INFINITY),
+    ("heartbeat_timeout", SECONDS_LIMIT + 1),
+    ("start_grace_seconds", 0.0),
+    ("stop_grace_seconds", -1.0),
+    ("stop_grace_seconds", -INFINITY),
+    ("progress_timeout_seconds", 0.0),
+    ("progress_timeout_seconds", NAN),
+    ("name", ""),
+    ("name", "a\0b"),
+    ("name", "half a \ud800 pair"),
+    ("name", "x" * (TEXT_LIMIT + 1)),
+    ("dataset_dir", ""),
+    ("dataset_dir", "/data\0"),
+    ("checkpoint_dir", ""),
+    ("working_dir", ""),
+    ("working_dir", "\udfff"),
+    ("command", ()),
+    ("command", ("",)),
+    ("command", ("", "true")),
+    ("command", ("true", "\0")),
+    ("command", ("true", "\ud800")),
+    ("command", ("true",) * (COMMAND_LIMIT + 1)),
+    ("command", ("true", "x" * (TEXT_LIMIT + 1))),
+    ("command", ("true", *["x" * TEXT_LIMIT] * 30)),
+    ("command", ("true", *["ü" * TEXT_LIMIT] * 15)),
+    ("command", ("true", *["\x01" * TEXT_LIMIT] * 5)),
+    ("env", {"": "a"}),
+    ("env", {"A-B": "a"}),
+    ("env", {"A=B": "a"}),
+    ("env", {"1A": "a"}),
+    ("env", {"A\n": "a"}),
+    ("env", {"Ä": "a"}),
+    ("env", {"A" * 129: "a"}),
+    ("env", {"A": "a\0"}),
+    ("env", {"A": "\ud800"}),
+    ("env", {"A": "x" * (TEXT_LIMIT + 1)}),
+    ("env", {f"A{number}": "" for number in range(MAPPING_LIMIT + 1)}),
+    ("env", {f"A{number}": "x" * TEXT_LIMIT for number in range(MAPPING_LIMIT)}),
+    ("env", {f"A{number}": "🎉" * TEXT_LIMIT for number in range(40)}),
+    ("labels", {"a": "\0"}),
+    ("labels", {"a\0": ""}),
+    ("labels", {"a": "x" * (TEXT_LIMIT + 1)}),
+    ("labels", {str(number): "" for number in range(MAPPING_LIMIT + 1)}),
+    ("resume_from", ""),
+    ("resume_from", "../other"),
+    ("resume_from", "a/b"),
+    ("resume_from", "a\n"),
+    ("resume_from", "-a"),
+    ("resume_from", "a" * 64),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_what_cannot_be_run_is_refused_by_its_field(field: str, value: object) -> None:
+    assert fields_of(JobSpec(**{field: value})) == {field}
+
+
+@pytest.mark.parametrize("field", LIMITS)
+def test_every_limit_holds_on_both_sides(field: str) -> None:
+    low, high = LIMITS[field].low, LIMITS[field].high
+    step = 1 if field in WHOLE_NUMBERS else 0.5
+    for value, good in [(low, True), (high, True), (low - step, False), (high + step, False)]:
+        # With the pool's other sizes out of the way.
+        ample = {"world_size": 4096} if field == "min_workers" else {"world_size": 1}
+        spec = JobSpec(**{**ample, field: value})
+        assert (field not in fields_of(spec)) == good, value
+
+
+def test_every_problem_is_told_at_once() -> None:
+    spec = JobSpec(world_size=0, name="", env={"A-B": "\0"}, resume_from=".")
+    with pytest.raises(InvalidSpec) as caught:
+        checked(spec)
+    assert {problem.field for problem in caught.value.problems} == {
+        "world_size",
+        "min_workers",
+        "name",
+        "env",
+        "resume_from",
+    }
+    for problem in caught.value.problems:
+        assert f"{problem.field}: {problem.message}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (JobSpec(world_size=0, min_workers=0), "0 is not between 1 and 4096"),
+        (JobSpec(min_workers=5), "5 is more than the world size 4"),
+        (JobSpec(max_workers=3), "3 is less than the world size 4"),
+        (JobSpec(name=""), "is empty: leave it out instead"),
+        (JobSpec(command=()), "names no program: give at least one word, or leave it out"),
+    ],
+)
+def test_a_problem_is_a_sentence(spec: JobSpec, problem: str) -> None:
+    assert problem in {found.message for found in problems(spec)}
+
+
+def test_the_largest_job_accepted_fits_into_a_frame_to_its_agent() -> None:
+    words = ("true", *["x" * TEXT_LIMIT] * (COMMAND_LIMIT_BYTES // TEXT_LIMIT - 1))
+    values = {f"A{number}": "x" * 4000 for number in range(ENVIRONMENT_LIMIT_BYTES // 4010)}
+    spec = checked(JobSpec(command=words, env=values))
+    assert len(msgspec.msgpack.encode(spec)) > 0.9 * (COMMAND_LIMIT_BYTES + ENVIRONMENT_LIMIT_BYTES)
+    assignment = Assignment(
+        job_id="job",
+        job_uid="uid",
+        rank=0,
+        incarnation=0,
+        checkpoint_dir=Path("/" + "c" * TEXT_LIMIT),
+        dataset_dir=Path("/" + "d" * TEXT_LIMIT),
+        master_port=1,
+    )
+    environment = rank_environment(spec, assignment)
+    assert max(len(f"{name}={value}") for name, value in environment.items()) < LINUX_STRING_BYTES
+    order = StartRank(rank=0, incarnation=0, environment=environment, working_dir="/")
+    assert frame(encode(order))
+
+
+@pytest.mark.parametrize("text", ["a", "A9", "0", "a-b_c", "x" * 63])
+def test_a_job_id_is_taken_as_it_is(text: str) -> None:
+    assert checked_job_id(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "..", "a.b", "a/b", "-a", "_a", "a b", "a\n", "ä", "٣", "x" * 64, "a\0"]
+)
+def test_what_could_be_a_path_is_no_job_id(text: str) -> None:
+    with pytest.raises(InvalidSpec, match="use 1 to 63 letters") as caught:
+        checked_job_id(text)
+    assert [problem.field for problem in caught.value.problems] == ["job_id"]
+
+
+def test_a_spec_is_the_same_after_a_journey() -> None:
+    spec = JobSpec(name="n", command=("a", "b"), env={"A": "b"}, progress_timeout_seconds=1.5)
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+
+
+def test_a_misspelt_field_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="wrold_size"):
+        msgspec.json.decode(b'{"wrold_size": 4}', type=JobSpec)
+
+
+def test_defaults_are_nobodys_to_change_for_others() -> None:
+    JobSpec().env["A"] = "b"
+    assert JobSpec().env == {}

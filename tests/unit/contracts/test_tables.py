@@ -1,0 +1,79 @@
+"""Every pair of every state machine: what is in the table moves, anything else is refused."""
+
+from enum import StrEnum
+from itertools import product
+
+import pytest
+
+from muster.contracts import job, rank
+from muster.contracts.errors import IllegalMove, MusterError
+from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.rank import ProcessState
+
+JOB_PAIRS = list(product(JobStatus, repeat=2))
+RANK_PAIRS = list(product(ProcessState, repeat=2))
+
+
+def allowed_moves(words: str) -> set[tuple[str, str]]:
+    lines = [line.split() for line in words.splitlines() if line.strip()]
+    return {(current, target) for current, _, *targets in lines for target in targets}
+
+
+JOB_MOVES = allowed_moves(
+    """
+    QUEUED     -> STARTING STOPPED FAILED
+    STARTING   -> RUNNING RECOVERING STOPPING COMPLETED FAILED QUEUED
+    RUNNING    -> RECOVERING PAUSED STOPPING COMPLETED FAILED
+    RECOVERING -> RUNNING PAUSED STOPPING COMPLETED FAILED
+    PAUSED     -> RUNNING RECOVERING STOPPING FAILED
+    STOPPING   -> STOPPED COMPLETED FAILED QUEUED
+    """
+)
+
+RANK_MOVES = allowed_moves(
+    """
+    spawned -> live exited
+    live    -> suspect exited
+    suspect -> live exited
+    """
+)
+
+
+@pytest.mark.parametrize(("current", "target"), JOB_PAIRS)
+def test_a_job_moves_by_its_table_alone(current: JobStatus, target: JobStatus) -> None:
+    if (current, target) in JOB_MOVES:
+        assert job.move(current, target) is target
+        return
+    with pytest.raises(IllegalMove) as caught:
+        job.move(current, target)
+    assert_says(caught.value, current, target)
+
+
+@pytest.mark.parametrize(("current", "target"), RANK_PAIRS)
+def test_a_process_moves_by_its_table_alone(current: ProcessState, target: ProcessState) -> None:
+    if (current, target) in RANK_MOVES:
+        assert rank.move(current, target) is target
+        return
+    with pytest.raises(IllegalMove) as caught:
+        rank.move(current, target)
+    assert_says(caught.value, current, target)
+
+
+def assert_says(error: IllegalMove, current: StrEnum, target: StrEnum) -> None:
+    assert (error.current, error.target) == (current, target)
+    assert str(error) == f"{type(current).__name__} cannot move from {current} to {target}"
+    assert isinstance(error, MusterError)
+
+
+@pytest.mark.parametrize("status", list(JobStatus))
+def test_a_job_is_over_exactly_where_no_move_is_left(status: JobStatus) -> None:
+    assert (status in TERMINAL) == (not job.TRANSITIONS[status])
+
+
+@pytest.mark.parametrize("status", [status for status in JobStatus if status not in TERMINAL])
+def test_every_job_can_come_to_an_end(status: JobStatus) -> None:
+    reached, new = set[JobStatus](), {status}
+    while new:
+        reached |= new
+        new = set[JobStatus]().union(*(job.TRANSITIONS[at] for at in new)) - reached
+    assert {JobStatus.STOPPED, JobStatus.FAILED} <= reached

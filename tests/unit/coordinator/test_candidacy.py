@@ -1,0 +1,105 @@
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from coordinator.candidacy import LEASE_SECONDS, Candidate
+from muster.contracts.process import ProcessRecord
+from store.errors import LeaseLost
+from store.records import Lease
+
+HOLDER = ProcessRecord(pid=1, start_ticks=1, boot_id="boot", node="there")
+OURSELVES = ProcessRecord(pid=2, start_ticks=2, boot_id="boot", node="here")
+LEASE = Lease(name="coordinator", epoch=3, beat=7, owner="first", process=HOLDER, address="")
+
+
+@dataclass
+class Leases:
+    """A lease as others see it; `rivals` are faster so many times."""
+
+    held: Lease | None = None
+    rivals: int = 0
+    asked: list[Lease | None] = field(default_factory=list)
+
+    def current(self, _name: str) -> Lease | None:
+        return self.held
+
+    def take(
+        self,
+        name: str,
+        owner: str,
+        process: ProcessRecord,
+        address: str,
+        *,
+        displacing: Lease | None,
+    ) -> Lease:
+        self.asked.append(displacing)
+        if self.rivals:
+            self.rivals -= 1
+            raise LeaseLost(name, 0)
+        return Lease(name=name, epoch=4, beat=0, owner=owner, process=process, address=address)
+
+
+@dataclass
+class Watch:
+    """A candidate, the clock it looks at, and whether the holder's process is provably gone."""
+
+    leases: Leases = field(default_factory=Leases)
+    now: float = 100.0
+    gone: bool = False
+
+    def __post_init__(self) -> None:
+        self.candidate = Candidate(
+            self.leases,
+            owner="second",
+            process=OURSELVES,
+            is_gone=lambda _: self.gone,
+            clock=lambda: self.now,
+        )
+
+    def may_displace(self, holder: Lease = LEASE, *, after_seconds: float = 0.0) -> bool:
+        self.now += after_seconds
+        return self.candidate.may_displace(holder)
+
+    def wins(self) -> Lease:
+        return asyncio.run(self.candidate.win())
+
+
+def test_a_free_lease_is_taken() -> None:
+    watch = Watch()
+    lease = watch.wins()
+    assert (lease.owner, lease.process) == ("second", OURSELVES)
+    assert watch.leases.asked == [None]
+
+
+def test_a_holder_that_is_provably_dead_is_displaced_at_once() -> None:
+    watch = Watch(Leases(held=LEASE), gone=True)
+    watch.wins()
+    assert watch.leases.asked == [LEASE], "the very lease that was seen"
+
+
+def test_whoever_was_slower_looks_again() -> None:
+    watch = Watch(Leases(rivals=2))
+    watch.wins()
+    assert watch.leases.asked == [None] * 3
+
+
+def test_a_holder_that_beats_stays() -> None:
+    watch = Watch()
+    for beat in range(20):
+        assert not watch.may_displace(replace(LEASE, beat=beat), after_seconds=LEASE_SECONDS - 0.1)
+
+
+def test_a_beat_that_stands_still_for_the_length_of_the_lease_is_a_dead_one() -> None:
+    watch = Watch()
+    assert not watch.may_displace()
+    assert not watch.may_displace(after_seconds=LEASE_SECONDS - 0.1)
+    assert watch.may_displace(after_seconds=0.1)
+
+
+def test_the_time_before_the_first_look_does_not_count() -> None:
+    assert not Watch(now=1e9).may_displace()
+
+
+def test_a_new_holder_gets_the_whole_length_even_with_the_same_beat() -> None:
+    watch = Watch()
+    watch.may_displace()
+    assert not watch.may_displace(replace(LEASE, epoch=4), after_seconds=LEASE_SECONDS)

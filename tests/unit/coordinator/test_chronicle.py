@@ -1,0 +1,100 @@
+import pytest
+from stories import Story, beat, exited
+
+from coordinator.actions import KillProcess, Move, Start, Suspect
+from coordinator.chronicle import Entry, narrate
+from coordinator.happenings import AgentLost, Happening, StopAsked, Taken
+from coordinator.snapshot import Cause
+from muster.contracts.job import JobStatus, Reason, StopRequest
+from muster.contracts.messages import Hello, RankSaid, RankSpawned, Warned
+
+SILENT = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message="sent no heartbeat for 10 s")
+
+
+def told(story: Story, happening: Happening) -> Entry | None:
+    before = story.job
+    return narrate(before, happening, story.hears(happening).job)
+
+
+def of_rank(kind: str, message: str) -> Entry:
+    return Entry(kind=kind, message=message, rank=1, incarnation=0)
+
+
+WARNING = RankSaid(rank=1, incarnation=0, message=Warned(message="took an older checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("happening", "entry"),
+    [
+        (exited(1, 0, code=3), of_rank("rank_exited", "rank 1 exited with code 3")),
+        (exited(1, 0, code=0), of_rank("rank_exited", "rank 1 exited with code 0")),
+        (
+            exited(1, 0, signal=9),
+            of_rank("rank_exited", "rank 1 was ended by signal 9 (SIGKILL)"),
+        ),
+        (WARNING, of_rank("warned", "rank 1 took an older checkpoint")),
+        (
+            Taken(action=KillProcess(rank=1, cause=SILENT)),
+            of_rank("rank_killed", "rank 1 sent no heartbeat for 10 s"),
+        ),
+        (
+            Taken(action=Suspect(rank=1)),
+            of_rank("rank_suspected", "rank 1 is late with its heartbeat"),
+        ),
+        (
+            Taken(action=Move(status=JobStatus.RECOVERING, message="rank 1 died")),
+            Entry(kind="job_recovering", message="the job is RECOVERING: rank 1 died"),
+        ),
+        (
+            Taken(action=Move(status=JobStatus.COMPLETED)),
+            Entry(kind="job_completed", message="the job is COMPLETED"),
+        ),
+        (
+            AgentLost(generation=1, message="the agent died"),
+            Entry(kind="agent_lost", message="the agent died"),
+        ),
+    ],
+)
+def test_what_is_news_is_told_once(happening: Happening, entry: Entry) -> None:
+    story = Story.running(world_size=2)
+    assert told(story, happening) == entry
+
+
+@pytest.mark.parametrize("happening", [exited(1, 0, code=3), WARNING])
+def test_what_an_agent_says_again_is_told_once(happening: Happening) -> None:
+    story = Story.running(world_size=2).hears(happening)
+    assert told(story, happening) is None
+
+
+def test_a_process_is_introduced_once_by_its_pid() -> None:
+    story = Story.starting(world_size=2)
+    spawned = RankSpawned(rank=1, incarnation=0, pid=77, start_ticks=1, boot_id="boot", node="node")
+    assert told(story, spawned) == of_rank("rank_started", "rank 1 runs as pid 77")
+    assert told(story, spawned) is None
+
+
+@pytest.mark.parametrize(
+    "happening",
+    [
+        RankSaid(rank=1, incarnation=0, message=Hello()),
+        RankSaid(rank=1, incarnation=0, message=beat(step=1)),
+        StopAsked(request=StopRequest.GRACEFUL, grace_seconds=1),
+        Taken(action=Start(rank=1)),
+        Taken(action=Move(status=JobStatus.RUNNING, message="the same, said otherwise")),
+        RankSaid(rank=1, incarnation=7, message=Warned(message="from an incarnation unheard of")),
+        RankSaid(rank=7, incarnation=0, message=Warned(message="from a rank unheard of")),
+        AgentLost(generation=7, message="another agent died"),
+    ],
+)
+def test_what_is_no_news_is_not_told(happening: Happening) -> None:
+    assert told(Story.running(world_size=2), happening) is None
+
+
+def test_the_next_incarnation_may_warn_of_the_same() -> None:
+    story = Story.running(world_size=2).hears(WARNING).dies(1)
+    story.plans()
+    story.wakes()
+    again = RankSaid(rank=1, incarnation=1, message=WARNING.message)
+    entry = told(story, again)
+    assert entry is not None
+    assert entry.incarnation == 1

@@ -1,0 +1,272 @@
+"""What is durable is enough: a successor that knows nothing but the rows carries on."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from stories import Story, starts
+
+from coordinator.rows import (
+    Attachment,
+    Moment,
+    change_of,
+    is_urgent,
+    snapshot_of,
+    workers_of,
+)
+from coordinator.snapshot import NEVER, JobSnapshot
+from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
+from muster.contracts.process import ProcessRecord
+from muster.contracts.rank import ProcessState
+from store.records import Job, Worker
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+UNATTACHED = Attachment(started_at=None)
+
+
+def rows_of(
+    job: JobSnapshot, now: float = 1000.0, stop: StopRequest | None = None
+) -> tuple[Job, list[Worker]]:
+    """Return the rows that this coordinator leaves behind."""
+    moment = Moment(monotonic=now, wall=NOON)
+    change = change_of(job, UNATTACHED, moment)
+    written = {field.name: getattr(change, field.name) for field in fields(change)}
+    row = Job(
+        **written,
+        spec=job.spec,
+        created_at=NOON,
+        updated_at=NOON,
+        stop_request=stop,
+        stop_grace_seconds=None,
+        version=1,
+    )
+    return row, workers_of(job, moment)
+
+
+def successor(story: Story, stop: StopRequest | None = None) -> Story:
+    """Return the story as the next coordinator takes it up, on a clock of its own."""
+    row, workers = rows_of(story.job, story.now, stop)
+    taken_up = Story(snapshot_of(row, workers), now=5.0)
+    return taken_up if stop is None else taken_up.is_stopped(stop)
+
+
+# Conditions of a rank that a coordinator may leave behind
+
+CONDITIONS: dict[str, Callable[[Story], object]] = {
+    "spawned": lambda story: story.is_spawned(0),
+    "alive": lambda story: story.says_hello(0),
+    "suspect": lambda story: story.says_hello(0).passes(6).plans(),
+    "finished": lambda story: story.says_hello(0).exits(0),
+    "failed": lambda story: story.says_hello(0).exits(0, code=1),
+    "killed": lambda story: story.says_hello(0).dies(0),
+    "preempted": lambda story: story.says_hello(0).beats(0, stopping=True).exits(0),
+    "lost": lambda story: story.agent_is_lost(),
+}
+
+
+def with_status(job: JobSnapshot, status: JobStatus) -> JobSnapshot:
+    reason = None if status in {JobStatus.STARTING, JobStatus.RUNNING} else Reason.WORKER_EXITED
+    return replace(job, status=status, reason=reason, message=None)
+
+
+@pytest.mark.parametrize("stop", [None, *StopRequest])
+@pytest.mark.parametrize("status", list(JobStatus))
+@pytest.mark.parametrize("condition", list(CONDITIONS))
+@pytest.mark.parametrize("sibling", ["alive", "never started"])
+def test_a_successor_carries_on_from_whatever_a_crash_left(
+    condition: str, sibling: str, status: JobStatus, stop: StopRequest | None
+) -> None:
+    if sibling == "alive":
+        left = Story.starting(world_size=2).says_hello(1)
+    else:
+        left = Story.starting(world_size=1)
+    CONDITIONS[condition](left)
+    if left.job.all_finished and status in {JobStatus.QUEUED, JobStatus.PAUSED}:
+        return  # it is COMPLETED before it could be either
+    left.job = with_status(left.job, status)
+    story = successor(left, stop)
+    assert not story.job.any_alive, "whatever ran of it was ended before"
+    story.plans()
+    if status in TERMINAL:
+        assert story.job.status is status
+    elif stop is not None and not story.job.all_finished:
+        assert story.job.status is JobStatus.STOPPED
+    elif story.job.status is not JobStatus.COMPLETED:
+        run_to_the_end(story)
+
+
+def run_to_the_end(story: Story) -> None:
+    if story.job.status is JobStatus.QUEUED:
+        story.is_admitted().plans()
+    down = [rank.rank for rank in story.job.ranks if rank.is_down]
+    assert starts(story.agent_joins().plans()) == down
+    story.says_hello(*down).plans()
+    assert story.job.status is JobStatus.RUNNING
+    for rank in down:
+        story.exits(rank)
+    story.plans()
+    assert story.job.status is JobStatus.COMPLETED
+
+
+def test_counters_and_positions_survive() -> None:
+    story = Story.running(world_size=2)
+    story.beats(0, step=7, checkpoints_saved=1, last_checkpoint_step=5, metrics={"a": 1.0})
+    story.dies(0).plans()
+    story.wakes()
+    story.says_hello(0).beats(0, step=9, shard_idx=3, checkpoints_saved=2, last_checkpoint_step=9)
+    before = story.rank(0)
+    after = successor(story).rank(0)
+    assert (after.incarnation, after.restarts, after.failures) == (1, 1, 1)
+    assert (after.step, after.shard_idx, after.line_idx) == (9, 3, before.line_idx)
+    assert (after.loss, after.total_steps, after.metrics) == (0.5, 100, {})
+    assert after.checkpoints_before + after.checkpoints_saved == 3
+    assert after.last_checkpoint_step == 9
+
+
+def test_the_next_incarnation_is_one_that_was_never_used() -> None:
+    story = successor(Story.running(world_size=1))
+    story.plans()
+    story.agent_joins().plans()
+    assert story.rank(0).incarnation == 1
+    assert story.job.generation == 2
+
+
+def test_ranks_ended_for_a_new_coordinator_are_not_counted_and_the_reason_is_said() -> None:
+    story = successor(Story.running(world_size=1))
+    story.plans()
+    assert story.job.status is JobStatus.RECOVERING
+    assert story.job.reason is Reason.COORDINATOR_RESTARTED
+    assert story.job.message == (
+        "rank 0 was ended because its coordinator had been restarted; "
+        "it goes on from its last checkpoint"
+    )
+    assert story.rank(0).restarts == 0
+
+
+def test_an_interrupted_job_whose_coordinator_died_goes_back_to_the_queue() -> None:
+    left = Story.running(world_size=1).is_interrupted()
+    left.plans()
+    story = successor(left)
+    story.plans()
+    assert story.job.status is JobStatus.QUEUED
+    assert story.job.reason is Reason.INTERRUPTED
+
+
+def test_a_stop_asked_while_the_coordinator_was_away_ends_an_interrupted_job() -> None:
+    left = Story.running(world_size=1).is_interrupted()
+    left.plans()
+    story = successor(left, StopRequest.GRACEFUL)
+    story.plans()
+    assert story.job.status is JobStatus.STOPPED
+
+
+@pytest.mark.parametrize("tell", [Story.submitted, Story.starting, Story.running])
+def test_the_note_of_a_job_outlives_its_coordinator(tell: Callable[..., Story]) -> None:
+    left = tell(world_size=1)
+    left.job = replace(
+        left.job, note="a small data set was made", message="a small data set was made"
+    )
+    story = successor(left)
+    story.plans()
+    run_to_the_end_of_starting(story)
+    assert story.job.status is JobStatus.RUNNING
+    assert story.job.message == "a small data set was made"
+
+
+def run_to_the_end_of_starting(story: Story) -> None:
+    if story.job.status is JobStatus.QUEUED:
+        story.is_admitted().plans()
+    story.agent_joins().plans()
+    story.says_hello(0).plans()
+
+
+# Rows
+
+
+def test_a_rank_that_was_never_started_has_no_row() -> None:
+    _, workers = rows_of(Story.submitted(world_size=2).job)
+    assert workers == []
+
+
+def test_a_row_says_who_runs_and_when_it_was_heard() -> None:
+    story = Story.running(world_size=1).passes(3)
+    row, (worker,) = rows_of(story.job, story.now)
+    assert row.status is JobStatus.RUNNING
+    assert worker.process == ProcessRecord(pid=4711, start_ticks=99, boot_id="boot", node="node")
+    assert worker.last_heartbeat_at == NOON - timedelta(seconds=3)
+    story.dies(0)
+    _, (worker,) = rows_of(story.job, story.now)
+    assert worker.process is None
+    assert worker.exit_signal == 9
+
+
+def test_a_program_that_does_not_beat_has_no_heartbeat_age() -> None:
+    _, (worker,) = rows_of(Story.starting(world_size=1).job)
+    assert worker.last_heartbeat_at is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "code"),
+    [
+        (lambda story: story.exits(0), JobStatus.COMPLETED, 0),
+        (lambda story: story.exits(0, code=3), JobStatus.FAILED, 3),
+        (lambda story: story.dies(0, signal=9), JobStatus.FAILED, 137),
+        (
+            lambda story: story.refuses(0, Reason.INVALID_DATASET, "none").exits(0, code=1),
+            JobStatus.FAILED,
+            1,
+        ),
+    ],
+)
+def test_a_job_that_is_over_has_a_time_and_an_exit_code(
+    ends: Callable[[Story], Story], status: JobStatus, code: int
+) -> None:
+    story = ends(Story.running(world_size=1, max_restarts=0))
+    story.plans()
+    row, _ = rows_of(story.job)
+    assert (row.status, row.exit_code, row.finished_at) == (status, code, NOON)
+
+
+def test_a_job_that_is_not_over_has_neither() -> None:
+    row, _ = rows_of(Story.running(world_size=1).job)
+    assert (row.exit_code, row.finished_at) == (None, None)
+
+
+def test_a_stopped_job_has_no_exit_code() -> None:
+    story = Story.submitted().is_stopped()
+    story.plans()
+    row, _ = rows_of(story.job)
+    assert row.exit_code is None
+    assert row.finished_at == NOON
+
+
+def test_a_moment_knows_the_wall_time_of_what_was_before_it() -> None:
+    moment = Moment(monotonic=50.0, wall=NOON)
+    assert moment.wall_of(NEVER) is None
+    assert moment.wall_of(50.0) == NOON
+    assert moment.wall_of(20.0) == NOON - timedelta(seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("new", "urgent"),
+    [
+        ({}, False),
+        ({"step": 8, "loss": 0.1, "throughput_steps_per_sec": 3.0}, False),
+        ({"checkpoints_saved": 2, "last_heartbeat_at": NOON}, False),
+        ({"incarnation": 1}, True),
+        ({"state": ProcessState.EXITED}, True),
+        ({"process": None}, True),
+        ({"restarts": 1}, True),
+        ({"failures": 1}, True),
+        ({"finished": True}, True),
+    ],
+)
+def test_only_what_a_successor_needs_is_urgent(new: dict[str, object], *, urgent: bool) -> None:
+    _, (worker,) = rows_of(Story.running(world_size=1).job)
+    assert is_urgent(worker, replace(worker, **new)) is urgent
+
+
+def test_a_new_rank_is_urgent() -> None:
+    _, (worker,) = rows_of(Story.running(world_size=1).job)
+    assert is_urgent(None, worker)

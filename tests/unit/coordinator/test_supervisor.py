@@ -1,0 +1,87 @@
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from stories import Story, beat
+
+from coordinator.charge import Charge
+from coordinator.rows import Attachment
+from coordinator.supervisor import Supervisor
+from muster.contracts.job import JobUid
+from muster.contracts.messages import RankSaid
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@dataclass
+class Roster:
+    """One job, and nothing new about it in the database."""
+
+    charge: Charge
+
+    @property
+    def charges(self) -> dict[JobUid, Charge]:
+        return {self.charge.snapshot.uid: self.charge}
+
+    def admitted(self) -> list[Charge]:
+        return [self.charge]
+
+    async def load(self, _now: object) -> list[Charge]:
+        return [self.charge]
+
+    async def look(self, _now: object) -> None: ...
+
+    def admit(self, _now: object) -> None: ...
+
+    def release(self, _charge: Charge) -> None: ...
+
+
+@dataclass
+class Tenure:
+    """A database that takes its time: `meanwhile` happens during each commit."""
+
+    meanwhile: list[Callable[[], None]] = field(default_factory=list)
+
+    def commit(self, *_rows: object, renewing: bool) -> None:
+        assert renewing
+        while self.meanwhile:
+            self.meanwhile.pop()()
+
+
+async def nothing_to_sweep(_uids: object) -> None: ...
+
+
+def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("coordinator.supervisor.time", clock)
+    job = Story.running(world_size=1, heartbeat_timeout=10).job
+    charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
+    tenure = Tenure()
+    attendants = SimpleNamespace(are_gone=True, sweep=nothing_to_sweep)
+    supervisor = Supervisor(tenure=tenure, roster=Roster(charge), attendants=attendants)
+
+    async def coordinate() -> None:
+        loop = asyncio.get_running_loop()
+
+        def disk_stalls() -> None:
+            clock.now += 11
+            said = RankSaid(rank=0, incarnation=0, message=beat(step=3))
+            loop.call_soon_threadsafe(supervisor.hear, job.uid, said)
+            loop.call_soon_threadsafe(supervisor.leave)
+
+        tenure.meanwhile.append(disk_stalls)
+        await supervisor.run()
+
+    asyncio.run(coordinate())
+    assert charge.snapshot.ranks[0].step == 3
+    assert charge.snapshot.ranks[0].kill is None

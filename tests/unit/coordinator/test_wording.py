@@ -1,0 +1,39 @@
+import pytest
+from stories import queued_job
+
+from coordinator.snapshot import Cause, RankSnapshot
+from coordinator.wording import describe_exit, describe_recovery, signal_name
+from muster.contracts.job import Reason
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "words"),
+    [
+        (0, None, "exited with code 0"),
+        (255, None, "exited with code 255"),
+        (None, 9, "was ended by signal 9 (SIGKILL)"),
+        (None, 11, "was ended by signal 11 (SIGSEGV)"),
+        (None, 50, "was ended by signal 50 (an unnamed signal)"),
+        (None, None, "ended unseen"),
+    ],
+)
+def test_an_end_is_a_verb_phrase(code: int | None, signal: int | None, words: str) -> None:
+    assert describe_exit(RankSnapshot(rank=0, exit_code=code, exit_signal=signal)) == words
+
+
+@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (0, "an unnamed signal")])
+def test_signals_have_names(number: int, name: str) -> None:
+    assert signal_name(number) == name
+
+
+@pytest.mark.parametrize(
+    ("restarts", "sentence"),
+    [
+        (0, "rank 3 died; it goes on from its last checkpoint"),
+        (2, "rank 3 died; restart 2 of 5"),
+    ],
+)
+def test_a_recovery_says_who_why_and_how_often(restarts: int, sentence: str) -> None:
+    job = queued_job(max_restarts=5)
+    cause = Cause(reason=Reason.WORKER_EXITED, message="died")
+    assert describe_recovery(job, RankSnapshot(rank=3, restarts=restarts), cause) == sentence

@@ -1,0 +1,119 @@
+"""Two ways from an order to a process.
+
+Exec is right for every program; a fork of the warm template is fast for the built-in one.
+Either way the process leads a session of its own, has its log as output and a channel to us, and
+is a child of this process.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from muster.contracts.agent import FORKED_PID, TEMPLATE_CHANNEL, ForkRequest
+from muster.contracts.environ import MARK, MARK_WIDTH, THREAD_PINS
+from muster.contracts.messages import StartRank
+
+TEMPLATE_PATIENCE_SECONDS: Final = 10.0
+"""The first fork waits for the template's imports. It never waits longer: exec always works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A process of ours; `handle` if the standard library keeps one that wants its exit code."""
+
+    pid: int
+    handle: subprocess.Popen[bytes] | None = None
+
+
+class Starter(Protocol):
+    """A way to start a rank."""
+
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        """Start the process; raises OSError."""
+
+    def close(self) -> None:
+        """Give up what is kept warm."""
+
+
+class Exec:
+    """``python -P -m worker``, which becomes the program."""
+
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "worker"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=Path(order.working_dir),
+            env={
+                **os.environ,
+                **order.environment,
+                "MUSTER_AGENT_FD": str(channel.fileno()),
+            },
+            pass_fds=(channel.fileno(),),
+            start_new_session=True,
+        )
+        return Started(pid=process.pid, handle=process)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class Fork:
+    """Forks of a template that imports while the agent finds its coordinator."""
+
+    def __init__(self, job_uid: str) -> None:
+        self._cold = Exec()
+        self._channel: socket.socket | None
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(TEMPLATE_PATIENCE_SECONDS)
+        with theirs:
+            self._template = subprocess.Popen(
+                [sys.executable, "-P", "-m", "muster.template"],
+                stdin=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    **THREAD_PINS,
+                    MARK: f"{job_uid}/template".ljust(MARK_WIDTH),
+                    TEMPLATE_CHANNEL: str(theirs.fileno()),
+                },
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        pid = self._ask(order, log, channel)
+        return self._cold.start(order, log, channel) if pid is None else Started(pid=pid)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            self._template.send_signal(signal.SIGKILL)
+            self._template.wait()
+
+    def _ask(self, order: StartRank, log: int, channel: socket.socket) -> int | None:
+        """Return the pid of a fork, or None: then the template is no good, and is given up."""
+        if self._channel is None:
+            return None
+        request = ForkRequest(
+            environment={**os.environ, **order.environment}, working_dir=order.working_dir
+        )
+        try:
+            content = msgspec.msgpack.encode(request)
+            socket.send_fds(self._channel, [content], [log, channel.fileno()])
+            answer = self._channel.recv(FORKED_PID.size)
+        except OSError:
+            answer = b""
+        if not answer:
+            self.close()
+            return None
+        (pid,) = FORKED_PID.unpack(answer)
+        return int(pid)
