@@ -107,7 +107,8 @@ class Uplink:
 
     def _receive(self) -> None:
         for message in self._read():
-            self._hear(message)
+            if self.is_open:  # whoever was hung up on is not obeyed, whatever came along
+                self._hear(message)
 
     def _read(self) -> list[CoordinatorMessage]:
         if self._socket is None:
