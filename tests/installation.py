@@ -7,6 +7,7 @@ the ends of all logs.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,12 +134,11 @@ class Installation:
         """Start the API, at the port it had before, and wait until it listens."""
         already = len(self.api.log.read_bytes()) if self.api.log.exists() else 0
         self.api.start()
-        announced = "listening on http://127.0.0.1:"
-        text = await_value(
-            lambda: announced in (said := self.api.log.read_text()[already:]) and said,
+        found = await_value(
+            lambda: re.search(r"on http://127\.0\.0\.1:(\d+)", self.api.log.read_text()[already:]),
             lambda: f"the API does not start:\n{end_of(self.api.log)}",
         )
-        port = text.partition(announced)[2].split()[0]
+        port = found[1]
         self.environment["MUSTER_PORT"] = port
         self._client.base_url = f"http://127.0.0.1:{port}"
 

@@ -106,11 +106,9 @@ class Uplink:
         )
 
     def _receive(self) -> None:
-        connection = self._socket
         for message in self._read():
-            if self._socket is not connection:
-                return  # the owner hung up on a stale coordinator; the rest is not for us
-            self._hear(message)
+            if self.is_open:  # whoever was hung up on is not obeyed, whatever came along
+                self._hear(message)
 
     def _read(self) -> list[CoordinatorMessage]:
         if self._socket is None:

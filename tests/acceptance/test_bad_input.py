@@ -1,0 +1,182 @@
+"""What people get wrong and disks refuse: the job says what happened, and never hangs."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from installation import Installation, await_value
+
+GOOD = b'{"x":[0.5,0.25],"y":1}\n'
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Callable[..., str]:
+    """Write a data set of these shards; return its directory."""
+
+    def write(*contents: bytes | None) -> str:
+        directory = tmp_path / "shards"
+        directory.mkdir()
+        for index, content in enumerate(contents):
+            path = directory / f"shard_{index:05d}.txt"
+            if content is None:
+                path.mkdir()  # root may read every file, and nobody a directory
+            else:
+                path.write_bytes(content)
+        return str(directory)
+
+    return write
+
+
+def test_a_line_that_is_no_json_is_named(
+    installation: Installation, shards: Callable[..., str]
+) -> None:
+    directory = shards(GOOD * 3, GOOD + b"{nonsense\n")
+    job = installation.fail(installation.submit(world_size=2, dataset_dir=directory))
+    assert job["reason"] == "invalid_dataset"
+    assert f"{directory}/shard_00001.txt:2" in job["message"]
+    assert "rank 1" in job["message"]
+
+
+@pytest.mark.parametrize("line", [b"17\n", b'{"x":[0.5],"y":0}\n', b'{"x":[0.5,1],"y":-1}\n'])
+def test_a_sample_of_another_shape_is_named(
+    installation: Installation, shards: Callable[..., str], line: bytes
+) -> None:
+    directory = shards(GOOD * 3 + line)
+    job = installation.fail(installation.submit(world_size=1, dataset_dir=directory))
+    assert job["reason"] == "invalid_dataset"
+    assert f"{directory}/shard_00000.txt:4" in job["message"]
+
+
+def test_an_empty_shard_among_good_ones_is_fine(
+    installation: Installation, shards: Callable[..., str]
+) -> None:
+    job_id = installation.submit(world_size=1, dataset_dir=shards(GOOD * 3, b"", GOOD * 2))
+    installation.complete(job_id)
+    (checkpoint,) = installation.checkpoints(job_id, 1)
+    assert checkpoint.position.consumed == 5
+
+
+def test_a_rank_without_shards_is_done_at_once(
+    installation: Installation, shards: Callable[..., str]
+) -> None:
+    job_id = installation.submit(world_size=3, dataset_dir=shards(GOOD * 3, GOOD))
+    installation.complete(job_id)
+    assert "has no samples: nothing to do" in installation.log(job_id, rank=2)
+
+
+def test_shards_without_a_single_line_are_no_data_set(
+    installation: Installation, shards: Callable[..., str]
+) -> None:
+    directory = shards(b"", b"")
+    job = installation.fail(installation.submit(world_size=2, dataset_dir=directory))
+    assert job["reason"] == "invalid_dataset"
+    assert directory in job["message"]
+
+
+def test_a_directory_without_shards_is_no_data_set(
+    installation: Installation, tmp_path: Path
+) -> None:
+    job = installation.fail(installation.submit(world_size=1, dataset_dir=str(tmp_path)))
+    assert job["reason"] == "invalid_dataset"
+    assert "muster dataset" in job["message"]
+
+
+def test_a_shard_that_cannot_be_read_is_named(
+    installation: Installation, shards: Callable[..., str]
+) -> None:
+    directory = shards(GOOD * 3, None)
+    job = installation.fail(installation.submit(world_size=2, dataset_dir=directory))
+    assert job["reason"] == "invalid_dataset"
+    assert f"{directory}/shard_00001.txt cannot be read" in job["message"]
+
+
+def test_data_that_is_not_there_is_refused_at_the_door(installation: Installation) -> None:
+    answer = installation.request("POST", "/jobs", json={"dataset_dir": "/no/such/place"})
+    assert answer.status_code == 422
+    assert "/no/such/place" in answer.text
+
+
+def test_a_checkpoint_dir_that_is_a_file_is_named(
+    installation: Installation, tmp_path: Path
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    answer = installation.request("POST", "/jobs", json={"checkpoint_dir": str(taken)})
+    if answer.is_success:
+        job_id = answer.json()["job_id"]
+        installation.uids[job_id] = answer.json()["job_uid"]
+        job = installation.fail(job_id)
+        assert job["reason"] == "invalid_checkpoint"
+        assert str(taken) in job["message"]
+    else:
+        assert answer.status_code == 422
+        assert str(taken) in answer.text
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)]
+    tried = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"no small disk can be had: {tried.stderr.strip()}")
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)  # noqa: S607  as for mount
+
+
+def test_a_full_disk_fails_the_job_with_a_reason(
+    installation: Installation, small_disk: Path
+) -> None:
+    (small_disk / "ballast").write_bytes(b"0" * 250_000)
+    job_id = installation.submit(world_size=1, checkpoint_dir=str(small_disk), max_restarts=1)
+    job = installation.fail(job_id)
+    assert job["reason"] == "restart_limit"
+    assert "No space left on device" in job["message"]
+
+
+def test_a_job_goes_on_once_there_is_room_on_the_disk(
+    installation: Installation, small_disk: Path
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"0" * 250_000)
+    job_id = installation.submit(world_size=1, checkpoint_dir=str(small_disk))
+    installation.wait_until(job_id, lambda now: now["restarts"] > 0)
+    ballast.unlink()
+    installation.complete(job_id)
+
+
+def test_a_data_set_that_vanishes_in_the_middle_fails_the_job(
+    installation: Installation, shards: Callable[..., str]
+) -> None:
+    directory = shards(GOOD * 400, GOOD * 400)
+    job_id = installation.submit(world_size=1, dataset_dir=directory, sleep_sec=0.02)
+    installation.wait_until(job_id, lambda now: now["step"] > 3)
+    shutil.rmtree(directory)
+    installation.kill(job_id, 0)
+    job = installation.fail(job_id)
+    assert job["reason"] == "invalid_dataset"
+    assert directory in job["message"]
+
+
+def test_without_any_data_set_a_small_one_is_made(tmp_path: Path) -> None:
+    with Installation(tmp_path) as installation:
+        job_id = installation.submit(world_size=4)
+        assert "a small synthetic one will be used" in installation.job(job_id)["message"]
+        seen = installation.complete(job_id)
+        assert seen["step"] == 128
+
+
+def test_a_log_directory_that_cannot_be_made_fails_no_other_job(
+    installation: Installation,
+) -> None:
+    installation.files.root.joinpath("jobs").mkdir(exist_ok=True)
+    (installation.files.root / "jobs" / "blocked").write_text("a file where a directory should be")
+    blocked = installation.submit(job_id="blocked", world_size=1)
+    installation.complete(installation.submit(world_size=1))
+    await_value(lambda: "could not be started" in str(installation.events(blocked)), str)
+    (installation.files.root / "jobs" / "blocked").unlink()
+    installation.complete(blocked)

@@ -1,0 +1,179 @@
+"""`python -P -m worker` and `python -P -m coordinator` on a terminal, with no service around."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from installation import DEADLINE_SECONDS, await_value, without_ours
+
+from muster.checkpoints.filesystem import LocalFileSystem
+from muster.checkpoints.identity import identity_of
+from muster.checkpoints.reader import Reader
+from muster.processes import mark_of, marked
+
+
+class Terminal:
+    """Runs commands in one directory, as a person would."""
+
+    def __init__(self, directory: Path, dataset_dir: Path) -> None:
+        self.directory = directory
+        self.environment = {
+            **without_ours(os.environ),
+            "MUSTER_DATA_DIR": str(directory / "data"),
+            "DATASET_DIR": str(dataset_dir),
+        }
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.directory,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        """Return exit code and output."""
+        process = self.start(*arguments, **environment)
+        output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+        return process.returncode, output
+
+    def digests(self, job_id: str, world_size: int) -> list[str]:
+        checkpoints = [
+            Reader(
+                files=LocalFileSystem(),
+                directory=self.directory / "checkpoints" / job_id / f"worker_{rank}",
+                rank=rank,
+                world_size=world_size,
+                warn=pytest.fail,
+            ).newest()
+            for rank in range(world_size)
+        ]
+        return [identity_of(checkpoint) for checkpoint in checkpoints if checkpoint]
+
+    def left_running(self) -> list[int]:
+        """Return the processes that work in this directory without having been started here."""
+        pids = [record.pid for record in marked("")]
+        return [pid for pid in pids if mark_of(pid) and works_in(pid, self.directory)]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, dataset_dir: Path) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path, dataset_dir)
+    yield terminal
+    for process in terminal.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    await_value(lambda: not terminal.left_running(), lambda: f"{terminal.left_running()} are left")
+
+
+def test_a_worker_needs_nobody(terminal: Terminal) -> None:
+    rank = {"JOB_ID": "test", "RANK": "0", "WORLD_SIZE": "4"}
+    code, output = terminal.run("-P", "-m", "worker", **rank)
+    assert code == 0, output
+    assert "rank 0  step 8/8  is done" in output
+    code, output = terminal.run("-P", "-m", "worker", **rank)
+    assert code == 0, output
+    assert "goes on from its checkpoint of step 8" in output
+
+
+def test_a_worker_that_is_terminated_goes_on_at_the_next_call(terminal: Terminal) -> None:
+    rank = {"JOB_ID": "test", "RANK": "0", "WORLD_SIZE": "1", "CHECKPOINT_EVERY": "1000"}
+    code, output = terminal.run("-P", "-m", "worker", **{**rank, "JOB_ID": "calm"})
+    assert code == 0, output
+    first = terminal.start("-P", "-m", "worker", **rank, SLEEP_SEC="0.1")
+    assert first.stdout is not None
+    next(line for line in first.stdout if "loss" in line)
+    first.send_signal(signal.SIGTERM)
+    output, _ = first.communicate(timeout=DEADLINE_SECONDS)
+    assert first.returncode == 0
+    assert "is asked to stop; saved" in output
+    code, output = terminal.run("-P", "-m", "worker", **rank)
+    assert "goes on from its checkpoint" in output
+    assert terminal.digests("test", 1) == terminal.digests("calm", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "4"), ("RANK", "one"), ("WORLD_SIZE", "0"), ("SLEEP_SEC", "nan")]
+)
+def test_a_worker_says_what_is_wrong_with_its_environment(
+    terminal: Terminal, name: str, value: str
+) -> None:
+    code, output = terminal.run("-P", "-m", "worker", **{"JOB_ID": "test", name: value})
+    assert code == 2
+    assert output.startswith(f"muster: {name}")
+    assert output.count("\n") == 1
+
+
+def test_a_coordinator_with_a_job_id_runs_that_job(terminal: Terminal) -> None:
+    code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", WORLD_SIZE="2")
+    assert code == 0, output
+    assert "the job is COMPLETED" in output
+    assert len(terminal.digests("one", 2)) == 2
+    # It neither needs nor touches the service's own database.
+    assert not (terminal.directory / "data" / "muster.db").exists()
+
+
+def test_a_command_that_fails_is_exit_code_1(terminal: Terminal) -> None:
+    code, output = terminal.run(
+        "-P",
+        "-m",
+        "coordinator",
+        JOB_ID="one",
+        WORLD_SIZE="1",
+        MAX_RESTARTS="0",
+        MUSTER_COMMAND='["false"]',
+    )
+    assert code == 1, output
+    assert "rank 0 exited with code 1 and has used its 0 restarts" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_same_command_goes_on_after_an_interruption(
+    terminal: Terminal, number: signal.Signals
+) -> None:
+    job = {"WORLD_SIZE": "2", "MUSTER_EPOCHS": "3"}
+    code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="calm", **job)
+    assert code == 0, output
+    first = terminal.start("-P", "-m", "coordinator", JOB_ID="one", SLEEP_SEC="0.05", **job)
+    latest = [terminal.directory / f"checkpoints/one/worker_{rank}/LATEST" for rank in range(2)]
+    await_value(lambda: all(path.exists() for path in latest), str)
+    first.send_signal(number)
+    output, _ = first.communicate(timeout=DEADLINE_SECONDS)
+    if number is signal.SIGINT:
+        assert first.returncode == 130, output
+        assert "the same command goes on with one" in output
+        assert not terminal.left_running()
+    code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", **job)
+    assert code == 0, output
+    assert terminal.digests("one", 2) == terminal.digests("calm", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("JOB_ID", "../up"), ("WORLD_SIZE", "many"), ("MUSTER_COMMAND", "train.py")]
+)
+def test_a_coordinator_says_what_is_wrong_with_its_environment(
+    terminal: Terminal, name: str, value: str
+) -> None:
+    code, output = terminal.run("-P", "-m", "coordinator", **{"JOB_ID": "one", name: value})
+    assert code == 1
+    assert output.startswith("coordinator: ")
+    assert "Traceback" not in output
+
+
+def works_in(pid: int, directory: Path) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return f"MUSTER_DATA_DIR={directory}".encode() in environment

@@ -1,0 +1,121 @@
+"""What people bring: a script that never heard of us, and one that imports muster."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from installation import Installation, has_saved, restarts, without_ours
+
+PLAIN = """
+import json, os
+place = {name: os.environ.get(name) for name in
+         ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT", "MINE")}
+print(json.dumps(place))
+"""
+
+OURS = """
+import numpy as np
+import muster
+
+run = muster.join()
+state = run.restore() or {"sum": np.zeros(8)}
+for sample in run.samples():
+    state["sum"] += np.asarray(sample["x"]) * (run.steps_done + 1)
+    run.step(loss=float(state["sum"].sum()), answer=42.0)
+    if run.should_checkpoint or run.should_stop:
+        run.checkpoint(state)
+    run.rest(run.settings.sleep_sec)
+    if run.should_stop:
+        break
+run.checkpoint(state)
+print("sum", state["sum"].sum())
+"""
+
+
+def test_a_script_that_never_heard_of_us_finds_its_place(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN)
+    command = [sys.executable, script.name]
+    job_id = installation.submit(
+        world_size=2, command=command, working_dir=str(tmp_path), env={"MINE": "yes"}
+    )
+    installation.complete(job_id)
+    for rank in range(2):
+        assert json.loads(installation.log(job_id, rank)) == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "MINE": "yes",
+        }
+    assert run_alone(script).returncode == 0
+
+
+def test_a_users_own_worker_module_is_the_users(installation: Installation, tmp_path: Path) -> None:
+    for name in ("worker", "coordinator", "api"):
+        (tmp_path / f"{name}.py").write_text(f"place = 'the {name} of the user'\n")
+    (tmp_path / "train.py").write_text("import worker, api; print(worker.place, api.place)\n")
+    command = [sys.executable, "train.py"]
+    job_id = installation.submit(world_size=1, command=command, working_dir=str(tmp_path))
+    installation.complete(job_id)
+    assert installation.log(job_id) == "the worker of the user the api of the user\n"
+
+
+def test_a_script_with_our_handle_is_watched_and_resumes_exactly(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "ours.py"
+    script.write_text(OURS)
+    fields = {"world_size": 8, "command": [sys.executable, str(script)]}
+    fields["world_size"] = 4
+    calm = installation.submit(**fields)
+    installation.complete(calm)
+    job_id = installation.submit(**fields, sleep_sec=0.02)
+    installation.wait_until(job_id, has_saved)
+    installation.kill(job_id, 2)
+    seen = installation.wait_until(job_id, restarts(1, rank=2))
+    assert seen["loss"] is not None
+    seen = installation.complete(job_id)
+    assert [worker["step"] for worker in seen["workers"]] == [128] * 4
+    assert [worker["shard_idx"] for worker in seen["workers"]] == [1] * 4
+    assert installation.digests(job_id, 4) == installation.digests(calm, 4)
+
+
+def test_the_same_script_runs_alone(installation: Installation, tmp_path: Path) -> None:
+    script = tmp_path / "ours.py"
+    script.write_text(OURS)
+    data = installation.environment["DATASET_DIR"]
+    first, second = (run_alone(script, DATASET_DIR=data) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stdout + second.stdout
+    assert first.stdout == second.stdout
+    job_id = installation.submit(world_size=1, command=[sys.executable, str(script)])
+    installation.complete(job_id)
+    assert installation.log(job_id) == first.stdout
+
+
+def test_an_error_of_a_script_is_told_with_its_last_lines(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("import muster\nmuster.join()\nraise ValueError('seven is not a colour')\n")
+    command = [sys.executable, str(script)]
+    job = installation.fail(installation.submit(world_size=1, command=command, max_restarts=0))
+    assert job["reason"] == "restart_limit"
+    assert "ValueError: seven is not a colour" in job["message"]
+
+
+def run_alone(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, script.name],
+        cwd=script.parent,
+        env={**without_ours(os.environ), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,86 @@
+"""A service that cannot start says why in a sentence, and exits with code 1."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from installation import DEADLINE_SECONDS, Installation, without_ours
+
+from store.database import Database
+
+
+def start(module: str, data_dir: Path, **environment: str) -> tuple[int, str]:
+    """Return exit code and errors of a service that should not go on."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", module],
+        cwd=data_dir.parent,
+        env={
+            **without_ours(os.environ),
+            "MUSTER_DATA_DIR": str(data_dir),
+            "MUSTER_PORT": "0",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("module", ["api", "coordinator"])
+def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path, module: str) -> None:
+    path = tmp_path / "data" / "muster.db"
+    Database.open(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE alembic_version SET version_num = 'r9999'")
+        database.commit()
+    before = path.read_bytes()
+    code, errors = start(module, tmp_path / "data")
+    assert code == 1
+    assert "has schema revision r9999" in errors
+    assert "upgrade Muster, or use another database" in errors
+    assert "Traceback" not in errors
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("module", ["api", "coordinator"])
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, module: str) -> None:
+    path = tmp_path / "data" / "muster.db"
+    path.parent.mkdir()
+    path.write_text("a shopping list that was here first, long enough for a header of a database")
+    before = path.read_bytes()
+    code, errors = start(module, tmp_path / "data")
+    assert code == 1
+    assert "is no SQLite database" in errors
+    assert "Traceback" not in errors
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("module", ["api", "coordinator"])
+def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path, module: str) -> None:
+    (tmp_path / "data").write_text("a file")
+    code, errors = start(module, tmp_path / "data")
+    assert code == 1
+    assert "check MUSTER_DATA_DIR" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("module", ["api", "coordinator"])
+def test_a_setting_that_cannot_be_meant_is_named(tmp_path: Path, module: str) -> None:
+    code, errors = start(module, tmp_path / "data", MUSTER_SLOTS="none")
+    assert code == 1
+    assert "MUSTER_SLOTS" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_port_that_is_taken_is_named(installation: Installation, tmp_path: Path) -> None:
+    port = installation.environment["MUSTER_PORT"]
+    code, errors = start("api", tmp_path / "data", MUSTER_PORT=port)
+    assert code == 1
+    assert f"cannot listen on 127.0.0.1 port {port} (Address already in use" in errors
+    assert "Traceback" not in errors

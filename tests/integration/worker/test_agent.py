@@ -1,0 +1,394 @@
+"""The agent alone, against a coordinator that the test plays over a real socket."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from installation import await_value, without_ours
+
+from muster.contracts.agent import AgentAssignment, CoordinatorAddress
+from muster.contracts.environ import MARK, Assignment, rank_environment
+from muster.contracts.framing import FrameReader, frame
+from muster.contracts.job import Reason
+from muster.contracts.layout import JobFiles
+from muster.contracts.messages import (
+    AgentHello,
+    AgentMessage,
+    CoordinatorMessage,
+    Dismiss,
+    Executing,
+    KillRank,
+    RankExited,
+    RankSaid,
+    RankSpawned,
+    Refused,
+    StartRank,
+    TerminateRank,
+    Welcome,
+    decode_agent_message,
+    encode,
+)
+from muster.contracts.process import ProcessRecord
+from muster.contracts.spec import JobSpec
+from muster.processes import marked, send_signal
+from worker.exits import ExitRecord
+
+DEADLINE_SECONDS = 30.0
+FOREVER = ("sleep", "600")
+SAVE = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved'))
+print('ready', flush=True)
+signal.pause()
+"""
+
+
+class Conversation:
+    """One connection of the agent, as its coordinator sees it."""
+
+    def __init__(self, connection: socket.socket, *first_words: CoordinatorMessage) -> None:
+        self._connection = connection
+        self._connection.settimeout(DEADLINE_SECONDS)
+        self._frames = FrameReader()
+        self._heard: list[AgentMessage] = []
+        self.say(*first_words)
+
+    def say(self, *messages: CoordinatorMessage) -> None:
+        """Send messages at once: they come together."""
+        self._connection.sendall(b"".join(frame(encode(message)) for message in messages))
+
+    def hear(self) -> AgentMessage | None:
+        """Return the next message; None once the agent has hung up."""
+        while not self._heard:
+            try:
+                data = self._connection.recv(65536)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._heard += map(decode_agent_message, self._frames.feed(data))
+        return self._heard.pop(0)
+
+    def hear_of(self, kind: type[AgentMessage], rank: int) -> AgentMessage:
+        """Return the next message of this kind about `rank`; what comes before is dropped."""
+        while message := self.hear():
+            if isinstance(message, kind) and message.rank == rank:
+                return message
+        raise AssertionError(f"the agent hung up and never said {kind.__name__} of rank {rank}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Stage:
+    """An agent, the address file it reads, and the sockets a coordinator would listen on."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uid = uuid.uuid4().hex
+        self.files = JobFiles(root / "job")
+        self._address = root / "coordinator.json"
+        self._listener: socket.socket | None = None
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._conversations: list[Conversation] = []
+
+    def start_agent(self, *, orphan_timeout_seconds: float = 600.0) -> None:
+        assignment = AgentAssignment(
+            job_id="job",
+            job_uid=self.uid,
+            generation=7,
+            token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
+            job_root=str(self.files.root),
+            address_file=str(self._address),
+            orphan_timeout_seconds=orphan_timeout_seconds,
+            stop_grace_seconds=1.0,
+        )
+        self._agent = subprocess.Popen(
+            [sys.executable, "-P", "-m", "worker.agent"],
+            stdin=subprocess.PIPE,
+            env={**without_ours(os.environ), MARK: f"{self.uid}/agent"},
+        )
+        assert self._agent.stdin is not None
+        with self._agent.stdin as pipe:
+            pipe.write(msgspec.json.encode(assignment))
+
+    def meet(self, epoch: int = 1, *orders: CoordinatorMessage) -> Conversation:
+        """Listen as a new coordinator, and return the conversation the agent begins."""
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(DEADLINE_SECONDS)
+        host, port = self._listener.getsockname()
+        address = CoordinatorAddress(host=host, port=port, epoch=epoch)
+        self._address.write_bytes(msgspec.json.encode(address))
+        connection, _ = self._listener.accept()
+        conversation = Conversation(connection, Welcome(epoch=epoch), *orders)
+        self._conversations.append(conversation)
+        return conversation
+
+    def meet_nobody(self) -> None:
+        """Be a coordinator that is gone: nobody listens any more."""
+        assert self._listener is not None
+        self._listener.close()
+
+    def order(
+        self,
+        command: Sequence[str],
+        *,
+        rank: int = 0,
+        incarnation: int = 0,
+        where: str | None = None,
+    ) -> StartRank:
+        assignment = Assignment(
+            job_id="job",
+            job_uid=self.uid,
+            rank=rank,
+            incarnation=incarnation,
+            checkpoint_dir=self.root,
+            dataset_dir=self.root,
+            master_port=1,
+        )
+        spec = JobSpec(world_size=4, command=tuple(command))
+        return StartRank(
+            rank=rank,
+            incarnation=incarnation,
+            environment=rank_environment(spec, assignment),
+            working_dir=str(self.root) if where is None else where,
+        )
+
+    def exit_code(self) -> int:
+        """Wait for the agent's end."""
+        assert self._agent is not None
+        return self._agent.wait(DEADLINE_SECONDS)
+
+    def record(self, rank: int, incarnation: int) -> ExitRecord:
+        path = self.files.exit_record(rank, incarnation)
+        return msgspec.json.decode(path.read_bytes(), type=ExitRecord)
+
+    def running(self, rank: int | None = None) -> list[ProcessRecord]:
+        """Return what runs of this job, or of one of its ranks."""
+        return marked(f"{self.uid}/" if rank is None else f"{self.uid}/{rank}/")
+
+    def await_log(self, words: str, rank: int = 0) -> None:
+        log = self.files.log(rank, 0)
+        await_value(lambda: log.exists() and words in log.read_text(), lambda: f"no {words!r}")
+
+    def close(self) -> None:
+        for conversation in self._conversations:
+            conversation.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._agent is not None and self._agent.poll() is None:
+            self._agent.kill()
+            self._agent.wait()
+        for record in self.running():
+            send_signal(record, signal.SIGKILL)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+
+
+def test_an_agent_says_who_it_is_first(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    assert agent.hear() == AgentHello(job_uid=stage.uid, generation=7, token="a token")  # noqa: S106
+    agent.say(Dismiss())
+    assert agent.hear() is None
+    assert stage.exit_code() == 0
+
+
+def test_an_end_is_written_down_before_it_is_told(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(stage.order(["sh", "-c", "echo out of cheese; exit 3"]))
+    spawned = agent.hear_of(RankSpawned, 0)
+    exited = agent.hear_of(RankExited, 0)
+    record = stage.record(0, 0)
+    assert (exited.exit_code, exited.signal) == (record.exit_code, record.signal) == (3, None)
+    assert exited.last_lines == ("out of cheese",)
+    assert spawned.pid == record.pid
+
+
+def test_a_signal_is_told_as_one(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(stage.order(FOREVER))
+    agent.hear_of(RankSpawned, 0)
+    agent.say(KillRank(rank=0, incarnation=0))
+    exited = agent.hear_of(RankExited, 0)
+    assert (exited.exit_code, exited.signal) == (None, signal.SIGKILL)
+    assert stage.record(0, 0).signal == signal.SIGKILL
+
+
+def test_orders_about_another_incarnation_change_nothing(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(stage.order(FOREVER, incarnation=5))
+    pid = agent.hear_of(RankSpawned, 0).pid
+    agent.say(KillRank(rank=0, incarnation=4))
+    agent.say(KillRank(rank=1, incarnation=5))
+    agent.say(stage.order(FOREVER, incarnation=6))  # while the one before it lives
+    agent.say(stage.order(["true"], rank=1))
+    assert agent.hear_of(RankExited, 1).exit_code == 0  # so all orders before it were heard
+    assert [record.pid for record in stage.running(rank=0)] == [pid]
+
+
+def test_an_incarnation_is_never_started_twice(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    for incarnation in (1, 1, 0):
+        agent.say(stage.order(["true"], incarnation=incarnation))
+        if incarnation == 1:
+            agent.say(stage.order(["true"], rank=1, incarnation=incarnation))
+    agent.hear_of(RankExited, 0)
+    agent.say(stage.order(["true"], incarnation=1))
+    agent.say(stage.order(["true"], rank=2))
+    agent.hear_of(RankExited, 2)
+    assert [path.name for path in sorted(stage.files.logs.glob("rank_00000.*.log"))] == [
+        "rank_00000.001.log"
+    ]
+
+
+def test_a_new_coordinator_is_told_everything_again(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    first.say(stage.order(FOREVER, rank=0))
+    first.say(stage.order(["false"], rank=1))
+    spawned = first.hear_of(RankSpawned, 0)
+    exited = first.hear_of(RankExited, 1)
+    first.close()
+    second = stage.meet(epoch=2)
+    assert isinstance(second.hear(), AgentHello)
+    assert second.hear() == spawned
+    assert second.hear() == RankSaid(rank=0, incarnation=0, message=Executing())
+    assert second.hear() == exited
+    second.say(TerminateRank(rank=0, incarnation=0))
+    assert second.hear_of(RankExited, 0).signal == signal.SIGTERM
+
+
+def test_what_happens_while_nobody_listens_is_told_later(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    first.say(stage.order(["sh", "-c", "read line <gate; exit 4"]))
+    os.mkfifo(stage.root / "gate")
+    first.hear_of(RankSpawned, 0)
+    stage.meet_nobody()
+    first.close()
+    (stage.root / "gate").write_text("go\n")
+    await_value(stage.files.exit_record(0, 0).exists, lambda: "no end was written down")
+    assert stage.meet(epoch=2).hear_of(RankExited, 0).exit_code == 4
+
+
+def test_a_coordinator_of_the_past_is_not_obeyed(stage: Stage) -> None:
+    stage.start_agent()
+    present = stage.meet(epoch=5)
+    present.say(stage.order(FOREVER))
+    pid = present.hear_of(RankSpawned, 0).pid
+    present.close()
+    past = stage.meet(4, KillRank(rank=0, incarnation=0), stage.order(["touch", "it"], rank=1))
+    while past.hear():
+        pass  # it tells where things stand until it has read who this is; then it hangs up
+    assert [record.pid for record in stage.running(rank=0)] == [pid]
+    later = stage.meet(6, stage.order(["true"], rank=2))
+    later.hear_of(RankExited, 2)
+    assert not (stage.root / "it").exists()
+
+
+def test_an_orphan_lets_its_ranks_save_and_goes(stage: Stage) -> None:
+    stage.start_agent(orphan_timeout_seconds=1.0)
+    agent = stage.meet()
+    agent.say(stage.order([sys.executable, "-c", SAVE]))
+    stage.await_log("ready")
+    stage.meet_nobody()
+    agent.close()
+    assert stage.exit_code() == 0
+    assert "saved" in stage.files.log(0, 0).read_text()
+    assert stage.record(0, 0).exit_code == 1
+
+
+def test_an_orphan_does_not_wait_for_ever(stage: Stage) -> None:
+    stage.start_agent(orphan_timeout_seconds=1.0)
+    agent = stage.meet()
+    agent.say(stage.order(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 600; done"]))
+    stage.await_log("ready")
+    stage.meet_nobody()
+    agent.close()
+    assert stage.exit_code() == 0
+    assert stage.record(0, 0).signal == signal.SIGKILL
+    assert not stage.running()
+
+
+def test_an_agent_that_never_meets_anybody_goes(stage: Stage) -> None:
+    stage.start_agent(orphan_timeout_seconds=0.5)
+    assert stage.exit_code() == 0
+
+
+def test_everything_a_rank_started_is_gone_before_its_end_is_told(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    script = "sleep 600 & setsid sleep 601 & (setsid sleep 602 &) ; echo ready; exit 0"
+    agent.say(stage.order(["sh", "-c", script]))
+    agent.say(stage.order(FOREVER, rank=1))
+    agent.hear_of(RankExited, 0)
+    assert not stage.running(rank=0)
+    assert len(stage.running(rank=1)) == 1
+
+
+def test_a_command_that_does_not_exist_is_refused(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(stage.order(["no-such-program"]))
+    refused = next_refusal(agent)
+    assert refused.reason is Reason.INVALID_PROGRAM
+    assert "'no-such-program' cannot be run: No such file or directory" in refused.message
+    assert agent.hear_of(RankExited, 0).exit_code == 127
+
+
+def test_a_working_directory_that_does_not_exist_is_refused(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(stage.order(["true"], where=str(stage.root / "nowhere")))
+    assert "nowhere" in next_refusal(agent).message
+    assert agent.hear_of(RankExited, 0).exit_code == 126
+
+
+def test_what_a_rank_babbles_into_its_channel_is_dropped(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    babble = (
+        "import os, socket\n"
+        "channel = socket.socket(fileno=int(os.environ['MUSTER_AGENT_FD']))\n"
+        "for packet in (b'', b'\\x00', b'x' * 70000, b'\\x81\\xa2is\\xa5hello'):\n"
+        "    channel.send(packet)\n"
+    )
+    agent.say(stage.order([sys.executable, "-c", babble]))
+    assert agent.hear_of(RankExited, 0).exit_code == 0
+
+
+def test_dismissal_ends_what_runs(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(stage.order(FOREVER))
+    agent.hear_of(RankSpawned, 0)
+    agent.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not stage.running()
+
+
+def next_refusal(agent: Conversation) -> Refused:
+    while True:
+        said = agent.hear_of(RankSaid, 0)
+        assert isinstance(said, RankSaid)
+        if isinstance(said.message, Refused):
+            return said.message
