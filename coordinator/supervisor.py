@@ -128,6 +128,8 @@ class Supervisor:
         """Sleep until something happens, a plan has to be asked again, or rows may have changed."""
         now = time.monotonic()
         moments = [charge.look_at for charge in self._roster.charges.values()]
+        if now < self._retry_at:
+            moments = []  # nothing is decided before the database is asked again
         patience = min([POLL_SECONDS, *(moment - now for moment in moments)])
         try:
             async with asyncio.timeout(max(0.0, patience)):
