@@ -73,7 +73,7 @@ def test_a_rank_reads_what_its_coordinator_wrote() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", set(JobSpec.__struct_fields__) & set(RankSettings.__struct_fields__)
+    "field", sorted(set(JobSpec.__struct_fields__) & set(RankSettings.__struct_fields__))
 )
 def test_no_field_of_the_spec_is_lost_or_changed_on_the_way(field: str) -> None:
     defaults = read_rank(rank_environment(JobSpec(), ASSIGNMENT))

@@ -23,18 +23,18 @@ def charge_of(story: Story) -> Charge:
 def charge() -> Charge:
     """A running job, everything about it written down."""
     charge = charge_of(Story.running(world_size=2))
-    charge.written(charge.unwritten(NOW))
+    charge.written(charge.draft(NOW))
     return charge
 
 
 def test_what_was_never_written_is_urgent() -> None:
-    draft = charge_of(Story.running(world_size=2)).unwritten(NOW)
+    draft = charge_of(Story.running(world_size=2)).draft(NOW)
     assert draft.is_urgent
     assert [worker.rank for worker in draft.changed] == [0, 1]
 
 
 def test_what_is_written_is_not_written_again(charge: Charge) -> None:
-    draft = charge.unwritten(NOW)
+    draft = charge.draft(NOW)
     assert not charge.differs(draft)
     assert not draft.is_urgent
     assert draft.changed == []
@@ -42,7 +42,7 @@ def test_what_is_written_is_not_written_again(charge: Charge) -> None:
 
 def test_progress_waits_for_the_tick(charge: Charge) -> None:
     charge.learn(RankSaid(rank=1, incarnation=0, message=beat(step=9)), NOW)
-    draft = charge.unwritten(NOW)
+    draft = charge.draft(NOW)
     assert charge.differs(draft)
     assert not draft.is_urgent
     assert [(worker.rank, worker.step) for worker in draft.changed] == [(1, 9)]
@@ -50,7 +50,7 @@ def test_progress_waits_for_the_tick(charge: Charge) -> None:
 
 def test_a_death_does_not_wait(charge: Charge) -> None:
     charge.learn(exited(1, 0, code=1), NOW)
-    draft = charge.unwritten(NOW)
+    draft = charge.draft(NOW)
     assert draft.is_urgent
     assert [event.kind for event in draft.events] == ["rank_exited"]
     assert draft.events[0].at == NOON
@@ -63,8 +63,8 @@ def test_what_is_decided_is_known_at_once_and_kept_to_be_performed() -> None:
     assert charge.snapshot.status is JobStatus.STARTING
     assert charge.snapshot.generation == 1
     assert charge.decided == [Move(status=JobStatus.STARTING), StartAgent()]
-    assert charge.unwritten(NOW).is_urgent
-    assert charge.unwritten(NOW).change.generation == 1
+    assert charge.draft(NOW).is_urgent
+    assert charge.draft(NOW).change.generation == 1
 
 
 def test_a_job_has_started_when_it_is_first_let_in_and_not_when_it_comes_back() -> None:
@@ -77,10 +77,10 @@ def test_a_job_has_started_when_it_is_first_let_in_and_not_when_it_comes_back() 
 
 def test_what_happens_while_a_draft_is_written_stays_unwritten(charge: Charge) -> None:
     charge.learn(exited(0, 0, code=1), NOW)
-    draft = charge.unwritten(NOW)
+    draft = charge.draft(NOW)
     charge.learn(exited(1, 0, code=2), NOW)
     charge.written(draft)
-    rest = charge.unwritten(NOW)
+    rest = charge.draft(NOW)
     assert [event.message for event in rest.events] == ["rank 1 exited with code 2"]
     assert [worker.rank for worker in rest.changed] == [1]
     assert rest.is_urgent
@@ -88,9 +88,9 @@ def test_what_happens_while_a_draft_is_written_stays_unwritten(charge: Charge) -
 
 def test_a_draft_that_could_not_be_written_comes_again_whole(charge: Charge) -> None:
     charge.learn(exited(0, 0, code=1), NOW)
-    lost = charge.unwritten(NOW)
+    lost = charge.draft(NOW)
     charge.learn(exited(1, 0, code=2), NOW)
-    again = charge.unwritten(NOW)
+    again = charge.draft(NOW)
     assert again.events[: len(lost.events)] == lost.events
     assert [worker.rank for worker in again.changed] == [0, 1]
 
@@ -117,7 +117,7 @@ def test_a_start_is_in_the_draft_before_it_is_performed() -> None:
     story = Story.submitted(world_size=1).is_admitted()
     story.plans()
     charge = charge_of(story.agent_joins())
-    charge.written(charge.unwritten(NOW))
+    charge.written(charge.draft(NOW))
     charge.decide([Start(rank=0)], NOW)
-    (worker,) = charge.unwritten(NOW).changed
+    (worker,) = charge.draft(NOW).changed
     assert (worker.incarnation, worker.state) == (0, "spawned")

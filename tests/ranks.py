@@ -1,0 +1,61 @@
+"""One rank in this process: its data, its place in a job, and somebody who listens to it."""
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from muster.contracts.environ import RankSettings
+from muster.contracts.messages import RankMessage, decode_rank_message
+from muster.run import Run
+from muster.voice import Voice
+
+
+def write_shards(directory: Path, *shards: Sequence[object]) -> Path:
+    """Write a data set whose samples are the values given."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, samples in enumerate(shards):
+        lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
+        (directory / f"shard_{number:05d}.txt").write_bytes(lines)
+    return directory
+
+
+def settings_of(directory: Path, **names: object) -> RankSettings:
+    """Return the settings of a rank with its data and its checkpoints below `directory`."""
+    environ = {
+        "DATASET_DIR": str(directory / "data"),
+        "CHECKPOINT_DIR": str(directory / "checkpoints"),
+        **{name: str(value) for name, value in names.items()},
+    }
+    return RankSettings.read(environ, world_size=1)
+
+
+def run_of(directory: Path, voice: Voice | None = None, **names: object) -> Run:
+    return Run(settings_of(directory, **names), voice or Voice(None))
+
+
+class Ear:
+    """The agent's end of a rank's channel."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.settimeout(20)
+        self.descriptor = theirs.detach()
+        self.voice = Voice(self.descriptor)
+
+    def hear(self) -> RankMessage:
+        """Wait for the next message."""
+        return decode_rank_message(self._ours.recv(1 << 16))
+
+    def heard(self) -> list[RankMessage]:
+        """Return what was said up to now."""
+        messages = []
+        while True:
+            try:
+                messages.append(decode_rank_message(self._ours.recv(1 << 16, socket.MSG_DONTWAIT)))
+            except BlockingIOError:
+                return messages
+
+    def close(self) -> None:
+        self._ours.close()

@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import pytest
+
+from muster.checkpoints.errors import (
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointMismatch,
+    CheckpointNotWritable,
+    StaleGeneration,
+    UnsupportedState,
+)
+from muster.contracts.errors import MusterError
+from muster.contracts.job import Reason
+from muster.contracts.messages import Refused
+from muster.datasets.errors import (
+    DatasetEmpty,
+    DatasetMissing,
+    InvalidSample,
+    ShardChanged,
+    ShardUnreadable,
+)
+from muster.refusals import refusal_of
+
+HERE = Path("/data")
+SHARD = HERE / "shard_00000.txt"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DatasetMissing(HERE, "does not exist"), Reason.INVALID_DATASET),
+        (DatasetEmpty(HERE, "holds no shard"), Reason.INVALID_DATASET),
+        (ShardUnreadable(SHARD, OSError(13, "denied")), Reason.INVALID_DATASET),
+        (ShardChanged(SHARD, "has 1 lines"), Reason.INVALID_DATASET),
+        (InvalidSample(SHARD, 3, "no sample", b"x"), Reason.INVALID_DATASET),
+        (CheckpointDamaged("damaged"), Reason.INVALID_CHECKPOINT),
+        (CheckpointMismatch("of another rank"), Reason.INVALID_CHECKPOINT),
+        (CheckpointNotWritable("read only"), Reason.INVALID_CHECKPOINT),
+        (UnsupportedState("holds a lambda"), Reason.INVALID_PROGRAM),
+    ],
+)
+def test_what_a_restart_would_only_meet_again_is_refused(
+    error: MusterError, reason: Reason
+) -> None:
+    assert refusal_of(error) == Refused(reason=reason, message=str(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CheckpointFailed("the disk is full"),
+        StaleGeneration("/checkpoints", 1, 2),
+        MusterError("anything else"),
+    ],
+)
+def test_what_may_pass_is_tried_again(error: MusterError) -> None:
+    assert refusal_of(error) is None
