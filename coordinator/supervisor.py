@@ -144,6 +144,8 @@ class Supervisor:
         """Sleep until something happens, a plan has to be asked again, or rows may have changed."""
         now = time.monotonic()
         moments = [charge.look_at for charge in self._roster.charges.values()]
+        if now < self._retry_at:
+            moments = []  # nothing is decided before the database is asked again
         patience = min([POLL_SECONDS, *(moment - now for moment in moments)])
         alarm = asyncio.get_running_loop().call_later(max(0.0, patience), self._stirred.set)
         await self._stirred.wait()

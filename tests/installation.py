@@ -134,13 +134,12 @@ class Installation:
         """Start the API, at the port it had before, and wait until it listens."""
         already = len(self.api.log.read_bytes()) if self.api.log.exists() else 0
         self.api.start()
-        found = await_value(
-            lambda: re.search(r"on http://127\.0\.0\.1:(\d+)", self.api.log.read_text()[already:]),
+        announced = await_value(
+            lambda: re.search(r"http://127\.0\.0\.1:(\d+)", self.api.log.read_text()[already:]),
             lambda: f"the API does not start:\n{end_of(self.api.log)}",
         )
-        port = found[1]
-        self.environment["MUSTER_PORT"] = port
-        self._client.base_url = f"http://127.0.0.1:{port}"
+        self.environment["MUSTER_PORT"] = announced[1]
+        self._client.base_url = announced[0]
 
     def restart_coordinator(self, number: signal.Signals = signal.SIGKILL) -> None:
         self.coordinator.end(number)
@@ -174,7 +173,7 @@ class Installation:
 
     def running_ranks(self) -> list[ProcessRecord]:
         """Return the same without the agents, which leave a moment after their job is over."""
-        return [record for record, mark in self._marked() if not mark.endswith("/agent")]
+        return [record for record, mark in self._marked() if mark.split("/")[1].isdigit()]
 
     def _marked(self) -> list[tuple[ProcessRecord, str]]:
         uids = set(self.uids.values())

@@ -99,7 +99,9 @@ class Stage:
         self._agent: subprocess.Popen[bytes] | None = None
         self._conversations: list[Conversation] = []
 
-    def start_agent(self, *, orphan_timeout_seconds: float = 600.0) -> None:
+    def start_agent(
+        self, *, orphan_timeout_seconds: float = 600.0, is_builtin: bool = False
+    ) -> None:
         assignment = AgentAssignment(
             job_id="job",
             job_uid=self.uid,
@@ -107,6 +109,7 @@ class Stage:
             token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
             job_root=str(self.files.root),
             address_file=str(self._address),
+            is_builtin=is_builtin,
             orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=1.0,
         )

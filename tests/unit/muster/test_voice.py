@@ -64,9 +64,10 @@ def test_a_heart_beats_by_itself_until_it_is_stopped() -> None:
     heart = Heart(ear.voice, lambda: beat(step=7), OFTEN_SECONDS)
     heart.start()
     assert [ear.hear() for _ in range(3)] == [beat(step=7)] * 3
-    heart.stop()
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "muster-heart"]
+    heart.stop()
     thread.join(20)
+    assert not thread.is_alive()
     ear.heard()
     assert ear.heard() == []
     ear.close()
