@@ -26,7 +26,7 @@ from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
 from api.submission import Submitter
-from muster import journal
+from muster import journal, lifeline
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
@@ -64,6 +64,7 @@ class PortTaken(MusterError):
 
 def main() -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code."""
+    lifeline.follow(os.environ)
     journal.configure("api")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)

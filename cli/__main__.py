@@ -13,12 +13,30 @@ from muster.contracts.errors import MusterError
 
 app = typer.Typer(
     name="muster",
-    help="A fault-tolerant, elastic runtime for distributed training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(dataset.app, name="dataset")
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001  Typer's way
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415
+
+        typer.echo(f"muster {version('muster-train')}")
+        raise typer.Exit
+
+
+@app.callback()
+def muster(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """A fault-tolerant, elastic runtime for distributed training."""
 
 
 @app.command()

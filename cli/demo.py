@@ -137,7 +137,8 @@ def _killed_run(server: Server, stage: Path) -> str:
         if not before and _is_time(summary):
             before = _pids(summary)
             os.kill(before[VICTIM], signal.SIGKILL)
-            board.say(f"kill -9 {before[VICTIM]}  (rank {VICTIM})")
+            step = summary["workers"][VICTIM]["step"]
+            board.say(f"kill -9 {before[VICTIM]}  (rank {VICTIM}, just after step {step})")
         if before:
             told = _tell_recovery(server, board, told)
             _same_processes(before, _pids(summary))
@@ -241,7 +242,7 @@ def _act_of_comparison(stage: Path) -> None:
     print("   rank  accuracy  sha256, undisturbed  sha256, killed")
     for (rank, _, of_calm), (_, _, of_killed) in zip(calm, killed, strict=True):
         directory = checkpoints_of_job(checkpoints, "killed") / f"worker_{rank}"
-        reached = accuracy(newest_checkpoint(directory, rank, RANKS).state, held_out)
+        reached = accuracy(newest_checkpoint(directory, rank).state, held_out)
         verdict = "equal" if of_calm == of_killed else "DIFFERENT"
         print(f"   {rank:>4}  {reached:>8.3f}  {of_calm[:16]}     {of_killed[:16]}  {verdict}")
         if reached < ACCURACY_WANTED:

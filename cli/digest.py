@@ -11,9 +11,9 @@ from muster.checkpoints.reader import Checkpoint, Reader
 
 
 def digests(job: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield (rank, step, sha256) for every rank below a job's checkpoint directory.
+    """Yield (rank, step, sha256) for every rank that has saved below a job's checkpoint directory.
 
-    Raises a `CheckpointError` if a rank has nothing intact, or there is no rank.
+    Raises a `CheckpointError` if one has nothing intact, or if there is none.
     """
     ranks = _ranks(job)
     if not ranks:
@@ -21,17 +21,17 @@ def digests(job: Path) -> Iterator[tuple[int, int, str]]:
             f"{job} holds no rank's checkpoints: name a directory such as ./checkpoints/my-job"
         )
     for rank, directory in ranks:
-        checkpoint = newest_checkpoint(directory, rank, len(ranks))
+        checkpoint = newest_checkpoint(directory, rank)
         yield rank, checkpoint.step, identity_of(checkpoint)
 
 
-def newest_checkpoint(directory: Path, rank: int, world_size: int) -> Checkpoint:
+def newest_checkpoint(directory: Path, rank: int) -> Checkpoint:
     """Return a rank's newest intact checkpoint; raises a `CheckpointError` if there is none."""
     reader = Reader(
         files=LocalFileSystem(),
         directory=directory,
         rank=rank,
-        world_size=world_size,
+        world_size=None,
         warn=lambda _sentence: None,
     )
     checkpoint = reader.newest()

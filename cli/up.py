@@ -5,25 +5,77 @@ at the next start.
 """
 
 import asyncio
+import fcntl
 import http.client
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from cli.keeper import Keeper
 from muster.contracts.environ import ServiceSettings
+from muster.contracts.errors import MusterError
 
 LOOK_SECONDS: Final = 0.05
 STUBBORN_SECONDS: Final = 5.0
 """The API has nothing to save: this long after SIGTERM it is killed."""
 
 
+class AlreadyUp(MusterError):
+    """Somebody keeps these services already."""
+
+    def __init__(self, where: str, data_dir: Path) -> None:
+        super().__init__(
+            f"Muster is up already for {data_dir}, at {where}: use that one, or set "
+            "MUSTER_DATA_DIR for another"
+        )
+
+
+class PortTaken(MusterError):
+    """Somebody else listens where we were told to."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            f"port {port} of {host} is taken: stop what listens there, choose another with "
+            "MUSTER_PORT, or leave that unset for a free one"
+        )
+
+
 def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
-    """Run the services until a signal; return the exit code."""
-    settings_environ = {**environ, "MUSTER_PORT": str(_port(settings, environ))}
-    return asyncio.run(_Household(settings, settings_environ).run())
+    """Run the services until a signal; return the exit code.
+
+    Raises `AlreadyUp` or `PortTaken`, and then nothing was started.
+    """
+    with _alone(settings.data_dir) as note:
+        port = _port(settings, environ)
+        note(f"http://{settings.host}:{port}")
+        household = _Household(settings, {**environ, "MUSTER_PORT": str(port)})
+        return asyncio.run(household.run())
+
+
+@contextmanager
+def _alone(data_dir: Path) -> Iterator[Callable[[str], None]]:
+    """Hold the data directory's lock, which the kernel gives back however we end.
+
+    Yields a function that writes down where we are, for whoever comes second.
+    """
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / "up.lock").open("a+") as lock:
+        lock.seek(0)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyUp(lock.read().strip() or "a place it has yet to find", data_dir) from None
+
+        def note(where: str) -> None:
+            lock.truncate(0)
+            lock.write(where)
+            lock.flush()
+
+        yield note
 
 
 class _Household:
@@ -49,6 +101,7 @@ class _Household:
         welcome.cancel()
         codes = [service.result() for service in services if service.done()]
         await self._end(*services)
+        _say("down")
         return next((code for code in codes if code), 0)
 
     async def _welcome(self) -> None:
@@ -80,8 +133,10 @@ class _Household:
 
 def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Return the port to use: the one asked for, the usual one, or a free one, said aloud."""
-    if environ.get("MUSTER_PORT") or _is_free(settings.host, settings.port):
+    if _is_free(settings.host, settings.port):
         return settings.port
+    if environ.get("MUSTER_PORT"):
+        raise PortTaken(settings.host, settings.port)
     with socket.socket() as probe:
         probe.bind((settings.host, 0))
         port: int = probe.getsockname()[1]

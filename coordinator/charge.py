@@ -42,6 +42,8 @@ class Charge:
     """Of the agent of the present generation."""
     master_port: int = 0
     agent: AgentProcess | None = None
+    has_rejoined: bool = False
+    """The agent is there (again) and may have missed orders."""
     is_fresh: bool = True
     """Something was learnt that no plan has looked at."""
     look_at: float = NEVER

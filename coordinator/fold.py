@@ -65,12 +65,12 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             return replace(
                 snapshot,
                 agent=AgentState.STARTING,
-                agent_started_at=now,
+                agent_since=now,
                 generation=snapshot.generation + 1,
             )
         case actions.KillAgent():
             # AgentLost follows when it is gone; should the kill have missed, it is repeated.
-            return replace(snapshot, agent_started_at=now)
+            return replace(snapshot, agent_since=now)
         case actions.DismissAgent():
             return replace(snapshot, agent=AgentState.ABSENT)
         case actions.Move():
@@ -94,7 +94,7 @@ def _taken_for_rank(rank: RankSnapshot, action: actions.RankAction, now: float) 
         case actions.Terminate():
             return replace(rank, terminated=True)
         case actions.KillProcess():
-            return replace(rank, kill=action.cause)
+            return replace(rank, kill=action.cause, killed_at=now)
         case actions.Suspect():
             return _moved(rank, ProcessState.SUSPECT)
     assert_never(action)
@@ -139,12 +139,21 @@ def _agent_changed(
         return snapshot  # a predecessor, or one we sent away
     match happening:
         case happenings.AgentJoined():
-            return replace(snapshot, agent=AgentState.CONNECTED)
+            return _agent_joined(snapshot, now)
         case happenings.AgentDropped():
-            return replace(snapshot, agent=AgentState.UNREACHABLE)
+            return replace(snapshot, agent=AgentState.UNREACHABLE, agent_since=now)
         case happenings.AgentLost():
             return _agent_lost(snapshot, now)
     assert_never(happening)
+
+
+def _agent_joined(snapshot: JobSnapshot, now: float) -> JobSnapshot:
+    """Silence until now was the connection's, so every deadline of the ranks begins anew."""
+    ranks = tuple(
+        replace(rank, heard_at=now, progressed_at=now) if rank.is_alive else rank
+        for rank in snapshot.ranks
+    )
+    return replace(snapshot, agent=AgentState.CONNECTED, agent_since=now, ranks=ranks)
 
 
 def _agent_lost(snapshot: JobSnapshot, now: float) -> JobSnapshot:
@@ -342,10 +351,11 @@ def _failed(
 def _out_of_restarts(snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited) -> Verdict:
     lines = "".join(f"\n  {line}" for line in exited.last_lines)
     limit = snapshot.spec.max_restarts
+    end = describe_exit(rank) if rank.kill is None else rank.kill.message
     return Verdict(
         reason=Reason.RESTART_LIMIT,
         message=(
-            f"rank {rank.rank} {describe_exit(rank)} and has used its {limit} restarts"
+            f"rank {rank.rank} {end} and has used its {limit} restarts"
             + (f"; the last lines of its log:{lines}" if lines else "; its log is empty")
         ),
         exit_code=exited.exit_code if exited.exit_code is not None else 128 + (exited.signal or 0),

@@ -79,6 +79,7 @@ class _Foreground:
         self._workers = Workers(database)
         self._events = Events(database)
         self._job_id = job_id
+        self._logs = DataDirectory(settings.data_dir).job(job_id).logs
         self._told = 0
 
     async def run(self) -> int:
@@ -110,6 +111,7 @@ class _Foreground:
         print("  ".join(map(_progress, self._workers.of_job(self._job_id))), flush=True)
 
     def _conclude(self, job: Job) -> int:
+        print(f"logs: {self._logs}", file=sys.stderr)
         if job.is_terminal:
             return EXIT_CODES[job.status]
         print(f"interrupted; the same command goes on with {job.job_id}", file=sys.stderr)

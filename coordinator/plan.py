@@ -24,7 +24,14 @@ from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.rank import ProcessState
 
 AGENT_GRACE_SECONDS = 30.0
-"""An agent imports little and connects at once; one that has not by then is broken."""
+"""An agent imports little and connects at once, and comes back at once; one that has not by then
+is broken."""
+
+KILL_GRACE_SECONDS = 10.0
+"""An agent sends SIGKILL at once and reports within its containment time; one that has not by then
+hangs itself."""
+
+NEVER_AGAIN = float("inf")
 
 SUSPICION = 0.5
 """Share of the heartbeat timeout after which silence is worth showing."""
@@ -42,7 +49,7 @@ def plan(snapshot: JobSnapshot, now: float) -> list[Action]:
 
 def wake_at(snapshot: JobSnapshot, now: float) -> float:
     """Return when `plan` has to be asked again even if nothing happens; infinity for never."""
-    return min((moment for moment in _moments(snapshot) if moment > now), default=float("inf"))
+    return min((moment for moment in _moments(snapshot) if moment > now), default=NEVER_AGAIN)
 
 
 def _agent_is_there(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -50,17 +57,23 @@ def _agent_is_there(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         wanted = not snapshot.is_ending and any(rank.is_down for rank in snapshot.ranks)
         if wanted and now >= snapshot.agent_start_at:
             yield StartAgent()
-    elif snapshot.agent is AgentState.STARTING and now >= _agent_deadline(snapshot):
+    elif now >= _agent_deadline(snapshot):
         yield KillAgent()
 
 
 def _agent_deadline(snapshot: JobSnapshot) -> float:
-    return snapshot.agent_started_at + AGENT_GRACE_SECONDS
+    """Return when an agent that does not do its part is given up, with all its ranks."""
+    if snapshot.agent is not AgentState.CONNECTED:
+        return snapshot.agent_since + AGENT_GRACE_SECONDS
+    killed_at = [rank.killed_at for rank in snapshot.ranks if rank.is_alive and rank.kill]
+    return max(snapshot.agent_since, min(killed_at, default=NEVER_AGAIN)) + KILL_GRACE_SECONDS
 
 
 def _silent_ranks_are_killed(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if _patience_is_over(snapshot, now):
         return  # all of them are ended, for another reason
+    if snapshot.agent is not AgentState.CONNECTED:
+        return  # silence is the connection's
     for rank in snapshot.ranks:
         if rank.is_alive and rank.kill is None:
             yield from _judge(snapshot, rank, now)
@@ -231,7 +244,7 @@ def _recovering(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> Move
 def _moments(snapshot: JobSnapshot) -> Iterator[float]:
     if snapshot.agent is AgentState.ABSENT:
         yield snapshot.agent_start_at
-    elif snapshot.agent is AgentState.STARTING:
+    else:
         yield _agent_deadline(snapshot)
     if snapshot.is_ending:
         yield snapshot.stop_at + snapshot.stop_grace_seconds

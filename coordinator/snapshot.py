@@ -68,6 +68,7 @@ class RankSnapshot:
     """It says that it was asked to, by us or by somebody else."""
     kill: Cause | None = None
     """SIGKILL was sent to this incarnation, and why."""
+    killed_at: float = NEVER
     trouble: Cause | None = None
     """Why the last incarnation is gone, until the next one is alive."""
     warning: str | None = None
@@ -129,7 +130,8 @@ class JobSnapshot:
     """What a person should know of a job that goes well, such as which data set was chosen."""
     generation: int = 0
     agent: AgentState = AgentState.ABSENT
-    agent_started_at: float = NEVER
+    agent_since: float = NEVER
+    """When it came into this state, or was last killed for staying in it."""
     agent_failures: int = 0
     """Agents in a row that died or never said hello."""
     agent_start_at: float = NEVER

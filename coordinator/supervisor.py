@@ -8,7 +8,7 @@ cause it cannot read. When the database is away, nothing new is decided; ranks d
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -161,8 +161,7 @@ class Supervisor:
         if charge is None:
             return
         charge.learn(happening, at)
-        if isinstance(happening, happenings.AgentJoined) and not charge.decided:
-            self._repeat_orders(charge)
+        charge.has_rejoined |= isinstance(happening, happenings.AgentJoined)
 
     async def _look_around(self) -> None:
         """Take up what the API has written, and let in whom there is room for."""
@@ -176,6 +175,7 @@ class Supervisor:
     async def _act(self) -> None:
         """Plan, commit and perform until nothing is left to decide now."""
         while time.monotonic() >= self._retry_at:
+            self._repeat_orders()
             self._plan()
             drafts = self._drafts()
             most = max((draft.haste for _, draft in drafts), default=Haste.NONE)
@@ -252,15 +252,16 @@ class Supervisor:
             case _:
                 assert_never(action)
 
-    def _repeat_orders(self, charge: Charge) -> None:
-        """Say again what an agent that has joined may have missed; it ignores what it knows."""
-        for rank in charge.snapshot.ranks:
-            if rank.is_alive and rank.identity is None:
-                self._send(charge, _start_order(charge, rank.rank))
-            if rank.is_alive and rank.terminated:
-                self._send(charge, _terminate_order(charge, rank.rank))
-            if rank.is_alive and rank.kill is not None:
-                self._send(charge, _kill_order(charge, rank.rank))
+    def _repeat_orders(self) -> None:
+        """Say again what agents that have joined may have missed; they ignore what they know.
+
+        Only what is durable: a decision that is not is performed as soon as it is.
+        """
+        for charge in self._roster.charges.values():
+            if charge.has_rejoined and not charge.decided:
+                charge.has_rejoined = False
+                for order in _standing_orders(charge):
+                    self._send(charge, order)
 
     def _send(
         self, charge: Charge, message: StartRank | TerminateRank | KillRank | Dismiss
@@ -299,6 +300,16 @@ def _start_order(charge: Charge, number: int) -> StartRank:
         environment=rank_environment(charge.snapshot.spec, assignment),
         working_dir=str(places.working_dir),
     )
+
+
+def _standing_orders(charge: Charge) -> Iterator[StartRank | TerminateRank | KillRank]:
+    for rank in charge.snapshot.ranks:
+        if rank.is_alive and rank.identity is None:
+            yield _start_order(charge, rank.rank)
+        if rank.is_alive and rank.terminated:
+            yield _terminate_order(charge, rank.rank)
+        if rank.is_alive and rank.kill is not None:
+            yield _kill_order(charge, rank.rank)
 
 
 def _terminate_order(charge: Charge, number: int) -> TerminateRank:

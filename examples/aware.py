@@ -6,8 +6,8 @@
 Kill any of its ranks with SIGKILL: it goes on from the very sample after its last checkpoint, and
 ends with the same bits. It also runs by itself:
 
-    muster dataset synthetic --out data/shards --samples 2000 --shards 4
-    python examples/aware.py
+    muster dataset synthetic --out data/points --samples 20000 --shards 4
+    DATASET_DIR=data/points python examples/aware.py
 """
 
 import numpy as np
@@ -18,6 +18,7 @@ LEARNING_RATE = 0.05
 
 run = muster.join()
 state = run.restore() or {}
+print(f"rank {run.rank} of {run.world_size} begins after step {run.steps_done}", flush=True)
 
 for batch in run.batches():
     inputs = np.array([sample["x"] for sample in batch])
@@ -42,4 +43,4 @@ else:
     if state:
         run.checkpoint(state)
 
-print(f"rank {run.rank} of {run.world_size}: {run.steps_done} steps", flush=True)
+print(f"rank {run.rank} of {run.world_size} ends after step {run.steps_done}", flush=True)

@@ -19,7 +19,6 @@ from muster.checkpoints.errors import CheckpointMismatch
 from muster.contracts.environ import RankSettings
 from muster.contracts.position import Position
 from muster.datasets.contents import read_facts
-from muster.datasets.index import ShardIndex
 from muster.datasets.reader import read_lines
 from muster.datasets.samples import LabelledSample, parse_sample
 from muster.run import Run
@@ -90,11 +89,9 @@ def main(settings: RankSettings) -> int:
     """Train one rank to the end, or until it is asked to stop; return the exit code."""
     run = Run(settings, Voice(settings.agent_fd))
     run.start()
-    lines = sum(ShardIndex.open(shard).lines for shard in run.shards)
-    if lines == 0:
+    if run.samples_per_epoch == 0:
         _say(run, "has no samples: nothing to do")
         return 0
-    run.total_steps = settings.epochs * math.ceil(lines / settings.batch_size)
     _train(run, _shape_of(run))
     return 0
 

@@ -18,6 +18,7 @@ and SIGTERM only raises `should_stop`.
 import atexit
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -39,6 +40,8 @@ from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_rank
 from muster.contracts.messages import Beat, Hello, Warned
 from muster.contracts.shards import shards_of_rank
+from muster.contracts.spec import JOB_ID_PATTERN
+from muster.datasets.index import ShardIndex
 from muster.datasets.listing import find_shards
 from muster.reading import SampleReader
 from muster.refusals import refusal_of
@@ -57,7 +60,7 @@ def join() -> "Run":
     Installs a handler for SIGTERM that raises `Run.should_stop`, and a last word for errors of
     ours, which end the process with a sentence and exit code 1. Raises `InvalidEnvironment`.
     """
-    settings = RankSettings.read(os.environ, world_size=1)
+    settings = RankSettings.read(os.environ, world_size=1, job_id=_own_job_id())
     run = Run(settings, Voice(settings.agent_fd))
     run.start()
     return run
@@ -69,7 +72,8 @@ class Run:
     def __init__(self, settings: RankSettings, voice: Voice) -> None:
         self.settings = settings
         self.total_steps: int | None = None
-        """How many steps this rank will take in all, if the program knows; shown to people."""
+        """How many steps this rank will take in all; shown to people. Known from the first call of
+        `batches` or `samples` on, one step a batch; a program that counts otherwise may set it."""
         self._reader = SampleReader(lambda: self.shards, settings.epochs)
         self._voice = voice
         self._heart = Heart(voice, self._beat, settings.heartbeat_seconds)
@@ -148,9 +152,11 @@ class Run:
         A batch never spans two passes, so the last one of a pass may be shorter. `decoder` gives
         the samples a shape: ``msgspec.json.Decoder(MySample)``.
         """
-        return self._reader.batches(
-            self.settings.batch_size if size is None else size, decoder or msgspec.json.Decoder()
-        )
+        size = self.settings.batch_size if size is None else size
+        if self.total_steps is None:
+            batches = math.ceil(self.samples_per_epoch / size) if size > 0 else 0
+            self.total_steps = self.settings.epochs * batches
+        return self._reader.batches(size, decoder or msgspec.json.Decoder())
 
     def step(self, *, loss: float | None = None, **metrics: float) -> None:
         """Say that a step is done: everything handed out since the last one is consumed."""
@@ -171,6 +177,11 @@ class Run:
         self._vault.save(position.step, position, state)
         self._checkpoints_saved += 1
         self._last_checkpoint_step = position.step
+
+    @cached_property
+    def samples_per_epoch(self) -> int:
+        """The number of samples that this rank reads in one pass over the data."""
+        return sum(ShardIndex.open(shard).lines for shard in self.shards)
 
     def rest(self, seconds: float) -> None:
         """Sleep, but no longer than until somebody asks for an end."""
@@ -254,6 +265,15 @@ class Run:
         refusal = refusal_of(error)
         if refusal is not None:
             self._voice.say(refusal)
+
+
+def _own_job_id() -> str:
+    """Return the job id of a script that runs by itself: its own name.
+
+    Two scripts in one directory then do not take each other's checkpoints for theirs.
+    """
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", Path(sys.argv[0]).stem)[:63]
+    return name if re.fullmatch(JOB_ID_PATTERN, name) else "local"
 
 
 def _finite(value: float | None) -> float | None:

@@ -65,17 +65,14 @@ class Nursery:
 
     def start(self, order: StartRank) -> None:
         """Start an incarnation; an order for a rank that still lives, or an old one, is ignored."""
-        if order.rank in self._living or not self._is_new(order):
+        if order.rank in self._living or not self._is_new_incarnation(
+            order.rank, order.incarnation
+        ):
             return
-        paths = (
-            self._files.log(order.rank, order.incarnation),
-            self._files.times(order.rank, order.incarnation),
-        )
-        logbook = Logbook(*paths)
         try:
-            child = Child(order, logbook, self._starter)
+            child = self._bring_up(order)
         except OSError as error:
-            self._never_started(order, logbook, error)
+            self._never_started(order, error)
             return
         self._ended.pop(order.rank, None)
         self._living[order.rank] = child
@@ -83,11 +80,33 @@ class Nursery:
         for message in _introduction(child):
             self._report(message)
 
+    def _bring_up(self, order: StartRank) -> Child:
+        logbook = Logbook(
+            self._files.log(order.rank, order.incarnation),
+            self._files.times(order.rank, order.incarnation),
+        )
+        try:
+            return Child(order, logbook, self._starter)
+        except OSError:
+            logbook.close()
+            raise
+
     def send(self, rank: int, incarnation: int, number: signal.Signals) -> None:
-        """Signal one incarnation's group, if it is the one that lives."""
+        """Signal one incarnation's group; one that was never started here is reported as ended."""
         child = self._living.get(rank)
         if child is not None and child.incarnation == incarnation:
             child.signal_group(number)
+        elif child is None and self._is_new_incarnation(rank, incarnation):
+            # The order to start it was lost. Nobody may wait for the end of what never was.
+            self._note_end(
+                RankExited(
+                    rank=rank,
+                    incarnation=incarnation,
+                    exit_code=None,
+                    signal=number,
+                    last_lines=(),
+                )
+            )
 
     def send_all(self, number: signal.Signals) -> None:
         for child in self._living.values():
@@ -130,8 +149,7 @@ class Nursery:
             signal=ending.signal,
             last_lines=child.logbook.last_lines(),
         )
-        self._ended[child.rank] = exited
-        self._report(exited)
+        self._note_end(exited)
 
     def _hear(self, child: Child) -> None:
         heard, is_open = child.listen()
@@ -145,12 +163,11 @@ class Nursery:
         if child.channel in {key.fileobj for key in self._selector.get_map().values()}:
             self._selector.unregister(child.channel)
 
-    def _never_started(self, order: StartRank, logbook: Logbook, error: OSError) -> None:
+    def _never_started(self, order: StartRank, error: OSError) -> None:
         where = f"working directory {order.working_dir}"
         refused = Refused(
             reason=Reason.INVALID_PROGRAM, message=f"cannot be started in {where}: {error}"
         )
-        logbook.close()
         exited = RankExited(
             rank=order.rank,
             incarnation=order.incarnation,
@@ -159,12 +176,15 @@ class Nursery:
             last_lines=(),
         )
         self._report(RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused))
-        self._ended[order.rank] = exited
-        self._report(exited)
+        self._note_end(exited)
 
-    def _is_new(self, order: StartRank) -> bool:
-        ended = self._ended.get(order.rank)
-        return ended is None or order.incarnation > ended.incarnation
+    def _is_new_incarnation(self, rank: int, incarnation: int) -> bool:
+        ended = self._ended.get(rank)
+        return ended is None or incarnation > ended.incarnation
+
+    def _note_end(self, exited: RankExited) -> None:
+        self._ended[exited.rank] = exited
+        self._report(exited)
 
     def _reap_orphans(self) -> None:
         """Reap what our ranks left to us. A rank's own zombie stays until it is settled."""

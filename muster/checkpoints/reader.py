@@ -52,7 +52,8 @@ class Reader:
     files: FileSystem
     directory: Path
     rank: int
-    world_size: int
+    world_size: int | None
+    """None: of whatever world size."""
     warn: Callable[[str], None]
     """Takes sentences for a person: what was passed over, and why."""
 
@@ -130,11 +131,11 @@ class Reader:
             raise CheckpointDamaged(f"{path} cannot be read: {error.strerror or error}") from error
 
     def _refuse_mismatch(self, name: CheckpointName, manifest: Manifest) -> None:
-        if (manifest.rank, manifest.world_size) != (self.rank, self.world_size):
+        if manifest.rank != self.rank or self.world_size not in {None, manifest.world_size}:
             raise CheckpointMismatch(
                 f"{self.directory}/{name} is of rank {manifest.rank} of {manifest.world_size}, and "
                 f"this is rank {self.rank} of {self.world_size}: start the job with the world size "
-                "it was saved with, or with a new job id"
+                "it was saved with, or start afresh with another job id and no resume_from"
             )
 
 

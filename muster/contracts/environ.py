@@ -103,17 +103,19 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The inherited socket to the agent. None: nobody supervises this process."""
 
     @classmethod
-    def read(cls, environ: Mapping[str, str], *, world_size: int) -> "RankSettings":
+    def read(
+        cls, environ: Mapping[str, str], *, world_size: int, job_id: str = "local"
+    ) -> "RankSettings":
         """Read a rank's settings, with the documented defaults for every missing variable.
 
-        `world_size` is what holds where nobody says: 4 for a rank started by hand, 1 for a script
-        that runs all by itself.
+        `world_size` and `job_id` are what holds where nobody says: 4 for a rank started by hand,
+        1 and its own name for a script that runs all by itself.
         """
         default = JobSpec()
         world_size = _integer(environ, "WORLD_SIZE", world_size, low=1)
         command = environ.get("MUSTER_COMMAND")
         return cls(
-            job_id=environ.get("JOB_ID") or "local",
+            job_id=environ.get("JOB_ID") or job_id,
             job_uid=environ.get("MUSTER_JOB_UID") or None,
             rank=_integer(environ, "RANK", 0, low=0, high=world_size - 1),
             world_size=world_size,

@@ -253,7 +253,7 @@ def test_a_moment_knows_the_wall_time_of_what_was_before_it() -> None:
     ("new", "how"),
     [
         ({}, Haste.NONE),
-        ({"last_heartbeat_at": NOON}, Haste.BEAT),
+        ({"last_heartbeat_at": NOON - timedelta(hours=1)}, Haste.BEAT),
         ({"step": 8, "loss": 0.1, "throughput_steps_per_sec": 3.0}, Haste.PROGRESS),
         ({"checkpoints_saved": 2, "last_heartbeat_at": NOON}, Haste.PROGRESS),
         ({"incarnation": 1}, Haste.AT_ONCE),

@@ -1,0 +1,46 @@
+"""An agent that is alive and does nothing must not hold its job for ever."""
+
+from stories import Story
+
+from coordinator.actions import KillAgent, KillProcess
+from coordinator.plan import AGENT_GRACE_SECONDS, KILL_GRACE_SECONDS
+from coordinator.snapshot import AgentState
+
+
+def kills(actions: list[object]) -> list[int]:
+    return [action.rank for action in actions if isinstance(action, KillProcess)]
+
+
+def test_silence_while_the_connection_is_down_is_not_the_ranks_fault() -> None:
+    story = Story.running(world_size=2, heartbeat_timeout=10.0)
+    story.agent_drops()
+    assert story.passes(20.0).plans() == []
+    story.agent_joins()
+    assert story.plans() == []
+    assert kills(story.passes(11.0).plans()) == [0, 1]
+
+
+def test_an_agent_that_does_not_come_back_is_given_up() -> None:
+    story = Story.running(world_size=2)
+    story.agent_drops()
+    assert story.passes(AGENT_GRACE_SECONDS - 1).plans() == []
+    assert KillAgent() in story.passes(2.0).plans()
+
+
+def test_an_agent_that_does_not_end_a_rank_it_was_told_to_is_given_up() -> None:
+    story = Story.running(world_size=2, heartbeat_timeout=10.0)
+    assert kills(story.passes(11.0).plans()) == [0, 1]
+    assert story.passes(KILL_GRACE_SECONDS - 2).plans() == []
+    assert KillAgent() in story.passes(3.0).plans()
+    story.agent_is_lost()
+    assert story.job.agent is AgentState.ABSENT
+    assert not story.job.any_alive
+    assert [rank.restarts for rank in story.job.ranks] == [0, 0]
+
+
+def test_an_agent_that_ends_it_in_time_is_not() -> None:
+    story = Story.running(world_size=2, heartbeat_timeout=10.0)
+    story.passes(6.0).beats(1)
+    assert kills(story.passes(5.0).plans()) == [0]
+    story.dies(0)
+    assert KillAgent() not in story.beats(1).passes(KILL_GRACE_SECONDS - 1).plans()
