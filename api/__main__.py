@@ -23,6 +23,7 @@ from api.board import Board, Glance
 from api.desk import FrontDesk
 from api.door import Door, require_loopback
 from api.liveness import CoordinatorWatch
+from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
 from api.submission import Submitter
 from muster import journal
@@ -35,12 +36,11 @@ from store.database import Database
 from store.events import Events
 from store.idempotency import Answers
 from store.jobs import Jobs
-from store.leases import Leases
+from store.leases import COORDINATOR_LEASE, Leases
+from store.records import Lease
 from store.workers import Workers
 
 _LOG: Final = structlog.get_logger("api")
-
-COORDINATOR_LEASE = "coordinator"
 
 LOG_READERS = 8
 """Threads that read logs for streams: they wait for disks, not for processors."""
@@ -108,6 +108,10 @@ def _guarded(app: ASGIApp, host: str) -> ASGIApp:
 def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
     started = time.monotonic()
     jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
+
+    def lease() -> Lease | None:
+        return leases.current(COORDINATOR_LEASE)
+
     return FrontDesk(
         database=database,
         jobs=jobs,
@@ -115,9 +119,8 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         events=Events(database),
         answers=Answers(database),
         board=Board(_glance(jobs, workers), time.monotonic),
-        coordinator=CoordinatorWatch(
-            lambda: leases.current(COORDINATOR_LEASE), monotonic=time.monotonic
-        ),
+        coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
+        nudge=Nudge(lease),
         submitter=Submitter(
             settings=settings,
             working_dir=Path.cwd(),

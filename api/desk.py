@@ -10,12 +10,15 @@ from fastapi import Depends, Request
 
 from api.board import Board
 from api.liveness import CoordinatorWatch
+from api.nudge import Nudge
 from api.submission import Submitter
+from muster.contracts.job import JobId, StopRequest
 from muster.contracts.layout import DataDirectory
 from store.database import Database
 from store.events import Events
 from store.idempotency import Answers
 from store.jobs import Jobs
+from store.records import Job
 from store.workers import Workers
 
 
@@ -30,6 +33,8 @@ class FrontDesk:
     answers: Answers
     board: Board
     coordinator: CoordinatorWatch
+    nudge: Nudge
+    """To be called when a row for the coordinator was written."""
     submitter: Submitter
     files: DataDirectory
     log_readers: CapacityLimiter
@@ -37,6 +42,12 @@ class FrontDesk:
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
     version: str
+
+    def request_stop(self, job_id: JobId, request: StopRequest, grace_seconds: float | None) -> Job:
+        """Ask for the end of a job, and let the coordinator know; raises `JobMissing`."""
+        job = self.jobs.request_stop(job_id, request, grace_seconds)
+        self.nudge()
+        return job
 
 
 # Dependencies are coroutines: they wait for nothing, and need no thread of the pool.

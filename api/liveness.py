@@ -7,13 +7,10 @@ this process's own monotonic clock; wall clocks of two machines are never compar
 
 import threading
 from collections.abc import Callable
-from typing import Final
 
 from muster.processes import is_provably_gone, is_running
+from store.leases import LEASE_SECONDS
 from store.records import Lease
-
-LEASE_SECONDS: Final = 5.0
-"""A beat that has not moved for this long is a coordinator that is gone (design: Lease)."""
 
 
 class CoordinatorWatch:

@@ -72,7 +72,7 @@ async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> 
     if removal.request is not None and running:
         for job in running:
             with suppress(JobMissing):
-                await run_sync(desk.jobs.request_stop, job.job_id, removal.request, None)
+                await run_sync(desk.request_stop, job.job_id, removal.request, None)
         await _all_ended(desk, running, removal.request)
     return [job.job_id for job in jobs if await run_sync(_remove_if_over, desk, job, removal)]
 
@@ -88,7 +88,7 @@ def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> bool:
 
 
 async def _stop(desk: FrontDesk, job: Job, request: StopRequest) -> None:
-    await run_sync(desk.jobs.request_stop, job.job_id, request, None)
+    await run_sync(desk.request_stop, job.job_id, request, None)
     if job.status is JobStatus.QUEUED:
         absence = await run_sync(desk.coordinator.absence)
         if absence is not None:

@@ -43,7 +43,7 @@ def digits(*, out: Out, shards: Shards = 8, seed: Seed = 0, force: Force = False
 
 
 @app.command()
-def synthetic(  # noqa: PLR0913  one parameter per option
+def synthetic(
     *,
     out: Out,
     samples: Samples = 2048,

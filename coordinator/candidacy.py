@@ -15,11 +15,9 @@ import structlog
 from muster.contracts.process import ProcessRecord
 from muster.processes import is_provably_gone
 from store.errors import LeaseLost
-from store.leases import Leases
+from store.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
 from store.records import Lease
 
-LEASE_NAME: Final = "coordinator"
-LEASE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.2
 
 _LOG: Final = structlog.get_logger("coordinator")
@@ -34,12 +32,14 @@ class Candidate:
         *,
         owner: str,
         process: ProcessRecord,
+        address: str,
         is_gone: Callable[[ProcessRecord], bool] = is_provably_gone,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leases = leases
         self._owner = owner
         self._process = process
+        self._address = address
         self._is_gone = is_gone
         self._clock = clock
         self._seen: tuple[int, int] | None = None
@@ -49,7 +49,7 @@ class Candidate:
         """Wait until the lease is ours, and return it."""
         told = False
         while True:
-            holder = await asyncio.to_thread(self._leases.current, LEASE_NAME)
+            holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
             if holder is None or self.may_displace(holder):
                 try:
                     return await asyncio.to_thread(self._take, holder)
@@ -72,5 +72,5 @@ class Candidate:
 
     def _take(self, holder: Lease | None) -> Lease:
         return self._leases.take(
-            LEASE_NAME, self._owner, self._process, address="", displacing=holder
+            COORDINATOR_LEASE, self._owner, self._process, self._address, displacing=holder
         )

@@ -1,6 +1,6 @@
 """One job in a supervisor's care: what is known of it, and what of that is not durable yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess
 from coordinator.plan import plan, wake_at
 from coordinator.preparation import Places
-from coordinator.rows import Attachment, Moment, change_of, is_urgent, workers_of
+from coordinator.rows import Attachment, Haste, Moment, change_of, haste, workers_of
 from coordinator.snapshot import NEVER, JobSnapshot
 from muster.contracts.job import TERMINAL, JobStatus
 from store.records import Event, JobChange, Worker
@@ -27,8 +27,7 @@ class Draft:
     changed: list[Worker]
     events: tuple[Event, ...]
     revision: int
-    is_urgent: bool
-    """It holds more than news of progress, so it cannot wait for the next tick."""
+    haste: Haste
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,18 +98,19 @@ class Charge:
     def draft(self, now: Moment) -> "Draft":
         """Return everything that differs from the rows."""
         workers = {worker.rank: worker for worker in workers_of(self.snapshot, now)}
+        change = change_of(self.snapshot, self.attachment, now)
+        hastes = {
+            rank: haste(self.committed_workers.get(rank), worker)
+            for rank, worker in workers.items()
+        }
         return Draft(
-            change=change_of(self.snapshot, self.attachment, now),
+            change=change,
             workers=workers,
-            changed=[w for w in workers.values() if self.committed_workers.get(w.rank) != w],
+            changed=[workers[rank] for rank, how in hastes.items() if how is not Haste.NONE],
             events=tuple(self.events),
             revision=self.revision,
-            is_urgent=self._is_urgent(workers),
+            haste=max(self._own_haste(change), *hastes.values(), Haste.NONE),
         )
-
-    def differs(self, draft: "Draft") -> bool:
-        """Whether a draft holds anything that is not in the rows."""
-        return bool(draft.changed or draft.events or draft.change != self.committed_change)
 
     def written(self, draft: "Draft") -> None:
         """Remember that a draft is in the rows."""
@@ -119,10 +119,10 @@ class Charge:
         self.written_revision = draft.revision
         del self.events[: len(draft.events)]
 
-    def _is_urgent(self, workers: Mapping[int, Worker]) -> bool:
-        return bool(self.decided or self.events) or any(
-            is_urgent(self.committed_workers.get(rank), worker) for rank, worker in workers.items()
-        )
+    def _own_haste(self, change: JobChange) -> Haste:
+        if self.decided or self.events:
+            return Haste.AT_ONCE
+        return Haste.NONE if change == self.committed_change else Haste.PROGRESS
 
     @property
     def is_admitted(self) -> bool:

@@ -7,6 +7,7 @@ instant on both.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import IntEnum
 from typing import Final
 
 from coordinator.fold import ended_unseen
@@ -24,6 +25,19 @@ COORDINATOR_RESTARTED = Cause(
 
 _NOT_YET_RUN: Final = frozenset({JobStatus.QUEUED, JobStatus.STARTING})
 """In these a rank may be down without anything being wrong."""
+
+
+class Haste(IntEnum):
+    """How soon something has to be in the rows."""
+
+    NONE = 0
+    """It is there."""
+    BEAT = 1
+    """A rank is alive, as it was."""
+    PROGRESS = 2
+    """Somebody may be watching."""
+    AT_ONCE = 3
+    """A successor would go wrong without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +120,18 @@ def workers_of(snapshot: JobSnapshot, now: Moment) -> list[Worker]:
     return [_worker_of(rank, now) for rank in snapshot.ranks if rank.incarnation >= 0]
 
 
-def is_urgent(before: Worker | None, after: Worker) -> bool:
-    """Whether a successor would go wrong without this row; the rest may wait for the next tick."""
-    return before is None or _essence(before) != _essence(after)
+def haste(before: Worker | None, after: Worker) -> Haste:
+    """Return how soon the row of a rank has to be written."""
+    if before is None or _essence(before) != _essence(after):
+        return Haste.AT_ONCE
+    if before == after:
+        return Haste.NONE
+    only_beat = replace(before, last_heartbeat_at=after.last_heartbeat_at) == after
+    return Haste.BEAT if only_beat else Haste.PROGRESS
 
 
 def _essence(worker: Worker) -> tuple[object, ...]:
+    """Return that without which a successor would go wrong."""
     return (
         worker.incarnation,
         worker.state,

@@ -17,6 +17,7 @@ from coordinator.agents import AgentServer
 from coordinator.attendants import Attendants
 from coordinator.candidacy import Candidate
 from coordinator.launcher import LocalLauncher
+from coordinator.nudges import listen
 from coordinator.roster import Roster
 from coordinator.supervisor import Supervisor
 from muster.contracts.environ import ServiceSettings
@@ -48,14 +49,19 @@ class Service:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.hand_over)
         loop.add_signal_handler(signal.SIGINT, self.shut_down)
-        candidate = Candidate(self._leases, owner=uuid.uuid4().hex, process=myself())
+        nudges, address = await listen(self._stir)
+        candidate = Candidate(
+            self._leases, owner=uuid.uuid4().hex, process=myself(), address=address
+        )
         self._candidacy = asyncio.ensure_future(candidate.win())
         try:
             lease = await self._candidacy
+            await self._serve(lease)
+            await asyncio.to_thread(self._leases.release, lease)
         except asyncio.CancelledError:
-            return
-        await self._serve(lease)
-        await asyncio.to_thread(self._leases.release, lease)
+            return  # told to end before the lease was won
+        finally:
+            nudges.close()
 
     async def _serve(self, lease: Lease) -> None:
         attendants = Attendants(LocalLauncher(self._environ), self._settings)
@@ -88,6 +94,10 @@ class Service:
     def shut_down(self) -> None:
         """End once every rank has saved and exited; their jobs go back to the queue."""
         self._end(Supervisor.drain)
+
+    def _stir(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.stir()
 
     def _end(self, how: Callable[[Supervisor], None]) -> None:
         if self._supervisor is not None:

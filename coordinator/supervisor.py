@@ -7,7 +7,8 @@ cause it cannot read. When the database is away, nothing new is decided; ranks d
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -19,7 +20,7 @@ from coordinator.attendants import Attendants
 from coordinator.charge import Charge, Draft
 from coordinator.happenings import Happening
 from coordinator.roster import Roster
-from coordinator.rows import Moment
+from coordinator.rows import Haste, Moment
 from muster.contracts.environ import Assignment, rank_environment
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
@@ -33,11 +34,18 @@ from muster.contracts.messages import (
 from store.errors import StoreUnavailable
 from store.tenure import Tenure
 
-POLL_SECONDS: Final = 0.05
-"""How often the database is asked whether anybody else has written: microseconds each time."""
+POLL_SECONDS: Final = 0.25
+"""How often the database is asked whether anybody else has written, should a nudge be lost. The
+asking costs microseconds; waking up an idle process twenty times a second does not."""
 
-TICK_SECONDS: Final = 1.0
-"""How often progress is written and the lease renewed, in one transaction."""
+COMMIT_AFTER_SECONDS: Final[Mapping[Haste, float]] = {
+    Haste.AT_ONCE: 0.0,
+    Haste.PROGRESS: 1.0,
+    Haste.BEAT: 2.0,
+    # Nothing to write but the lease, well within its length.
+    Haste.NONE: 2.0,
+}
+"""How long after the last commit the next one follows; each renews the lease."""
 
 RETRY_SECONDS: Final = 0.5
 """Between attempts to commit while the database is away."""
@@ -52,9 +60,10 @@ class Supervisor:
         self._tenure = tenure
         self._roster = roster
         self._attendants = attendants
-        self._inbox: asyncio.Queue[tuple[JobUid, Happening, Moment]] = asyncio.Queue()
+        self._inbox: deque[tuple[JobUid, Happening, Moment]] = deque()
+        self._stirred = asyncio.Event()
         self._agents: AgentServer | None = None
-        self._next_tick = 0.0
+        self._committed_at = 0.0
         self._retry_at = 0.0
         self._leaving = False
         self._draining = False
@@ -85,21 +94,28 @@ class Supervisor:
         if current and not isinstance(message, AgentHello):
             self.hear(uid, message)
 
+    def stir(self) -> None:
+        """Look at the rows now: somebody has written."""
+        self._stirred.set()
+
     def hear(self, uid: JobUid, happening: Happening) -> None:
         """Put a happening into the inbox, with the time it came."""
-        self._inbox.put_nowait((uid, happening, _now()))
+        self._inbox.append((uid, happening, _now()))
+        self.stir()
 
     # The ends of a tenure
 
     def leave(self) -> None:
         """Hand over: end the loop after a last commit; agents and ranks go on."""
         self._leaving = True
+        self.stir()
 
     def drain(self) -> None:
         """Shut down: let every job save and go back to the queue, then end the loop."""
         self._draining = True
         for charge in self._roster.admitted():
             self.hear(charge.snapshot.uid, happenings.Interrupted())
+        self.stir()
 
     # The loop
 
@@ -121,23 +137,24 @@ class Supervisor:
         )
 
     def _is_done(self) -> bool:
-        drained = self._draining and not self._roster.admitted() and self._inbox.empty()
+        drained = self._draining and not self._roster.admitted() and not self._inbox
         return self._leaving or (drained and self._attendants.are_gone)
 
     async def _wait(self) -> None:
         """Sleep until something happens, a plan has to be asked again, or rows may have changed."""
         now = time.monotonic()
         moments = [charge.look_at for charge in self._roster.charges.values()]
+        if now < self._retry_at:
+            moments = []  # nothing is decided before the database is asked again
         patience = min([POLL_SECONDS, *(moment - now for moment in moments)])
-        try:
-            async with asyncio.timeout(max(0.0, patience)):
-                self._learn(*await self._inbox.get())
-        except TimeoutError:
-            return
+        alarm = asyncio.get_running_loop().call_later(max(0.0, patience), self._stirred.set)
+        await self._stirred.wait()
+        alarm.cancel()
+        self._stirred.clear()
 
     def _fold_inbox(self) -> None:
-        while not self._inbox.empty():
-            self._learn(*self._inbox.get_nowait())
+        while self._inbox:
+            self._learn(*self._inbox.popleft())
 
     def _learn(self, uid: JobUid, happening: Happening, at: Moment) -> None:
         charge = self._roster.charges.get(uid)
@@ -161,8 +178,8 @@ class Supervisor:
         while time.monotonic() >= self._retry_at:
             self._plan()
             drafts = self._drafts()
-            due = time.monotonic() >= self._next_tick
-            if not due and not any(draft.is_urgent for _, draft in drafts):
+            most = max((draft.haste for _, draft in drafts), default=Haste.NONE)
+            if time.monotonic() < self._committed_at + COMMIT_AFTER_SECONDS[most]:
                 return
             if not await self._commit(drafts):
                 return
@@ -188,7 +205,7 @@ class Supervisor:
 
     async def _commit(self, drafts: Sequence[tuple[Charge, Draft]]) -> bool:
         """Write everything in one transaction; return whether it is durable."""
-        changed = [(charge, draft) for charge, draft in drafts if charge.differs(draft)]
+        changed = [(charge, draft) for charge, draft in drafts if draft.haste is not Haste.NONE]
         try:
             await asyncio.to_thread(
                 self._tenure.commit,
@@ -201,7 +218,7 @@ class Supervisor:
             _LOG.warning("the database is away", action="commit_failed", error=str(error))
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return False
-        self._next_tick = time.monotonic() + TICK_SECONDS
+        self._committed_at = time.monotonic()
         for charge, draft in changed:
             _tell(charge, draft)
             charge.written(draft)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.checkpoints.errors import CheckpointMismatch
 from muster.contracts.environ import RankSettings
 from muster.contracts.position import Position
 from muster.datasets.contents import read_facts
@@ -128,11 +129,7 @@ def _shape_of(run: Run) -> _Shape:
 
 
 def _train(run: Run, shape: _Shape) -> None:
-    state = run.restore()
-    if state is None:
-        state = initial_state(*shape, seed=run.settings.seed, rank=run.rank)
-    else:
-        _say(run, f"goes on from its checkpoint of step {run.steps_done}")
+    state = _state_to_begin_with(run, shape)
     report = _ProgressReport(run)
     saved_at = run.steps_done
     for batch in run.batches(decoder=shape.decoder()):
@@ -150,6 +147,25 @@ def _train(run: Run, shape: _Shape) -> None:
     if saved_at != run.steps_done or run.steps_done == 0:
         run.checkpoint(state)
     _say(run, "is asked to stop; saved" if run.should_stop else "is done")
+
+
+def _state_to_begin_with(run: Run, shape: _Shape) -> State:
+    fresh = initial_state(*shape, seed=run.settings.seed, rank=run.rank)
+    restored = run.restore()
+    if restored is None:
+        return fresh
+    if _shapes(restored) != _shapes(fresh):
+        raise CheckpointMismatch(
+            f"the checkpoint of step {run.steps_done} holds a model for other data: rank "
+            f"{run.rank} reads {shape.features} features and {shape.classes} classes. Name another "
+            "data set, or begin a job that does not resume"
+        )
+    _say(run, f"goes on from its checkpoint of step {run.steps_done}")
+    return restored
+
+
+def _shapes(state: State) -> dict[str, tuple[int, ...]]:
+    return {name: np.shape(value) for name, value in state.items()}
 
 
 class _ProgressReport:

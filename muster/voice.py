@@ -21,13 +21,21 @@ class Voice:
     """Sends messages to the agent; any thread may use it."""
 
     def __init__(self, agent_fd: int | None) -> None:
-        self._channel = None if agent_fd is None else socket.socket(fileno=agent_fd)
+        self._channel = None if agent_fd is None else _channel(agent_fd)
 
     def say(self, message: RankMessage) -> None:
         """Send a message; it is lost if there is no agent, or one that does not listen."""
         if self._channel is not None:
             with suppress(OSError):
                 self._channel.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def _channel(agent_fd: int) -> socket.socket | None:
+    """Return the channel, or None if a launcher between the agent and us has closed it."""
+    try:
+        return socket.socket(fileno=agent_fd)
+    except OSError:
+        return None
 
 
 class Heart:

@@ -16,6 +16,12 @@ from store.records import Lease, ProcessRecord
 from store.rows import values_of
 from store.tables import LEASES
 
+COORDINATOR_LEASE: Final = "coordinator"
+"""The one who decides about all jobs of a database."""
+
+LEASE_SECONDS: Final = 5.0
+"""A beat that has stood still for this long is that of a holder who is gone."""
+
 _ROW: Final = select(LEASES).where(LEASES.c.name == bindparam("lease"))
 _HELD: Final = and_(
     LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held_epoch"), LEASES.c.held

@@ -11,6 +11,8 @@ from muster.contracts.messages import RankMessage, decode_rank_message
 from muster.run import Run
 from muster.voice import Voice
 
+PATIENCE_SECONDS = 10.0
+
 
 def write_shards(directory: Path, *shards: Sequence[object]) -> Path:
     """Write a data set whose samples are the values given."""
@@ -40,7 +42,7 @@ class Ear:
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ours.settimeout(20)
+        self._ours.settimeout(PATIENCE_SECONDS)
         self.descriptor = theirs.detach()
         self.voice = Voice(self.descriptor)
 
@@ -51,11 +53,21 @@ class Ear:
     def heard(self) -> list[RankMessage]:
         """Return what was said up to now."""
         messages = []
-        while True:
-            try:
-                messages.append(decode_rank_message(self._ours.recv(1 << 16, socket.MSG_DONTWAIT)))
-            except BlockingIOError:
-                return messages
+        self._ours.settimeout(0)
+        try:
+            while packet := self._ours.recv(1 << 16):
+                messages.append(decode_rank_message(packet))
+        except BlockingIOError:
+            pass
+        finally:
+            self._ours.settimeout(PATIENCE_SECONDS)
+        return messages
+
+    def hang_up(self) -> None:
+        self._ours.close()
 
     def close(self) -> None:
         self._ours.close()
+        channel = self.voice._channel  # noqa: SLF001  a process never closes it before its end
+        if channel is not None:
+            channel.close()

@@ -127,5 +127,5 @@ class Uplink:
     def _read_address(self) -> CoordinatorAddress | None:
         try:
             return msgspec.json.decode(self._address_file.read_bytes(), type=CoordinatorAddress)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None

@@ -34,7 +34,7 @@ router = APIRouter(tags=["jobs"])
 
 
 @router.post("/jobs", status_code=HTTPStatus.CREATED, summary="Create a job")
-def create_job(  # noqa: PLR0913  one per source of the request
+def create_job(
     *,
     asked: JobRequest,
     desk: Desk,
@@ -57,6 +57,7 @@ def create_job(  # noqa: PLR0913  one per source of the request
             submission.job_id, uid, submission.spec, message=submission.message, idempotency=key
         )
         replayed = job.uid != uid
+        desk.nudge()
     if replayed:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"{request.url.path}/{job.job_id}"
@@ -105,7 +106,7 @@ def list_events(
 def stop_job(job_id: KnownJobId, desk: Desk, asked: StopBody | None = None) -> JobView:
     """Ask for a last checkpoint and an end. A job that is over answers as it is."""
     grace_seconds = asked.grace_seconds if asked else None
-    return job_view(desk.jobs.request_stop(job_id, StopRequest.GRACEFUL, grace_seconds))
+    return job_view(desk.request_stop(job_id, StopRequest.GRACEFUL, grace_seconds))
 
 
 def _jobs_of(page: Page, desk: FrontDesk, request: Request, response: Response) -> list[Job]:

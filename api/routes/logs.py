@@ -70,7 +70,7 @@ def get_logs(
         204: {"description": "The job is over and everything was delivered."},
     },
 )
-async def stream_logs(  # noqa: PLR0913  one per source of the request
+async def stream_logs(
     *,
     job_id: KnownJobId,
     desk: Desk,

@@ -33,7 +33,7 @@ async def delete_job(
 
 
 @router.post("/jobs/purge", summary="Delete the jobs that match")
-async def purge_jobs(  # noqa: PLR0913  one per query parameter
+async def purge_jobs(
     *,
     desk: Desk,
     older_than_hours: Annotated[float | None, Query(ge=0, le=YEARS_LIMIT * 8766)] = None,

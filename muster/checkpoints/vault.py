@@ -69,7 +69,7 @@ class _Ledger:
 class Vault:
     """One rank's directory of checkpoints. For one thread of one process."""
 
-    def __init__(  # noqa: PLR0913  each is a fact or a seam
+    def __init__(
         self,
         *,
         files: FileSystem,

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from api.liveness import LEASE_SECONDS, CoordinatorWatch
+from api.liveness import CoordinatorWatch
 from muster.contracts.process import ProcessRecord
 from muster.processes import myself
+from store.leases import LEASE_SECONDS
 from store.records import Lease
 
 HERE = Lease(

@@ -1,9 +1,10 @@
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from coordinator.candidacy import LEASE_SECONDS, Candidate
+from coordinator.candidacy import Candidate
 from muster.contracts.process import ProcessRecord
 from store.errors import LeaseLost
+from store.leases import LEASE_SECONDS
 from store.records import Lease
 
 HOLDER = ProcessRecord(pid=1, start_ticks=1, boot_id="boot", node="there")
@@ -51,6 +52,7 @@ class Watch:
             self.leases,
             owner="second",
             process=OURSELVES,
+            address="127.0.0.1:1",
             is_gone=lambda _: self.gone,
             clock=lambda: self.now,
         )

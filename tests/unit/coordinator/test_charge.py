@@ -6,7 +6,7 @@ from stories import Story, beat, exited
 
 from coordinator.actions import Move, Start, StartAgent
 from coordinator.charge import Charge
-from coordinator.rows import Attachment, Moment
+from coordinator.rows import Attachment, Haste, Moment
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import RankSaid
 
@@ -29,29 +29,27 @@ def charge() -> Charge:
 
 def test_what_was_never_written_is_urgent() -> None:
     draft = charge_of(Story.running(world_size=2)).draft(NOW)
-    assert draft.is_urgent
+    assert draft.haste is Haste.AT_ONCE
     assert [worker.rank for worker in draft.changed] == [0, 1]
 
 
 def test_what_is_written_is_not_written_again(charge: Charge) -> None:
     draft = charge.draft(NOW)
-    assert not charge.differs(draft)
-    assert not draft.is_urgent
+    assert draft.haste is Haste.NONE
     assert draft.changed == []
 
 
 def test_progress_waits_for_the_tick(charge: Charge) -> None:
     charge.learn(RankSaid(rank=1, incarnation=0, message=beat(step=9)), NOW)
     draft = charge.draft(NOW)
-    assert charge.differs(draft)
-    assert not draft.is_urgent
+    assert draft.haste is Haste.PROGRESS
     assert [(worker.rank, worker.step) for worker in draft.changed] == [(1, 9)]
 
 
 def test_a_death_does_not_wait(charge: Charge) -> None:
     charge.learn(exited(1, 0, code=1), NOW)
     draft = charge.draft(NOW)
-    assert draft.is_urgent
+    assert draft.haste is Haste.AT_ONCE
     assert [event.kind for event in draft.events] == ["rank_exited"]
     assert draft.events[0].at == NOON
     assert (draft.events[0].rank, draft.events[0].incarnation) == (1, 0)
@@ -63,7 +61,7 @@ def test_what_is_decided_is_known_at_once_and_kept_to_be_performed() -> None:
     assert charge.snapshot.status is JobStatus.STARTING
     assert charge.snapshot.generation == 1
     assert charge.decided == [Move(status=JobStatus.STARTING), StartAgent()]
-    assert charge.draft(NOW).is_urgent
+    assert charge.draft(NOW).haste is Haste.AT_ONCE
     assert charge.draft(NOW).change.generation == 1
 
 
@@ -83,7 +81,7 @@ def test_what_happens_while_a_draft_is_written_stays_unwritten(charge: Charge) -
     rest = charge.draft(NOW)
     assert [event.message for event in rest.events] == ["rank 1 exited with code 2"]
     assert [worker.rank for worker in rest.changed] == [1]
-    assert rest.is_urgent
+    assert rest.haste is Haste.AT_ONCE
 
 
 def test_a_draft_that_could_not_be_written_comes_again_whole(charge: Charge) -> None:

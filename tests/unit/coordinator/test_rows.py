@@ -9,9 +9,10 @@ from stories import Story, starts
 
 from coordinator.rows import (
     Attachment,
+    Haste,
     Moment,
     change_of,
-    is_urgent,
+    haste,
     snapshot_of,
     workers_of,
 )
@@ -249,24 +250,25 @@ def test_a_moment_knows_the_wall_time_of_what_was_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "urgent"),
+    ("new", "how"),
     [
-        ({}, False),
-        ({"step": 8, "loss": 0.1, "throughput_steps_per_sec": 3.0}, False),
-        ({"checkpoints_saved": 2, "last_heartbeat_at": NOON}, False),
-        ({"incarnation": 1}, True),
-        ({"state": ProcessState.EXITED}, True),
-        ({"process": None}, True),
-        ({"restarts": 1}, True),
-        ({"failures": 1}, True),
-        ({"finished": True}, True),
+        ({}, Haste.NONE),
+        ({"last_heartbeat_at": NOON}, Haste.BEAT),
+        ({"step": 8, "loss": 0.1, "throughput_steps_per_sec": 3.0}, Haste.PROGRESS),
+        ({"checkpoints_saved": 2, "last_heartbeat_at": NOON}, Haste.PROGRESS),
+        ({"incarnation": 1}, Haste.AT_ONCE),
+        ({"state": ProcessState.EXITED}, Haste.AT_ONCE),
+        ({"process": None}, Haste.AT_ONCE),
+        ({"restarts": 1}, Haste.AT_ONCE),
+        ({"failures": 1}, Haste.AT_ONCE),
+        ({"finished": True}, Haste.AT_ONCE),
     ],
 )
-def test_only_what_a_successor_needs_is_urgent(new: dict[str, object], *, urgent: bool) -> None:
+def test_only_what_a_successor_needs_cannot_wait(new: dict[str, object], how: Haste) -> None:
     _, (worker,) = rows_of(Story.running(world_size=1).job)
-    assert is_urgent(worker, replace(worker, **new)) is urgent
+    assert haste(worker, replace(worker, **new)) is how
 
 
-def test_a_new_rank_is_urgent() -> None:
+def test_a_new_rank_cannot_wait() -> None:
     _, (worker,) = rows_of(Story.running(world_size=1).job)
-    assert is_urgent(None, worker)
+    assert haste(None, worker) is Haste.AT_ONCE

@@ -6,11 +6,14 @@ from types import SimpleNamespace
 import pytest
 from stories import Story, beat
 
+from coordinator.actions import StartAgent
 from coordinator.charge import Charge
 from coordinator.rows import Attachment
+from coordinator.snapshot import NEVER
 from coordinator.supervisor import Supervisor
 from muster.contracts.job import JobUid
 from muster.contracts.messages import RankSaid
+from store.errors import StoreUnavailable
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Roster:
     """One job, and nothing new about it in the database."""
 
     charge: Charge
+    looks: int = 0
 
     @property
     def charges(self) -> dict[JobUid, Charge]:
@@ -37,7 +41,8 @@ class Roster:
     async def load(self, _now: object) -> list[Charge]:
         return [self.charge]
 
-    async def look(self, _now: object) -> None: ...
+    async def look(self, _now: object) -> None:
+        self.looks += 1
 
     def admit(self, _now: object) -> None: ...
 
@@ -85,3 +90,32 @@ def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
     asyncio.run(coordinate())
     assert charge.snapshot.ranks[0].step == 3
     assert charge.snapshot.ranks[0].kill is None
+
+
+def test_while_the_database_is_away_nobody_runs_in_circles() -> None:
+    """What is decided already cannot be decided again, however long it is due."""
+    job = Story.submitted(world_size=1).is_admitted().job
+    charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
+    roster = Roster(charge)
+    attendants = SimpleNamespace(are_gone=True, sweep=nothing_to_sweep, equip=lambda _: None)
+
+    async def coordinate() -> None:
+        failures = 0
+        supervisor: Supervisor
+
+        def database_is_away() -> None:
+            nonlocal failures
+            failures += 1
+            charge.look_at = NEVER  # a deadline passes meanwhile
+            if failures == 2:
+                supervisor.leave()
+            tenure.meanwhile.append(database_is_away)
+            raise StoreUnavailable("away")
+
+        tenure = Tenure([database_is_away])
+        supervisor = Supervisor(tenure=tenure, roster=roster, attendants=attendants)
+        await supervisor.run()
+
+    asyncio.run(coordinate())
+    assert roster.looks < 100
+    assert charge.decided == [StartAgent()]

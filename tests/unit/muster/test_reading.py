@@ -92,7 +92,7 @@ def test_a_step_without_data_is_a_step(shards: list[Path]) -> None:
     assert reader.committed == Position(step=1)
 
 
-def test_nothing_is_looked_for_before_a_sample_is_wanted(tmp_path: Path) -> None:
+def test_nothing_is_looked_for_before_a_sample_is_wanted() -> None:
     def fail() -> list[Path]:
         raise AssertionError
 

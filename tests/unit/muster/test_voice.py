@@ -28,9 +28,10 @@ def test_without_an_agent_nobody_is_told() -> None:
 
 def test_an_agent_that_is_gone_does_no_harm() -> None:
     ear = Ear()
-    ear.close()
+    ear.hang_up()
     for _ in range(3):
         ear.voice.say(Hello())
+    ear.close()
 
 
 def test_an_agent_that_does_not_listen_holds_nobody_up() -> None:
@@ -63,9 +64,10 @@ def test_a_heart_beats_by_itself_until_it_is_stopped() -> None:
     heart = Heart(ear.voice, lambda: beat(step=7), OFTEN_SECONDS)
     heart.start()
     assert [ear.hear() for _ in range(3)] == [beat(step=7)] * 3
-    heart.stop()
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "muster-heart"]
+    heart.stop()
     thread.join(20)
+    assert not thread.is_alive()
     ear.heard()
     assert ear.heard() == []
     ear.close()
@@ -93,7 +95,8 @@ def test_a_broken_channel_sends_no_signal_to_the_program() -> None:
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         ear = Ear()
-        ear.close()
+        ear.hang_up()
         ear.voice.say(Hello())
+        ear.close()
     finally:
         signal.signal(signal.SIGPIPE, before)

@@ -1,0 +1,85 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster.contracts.layout import TIME_MARK, JobFiles
+from worker.exits import ExitRecord, write_exit_record
+from worker.logbook import LAST_BYTES, LAST_LINES, Logbook
+
+
+@pytest.fixture
+def logbook(tmp_path: Path) -> Iterator[Logbook]:
+    book = Logbook(tmp_path / "logs" / "a.log", tmp_path / "logs" / "a.times")
+    yield book
+    book.close()
+
+
+def marks(tmp_path: Path) -> list[tuple[int, int]]:
+    return list(TIME_MARK.iter_unpack((tmp_path / "logs" / "a.times").read_bytes()))
+
+
+def test_a_note_says_how_much_was_written_by_when(logbook: Logbook, tmp_path: Path) -> None:
+    os.write(logbook.descriptor, b"abc\n")
+    logbook.note(1.5)
+    os.write(logbook.descriptor, b"de")
+    logbook.note(2.25)
+    assert marks(tmp_path) == [(4, 1_500_000), (6, 2_250_000)]
+
+
+def test_nothing_new_is_nothing_to_note(logbook: Logbook, tmp_path: Path) -> None:
+    logbook.note(1.0)
+    os.write(logbook.descriptor, b"a")
+    logbook.note(2.0)
+    logbook.note(3.0)
+    assert marks(tmp_path) == [(1, 2_000_000)]
+
+
+def test_a_log_that_was_there_is_written_on(logbook: Logbook, tmp_path: Path) -> None:
+    os.write(logbook.descriptor, b"a\n")
+    again = Logbook(tmp_path / "logs" / "a.log", tmp_path / "logs" / "a.times")
+    os.write(again.descriptor, b"b\n")
+    again.close()
+    assert logbook.last_lines() == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("written", "quoted"),
+    [
+        (b"", ()),
+        (b"one", ("one",)),
+        (b"one\n\ntwo\n", ("one", "", "two")),
+        (b"\xff\xfe\n", ("\ufffd\ufffd",)),
+        (b"\n".join(b"%d" % n for n in range(50)), tuple(str(n) for n in range(40, 50))),
+    ],
+)
+def test_the_last_lines_are_quoted(
+    logbook: Logbook, written: bytes, quoted: tuple[str, ...]
+) -> None:
+    os.write(logbook.descriptor, written)
+    assert logbook.last_lines() == quoted
+
+
+def test_a_line_without_end_is_quoted_from_its_end(logbook: Logbook) -> None:
+    os.write(logbook.descriptor, b"x" * 100_000 + b"end")
+    (line,) = logbook.last_lines()
+    assert len(line) == LAST_BYTES
+    assert line.endswith("xend")
+    assert LAST_LINES == 10
+
+
+def test_logs_are_for_their_owner_alone(logbook: Logbook, tmp_path: Path) -> None:
+    assert os.fstat(logbook.descriptor).st_mode & 0o077 == 0
+    assert (tmp_path / "logs" / "a.times").stat().st_mode & 0o077 == 0
+
+
+def test_how_a_process_ended_is_on_disk_and_nothing_else_is(tmp_path: Path) -> None:
+    files = JobFiles(tmp_path)
+    files.exits.mkdir(parents=True)
+    record = ExitRecord(pid=7, exit_code=None, signal=9, at="2026-03-01T12:00:00+00:00")
+    write_exit_record(files, 1, 2, record)
+    content = files.exit_record(1, 2).read_bytes()
+    assert msgspec.json.decode(content, type=ExitRecord) == record
+    assert list(files.exits.iterdir()) == [files.exit_record(1, 2)]

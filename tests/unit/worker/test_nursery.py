@@ -1,0 +1,232 @@
+"""A nursery with real, small processes; the program is Python's own, not a rank's launcher."""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from muster.contracts.environ import MARK
+from muster.contracts.job import Reason
+from muster.contracts.layout import JobFiles
+from muster.contracts.messages import (
+    AgentMessage,
+    Hello,
+    RankExited,
+    RankSaid,
+    RankSpawned,
+    Refused,
+    StartRank,
+    encode,
+)
+from muster.processes import identify, is_running, marked
+from worker.exits import ExitRecord
+from worker.nursery import Nursery
+from worker.starting import Started
+
+PATIENCE_SECONDS = 10.0
+SAY_HELLO = f"import os; os.write(CHANNEL, {encode(Hello())!r}); "
+WAIT = "import signal; signal.pause()"
+
+
+@dataclass
+class Interpreter:
+    """Starts a few words of Python with the log as output and `CHANNEL` as the way to the agent."""
+
+    words: str = ""
+
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        words = f"CHANNEL = {channel.fileno()}; {self.words}"
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", words],
+            stdout=log,
+            stderr=log,
+            cwd=Path(order.working_dir),
+            env=order.environment,
+            pass_fds=(channel.fileno(),),
+            start_new_session=True,
+        )
+        return Started(pid=process.pid, handle=process)
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class House:
+    """A nursery, what it reports, and a loop for it to live in."""
+
+    root: Path
+    uid: str = field(default_factory=lambda: uuid4().hex)
+    reports: list[AgentMessage] = field(default_factory=list)
+    starter: Interpreter = field(default_factory=Interpreter)
+
+    def __post_init__(self) -> None:
+        self.files = JobFiles(self.root)
+        self.selector = selectors.DefaultSelector()
+        self.nursery = Nursery(self.files, self.selector, self.starter, self.reports.append)
+
+    def starts(self, words: str, *, rank: int = 0, incarnation: int = 0, **new: str) -> None:
+        self.starter.words = words
+        order = {
+            "rank": rank,
+            "incarnation": incarnation,
+            "environment": {MARK: f"{self.uid}/{rank}/{incarnation}"},
+            "working_dir": "/",
+        }
+        self.nursery.start(StartRank(**{**order, **new}))
+
+    def lives_until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(int(PATIENCE_SECONDS / 0.02)):
+            for key, _ in self.selector.select(0.02):
+                key.data()
+            self.nursery.settle()
+            if condition():
+                return
+        raise AssertionError(f"it never came to that: {self.reports}")
+
+    def lives_until_it_is_empty(self) -> None:
+        self.lives_until(lambda: not self.nursery)
+
+    def has_heard_hello(self) -> bool:
+        return any(isinstance(report, RankSaid) for report in self.reports)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.nursery.send_all(signal.SIGKILL)
+    house.lives_until_it_is_empty()
+    assert marked(f"{house.uid}/") == []
+    house.selector.close()
+
+
+def exit_of(
+    rank: int, incarnation: int, code: int | None, number: int | None, *lines: str
+) -> RankExited:
+    return RankExited(
+        rank=rank, incarnation=incarnation, exit_code=code, signal=number, last_lines=lines
+    )
+
+
+def test_a_life_is_reported_in_order_and_its_end_is_on_disk_first(house: House) -> None:
+    house.starts(SAY_HELLO + "print('the end', flush=True); os._exit(3)")
+    house.lives_until_it_is_empty()
+    spawned, said, exited = house.reports
+    assert isinstance(spawned, RankSpawned)
+    assert said == RankSaid(rank=0, incarnation=0, message=Hello())
+    assert exited == exit_of(0, 0, 3, None, "the end")
+    record = msgspec.json.decode(house.files.exit_record(0, 0).read_bytes(), type=ExitRecord)
+    assert (record.pid, record.exit_code, record.signal) == (spawned.pid, 3, None)
+    assert house.files.times(0, 0).stat().st_size == 16
+
+
+def test_a_signal_ends_exactly_the_incarnation_it_is_meant_for(house: House) -> None:
+    house.starts(SAY_HELLO + WAIT, incarnation=4)
+    house.lives_until(house.has_heard_hello)
+    house.nursery.send(0, 3, signal.SIGKILL)
+    house.nursery.send(1, 4, signal.SIGKILL)
+    house.nursery.settle()
+    assert house.nursery
+    house.nursery.send(0, 4, signal.SIGTERM)
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 4, None, signal.SIGTERM)
+
+
+def test_an_order_that_is_repeated_or_old_starts_nothing(house: House) -> None:
+    house.starts(SAY_HELLO + WAIT, incarnation=1)
+    house.lives_until(house.has_heard_hello)
+    known = list(house.reports)
+    house.starts("", incarnation=1)
+    house.starts("", incarnation=2)
+    assert house.reports == known, "it still lives"
+    house.nursery.send(0, 1, signal.SIGKILL)
+    house.lives_until_it_is_empty()
+    known = list(house.reports)
+    house.starts("", incarnation=0)
+    house.starts("", incarnation=1)
+    assert house.reports == known, "its incarnation has ended"
+    house.starts("", incarnation=2)
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 2, 0, None)
+
+
+def test_what_a_rank_leaves_behind_is_gone_before_its_end_is_reported(house: House) -> None:
+    leave = (
+        "import os, signal, time\n"
+        "pid = os.fork()\n"
+        "if pid == 0: signal.pause()\n"
+        "print(pid, flush=True)\n"
+        "os._exit(0)"
+    )
+    house.starts(leave)
+    house.lives_until_it_is_empty()
+    exited = house.reports[-1]
+    assert isinstance(exited, RankExited)
+    assert identify(int(exited.last_lines[0])) is None
+
+
+def test_a_new_coordinator_is_told_who_lives_what_they_said_and_who_has_ended(
+    house: House,
+) -> None:
+    house.starts("", rank=1)
+    house.lives_until_it_is_empty()
+    house.starts(SAY_HELLO + WAIT, rank=0)
+    house.lives_until(house.has_heard_hello)
+    spawned, said, ended = house.nursery.present_state()
+    assert isinstance(spawned, RankSpawned)
+    record = identify(spawned.pid)
+    assert record is not None
+    assert is_running(record)
+    assert said == RankSaid(rank=0, incarnation=0, message=Hello())
+    assert ended == exit_of(1, 0, 0, None)
+
+
+def test_a_program_may_write_what_it_likes_into_its_channel(house: House) -> None:
+    rubbish = "import os; os.write(CHANNEL, b'\\x82\\xa2is\\xa6warned\\xa7message\\xa1\\xff'); "
+    house.starts(rubbish + SAY_HELLO + "os.close(CHANNEL); " + WAIT)
+    house.lives_until(house.has_heard_hello)
+    house.lives_until(lambda: not house.selector.get_map())
+    assert house.nursery, "closing the channel is no end"
+
+
+@pytest.mark.parametrize("working_dir", ["/nowhere/at/all", "/dev/null"])
+def test_what_cannot_be_started_is_refused_and_has_ended(house: House, working_dir: str) -> None:
+    house.starts("", working_dir=working_dir)
+    said, exited = house.reports
+    assert isinstance(said, RankSaid)
+    assert isinstance(said.message, Refused)
+    assert said.message.reason is Reason.INVALID_PROGRAM
+    assert working_dir in said.message.message
+    assert exited == exit_of(0, 0, 126, None)
+    assert list(house.nursery.present_state()) == [exited]
+    assert not house.nursery
+
+
+def test_all_of_them_can_be_asked_to_go(house: House) -> None:
+    for rank in range(3):
+        house.starts(WAIT, rank=rank)
+    house.nursery.send_all(signal.SIGTERM)
+    house.lives_until_it_is_empty()
+    ends = [report for report in house.reports if isinstance(report, RankExited)]
+    assert sorted(ends, key=lambda end: end.rank) == [
+        exit_of(rank, 0, None, signal.SIGTERM) for rank in range(3)
+    ]
+
+
+def test_no_descriptor_is_left_open(house: House) -> None:
+    house.starts("")
+    house.lives_until_it_is_empty()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+    for incarnation in range(1, 4):
+        house.starts("", incarnation=incarnation)
+        house.lives_until_it_is_empty()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
