@@ -368,8 +368,8 @@ def test_ranks_of_the_built_in_program_are_forked_and_end_like_others(stage: Sta
     write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
     stage.start_agent(is_builtin=True)
     agent = stage.meet()
-    agent.say(stage.order(None, rank=0), stage.order(None, rank=3))
     for rank in (0, 3):
+        agent.say(stage.order(None, rank=rank))
         assert agent.hear_of(RankExited, rank).exit_code == 0
         assert stage.record(rank, 0).exit_code == 0
         assert "step 1/1  is done" in stage.files.log(rank, 0).read_text()
