@@ -33,6 +33,9 @@ DEADLINE_SECONDS = 60.0
 
 LOOK_SECONDS = 0.05
 
+SLOTS = 4
+"""Of a narrow installation."""
+
 SHOWN_LINES = 30
 
 Value = TypeVar("Value")

@@ -69,6 +69,7 @@ class Agent:
                 handler()
             self._keep_time(time.monotonic())
         self._starter.close()
+        self._nursery.end_strangers()
         self._uplink.drop()
         return 0
 

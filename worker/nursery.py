@@ -22,6 +22,7 @@ from muster.contracts.messages import (
     Refused,
     StartRank,
 )
+from muster.processes import descendants, identify, send_signal
 from worker.child import Child, Ending
 from worker.exits import ExitRecord, write_exit_record
 from worker.logbook import Logbook
@@ -30,6 +31,9 @@ from worker.starting import Starter
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
 all the same, so that nobody waits for ever."""
+
+STRANGERS_PAUSE_SECONDS: Final = 0.01
+"""What was killed needs a moment to be gone."""
 
 CANNOT_START: Final = 126
 """Exit code of a rank that never became a process, as shells have it."""
@@ -122,6 +126,21 @@ class Nursery:
             if child.has_exited():
                 self._settle(child)
         self._reap_orphans()
+
+    def end_strangers(self) -> None:
+        """End whatever else is below this process, once no rank lives and nothing is kept warm.
+
+        Who shed its mark (``env -i``) and its session is nobody's while ranks live; what is left
+        at the end of the job is the job's.
+        """
+        deadline = time.monotonic() + CONTAINMENT_SECONDS
+        while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
+            for pid in pids:
+                record = identify(pid)
+                if record is not None:
+                    send_signal(record, signal.SIGKILL)
+            self._reap_orphans()
+            time.sleep(STRANGERS_PAUSE_SECONDS)
 
     def _settle(self, child: Child) -> None:
         first_seen = self._exit_seen_at.setdefault(child.rank, time.monotonic())

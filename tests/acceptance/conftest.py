@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import Installation, Undisturbed
+from installation import SLOTS, Installation, Undisturbed
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
@@ -32,6 +32,21 @@ def installation(_shared: Installation) -> Iterator[Installation]:
     yield _shared
     _shared.start()
     _shared.end_jobs()
+
+
+@pytest.fixture(scope="session")
+def _narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with Installation(tmp_path_factory.mktemp("narrow"), MUSTER_SLOTS=str(SLOTS)) as installation:
+        yield installation
+
+
+@pytest.fixture
+def narrow(_narrow: Installation) -> Iterator[Installation]:
+    """An installation with few slots and no data set."""
+    _narrow.start()
+    yield _narrow
+    _narrow.start()
+    _narrow.end_jobs()
 
 
 @pytest.fixture(scope="session")

@@ -162,12 +162,10 @@ def test_a_data_set_that_vanishes_in_the_middle_fails_the_job(
     assert directory in job["message"]
 
 
-def test_without_any_data_set_a_small_one_is_made(tmp_path: Path) -> None:
-    with Installation(tmp_path) as installation:
-        job_id = installation.submit(world_size=4)
-        assert "a small synthetic one will be used" in installation.job(job_id)["message"]
-        seen = installation.complete(job_id)
-        assert seen["step"] == 128
+def test_without_any_data_set_a_small_one_is_made(narrow: Installation) -> None:
+    job_id = narrow.submit(world_size=4)
+    assert "a small synthetic one will be used" in narrow.see(job_id)["message"]
+    assert narrow.complete(job_id)["step"] == 128
 
 
 def test_a_log_directory_that_cannot_be_made_fails_no_other_job(

@@ -21,8 +21,8 @@ import muster
 
 run = muster.join()
 state = run.restore() or {"sum": np.zeros(8)}
-for sample in run.samples():
-    state["sum"] += np.asarray(sample["x"]) * (run.steps_done + 1)
+for batch in run.batches():
+    state["sum"] += sum(np.asarray(sample["x"]) for sample in batch) * (run.steps_done + 1)
     run.step(loss=float(state["sum"].sum()), answer=42.0)
     if run.should_checkpoint or run.should_stop:
         run.checkpoint(state)
@@ -71,19 +71,26 @@ def test_a_script_with_our_handle_is_watched_and_resumes_exactly(
 ) -> None:
     script = tmp_path / "ours.py"
     script.write_text(OURS)
-    fields = {"world_size": 8, "command": [sys.executable, str(script)]}
-    fields["world_size"] = 4
+    fields = {"world_size": 2, "epochs": 3, "command": [sys.executable, str(script)]}
     calm = installation.submit(**fields)
-    installation.complete(calm)
-    job_id = installation.submit(**fields, sleep_sec=0.02)
+    job_id = installation.submit(**fields, sleep_sec=0.05)
     installation.wait_until(job_id, has_saved)
-    installation.kill(job_id, 2)
-    seen = installation.wait_until(job_id, restarts(1, rank=2))
+    installation.kill(job_id, 1)
+    seen = installation.wait_until(job_id, restarts(1, rank=1))
     assert seen["loss"] is not None
     seen = installation.complete(job_id)
-    assert [worker["step"] for worker in seen["workers"]] == [128] * 4
-    assert [worker["shard_idx"] for worker in seen["workers"]] == [1] * 4
-    assert installation.digests(job_id, 4) == installation.digests(calm, 4)
+    assert [worker["step"] for worker in seen["workers"]] == [48, 48]
+    assert [worker["shard_idx"] for worker in seen["workers"]] == [3, 3]
+    installation.complete(calm)
+    assert installation.digests(job_id, 2) == installation.digests(calm, 2)
+
+
+def test_a_script_takes_its_samples_one_by_one(installation: Installation, tmp_path: Path) -> None:
+    script = tmp_path / "counting.py"
+    script.write_text("import muster\nprint(sum(1 for _ in muster.join().samples()))\n")
+    job_id = installation.submit(world_size=3, command=[sys.executable, str(script)])
+    installation.complete(job_id)
+    assert [int(installation.log(job_id, rank)) for rank in range(3)] == [192, 192, 128]
 
 
 def test_the_same_script_runs_alone(installation: Installation, tmp_path: Path) -> None:

@@ -1,34 +1,14 @@
 """Many jobs at once: first come, first served, and each of them is done."""
 
 import signal
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-import pytest
-from installation import Installation, Seen, await_value, is_over
-
-SLOTS = 4
-
-
-@pytest.fixture(scope="module")
-def _narrow(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Iterator[Installation]:
-    root = tmp_path_factory.mktemp("narrow")
-    with Installation(root, MUSTER_SLOTS=str(SLOTS), DATASET_DIR=str(dataset_dir)) as installation:
-        yield installation
-
-
-@pytest.fixture
-def narrow(_narrow: Installation) -> Iterator[Installation]:
-    """An installation with few slots."""
-    _narrow.start()
-    yield _narrow
-    _narrow.start()
-    _narrow.end_jobs()
+from installation import SLOTS, Installation, Seen, await_value, is_over
 
 
 def test_twenty_jobs_at_once_all_complete_in_order(narrow: Installation) -> None:
-    jobs = [narrow.submit(world_size=1) for _ in range(20)]
+    commands: list[dict[str, object]] = [{}, *[{"command": ["true"]}] * 4]
+    jobs = [narrow.submit(world_size=1, **kind) for kind in commands * 4]
     await_value(partial(all_are_over_and_few_run, narrow), lambda: str(narrow.see_all()))
     for job_id in jobs:
         narrow.complete(job_id)
@@ -39,8 +19,8 @@ def test_twenty_jobs_at_once_all_complete_in_order(narrow: Installation) -> None
 def test_a_job_that_waits_says_why_and_nobody_overtakes(narrow: Installation) -> None:
     holder = narrow.submit(world_size=3, command=["sleep", "60"])
     narrow.wait_until(holder, holds_slots)
-    large = narrow.submit(world_size=2)
-    small = narrow.submit(world_size=1)
+    large = narrow.submit(world_size=2, command=["true"])
+    small = narrow.submit(world_size=1, command=["true"])
     seen = narrow.wait_until(large, lambda now: now["reason"])
     assert (seen["status"], seen["reason"]) == ("QUEUED", "waiting_for_slots")
     assert seen["message"] == "waits for 2 of 4 slots; 1 are free"
@@ -52,8 +32,8 @@ def test_a_job_that_waits_says_why_and_nobody_overtakes(narrow: Installation) ->
 
 
 def test_a_job_larger_than_all_slots_runs_alone(narrow: Installation) -> None:
-    first = narrow.submit(world_size=1)
-    huge = narrow.submit(world_size=SLOTS + 2)
+    first = narrow.submit(world_size=1, command=["true"])
+    huge = narrow.submit(world_size=SLOTS + 2, command=["true"])
     narrow.complete(first)
     narrow.complete(huge)
     (ended,) = [event for event in narrow.events(first) if event["kind"] == "rank_exited"]
@@ -74,7 +54,7 @@ def test_a_job_that_waits_can_be_stopped(narrow: Installation) -> None:
 
 def test_jobs_sent_while_no_coordinator_runs_wait_for_one(narrow: Installation) -> None:
     narrow.coordinator.end(signal.SIGKILL)
-    jobs = [narrow.submit(world_size=1) for _ in range(2)]
+    jobs = [narrow.submit(world_size=1, command=["true"]) for _ in range(2)]
     assert {narrow.see(job_id)["status"] for job_id in jobs} == {"QUEUED"}
     narrow.coordinator.start()
     for job_id in jobs:

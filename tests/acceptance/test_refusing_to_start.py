@@ -48,31 +48,28 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path, module: str
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("module", ["api", "coordinator"])
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, module: str) -> None:
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "data" / "muster.db"
     path.parent.mkdir()
     path.write_text("a shopping list that was here first, long enough for a header of a database")
     before = path.read_bytes()
-    code, errors = start(module, tmp_path / "data")
+    code, errors = start("coordinator", tmp_path / "data")
     assert code == 1
     assert "is no SQLite database" in errors
     assert "Traceback" not in errors
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("module", ["api", "coordinator"])
-def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path, module: str) -> None:
+def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
-    code, errors = start(module, tmp_path / "data")
+    code, errors = start("coordinator", tmp_path / "data")
     assert code == 1
     assert "check MUSTER_DATA_DIR" in errors
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("module", ["api", "coordinator"])
-def test_a_setting_that_cannot_be_meant_is_named(tmp_path: Path, module: str) -> None:
-    code, errors = start(module, tmp_path / "data", MUSTER_SLOTS="none")
+def test_a_setting_that_cannot_be_meant_is_named(tmp_path: Path) -> None:
+    code, errors = start("coordinator", tmp_path / "data", MUSTER_SLOTS="none")
     assert code == 1
     assert "MUSTER_SLOTS" in errors
     assert "Traceback" not in errors

@@ -1,11 +1,12 @@
 """A person asks for an end: work is saved, nothing is left running, and one can go on."""
 
+import secrets
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from installation import Installation, Undisturbed, has_saved, is_over, is_running
+from installation import Installation, Undisturbed, is_over, is_running
 
 from muster.checkpoints.names import LATEST, MANIFEST, STATE
 from muster.contracts.layout import checkpoints_of_rank
@@ -108,10 +109,23 @@ def test_a_stopped_job_goes_on_from_exactly_there(
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
+@pytest.fixture(scope="module")
+def stopped(_shared: Installation) -> str:
+    """One job that was stopped in the middle, for many tests."""
+    return stopped_job(_shared)
+
+
+@pytest.fixture
+def source(installation: Installation, stopped: str) -> str:
+    """Checkpoints of a stopped job that a test may damage."""
+    source = f"source-{secrets.token_hex(4)}"
+    shutil.copytree(installation.checkpoint_dir / stopped, installation.checkpoint_dir / source)
+    return source
+
+
 def test_a_job_can_start_from_another_ones_checkpoints(
-    installation: Installation, undisturbed: Undisturbed
+    installation: Installation, source: str, undisturbed: Undisturbed
 ) -> None:
-    source = stopped_job(installation)
     before = installation.digests(source, 2)
     job_id = installation.submit(**LONG, resume_from=source)
     installation.complete(job_id)
@@ -122,9 +136,8 @@ def test_a_job_can_start_from_another_ones_checkpoints(
 
 @pytest.mark.parametrize("damage", ["a flipped byte", "a torn manifest", "a lost directory"])
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
-    installation: Installation, undisturbed: Undisturbed, damage: str
+    installation: Installation, source: str, undisturbed: Undisturbed, damage: str
 ) -> None:
-    source = stopped_job(installation)
     directory = checkpoints_of_rank(installation.checkpoint_dir, source, 1)
     latest = directory / (directory / LATEST).read_text().strip()
     match damage:
@@ -147,9 +160,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
 
 
 def test_checkpoints_of_which_none_is_intact_are_not_silently_thrown_away(
-    installation: Installation,
+    installation: Installation, source: str
 ) -> None:
-    source = stopped_job(installation)
     directory = checkpoints_of_rank(installation.checkpoint_dir, source, 0)
     for manifest in directory.glob(f"step_*/{MANIFEST}"):
         manifest.write_bytes(b"")
@@ -158,8 +170,9 @@ def test_checkpoints_of_which_none_is_intact_are_not_silently_thrown_away(
     assert f"no checkpoint in {directory} is intact" in job["message"]
 
 
-def test_checkpoints_of_another_world_size_are_refused(installation: Installation) -> None:
-    source = stopped_job(installation)
+def test_checkpoints_of_another_world_size_are_refused(
+    installation: Installation, source: str
+) -> None:
     job = installation.fail(installation.submit(world_size=1, resume_from=source))
     assert job["reason"] == "invalid_checkpoint"
     assert "start the job with the world size it was saved with" in job["message"]
@@ -168,9 +181,7 @@ def test_checkpoints_of_another_world_size_are_refused(installation: Installatio
 def stopped_job(installation: Installation) -> str:
     """Return the id of a job that was stopped in the middle, with several checkpoints."""
     job_id = installation.submit(**LONG)
-    installation.wait_until(
-        job_id, lambda now: has_saved(now) and all(w["step"] > 10 for w in now["workers"])
-    )
+    installation.wait_until(job_id, lambda now: all(w["step"] > 10 for w in now["workers"]))
     installation.stop(job_id)
     installation.wait_until(job_id, is_over)
     return job_id

@@ -37,7 +37,9 @@ from muster.contracts.messages import (
 )
 from muster.contracts.process import ProcessRecord
 from muster.contracts.spec import JobSpec
-from muster.processes import marked, send_signal
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
+from muster.processes import identify, is_running, mark_of, marked, send_signal
 from worker.exits import ExitRecord
 
 DEADLINE_SECONDS = 30.0
@@ -143,7 +145,7 @@ class Stage:
 
     def order(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | None,
         *,
         rank: int = 0,
         incarnation: int = 0,
@@ -155,10 +157,10 @@ class Stage:
             rank=rank,
             incarnation=incarnation,
             checkpoint_dir=self.root,
-            dataset_dir=self.root,
+            dataset_dir=self.root / "shards",
             master_port=1,
         )
-        spec = JobSpec(world_size=4, command=tuple(command))
+        spec = JobSpec(world_size=4, command=command and tuple(command))
         return StartRank(
             rank=rank,
             incarnation=incarnation,
@@ -346,6 +348,46 @@ def test_everything_a_rank_started_is_gone_before_its_end_is_told(stage: Stage) 
     agent.hear_of(RankExited, 0)
     assert not stage.running(rank=0)
     assert len(stage.running(rank=1)) == 1
+
+
+def test_what_shed_its_mark_is_gone_with_the_job(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    shedding = "env -i setsid sh -c 'echo $$ >shed; exec sleep 600' &"
+    script = f"{shedding} until [ -s shed ]; do sleep 0.01; done"
+    agent.say(stage.order(["sh", "-c", script]))
+    agent.hear_of(RankExited, 0)
+    record = identify(int((stage.root / "shed").read_text()))
+    assert record is not None
+    agent.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not is_running(record)
+
+
+def test_ranks_of_the_built_in_program_are_forked_and_end_like_others(stage: Stage) -> None:
+    write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
+    stage.start_agent(is_builtin=True)
+    agent = stage.meet()
+    for rank in (0, 3):
+        agent.say(stage.order(None, rank=rank))
+        assert agent.hear_of(RankExited, rank).exit_code == 0
+        assert stage.record(rank, 0).exit_code == 0
+        assert "step 1/1  is done" in stage.files.log(rank, 0).read_text()
+    agent.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not stage.running()
+
+
+def test_a_template_that_was_killed_is_done_without(stage: Stage) -> None:
+    write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
+    stage.start_agent(is_builtin=True)
+    agent = stage.meet()
+    (template,) = await_value(
+        lambda: [r for r in stage.running() if "template" in (mark_of(r.pid) or "")], str
+    )
+    send_signal(template, signal.SIGKILL)
+    agent.say(stage.order(None))
+    assert agent.hear_of(RankExited, 0).exit_code == 0
 
 
 def test_a_command_that_does_not_exist_is_refused(stage: Stage) -> None:
