@@ -7,9 +7,9 @@ pause when it died young, so that a broken one does not burn a core.
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from muster.lifeline import VARIABLE
@@ -19,55 +19,75 @@ PAUSE_SECONDS: Final = 0.5
 
 
 class Keeper:
-    """One service, ``python -P -m <module>``, in its own session: Ctrl-C is for us to pass on."""
+    """One service in its own session: Ctrl-C is for us to pass on."""
 
-    def __init__(self, module: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-        self._module = module
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._command = command
         self._environ = environ
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
-        self._ending = False
+        self._last_word: signal.Signals | None = None
+        self._ending = asyncio.Event()
         self.has_served = False
         """Set by the owner once the service answered; before that, an error of its own is final."""
 
     async def run(self) -> int:
-        """Keep the service until `end`; return the exit code it ended with.
+        """Keep the service until `end`; return the exit code it ended with, 0 if it never began.
 
         Returns early with that code if the service gives up by itself before it ever served:
         then its settings are wrong, and it has said how.
         """
+        code = 0
         reading, writing = os.pipe()
         try:
-            while True:
+            while not self._ending.is_set():
                 started = time.monotonic()
                 code = await self._serve_once(reading)
-                if self._ending or (code > 0 and not self.has_served):
-                    return code
-                self._say(f"the {self._module} {_describe(code)}; it is started again")
+                if self._ending.is_set() or (code > 0 and not self.has_served):
+                    break
+                self._say(f"the {self._name} {_describe(code)}; it is started again")
                 if time.monotonic() - started < YOUNG_SECONDS:
-                    await asyncio.sleep(PAUSE_SECONDS)
+                    await self._pause()
         finally:
             os.close(reading)
             os.close(writing)
+        return code
 
     def end(self, number: signal.Signals) -> None:
-        """Send the signal that ends the service for good."""
-        self._ending = True
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
+        """End the service for good with this signal, also one that is only about to start.
+
+        May be called again with a stronger one.
+        """
+        self._last_word = number
+        self._ending.set()
+        self._pass_on()
 
     async def _serve_once(self, lifeline: int) -> int:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            self._module,
+            *self._command,
             stdin=asyncio.subprocess.DEVNULL,
             env={**self._environ, VARIABLE: str(lifeline)},
             pass_fds=(lifeline,),
             start_new_session=True,
         )
+        self._pass_on()  # what was said while there was nobody yet to hear it
         return await self._process.wait()
+
+    def _pass_on(self) -> None:
+        process, number = self._process, self._last_word
+        if process is not None and process.returncode is None and number is not None:
+            process.send_signal(number)
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), PAUSE_SECONDS)
 
 
 def _describe(code: int) -> str:

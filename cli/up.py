@@ -1,7 +1,8 @@
 """``muster up``: the API and the coordinator in the foreground, kept alive until Ctrl-C.
 
 Ctrl-C and SIGTERM mean the same: ranks save and exit, their jobs go back to the queue and resume
-at the next start.
+at the next start. The second one does not wait for the ranks: the coordinator hands over, to the
+next start.
 """
 
 import asyncio
@@ -22,6 +23,10 @@ from muster.contracts.errors import MusterError
 LOOK_SECONDS: Final = 0.05
 STUBBORN_SECONDS: Final = 5.0
 """The API has nothing to save: this long after SIGTERM it is killed."""
+
+ECHO_SECONDS: Final = 0.5
+"""Until then a second signal is the first one's echo: some senders signal a process and then its
+whole group. No person has read by then what the second one would do."""
 
 
 class AlreadyUp(MusterError):
@@ -83,14 +88,13 @@ class _Household:
         self._host = settings.host
         self._port = int(environ["MUSTER_PORT"])
         self._data_dir = settings.data_dir
-        self._api = Keeper("api", environ, _say)
-        self._coordinator = Keeper("coordinator", environ, _say)
+        self._orphan_timeout_seconds = settings.orphan_timeout_seconds
+        self._api = Keeper("api", _command("api"), environ, _say)
+        self._coordinator = Keeper("coordinator", _command("coordinator"), environ, _say)
         self._asked_to_end = asyncio.Event()
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_to_end.set)
+        _on_signals(self._asked_to_end.set)
         services = [
             asyncio.ensure_future(self._api.run()),
             asyncio.ensure_future(self._coordinator.run()),
@@ -120,7 +124,9 @@ class _Household:
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
         """The coordinator first: while ranks save, the API still shows it."""
         if not coordinator.done():
-            _say("ranks save and exit …")
+            _say("ranks save and exit … (Ctrl-C again does not wait for them)")
+            loop = asyncio.get_running_loop()
+            loop.call_later(ECHO_SECONDS, _on_signals, self._hand_over)
         self._coordinator.end(signal.SIGINT)
         await coordinator
         self._api.end(signal.SIGTERM)
@@ -130,17 +136,41 @@ class _Household:
             self._api.end(signal.SIGKILL)
             await api
 
+    def _hand_over(self) -> None:
+        self._coordinator.end(signal.SIGTERM)
+        _say(
+            "does not wait: the next start takes the jobs up; without one within "
+            f"{self._orphan_timeout_seconds:g} s their ranks save and exit by themselves"
+        )
+
+
+def _command(module: str) -> list[str]:
+    return [sys.executable, "-P", "-m", module]
+
+
+def _on_signals(react: Callable[[], None]) -> None:
+    """Answer Ctrl-C and SIGTERM like this from now on."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, react)
+
 
 def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Return the port to use: the one asked for, the usual one, or a free one, said aloud."""
+    if settings.port == 0:
+        return _free_port(settings.host)
     if _is_free(settings.host, settings.port):
         return settings.port
     if environ.get("MUSTER_PORT"):
         raise PortTaken(settings.host, settings.port)
-    with socket.socket() as probe:
-        probe.bind((settings.host, 0))
-        port: int = probe.getsockname()[1]
+    port = _free_port(settings.host)
     _say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
+    return port
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as probe:
+        port: int = probe.getsockname()[1]
     return port
 
 
@@ -158,7 +188,7 @@ def _is_healthy(host: str, port: int) -> bool:
     try:
         connection.request("GET", "/health")
         return b'"status":"ok","version"' in connection.getresponse().read()
-    except OSError:
+    except (OSError, http.client.HTTPException):  # the latter: it died while it answered
         return False
     finally:
         connection.close()
