@@ -125,10 +125,12 @@ class _Household:
         """The coordinator first: while ranks save, the API still shows it."""
         if not coordinator.done():
             _say("ranks save and exit … (Ctrl-C again does not wait for them)")
-            loop = asyncio.get_running_loop()
-            loop.call_later(ECHO_SECONDS, _on_signals, self._hand_over)
+        loop = asyncio.get_running_loop()
+        second = loop.call_later(ECHO_SECONDS, _on_signals, self._hand_over)
         self._coordinator.end(signal.SIGINT)
         await coordinator
+        second.cancel()
+        _on_signals(self._asked_to_end.set)  # nobody is left to hurry
         self._api.end(signal.SIGTERM)
         try:
             await asyncio.wait_for(asyncio.shield(api), STUBBORN_SECONDS)

@@ -56,6 +56,7 @@ class Service:
     module: str
     directory: Path
     environment: dict[str, str]
+    words: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     log: Path = field(init=False)
 
@@ -65,7 +66,7 @@ class Service:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self.module],
+                [sys.executable, "-P", "-m", self.module, *self.words],
                 cwd=self.directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
