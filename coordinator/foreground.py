@@ -5,32 +5,40 @@ service: ranks are replaced, a second call with the same id after a crash or Ctr
 """
 
 import asyncio
+import itertools
 import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from coordinator.service import Service
+from muster.completion import complete
 from muster.contracts.environ import ServiceSettings, spec_from_environment
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.layout import DataDirectory
 from muster.contracts.spec import checked, checked_job_id
 from store.database import Database
+from store.errors import StoreUnavailable
 from store.events import Events
 from store.jobs import Jobs
-from store.records import Job, Worker
+from store.records import Worker
 from store.workers import Workers
 
 LOOK_SECONDS: Final = 0.2
-PROGRESS_SECONDS: Final = 2.0
+LOOKS_PER_PROGRESS: Final = 10
+EVENTS_LIMIT: Final = 1000
 
 EXIT_CODES: Final[Mapping[JobStatus, int]] = {
     JobStatus.COMPLETED: 0,
     JobStatus.FAILED: 1,
     JobStatus.STOPPED: 8,
 }
+"""8 is "stopped" in the exit codes of the command line; nobody else is to end with it."""
+
 INTERRUPTED: Final = 130
 
 
@@ -58,7 +66,14 @@ def run(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
         if job is None:
             # The same id means: go on from its checkpoints, whoever made them.
             spec = msgspec.structs.replace(spec, resume_from=job_id)
-            jobs.create(job_id, JobUid(uuid.uuid4().hex), spec, message=None, idempotency=None)
+            completed = complete(spec, settings, Path.cwd())
+            jobs.create(
+                job_id,
+                JobUid(uuid.uuid4().hex),
+                completed.spec,
+                message=completed.note,
+                idempotency=None,
+            )
         return asyncio.run(_Foreground(database, settings, environ, job_id).run())
     finally:
         database.close()
@@ -78,43 +93,46 @@ class _Foreground:
         self._jobs = Jobs(database)
         self._workers = Workers(database)
         self._events = Events(database)
-        self._job_id = job_id
+        self._job = self._jobs.get(job_id)
         self._logs = DataDirectory(settings.data_dir).job(job_id).logs
         self._told = 0
 
     async def run(self) -> int:
         """Return the exit code of the job: see `EXIT_CODES`."""
         serving = asyncio.ensure_future(self._service.run())
-        next_progress = PROGRESS_SECONDS
-        looks = 0
-        job = self._jobs.get(self._job_id)
-        while not serving.done() and not job.is_terminal:
+        for look in itertools.count(1):
+            if serving.done() or self._job.is_terminal:
+                break
             await asyncio.wait([serving], timeout=LOOK_SECONDS)
-            looks += 1
-            self._tell_events()
-            if looks * LOOK_SECONDS >= next_progress:
-                next_progress += PROGRESS_SECONDS
-                self._tell_progress()
-            job = self._jobs.get(self._job_id)
+            await self._look()
+            if look % LOOKS_PER_PROGRESS == 0:
+                await self._tell_progress()
         self._service.shut_down()
         await serving
-        self._tell_events()
-        return self._conclude(self._jobs.get(self._job_id))
+        await self._look()
+        return self._conclude()
 
-    def _tell_events(self) -> None:
-        for event in self._events.of_job(self._job_id, limit=1000):
-            if event.event_id is not None and event.event_id > self._told:
-                self._told = event.event_id
-                print(f"{event.at:%H:%M:%S}  {event.message}", flush=True)
+    async def _look(self) -> None:
+        """Learn how the job is and tell what happened; not while the database is away."""
+        with suppress(StoreUnavailable):
+            job_id = self._job.job_id
+            events = await asyncio.to_thread(self._events.of_job, job_id, EVENTS_LIMIT)
+            for event in events:
+                if event.event_id is not None and event.event_id > self._told:
+                    self._told = event.event_id
+                    print(f"{event.at:%H:%M:%S}  {event.message}", flush=True)
+            self._job = await asyncio.to_thread(self._jobs.get, job_id)
 
-    def _tell_progress(self) -> None:
-        print("  ".join(map(_progress, self._workers.of_job(self._job_id))), flush=True)
+    async def _tell_progress(self) -> None:
+        with suppress(StoreUnavailable):
+            workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
+            print("  ".join(map(_progress, workers)), flush=True)
 
-    def _conclude(self, job: Job) -> int:
+    def _conclude(self) -> int:
         print(f"logs: {self._logs}", file=sys.stderr)
-        if job.is_terminal:
-            return EXIT_CODES[job.status]
-        print(f"interrupted; the same command goes on with {job.job_id}", file=sys.stderr)
+        if self._job.is_terminal:
+            return EXIT_CODES[self._job.status]
+        print(f"interrupted; the same command goes on with {self._job.job_id}", file=sys.stderr)
         return INTERRUPTED
 
 

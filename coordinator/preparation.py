@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.snapshot import Verdict
+from muster.completion import complete
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import Reason
 from muster.contracts.layout import DataDirectory
 from muster.contracts.spec import JobSpec
-from muster.datasets.errors import DatasetEmpty, DatasetError, DatasetMissing
+from muster.datasets.errors import DatasetError
 from muster.datasets.listing import find_shards
 from muster.datasets.synthetic import ensure_synthetic
 
@@ -35,53 +36,44 @@ class Unprepared(Exception):
 
 
 def prepare(spec: JobSpec, settings: ServiceSettings) -> Places:
-    """Return the job's places, making a synthetic data set where none was named or found.
+    """Return the job's places, making the synthetic data set if that is what it trains on.
 
     Raises `Unprepared`.
     """
+    try:
+        # Only for jobs that an earlier version has stored; the others are complete.
+        completed = complete(spec, settings, Path.cwd())
+        if spec.command is None:  # whether it needs data is the command's business
+            _ensure_data(completed.dataset_dir, settings)
+    except DatasetError as error:
+        raise _no_dataset(error) from error
+    _refuse_missing(completed.working_dir)
     return Places(
-        dataset_dir=_dataset(spec, settings),
-        checkpoint_dir=_absolute(spec.checkpoint_dir, settings.checkpoint_dir),
-        working_dir=_working_dir(spec),
+        dataset_dir=completed.dataset_dir,
+        checkpoint_dir=completed.checkpoint_dir,
+        working_dir=completed.working_dir,
     )
 
 
-def _dataset(spec: JobSpec, settings: ServiceSettings) -> Path:
-    directory = _absolute(spec.dataset_dir, settings.dataset_dir)
-    if spec.command is not None:
-        return directory  # whether it needs data is the command's business
-    try:
+def _ensure_data(directory: Path, settings: ServiceSettings) -> None:
+    if directory == DataDirectory(settings.data_dir).synthetic_dataset:
+        ensure_synthetic(directory)
+    else:
         find_shards(directory)
-    except (DatasetMissing, DatasetEmpty) as error:
-        if spec.dataset_dir is not None:
-            raise _no_dataset(error) from error
-        return _synthetic(settings)
-    except DatasetError as error:
-        raise _no_dataset(error) from error
-    return directory
-
-
-def _synthetic(settings: ServiceSettings) -> Path:
-    try:
-        return ensure_synthetic(DataDirectory(settings.data_dir).synthetic_dataset)
-    except DatasetError as error:
-        raise _no_dataset(error) from error
 
 
 def _no_dataset(error: DatasetError) -> Unprepared:
     return Unprepared(Verdict(reason=Reason.INVALID_DATASET, message=str(error)))
 
 
-def _working_dir(spec: JobSpec) -> Path:
-    directory = _absolute(spec.working_dir, Path.cwd())
-    if not _is_directory(directory):
+def _refuse_missing(working_dir: Path) -> None:
+    if not _is_directory(working_dir):
         raise Unprepared(
             Verdict(
                 reason=Reason.INVALID_PROGRAM,
-                message=f"the working directory {directory} does not exist: make it first",
+                message=f"the working directory {working_dir} does not exist: make it first",
             )
         )
-    return directory
 
 
 def _is_directory(path: Path) -> bool:
@@ -89,7 +81,3 @@ def _is_directory(path: Path) -> bool:
         return path.is_dir()
     except OSError:  # a name that is too long, a parent that may not be searched
         return False
-
-
-def _absolute(named: str | None, default: Path) -> Path:
-    return default if named is None else Path(named).absolute()

@@ -10,12 +10,17 @@ from api.schemas import JobRequest
 from api.submission import Submitter
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import InvalidSpec
+from muster.contracts.layout import DataDirectory
 from muster.contracts.spec import JobSpec
 
 
 @pytest.fixture
 def submitter(tmp_path: Path) -> Submitter:
-    environment = {"CHECKPOINT_DIR": str(tmp_path / "ckpt"), "DATASET_DIR": str(tmp_path / "data")}
+    environment = {
+        "CHECKPOINT_DIR": str(tmp_path / "ckpt"),
+        "DATASET_DIR": str(tmp_path / "data"),
+        "MUSTER_DATA_DIR": str(tmp_path / "state"),
+    }
     return Submitter(
         settings=ServiceSettings.read(environment, cores=2),
         working_dir=tmp_path,
@@ -52,24 +57,21 @@ def test_relative_paths_are_the_servers(submitter: Submitter, tmp_path: Path) ->
     assert spec.checkpoint_dir == str(tmp_path / "saved")
 
 
-def test_a_data_set_at_the_default_place_is_used(submitter: Submitter, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    assert submitter.prepare(JobRequest()).spec.dataset_dir is None
-    (tmp_path / "data" / "shard_00000.txt").touch()
-    submission = submitter.prepare(JobRequest())
-    assert (submission.spec.dataset_dir, submission.message) == (str(tmp_path / "data"), None)
-
-
 def test_without_any_data_set_the_job_says_what_will_be_used(submitter: Submitter) -> None:
-    message = submitter.prepare(JobRequest()).message
-    assert message is not None
-    assert "synthetic" in message
+    submission = submitter.prepare(JobRequest())
+    assert submission.message is not None
+    assert "synthetic" in submission.message
+    assert submission.spec.dataset_dir == str(
+        DataDirectory(submitter.settings.data_dir).synthetic_dataset
+    )
 
 
-def test_a_command_needs_no_data_set(submitter: Submitter) -> None:
-    submission = submitter.prepare(JobRequest(command=["true"]))
-    assert submission.message is None
-    assert submission.spec.command == ("true",)
+def test_a_default_data_set_that_cannot_be_read_is_refused(
+    submitter: Submitter, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "shard_00000.txt").symlink_to(tmp_path / "gone")
+    assert refusal(submitter) == "dataset_dir"
 
 
 @pytest.mark.parametrize(

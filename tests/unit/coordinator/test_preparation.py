@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.preparation import Unprepared, prepare
+from muster.completion import complete
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import Reason
 from muster.contracts.spec import JobSpec
@@ -31,29 +32,50 @@ def refusal(spec: JobSpec, settings: ServiceSettings) -> tuple[Reason, str]:
     return caught.value.verdict.reason, caught.value.verdict.message
 
 
-def test_the_data_set_at_the_default_place_is_used(
+@pytest.fixture
+def synthetic(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "datasets" / "synthetic"
+
+
+def test_the_synthetic_data_set_is_made_where_the_job_names_it(
+    settings: ServiceSettings, synthetic: Path
+) -> None:
+    spec = JobSpec(dataset_dir=str(synthetic))
+    places = prepare(spec, settings)
+    assert places.dataset_dir == synthetic
+    made = {shard: shard.stat() for shard in find_shards(synthetic)}
+    assert len(made) == 8
+    assert prepare(spec, settings) == places
+    assert {shard: shard.stat() for shard in find_shards(synthetic)} == made
+
+
+def test_a_job_of_synthetic_data_never_changes_to_a_data_set_that_came_later(
+    settings: ServiceSettings, synthetic: Path, tmp_path: Path
+) -> None:
+    spec = complete(JobSpec(), settings, tmp_path).spec
+    write_shard(tmp_path / "shards")
+    assert prepare(spec, settings).dataset_dir == synthetic
+
+
+def test_a_job_of_the_default_data_set_is_refused_once_that_is_gone(
     settings: ServiceSettings, tmp_path: Path
 ) -> None:
-    write_shard(tmp_path / "shards")
+    shards = write_shard(tmp_path / "shards")
+    spec = complete(JobSpec(), settings, tmp_path).spec
+    shards.rename(tmp_path / "elsewhere")
+    reason, _ = refusal(spec, settings)
+    assert reason is Reason.INVALID_DATASET
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_job_stored_by_an_earlier_version_is_completed_first(
+    settings: ServiceSettings, synthetic: Path, tmp_path: Path
+) -> None:
     places = prepare(JobSpec(), settings)
-    assert places.dataset_dir == tmp_path / "shards"
+    assert places.dataset_dir == synthetic
     assert places.checkpoint_dir == tmp_path / "checkpoints"
     assert places.working_dir == Path.cwd()
-    assert not (tmp_path / "state").exists(), "nothing was made"
-
-
-def test_where_none_was_named_and_none_is_found_a_small_one_is_made(
-    settings: ServiceSettings, tmp_path: Path
-) -> None:
-    places = prepare(JobSpec(), settings)
-    assert places.dataset_dir == tmp_path / "state" / "datasets" / "synthetic"
-    assert len(find_shards(places.dataset_dir)) == 8
-    assert prepare(JobSpec(), settings) == places
-
-
-def test_an_empty_default_place_counts_as_none(settings: ServiceSettings, tmp_path: Path) -> None:
-    (tmp_path / "shards").mkdir()
-    assert prepare(JobSpec(), settings).dataset_dir.name == "synthetic"
+    assert len(find_shards(synthetic)) == 8
 
 
 def test_the_data_set_that_was_named_is_used(settings: ServiceSettings, tmp_path: Path) -> None:
@@ -93,17 +115,6 @@ def test_whether_a_command_needs_data_is_its_own_business(
 ) -> None:
     spec = JobSpec(command=("true",), dataset_dir=str(tmp_path / "gone"))
     assert prepare(spec, settings).dataset_dir == tmp_path / "gone"
-
-
-def test_relative_places_are_those_of_the_working_directory(
-    settings: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_shard(tmp_path / "named")
-    spec = JobSpec(dataset_dir="named", checkpoint_dir="here", working_dir="named")
-    places = prepare(spec, settings)
-    assert places.dataset_dir == places.working_dir == tmp_path / "named"
-    assert places.checkpoint_dir == tmp_path / "here"
 
 
 @pytest.mark.parametrize("working_dir", ["gone", "file", "x" * 4000])

@@ -1,0 +1,97 @@
+"""One job without a service: what is stored of it, and a database that is away now and then."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from store_samples import bring_to
+
+from coordinator import foreground
+from muster.contracts.environ import ServiceSettings
+from muster.contracts.job import JobId, JobStatus
+from store.database import Database
+from store.errors import StoreUnavailable
+from store.jobs import Jobs
+from store.records import Job
+from store.workers import Workers
+
+PATH = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.COMPLETED)
+
+
+class Service:
+    """Stands in for a coordinator: completes the job as soon as `may_complete` says so."""
+
+    may_complete = asyncio.Event()
+
+    def __init__(self, database: Database, *_: object) -> None:
+        self._database = database
+        self._asked_to_end = asyncio.Event()
+
+    async def run(self) -> None:
+        await self.may_complete.wait()
+        bring_to(self._database, Jobs(self._database).get(JobId("one")), *PATH)
+        await self._asked_to_end.wait()
+
+    def shut_down(self) -> None:
+        self._asked_to_end.set()
+
+
+@pytest.fixture
+def may_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    event = asyncio.Event()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Service, "may_complete", event)
+    monkeypatch.setattr(foreground, "Service", Service)
+    monkeypatch.setattr(foreground, "LOOK_SECONDS", 0.01)
+    return event
+
+
+def run(tmp_path: Path) -> int:
+    environ = {"JOB_ID": "one", "MUSTER_DATA_DIR": str(tmp_path / "state")}
+    return foreground.run(ServiceSettings.read(environ, cores=2), environ)
+
+
+def test_the_job_is_complete_before_it_is_stored(
+    tmp_path: Path, may_complete: asyncio.Event
+) -> None:
+    may_complete.set()
+    assert run(tmp_path) == 0
+    own = tmp_path / "state" / "foreground" / "one"
+    database = Database.open(f"sqlite:///{own}/muster.db")
+    try:
+        job = Jobs(database).get(JobId("one"))
+    finally:
+        database.close()
+    assert job.spec.dataset_dir == str(own / "datasets" / "synthetic")
+    assert job.spec.working_dir == str(tmp_path)
+
+
+def test_a_database_that_is_away_for_a_while_does_not_end_the_job(
+    tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = Jobs.get
+    refusals = 0
+
+    def away(jobs: Jobs, job_id: JobId) -> Job:
+        nonlocal refusals
+        # `run` and the coordinator begin well; it is the looks in between that fail.
+        if 0 < refusals < 4:
+            refusals += 1
+            if refusals == 4:
+                loop.call_soon_threadsafe(may_complete.set)
+            raise StoreUnavailable("away")
+        refusals = refusals or 1
+        return get(jobs, job_id)
+
+    class Starting(Service):
+        async def run(self) -> None:
+            nonlocal loop
+            loop = asyncio.get_running_loop()
+            await super().run()
+
+    loop: asyncio.AbstractEventLoop
+    monkeypatch.setattr(foreground, "Service", Starting)
+    monkeypatch.setattr(Jobs, "get", away)
+    monkeypatch.setattr(Workers, "of_job", away)
+    assert run(tmp_path) == 0
+    assert refusals == 4
