@@ -27,7 +27,11 @@ class _Body(BaseModel):
 
 
 class JobRequest(_Body):
-    """A job to run. Every field has a default: ``{"world_size": 4}`` is enough."""
+    """A job to run. Every field has a default: ``{"world_size": 4}`` is enough.
+
+    Paths are absolute, or relative to the directory the server was started in; ``~`` has no
+    meaning in them.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -95,9 +95,13 @@ def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:
 
 @contextmanager
 def _answering_for(field: str) -> Iterator[None]:
-    """Refuse `field` for what is wrong with the data."""
+    """Refuse `field` where the system refuses what it names: too long, not ours to look into."""
     try:
         yield
+    except OSError as error:
+        raise invalid_field(
+            "body", field, f"{error.filename} cannot be used ({error.strerror})"
+        ) from error
     except DatasetError as error:
         raise invalid_field("body", field, str(error)) from error
 

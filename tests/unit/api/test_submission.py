@@ -1,5 +1,6 @@
 """Defaults filled in, paths absolute, and what cannot run refused with its field."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -72,6 +73,29 @@ def test_a_default_data_set_that_cannot_be_read_is_refused(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard_00000.txt").symlink_to(tmp_path / "gone")
     assert refusal(submitter) == "dataset_dir"
+
+
+def test_paths_are_said_to_be_the_servers() -> None:
+    assert "relative to the directory the server" in JobRequest.model_json_schema()["description"]
+
+
+@pytest.mark.parametrize("field", ["working_dir", "dataset_dir", "checkpoint_dir"])
+@pytest.mark.parametrize("path", ["a" * 300, "loop"])
+def test_a_path_that_the_system_does_not_take_is_refused_with_its_field(
+    submitter: Submitter, tmp_path: Path, field: str, path: str
+) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert refusal(submitter, **{field: path}) == field
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
+@pytest.mark.parametrize("field", ["working_dir", "dataset_dir", "checkpoint_dir"])
+def test_a_directory_that_is_closed_to_us_is_refused_with_its_field(
+    submitter: Submitter, tmp_path: Path, field: str
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    assert refusal(submitter, **{field: str(closed / "below")}) == field
 
 
 @pytest.mark.parametrize(
