@@ -212,7 +212,6 @@ class Supervisor:
                 [draft.change for _, draft in changed],
                 {draft.change.job_id: draft.changed for _, draft in changed},
                 {draft.change.job_id: draft.events for _, draft in changed},
-                renewing=True,
             )
         except StoreUnavailable as error:
             _LOG.warning("the database is away", action="commit_failed", error=str(error))

@@ -5,7 +5,6 @@ stood still, and names the very lease he saw when he takes it away. The epoch of
 goes up, also over a release, so that it fences: see `store.tenure`.
 """
 
-from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, and_, bindparam, select, update
@@ -26,7 +25,6 @@ _ROW: Final = select(LEASES).where(LEASES.c.name == bindparam("lease"))
 _HELD: Final = and_(
     LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held_epoch"), LEASES.c.held
 )
-_IS_HELD: Final = select(LEASES.c.beat).where(_HELD)
 _BEAT: Final = update(LEASES).where(_HELD).values(beat=LEASES.c.beat + 1)
 _RELEASE: Final = update(LEASES).where(_HELD).values(held=False)
 
@@ -69,13 +67,6 @@ class Leases:
             connection.execute(self._write, values_of(lease) | {"held": True})
         return lease
 
-    def renew(self, lease: Lease) -> Lease:
-        """Return the lease with its beat one higher, or raise `LeaseLost`."""
-        with self._database.writing() as connection:
-            beat(connection, lease)
-            (present,) = connection.execute(_IS_HELD, _named(lease)).one()
-        return replace(lease, beat=present)
-
     def release(self, lease: Lease) -> None:
         """Give the lease back; nothing happens if it is lost already."""
         with self._database.writing() as connection:
@@ -85,12 +76,6 @@ class Leases:
 def beat(connection: Connection, lease: Lease) -> None:
     """Renew `lease` inside a transaction, or raise `LeaseLost`."""
     if connection.execute(_BEAT, _named(lease)).rowcount == 0:
-        raise LeaseLost(lease.name, lease.epoch)
-
-
-def hold(connection: Connection, lease: Lease) -> None:
-    """Raise `LeaseLost` unless `lease` is held; it stays so until the transaction ends."""
-    if connection.execute(_IS_HELD, _named(lease)).one_or_none() is None:
         raise LeaseLost(lease.name, lease.epoch)
 
 

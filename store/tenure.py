@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, bindparam, select, update
 from muster.contracts.job import JobId, move
 from store.clock import Clock, utc_now
 from store.database import Database
-from store.leases import beat, hold
+from store.leases import beat
 from store.records import Event, JobChange, Lease, Worker
 from store.rows import append_events, values_of
 from store.tables import JOBS, WORKERS
@@ -48,10 +48,8 @@ class Tenure:
         jobs: Sequence[JobChange],
         workers: Mapping[JobId, Sequence[Worker]],
         events: Mapping[JobId, Sequence[Event]],
-        *,
-        renewing: bool,
     ) -> None:
-        """Write all of it or nothing; it is durable on return.
+        """Write all of it or nothing, and renew the lease; it is durable on return.
 
         What concerns a job that was deleted meanwhile is dropped, also if its id belongs to
         another job by now: so `jobs` must name every job of `workers` and `events`, changed or
@@ -62,7 +60,7 @@ class Tenure:
         """
         _check_named(jobs, workers, events)
         with self._database.writing() as connection:
-            (beat if renewing else hold)(connection, self._lease)
+            beat(connection, self._lease)
             if not jobs:
                 return
             present = _present(connection, jobs)

@@ -70,7 +70,7 @@ def bring_to(database: Database, job: Job, *statuses: JobStatus) -> Job:
     """Move `job` through `statuses` as a coordinator would, and return what became of it."""
     tenure = Tenure(database, take_lease(database))
     for status in statuses:
-        tenure.commit([change_of(job, status=status)], {}, {}, renewing=False)
+        tenure.commit([change_of(job, status=status)], {}, {})
     return Jobs(database).get(job.job_id)
 
 
@@ -78,7 +78,7 @@ def finish(database: Database, job: Job, *, at: datetime | None = None) -> Job:
     """Let `job` fail."""
     tenure = Tenure(database, take_lease(database))
     change = change_of(job, status=JobStatus.FAILED, finished_at=at)
-    tenure.commit([change], {}, {}, renewing=False)
+    tenure.commit([change], {}, {})
     return Jobs(database).get(job.job_id)
 
 
@@ -99,3 +99,13 @@ def nothing_moves(database: Database) -> Iterator[None]:
     before = everything(database)
     yield
     assert everything(database) == before
+
+
+@contextmanager
+def only_the_lease_moves(database: Database) -> Iterator[None]:
+    """Fail unless the lease was renewed and everything else is what it was before."""
+    before = everything(database)
+    yield
+    after = everything(database)
+    assert before.pop("leases") != after.pop("leases")
+    assert after == before

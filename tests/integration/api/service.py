@@ -107,7 +107,7 @@ class StandIn:
             change = replace(_unchanged(job), status=status)
             if status in {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED}:
                 change = replace(change, finished_at=utc_now(), exit_code=exit_code)
-            self._tenure.commit([change], {job.job_id: workers}, {}, renewing=True)
+            self._tenure.commit([change], {job.job_id: workers}, {})
 
     def end(self, job_id: str) -> None:
         """Bring a job to its end from wherever it is."""

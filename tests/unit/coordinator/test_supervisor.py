@@ -55,8 +55,7 @@ class Tenure:
 
     meanwhile: list[Callable[[], None]] = field(default_factory=list)
 
-    def commit(self, *_rows: object, renewing: bool) -> None:
-        assert renewing
+    def commit(self, *_rows: object) -> None:
         while self.meanwhile:
             self.meanwhile.pop()()
 

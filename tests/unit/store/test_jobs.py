@@ -175,7 +175,7 @@ def test_a_delete_takes_workers_and_events_along(database: Database, jobs: Jobs)
     submit(jobs, "kept")
     job = submit(jobs, "gone")
     tenure = Tenure(database, take_lease(database))
-    tenure.commit([change_of(job)], {job.job_id: [worker(0), worker(1)]}, {}, renewing=False)
+    tenure.commit([change_of(job)], {job.job_id: [worker(0), worker(1)]}, {})
     over = finish(database, job)
     jobs.delete(over.job_id, over.uid)
     assert jobs.find(over.job_id) is None

@@ -8,7 +8,7 @@ from store_samples import PROCESS, nothing_moves
 
 from store.database import Database
 from store.errors import LeaseLost
-from store.leases import Leases
+from store.leases import Leases, beat
 from store.records import Lease
 
 
@@ -19,6 +19,12 @@ def leases(database: Database) -> Leases:
 
 def take(leases: Leases, owner: str, displacing: Lease | None) -> Lease:
     return leases.take("coordinator", owner, PROCESS, f"{owner}:1", displacing=displacing)
+
+
+def renew(database: Database, lease: Lease) -> Lease | None:
+    with database.writing() as connection:
+        beat(connection, lease)
+    return Leases(database).current(lease.name)
 
 
 def test_nobody_holds_a_lease_at_first(leases: Leases) -> None:
@@ -32,14 +38,16 @@ def test_a_taken_lease_is_seen_by_all(leases: Leases) -> None:
     assert leases.current("another") is None
 
 
-def test_a_renewal_raises_the_beat_and_not_the_epoch(leases: Leases) -> None:
+def test_a_renewal_raises_the_beat_and_not_the_epoch(database: Database, leases: Leases) -> None:
     lease = take(leases, "a", None)
-    renewed = leases.renew(leases.renew(lease))
+    renewed = renew(database, renew(database, lease))
     assert renewed == replace(lease, beat=2) == leases.current("coordinator")
 
 
-def test_whoever_names_the_lease_as_it_is_takes_it_with_a_higher_epoch(leases: Leases) -> None:
-    seen = leases.renew(take(leases, "a", None))
+def test_whoever_names_the_lease_as_it_is_takes_it_with_a_higher_epoch(
+    database: Database, leases: Leases
+) -> None:
+    seen = renew(database, take(leases, "a", None))
     assert take(leases, "b", seen).epoch == 2
     assert leases.current("coordinator").owner == "b"
 
@@ -51,13 +59,13 @@ def test_a_displaced_holder_can_neither_renew_nor_release(
     take(leases, "b", old)
     with nothing_moves(database):
         with pytest.raises(LeaseLost, match="no longer held with epoch 1"):
-            leases.renew(old)
+            renew(database, old)
         leases.release(old)
 
 
 def test_a_lease_renewed_since_it_was_seen_is_not_taken(database: Database, leases: Leases) -> None:
     seen = take(leases, "a", None)
-    leases.renew(seen)
+    renew(database, seen)
     with nothing_moves(database), pytest.raises(LeaseLost):
         take(leases, "b", seen)
 
@@ -68,12 +76,14 @@ def test_a_held_lease_is_not_taken_as_a_free_one(database: Database, leases: Lea
         take(leases, "b", None)
 
 
-def test_a_released_lease_is_free_and_its_epoch_is_remembered(leases: Leases) -> None:
+def test_a_released_lease_is_free_and_its_epoch_is_remembered(
+    database: Database, leases: Leases
+) -> None:
     first = take(leases, "a", None)
     leases.release(first)
     assert leases.current("coordinator") is None
     with pytest.raises(LeaseLost):
-        leases.renew(first)
+        renew(database, first)
     with pytest.raises(LeaseLost):
         take(leases, "b", first)
     assert take(leases, "b", None).epoch == 2

@@ -8,6 +8,7 @@ from store_samples import (
     change_of,
     finish,
     nothing_moves,
+    only_the_lease_moves,
     submit,
     take_lease,
     worker,
@@ -51,7 +52,7 @@ def test_a_commit_writes_jobs_workers_events_and_the_beat(
         agent_token_sha256="t" * 64,
     )
     ranks = [worker(0, loss=0.1, last_heartbeat_at=NOON, line_idx=2**40), worker(1, finished=True)]
-    tenure.commit([change], {job.job_id: ranks}, {job.job_id: [STARTED]}, renewing=True)
+    tenure.commit([change], {job.job_id: ranks}, {job.job_id: [STARTED]})
     after = jobs.get(job.job_id)
     assert change_of(after) == change
     assert after.version == job.version + 1
@@ -61,19 +62,19 @@ def test_a_commit_writes_jobs_workers_events_and_the_beat(
     assert Leases(database).current(lease.name).beat == lease.beat + 1
 
 
-def test_without_renewing_the_beat_stands_still(
+def test_a_commit_of_nothing_renews_the_lease(
     database: Database, jobs: Jobs, tenure: Tenure
 ) -> None:
     job = submit(jobs, "a")
-    with nothing_moves(database):
-        tenure.commit([], {}, {}, renewing=False)
-        tenure.commit([change_of(job)], {}, {}, renewing=False)
+    for nothing in ([], [change_of(job)]):
+        with only_the_lease_moves(database):
+            tenure.commit(nothing, {}, {})
 
 
 def test_a_worker_is_written_over_by_rank(database: Database, jobs: Jobs, tenure: Tenure) -> None:
     job = submit(jobs, "a")
     for ranks in ([worker(1), worker(0)], [worker(1, incarnation=1, step=7, process=None)]):
-        tenure.commit([change_of(job)], {job.job_id: ranks}, {}, renewing=False)
+        tenure.commit([change_of(job)], {job.job_id: ranks}, {})
     assert Workers(database).of_job(job.job_id) == [
         worker(0),
         worker(1, incarnation=1, step=7, process=None),
@@ -88,7 +89,6 @@ def test_the_workers_of_several_jobs_are_read_together(
         [change_of(a), change_of(b)],
         {a.job_id: [worker(0)], b.job_id: [worker(0), worker(1)]},
         {},
-        renewing=False,
     )
     found = Workers(database).of_jobs([a.job_id, b.job_id, c.job_id])
     assert {key: len(ranks) for key, ranks in found.items()} == {"a": 1, "b": 2, "c": 0}
@@ -100,7 +100,7 @@ def test_events_keep_their_order_and_the_last_ones_are_shown(
 ) -> None:
     job = submit(jobs, "a")
     told = [Event(at=NOON, kind="counted", message=str(number)) for number in range(9)]
-    tenure.commit([change_of(job)], {}, {job.job_id: told}, renewing=False)
+    tenure.commit([change_of(job)], {}, {job.job_id: told})
     last = Events(database).of_job(job.job_id, 3)
     assert [event.message for event in last] == ["6", "7", "8"]
     assert last[0].event_id < last[1].event_id < last[2].event_id
@@ -113,11 +113,8 @@ def test_a_fenced_coordinator_changes_no_row(
     job = submit(jobs, "a")
     take_lease(database, "second")
     change = change_of(job, status=JobStatus.STARTING)
-    for renewing in (True, False):
-        with nothing_moves(database), pytest.raises(LeaseLost, match="stop deciding"):
-            tenure.commit(
-                [change], {job.job_id: [worker(0)]}, {job.job_id: [STARTED]}, renewing=renewing
-            )
+    with nothing_moves(database), pytest.raises(LeaseLost, match="stop deciding"):
+        tenure.commit([change], {job.job_id: [worker(0)]}, {job.job_id: [STARTED]})
 
 
 def test_after_a_release_nothing_is_written(
@@ -126,7 +123,7 @@ def test_after_a_release_nothing_is_written(
     job = submit(jobs, "a")
     Leases(database).release(lease)
     with nothing_moves(database), pytest.raises(LeaseLost):
-        tenure.commit([change_of(job, status=JobStatus.STARTING)], {}, {}, renewing=True)
+        tenure.commit([change_of(job, status=JobStatus.STARTING)], {}, {})
 
 
 def test_a_later_job_of_the_same_id_is_not_touched(database: Database, jobs: Jobs) -> None:
@@ -135,14 +132,13 @@ def test_a_later_job_of_the_same_id_is_not_touched(database: Database, jobs: Job
     submit(jobs, "a", uid="new")
     other = submit(jobs, "b")
     tenure = Tenure(database, take_lease(database))
-    with nothing_moves(database):
+    with only_the_lease_moves(database):
         tenure.commit(
             [change_of(old, status=JobStatus.FAILED, message="late")],
             {old.job_id: [worker(0)]},
             {old.job_id: [STARTED]},
-            renewing=False,
         )
-    tenure.commit([change_of(old), change_of(other, message="on")], {}, {}, renewing=False)
+    tenure.commit([change_of(old), change_of(other, message="on")], {}, {})
     assert jobs.get(other.job_id).message == "on"
 
 
@@ -150,8 +146,8 @@ def test_a_deleted_job_does_not_come_back(database: Database, jobs: Jobs) -> Non
     old = finish(database, submit(jobs, "a"))
     jobs.delete(old.job_id, old.uid)
     tenure = Tenure(database, take_lease(database))
-    with nothing_moves(database):
-        tenure.commit([change_of(old)], {old.job_id: [worker(0)]}, {}, renewing=False)
+    with only_the_lease_moves(database):
+        tenure.commit([change_of(old)], {old.job_id: [worker(0)]}, {})
 
 
 def test_workers_of_a_job_nobody_identified_are_refused(
@@ -159,7 +155,7 @@ def test_workers_of_a_job_nobody_identified_are_refused(
 ) -> None:
     job = submit(jobs, "a")
     with nothing_moves(database), pytest.raises(ValueError, match="which jobs these are: a"):
-        tenure.commit([], {job.job_id: [worker(0)]}, {}, renewing=True)
+        tenure.commit([], {job.job_id: [worker(0)]}, {})
 
 
 def test_an_illegal_move_undoes_the_whole_commit(
@@ -169,13 +165,13 @@ def test_an_illegal_move_undoes_the_whole_commit(
     legal = change_of(a, status=JobStatus.STARTING)
     illegal = change_of(b, status=JobStatus.COMPLETED)
     with nothing_moves(database), pytest.raises(IllegalMove):
-        tenure.commit([legal, illegal], {a.job_id: [worker(0)]}, {}, renewing=True)
+        tenure.commit([legal, illegal], {a.job_id: [worker(0)]}, {})
 
 
 def test_what_the_api_wrote_meanwhile_survives_a_commit(jobs: Jobs, tenure: Tenure) -> None:
     job = submit(jobs, "a")
     jobs.request_stop(job.job_id, StopRequest.GRACEFUL, 5.0)
-    tenure.commit([change_of(job, status=JobStatus.STARTING)], {}, {}, renewing=True)
+    tenure.commit([change_of(job, status=JobStatus.STARTING)], {}, {})
     after = jobs.get(job.job_id)
     assert (after.status, after.stop_request) == (JobStatus.STARTING, StopRequest.GRACEFUL)
     assert after.version == job.version + 2
