@@ -1,4 +1,4 @@
-"""What supervision costs and how fast it acts: ``python -m bench.supervision`` or ``make bench``.
+"""What supervision costs and how fast it acts: ``python bench/supervision.py`` or ``make bench``.
 
 Throughput and processor time of four supervised ranks against the same four run by hand
 (interleaved); submission → first step; kill -9 → seen → first new step; an idle job's cost.
