@@ -19,9 +19,9 @@ from anyio import CapacityLimiter
 from starlette.types import ASGIApp, Scope
 
 from api.app import build
-from api.board import Board, Glance
 from api.desk import FrontDesk
 from api.door import Door, require_loopback
+from api.glances import Glance, Glances
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
@@ -119,7 +119,7 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         workers=workers,
         events=Events(database),
         answers=Answers(database),
-        board=Board(_glance(jobs, workers), time.monotonic),
+        glances=Glances(_glance(jobs, workers), time.monotonic),
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
         nudge=Nudge(lease),
         submitter=Submitter(

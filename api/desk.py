@@ -8,7 +8,7 @@ from typing import Annotated, cast
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
-from api.board import Board
+from api.glances import Glances
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.submission import Submitter
@@ -31,7 +31,7 @@ class FrontDesk:
     workers: Workers
     events: Events
     answers: Answers
-    board: Board
+    glances: Glances
     coordinator: CoordinatorWatch
     nudge: Nudge
     """To be called when a row for the coordinator was written."""

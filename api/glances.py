@@ -18,7 +18,7 @@ FRESH_SECONDS: Final = 0.1
 """How old a glance may be: the delay it adds to the end of a stream."""
 
 FORGET_SECONDS: Final = 60.0
-"""A job nobody looked at for this long is forgotten, so that the board stays small."""
+"""A job nobody looked at for this long is forgotten, so that few are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Glance:
     workers: Sequence[Worker]
 
 
-class Board:
-    """Glances, shared by everybody on one event loop."""
+class Glances:
+    """Shared by everybody on one event loop."""
 
     def __init__(
         self, read: Callable[[JobId], Glance | None], monotonic: Callable[[], float]

@@ -4,8 +4,6 @@ Stock handlers echo the input, which cannot always be encoded, and answer with `
 ours answer every refusal in one shape, those of unknown routes included.
 """
 
-import difflib
-from collections.abc import Iterable
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -20,6 +18,7 @@ from api.problems import (
     InvalidRequest,
     JobNotFound,
     Problem,
+    did_you_mean,
     invalid_spec,
     respond,
 )
@@ -44,12 +43,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(StoreError, _store)
     app.add_exception_handler(Exception, _unexpected)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """Return a question with the nearest known name, or None if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else None
 
 
 def _problem(request: Request, error: Exception) -> Response:

@@ -9,8 +9,9 @@ A value that a client sent is never echoed: NaN or half a surrogate pair would m
 itself unencodable.
 """
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -91,6 +92,12 @@ def invalid_spec(error: InvalidSpec) -> InvalidRequest:
             for problem in error.problems
         ]
     )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Return a question with the nearest known name, or None if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def respond(problem: Problem, scope: Scope) -> Response:

@@ -7,8 +7,7 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
 from fastapi.routing import APIRoute
 
-from api.handlers import did_you_mean
-from api.problems import FieldError, InvalidRequest, JobNotFound
+from api.problems import FieldError, InvalidRequest, JobNotFound, did_you_mean
 from muster.contracts.errors import InvalidSpec
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.spec import checked_job_id

@@ -128,10 +128,6 @@ def last_checkpoint_step(workers: Sequence[Worker]) -> int | None:
     return max(steps, default=None)
 
 
-def _waiting(rank: int) -> Worker:
-    return Worker(rank=rank, incarnation=-1, state=WAITING, process=None)
-
-
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
-from api.board import Glance
 from api.desk import Desk, FrontDesk
+from api.glances import Glance
 from api.logs.follow import JobFollower
 from api.logs.position import parse_position
 from api.logs.tail import LogLine, tail, tail_position
@@ -80,7 +80,7 @@ async def stream_logs(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Unnamed events carry lines; the event `end` carries the final status and closes."""
-    glance = await desk.board.look(job_id)
+    glance = await desk.glances.look(job_id)
     if glance is None:
         raise JobNotFound
     _check_rank(glance.job, rank)
@@ -110,7 +110,7 @@ async def _events(
     yield ServerSentEvent(retry=RETRY_MILLISECONDS, sep="\n")
     while True:
         # Looked at before the files are read: what had ended by then has written all it will.
-        glance = await desk.board.look(job.job_id)
+        glance = await desk.glances.look(job.job_id)
         if glance is not None and glance.job.uid != job.uid:
             glance = None
         is_over = _is_over(glance)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from unit.api.jobs import JOB
 
-from api.board import FRESH_SECONDS, Board, Glance
+from api.glances import FRESH_SECONDS, Glance, Glances
 from muster.contracts.job import JobId
 from store.errors import StoreUnavailable
 
@@ -24,7 +24,7 @@ class World:
         self.seconds = 0.0
         self.reads = 0
         self.answer: Callable[[], Glance | None] = lambda: GLANCE
-        self.board = Board(self._read, lambda: self.seconds)
+        self.glances = Glances(self._read, lambda: self.seconds)
 
     def _read(self, _job_id: JobId) -> Glance | None:
         self.reads += 1
@@ -34,11 +34,11 @@ class World:
 def test_fifty_watchers_cost_one_read() -> None:
     async def story() -> None:
         world = World()
-        glances = await asyncio.gather(*[world.board.look(ID) for _ in range(50)])
+        glances = await asyncio.gather(*[world.glances.look(ID) for _ in range(50)])
         assert glances == [GLANCE] * 50
         assert world.reads == 1
         world.seconds = FRESH_SECONDS
-        await world.board.look(ID)
+        await world.glances.look(ID)
         assert world.reads == 2
 
     asyncio.run(story())
@@ -56,8 +56,8 @@ def test_a_watcher_that_leaves_does_not_take_the_read_along() -> None:
             return GLANCE
 
         world.answer = slow
-        leaving = asyncio.create_task(world.board.look(ID))
-        staying = asyncio.create_task(world.board.look(ID))
+        leaving = asyncio.create_task(world.glances.look(ID))
+        staying = asyncio.create_task(world.glances.look(ID))
         await asyncio.to_thread(reading.wait)
         leaving.cancel()
         go_on.set()
@@ -71,9 +71,9 @@ def test_an_absent_job_is_asked_for_again_at_once() -> None:
     async def story() -> None:
         world = World()
         world.answer = lambda: None
-        assert await world.board.look(ID) is None
+        assert await world.glances.look(ID) is None
         world.answer = lambda: GLANCE
-        assert await world.board.look(ID) == GLANCE
+        assert await world.glances.look(ID) == GLANCE
 
     asyncio.run(story())
 
@@ -84,12 +84,12 @@ def test_while_the_store_is_away_the_last_glance_counts() -> None:
 
     async def story() -> None:
         world = World()
-        await world.board.look(ID)
+        await world.glances.look(ID)
         world.answer = away
         world.seconds = FRESH_SECONDS
-        assert await world.board.look(ID) == GLANCE
+        assert await world.glances.look(ID) == GLANCE
         with pytest.raises(StoreUnavailable):
-            await world.board.look(JobId("unknown"))
+            await world.glances.look(JobId("unknown"))
 
     asyncio.run(story())
 
@@ -97,12 +97,12 @@ def test_while_the_store_is_away_the_last_glance_counts() -> None:
 def test_a_deleted_job_is_seen_to_be_gone() -> None:
     async def story() -> None:
         world = World()
-        await world.board.look(ID)
+        await world.glances.look(ID)
         world.answer = lambda: None
         world.seconds = FRESH_SECONDS
-        assert await world.board.look(ID) is None
+        assert await world.glances.look(ID) is None
         world.answer = lambda: Glance(replace(JOB, generation=2), ())
-        found = await world.board.look(ID)
+        found = await world.glances.look(ID)
         assert found is not None
         assert found.job.generation == 2
 

@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from structlog.testing import capture_logs
 
 from api.door import Door
-from api.handlers import did_you_mean, install
-from api.problems import Conflict, invalid_field
+from api.handlers import install
+from api.problems import Conflict, did_you_mean, invalid_field
 from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId, JobStatus
 from store.errors import (
