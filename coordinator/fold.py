@@ -34,6 +34,9 @@ THROUGHPUT_WINDOW_SECONDS = 1.0
 THROUGHPUT_WEIGHT = 0.5
 """Of the newest window, in a moving average."""
 
+AGENT_FAILURES_LIMIT = 10
+"""Agents lost in a row, none of whose ranks came alive: this machine cannot run the job."""
+
 AGENT_LOST = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
 
 PREEMPTED = Cause(
@@ -52,6 +55,8 @@ def fold(snapshot: JobSnapshot, happening: Happening, now: float) -> JobSnapshot
             return _stop_asked(snapshot, happening, now)
         case happenings.Interrupted():
             return _interrupted(snapshot, now)
+        case happenings.Overslept():
+            return _overslept(snapshot, happening.seconds)
         case happenings.Condemned():
             return replace(snapshot, verdict=snapshot.verdict or happening.verdict)
         case RankSpawned() | RankSaid() | RankExited():
@@ -143,7 +148,7 @@ def _agent_changed(
         case happenings.AgentDropped():
             return replace(snapshot, agent=AgentState.UNREACHABLE, agent_since=now)
         case happenings.AgentLost():
-            return _agent_lost(snapshot, now)
+            return _agent_lost(snapshot, happening.message, now)
     assert_never(happening)
 
 
@@ -156,15 +161,24 @@ def _agent_joined(snapshot: JobSnapshot, now: float) -> JobSnapshot:
     return replace(snapshot, agent=AgentState.CONNECTED, agent_since=now, ranks=ranks)
 
 
-def _agent_lost(snapshot: JobSnapshot, now: float) -> JobSnapshot:
+def _agent_lost(snapshot: JobSnapshot, message: str, now: float) -> JobSnapshot:
     """Every process of the job is gone. That is no failure of the ranks: nothing is counted."""
     failures = snapshot.agent_failures + 1
+    if failures > AGENT_FAILURES_LIMIT and snapshot.verdict is None:
+        snapshot = replace(snapshot, verdict=_out_of_agents(failures, message))
     return replace(
         snapshot,
         agent=AgentState.ABSENT,
         agent_failures=failures,
         agent_start_at=now + snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent"),
         ranks=tuple(ended_unseen(rank, AGENT_LOST) for rank in snapshot.ranks),
+    )
+
+
+def _out_of_agents(failures: int, message: str) -> Verdict:
+    return Verdict(
+        reason=Reason.AGENT_LOST,
+        message=f"{failures} agents in a row were lost before a rank came alive: {message}",
     )
 
 
@@ -198,6 +212,23 @@ def _interrupted(snapshot: JobSnapshot, now: float) -> JobSnapshot:
         stop_grace_seconds=snapshot.spec.stop_grace_seconds,
         stop_at=now,
     )
+
+
+def _overslept(snapshot: JobSnapshot, seconds: float) -> JobSnapshot:
+    """Push on every deadline that somebody else has to meet."""
+    ranks = tuple(
+        replace(
+            rank,
+            spawned_at=rank.spawned_at + seconds,
+            heard_at=rank.heard_at + seconds,
+            progressed_at=rank.progressed_at + seconds,
+            killed_at=rank.killed_at + seconds,
+        )
+        if rank.is_alive
+        else rank
+        for rank in snapshot.ranks
+    )
+    return replace(snapshot, agent_since=snapshot.agent_since + seconds, ranks=ranks)
 
 
 def _from_rank(
@@ -266,9 +297,10 @@ def _greeted(rank: RankSnapshot, now: float) -> RankSnapshot:
 
 
 def _beaten(snapshot: JobSnapshot, rank: RankSnapshot, beat: Beat, now: float) -> RankSnapshot:
+    rank = _greeted(rank, now)
     healthy_seconds = now - rank.live_at
     return replace(
-        _measured(_alive(rank, now), beat.step, now),
+        _measured(rank, beat.step, now),
         step=beat.step,
         total_steps=beat.total_steps,
         epoch=beat.epoch,

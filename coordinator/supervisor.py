@@ -21,6 +21,7 @@ from coordinator.charge import Charge, Draft
 from coordinator.happenings import Happening
 from coordinator.roster import Roster
 from coordinator.rows import Haste, Moment
+from coordinator.snapshot import AgentState
 from muster.contracts.environ import Assignment, rank_environment
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
@@ -46,6 +47,10 @@ COMMIT_AFTER_SECONDS: Final[Mapping[Haste, float]] = {
     Haste.NONE: 2.0,
 }
 """How long after the last commit the next one follows; each renews the lease."""
+
+DROWSY_SECONDS: Final = 1.0
+"""A loop that wakes up later than it wanted by more than this was stopped, or its machine was: what
+it did not hear meanwhile says nothing about the ranks."""
 
 RETRY_SECONDS: Final = 0.5
 """Between attempts to commit while the database is away."""
@@ -78,6 +83,7 @@ class Supervisor:
         charge = self._roster.charges.get(JobUid(hello.job_uid))
         return (
             charge is not None
+            and charge.snapshot.agent is not AgentState.ABSENT
             and hello.generation == charge.snapshot.generation
             and token_fits(hello.token, charge.attachment.agent_token_sha256)
         )
@@ -113,8 +119,6 @@ class Supervisor:
     def drain(self) -> None:
         """Shut down: let every job save and go back to the queue, then end the loop."""
         self._draining = True
-        for charge in self._roster.admitted():
-            self.hear(charge.snapshot.uid, happenings.Interrupted())
         self.stir()
 
     # The loop
@@ -131,10 +135,7 @@ class Supervisor:
 
     async def _take_over(self) -> None:
         """Load the jobs, and end what a predecessor left running of them."""
-        loaded = await self._roster.load(_now())
-        await self._attendants.sweep(
-            [charge.snapshot.uid for charge in loaded if charge.is_admitted]
-        )
+        await self._roster.load(self._attendants.sweep, _now())
 
     def _is_done(self) -> bool:
         drained = self._draining and not self._roster.admitted() and not self._inbox
@@ -151,6 +152,10 @@ class Supervisor:
         await self._stirred.wait()
         alarm.cancel()
         self._stirred.clear()
+        overslept = time.monotonic() - now - max(0.0, patience)
+        if overslept > DROWSY_SECONDS:
+            for charge in self._roster.charges.values():
+                charge.learn(happenings.Overslept(seconds=overslept), _now())
 
     def _fold_inbox(self) -> None:
         while self._inbox:
@@ -171,6 +176,10 @@ class Supervisor:
             _LOG.warning("the database is away", action="database_unavailable", error=str(error))
         if not self._draining:
             self._roster.admit(_now())
+            return
+        for charge in self._roster.admitted():
+            if not charge.snapshot.interrupting:
+                charge.learn(happenings.Interrupted(), _now())
 
     async def _act(self) -> None:
         """Plan, commit and perform until nothing is left to decide now."""
@@ -219,7 +228,7 @@ class Supervisor:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return False
         self._committed_at = time.monotonic()
-        for charge, draft in changed:
+        for charge, draft in drafts:
             _tell(charge, draft)
             charge.written(draft)
         return True
