@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from muster.lifeline import VARIABLE
+from muster.contracts.environ import LIFELINE_FD
 
 YOUNG_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.5
@@ -63,7 +63,7 @@ class Keeper:
             "-m",
             self._module,
             stdin=asyncio.subprocess.DEVNULL,
-            env={**self._environ, VARIABLE: str(lifeline)},
+            env={**self._environ, LIFELINE_FD: str(lifeline)},
             pass_fds=(lifeline,),
             start_new_session=True,
         )

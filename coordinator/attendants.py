@@ -106,7 +106,6 @@ class Attendants:
     def _assignment(self, charge: Charge) -> AgentAssignment:
         snapshot = charge.snapshot
         return AgentAssignment(
-            job_id=snapshot.job_id,
             job_uid=snapshot.uid,
             generation=snapshot.generation,
             token=charge.token,

@@ -8,7 +8,7 @@ cause it cannot read. When the database is away, nothing new is decided; ranks d
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -19,19 +19,12 @@ from coordinator.agents import AgentServer, token_fits
 from coordinator.attendants import Attendants
 from coordinator.charge import Charge, Draft
 from coordinator.happenings import Happening
+from coordinator.orders import Order, kill_order, standing_orders, start_order, terminate_order
 from coordinator.roster import Roster
 from coordinator.rows import Haste, Moment
 from coordinator.snapshot import AgentState
-from muster.contracts.environ import Assignment, rank_environment
 from muster.contracts.job import JobUid
-from muster.contracts.messages import (
-    AgentHello,
-    AgentMessage,
-    Dismiss,
-    KillRank,
-    StartRank,
-    TerminateRank,
-)
+from muster.contracts.messages import AgentHello, AgentMessage, Dismiss
 from store.errors import StoreUnavailable
 from store.tenure import Tenure
 
@@ -251,11 +244,11 @@ class Supervisor:
                 self._send(charge, Dismiss())
                 self._attendants.see_off(charge)
             case actions.Start():
-                self._send(charge, _start_order(charge, action.rank))
+                self._send(charge, start_order(charge, action.rank))
             case actions.Terminate():
-                self._send(charge, _terminate_order(charge, action.rank))
+                self._send(charge, terminate_order(charge, action.rank))
             case actions.KillProcess():
-                self._send(charge, _kill_order(charge, action.rank))
+                self._send(charge, kill_order(charge, action.rank))
             case actions.Suspect() | actions.Move():
                 pass
             case _:
@@ -269,12 +262,10 @@ class Supervisor:
         for charge in self._roster.charges.values():
             if charge.has_rejoined and not charge.decided:
                 charge.has_rejoined = False
-                for order in _standing_orders(charge):
+                for order in standing_orders(charge):
                     self._send(charge, order)
 
-    def _send(
-        self, charge: Charge, message: StartRank | TerminateRank | KillRank | Dismiss
-    ) -> None:
+    def _send(self, charge: Charge, message: Order) -> None:
         if self._agents is not None:
             self._agents.send(charge.snapshot.uid, message)
 
@@ -287,43 +278,3 @@ def _tell(charge: Charge, draft: Draft) -> None:
     """One log line for each event, once it is durable."""
     for event in draft.events:
         _LOG.info(event.message, action=event.kind, job_id=charge.snapshot.job_id, rank=event.rank)
-
-
-def _start_order(charge: Charge, number: int) -> StartRank:
-    rank = charge.snapshot.ranks[number]
-    places = charge.places
-    if places is None:
-        raise RuntimeError(f"rank {number} is to start before its job was prepared")
-    assignment = Assignment(
-        job_id=charge.snapshot.job_id,
-        job_uid=charge.snapshot.uid,
-        rank=number,
-        incarnation=rank.incarnation,
-        checkpoint_dir=places.checkpoint_dir,
-        dataset_dir=places.dataset_dir,
-        master_port=charge.master_port,
-    )
-    return StartRank(
-        rank=number,
-        incarnation=rank.incarnation,
-        environment=rank_environment(charge.snapshot.spec, assignment),
-        working_dir=str(places.working_dir),
-    )
-
-
-def _standing_orders(charge: Charge) -> Iterator[StartRank | TerminateRank | KillRank]:
-    for rank in charge.snapshot.ranks:
-        if rank.is_alive and rank.identity is None:
-            yield _start_order(charge, rank.rank)
-        if rank.is_alive and rank.terminated:
-            yield _terminate_order(charge, rank.rank)
-        if rank.is_alive and rank.kill is not None:
-            yield _kill_order(charge, rank.rank)
-
-
-def _terminate_order(charge: Charge, number: int) -> TerminateRank:
-    return TerminateRank(rank=number, incarnation=charge.snapshot.ranks[number].incarnation)
-
-
-def _kill_order(charge: Charge, number: int) -> KillRank:
-    return KillRank(rank=number, incarnation=charge.snapshot.ranks[number].incarnation)
