@@ -242,11 +242,18 @@ def test_orders_about_another_incarnation_change_nothing(stage: Stage) -> None:
     agent.say(stage.order(FOREVER, incarnation=5))
     pid = agent.hear_of(RankSpawned, 0).pid
     agent.say(KillRank(rank=0, incarnation=4))
-    agent.say(KillRank(rank=1, incarnation=5))
     agent.say(stage.order(FOREVER, incarnation=6))  # while the one before it lives
     agent.say(stage.order(["true"], rank=1))
     assert agent.hear_of(RankExited, 1).exit_code == 0  # so all orders before it were heard
     assert [record.pid for record in stage.running(rank=0)] == [pid]
+
+
+def test_nobody_waits_for_the_end_of_what_was_never_started(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(KillRank(rank=1, incarnation=5))
+    exited = agent.hear_of(RankExited, 1)
+    assert (exited.incarnation, exited.signal) == (5, signal.SIGKILL)
 
 
 def test_an_incarnation_is_never_started_twice(stage: Stage) -> None:
