@@ -21,8 +21,11 @@ from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, TH
 from muster.contracts.messages import StartRank
 from muster.processes import marked, send_signal
 
-TEMPLATE_PATIENCE_SECONDS: Final = 10.0
-"""The first fork waits for the template's imports. It never waits longer: exec always works."""
+IMPORT_PATIENCE_SECONDS: Final = 10.0
+"""The first fork waits for the template's imports; no rank lives yet that could be kept waiting."""
+
+FORK_PATIENCE_SECONDS: Final = 1.0
+"""Later ones take milliseconds, and the agent hears nobody meanwhile. Exec always works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,7 @@ class Fork:
         self._mark = f"{job_uid}/template"
         self._channel: socket.socket | None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(TEMPLATE_PATIENCE_SECONDS)
+        self._channel.settimeout(IMPORT_PATIENCE_SECONDS)
         with theirs:
             self._template = subprocess.Popen(
                 [sys.executable, "-P", "-m", "muster.template"],
@@ -124,5 +127,6 @@ class Fork:
         if not answer:
             self._give_up(order)
             return None
+        self._channel.settimeout(FORK_PATIENCE_SECONDS)
         (pid,) = FORKED_PID.unpack(answer)
         return int(pid)

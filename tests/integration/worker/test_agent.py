@@ -105,7 +105,6 @@ class Stage:
         self, *, orphan_timeout_seconds: float = 600.0, is_builtin: bool = False
     ) -> None:
         assignment = AgentAssignment(
-            job_id="job",
             job_uid=self.uid,
             generation=7,
             token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
@@ -131,7 +130,7 @@ class Stage:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(DEADLINE_SECONDS)
         host, port = self._listener.getsockname()
-        address = CoordinatorAddress(host=host, port=port, epoch=epoch)
+        address = CoordinatorAddress(host=host, port=port)
         self._address.write_bytes(msgspec.json.encode(address))
         connection, _ = self._listener.accept()
         conversation = Conversation(connection, Welcome(epoch=epoch), *orders)
