@@ -34,7 +34,7 @@ def newest_checkpoint(directory: Path, rank: int) -> Checkpoint:
         world_size=None,
         warn=lambda _sentence: None,
     )
-    checkpoint = reader.newest()
+    checkpoint = reader.newest_of_last_job()
     if checkpoint is None:
         raise CheckpointDamaged(f"{directory} holds no checkpoint yet")
     return checkpoint

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from muster.lifeline import VARIABLE
+from muster.contracts.environ import LIFELINE_FD
 
 YOUNG_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.5
@@ -73,7 +73,7 @@ class Keeper:
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
-            env={**self._environ, VARIABLE: str(lifeline)},
+            env={**self._environ, LIFELINE_FD: str(lifeline)},
             pass_fds=(lifeline,),
             start_new_session=True,
         )

@@ -14,6 +14,9 @@ from muster.contracts.errors import MusterError
 from store.database import Database
 from store.errors import LeaseLost
 
+INTERRUPTED: Final = 130
+"""As shells have it for Ctrl-C."""
+
 FENCED: Final = 75
 """Another coordinator has taken over. "Temporary failure" in sysexits: starting again is right."""
 
@@ -36,6 +39,8 @@ def main() -> int:
     except LeaseLost as error:
         print(f"coordinator: {error}", file=sys.stderr)
         return FENCED
+    except KeyboardInterrupt:  # before there was anything to shut down
+        return INTERRUPTED
     except MusterError as error:
         print(f"coordinator: {error}", file=sys.stderr)
         return 1

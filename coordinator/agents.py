@@ -58,7 +58,7 @@ class AgentServer:
         """Listen on a free port of the loopback interface; return where."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
-        return CoordinatorAddress(host=host, port=port, epoch=self._epoch)
+        return CoordinatorAddress(host=host, port=port)
 
     async def stop(self) -> None:
         """Hang up on everybody; agents and ranks go on."""

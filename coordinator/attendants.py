@@ -17,6 +17,7 @@ from coordinator.charge import Charge
 from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess, Launcher
 from coordinator.preparation import Unprepared, prepare
+from coordinator.snapshot import AgentState
 from muster.contracts.agent import AgentAssignment
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobUid
@@ -74,20 +75,27 @@ class Attendants:
     async def _attend(self, charge: Charge, hear: Hear) -> None:
         uid, generation = charge.snapshot.uid, charge.snapshot.generation
         try:
-            charge.places = await asyncio.to_thread(prepare, charge.snapshot.spec, self._settings)
-            agent = await self._launcher.start(self._assignment(charge))
+            message = await self._bring_up(charge)
         except Unprepared as error:
             hear(uid, happenings.Condemned(verdict=error.verdict))
             return
-        except OSError as error:
-            message = f"the agent could not be started: {error}"
-        else:
-            charge.agent = agent
-            charge.attach(agent=agent.record)
-            message = _describe_end(await agent.ended)
-            await self._launcher.sweep(uid)
-            charge.agent = None
+        except Exception as error:  # noqa: BLE001  whatever it is, nobody else would hear of it
+            message = f"the job's agent could not be started: {error!r}"
+        # True when it is said: nothing that the agent started is left.
+        await self._launcher.sweep(uid)
+        charge.agent = None
+        charge.attach(agent=None)
         hear(uid, happenings.AgentLost(generation=generation, message=message))
+
+    async def _bring_up(self, charge: Charge) -> str:
+        """Prepare the job, start the agent, and return how it ended."""
+        charge.places = await asyncio.to_thread(prepare, charge.snapshot.spec, self._settings)
+        agent = await self._launcher.start(self._assignment(charge))
+        charge.agent = agent
+        charge.attach(agent=agent.record)
+        if charge.snapshot.agent is AgentState.ABSENT:  # dismissed while it was being started
+            await self._launcher.kill(agent)
+        return _describe_end(await agent.ended)
 
     async def _see_off(self, agent: AgentProcess) -> None:
         with suppress(TimeoutError):
@@ -98,7 +106,6 @@ class Attendants:
     def _assignment(self, charge: Charge) -> AgentAssignment:
         snapshot = charge.snapshot
         return AgentAssignment(
-            job_id=snapshot.job_id,
             job_uid=snapshot.uid,
             generation=snapshot.generation,
             token=charge.token,

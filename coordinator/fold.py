@@ -1,18 +1,17 @@
-"""What happened → what is known. `fold` is pure: snapshot and happening in, snapshot out.
+"""What happened → what is known, for one job.
 
-Messages of an incarnation that is not the present one change nothing: a stale process cannot
-speak for its successor.
+`fold` is pure: snapshot and happening in, snapshot out. Messages of an incarnation that is not the
+present one change nothing: a stale process cannot speak for its successor.
 """
 
 from dataclasses import replace
 from typing import assert_never
 
-from coordinator import actions, happenings
+from coordinator import actions, happenings, rank_fold
 from coordinator.happenings import Happening
 from coordinator.snapshot import NEVER, AgentState, Cause, JobSnapshot, RankSnapshot, Verdict
 from coordinator.wording import describe_exit, quote_end
 from muster.contracts import job as job_rules
-from muster.contracts import rank as rank_rules
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
     Beat,
@@ -26,19 +25,11 @@ from muster.contracts.messages import (
     Warned,
 )
 from muster.contracts.process import ProcessRecord
-from muster.contracts.rank import ProcessState
 
-THROUGHPUT_WINDOW_SECONDS = 1.0
-"""Steps are counted over at least this long: beats may come much closer together."""
-
-THROUGHPUT_WEIGHT = 0.5
-"""Of the newest window, in a moving average."""
+AGENT_FAILURES_LIMIT = 10
+"""Agents lost in a row, none of whose ranks came alive: this machine cannot run the job."""
 
 AGENT_LOST = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
-
-PREEMPTED = Cause(
-    reason=Reason.WORKER_EXITED, message="was asked to stop by somebody else and saved its work"
-)
 
 
 def fold(snapshot: JobSnapshot, happening: Happening, now: float) -> JobSnapshot:
@@ -52,6 +43,8 @@ def fold(snapshot: JobSnapshot, happening: Happening, now: float) -> JobSnapshot
             return _stop_asked(snapshot, happening, now)
         case happenings.Interrupted():
             return _interrupted(snapshot, now)
+        case happenings.Overslept():
+            return _overslept(snapshot, happening.seconds)
         case happenings.Condemned():
             return replace(snapshot, verdict=snapshot.verdict or happening.verdict)
         case RankSpawned() | RankSaid() | RankExited():
@@ -76,7 +69,7 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
         case actions.Move():
             return _job_moved(snapshot, action)
         case _:
-            return snapshot.with_rank(_taken_for_rank(snapshot.ranks[action.rank], action, now))
+            return snapshot.with_rank(rank_fold.taken(snapshot.ranks[action.rank], action, now))
 
 
 def _job_moved(snapshot: JobSnapshot, move: actions.Move) -> JobSnapshot:
@@ -85,49 +78,6 @@ def _job_moved(snapshot: JobSnapshot, move: actions.Move) -> JobSnapshot:
     moved = replace(snapshot, status=move.status, reason=move.reason, message=move.message)
     # Back in the queue, whatever sent it there is over.
     return replace(moved, interrupting=False) if move.status is JobStatus.QUEUED else moved
-
-
-def _taken_for_rank(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSnapshot:
-    match action:
-        case actions.Start():
-            return _started(rank, now)
-        case actions.Terminate():
-            return replace(rank, terminated=True)
-        case actions.KillProcess():
-            return replace(rank, kill=action.cause, killed_at=now)
-        case actions.Suspect():
-            return _moved(rank, ProcessState.SUSPECT)
-    assert_never(action)
-
-
-def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
-    return replace(
-        rank,
-        incarnation=rank.incarnation + 1,
-        process=ProcessState.SPAWNED,
-        identity=None,
-        beats=False,
-        spawned_at=now,
-        heard_at=now,
-        progressed_at=NEVER,
-        live_at=NEVER,
-        terminated=False,
-        stopping=False,
-        kill=None,
-        warning=None,
-        exit_code=None,
-        exit_signal=None,
-        checkpoints_before=rank.checkpoints_before + rank.checkpoints_saved,
-        checkpoints_saved=0,
-        throughput_steps_per_sec=0.0,
-        measured_at=NEVER,
-    )
-
-
-def _moved(rank: RankSnapshot, target: ProcessState) -> RankSnapshot:
-    if rank.process is target:
-        return rank
-    return replace(rank, process=rank_rules.move(rank.process, target))
 
 
 def _agent_changed(
@@ -143,7 +93,7 @@ def _agent_changed(
         case happenings.AgentDropped():
             return replace(snapshot, agent=AgentState.UNREACHABLE, agent_since=now)
         case happenings.AgentLost():
-            return _agent_lost(snapshot, now)
+            return _agent_lost(snapshot, happening.message, now)
     assert_never(happening)
 
 
@@ -156,28 +106,24 @@ def _agent_joined(snapshot: JobSnapshot, now: float) -> JobSnapshot:
     return replace(snapshot, agent=AgentState.CONNECTED, agent_since=now, ranks=ranks)
 
 
-def _agent_lost(snapshot: JobSnapshot, now: float) -> JobSnapshot:
+def _agent_lost(snapshot: JobSnapshot, message: str, now: float) -> JobSnapshot:
     """Every process of the job is gone. That is no failure of the ranks: nothing is counted."""
     failures = snapshot.agent_failures + 1
+    if failures > AGENT_FAILURES_LIMIT and snapshot.verdict is None:
+        snapshot = replace(snapshot, verdict=_out_of_agents(failures, message))
     return replace(
         snapshot,
         agent=AgentState.ABSENT,
         agent_failures=failures,
         agent_start_at=now + snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent"),
-        ranks=tuple(ended_unseen(rank, AGENT_LOST) for rank in snapshot.ranks),
+        ranks=tuple(rank_fold.ended_unseen(rank, AGENT_LOST) for rank in snapshot.ranks),
     )
 
 
-def ended_unseen(rank: RankSnapshot, trouble: Cause | None) -> RankSnapshot:
-    """Return the rank without its process, which is gone for no fault of its own."""
-    if not rank.is_alive:
-        return rank
-    return replace(
-        rank,
-        process=ProcessState.EXITED,
-        identity=None,
-        throughput_steps_per_sec=0.0,
-        trouble=trouble,
+def _out_of_agents(failures: int, message: str) -> Verdict:
+    return Verdict(
+        reason=Reason.AGENT_LOST,
+        message=f"{failures} agents in a row were lost before a rank came alive: {message}",
     )
 
 
@@ -198,6 +144,12 @@ def _interrupted(snapshot: JobSnapshot, now: float) -> JobSnapshot:
         stop_grace_seconds=snapshot.spec.stop_grace_seconds,
         stop_at=now,
     )
+
+
+def _overslept(snapshot: JobSnapshot, seconds: float) -> JobSnapshot:
+    """Push on every deadline that somebody else has to meet."""
+    ranks = tuple(rank_fold.pushed_on(rank, seconds) for rank in snapshot.ranks)
+    return replace(snapshot, agent_since=snapshot.agent_since + seconds, ranks=ranks)
 
 
 def _from_rank(
@@ -229,11 +181,11 @@ def _said(
 ) -> JobSnapshot:
     match message:
         case Executing():
-            return _forgiven(snapshot).with_rank(_alive(rank, now))
+            return _forgiven(snapshot).with_rank(rank_fold.alive(rank, now))
         case Hello():
-            return _forgiven(snapshot).with_rank(_greeted(rank, now))
+            return _forgiven(snapshot).with_rank(rank_fold.greeted(rank, now))
         case Beat():
-            return snapshot.with_rank(_beaten(snapshot, rank, message, now))
+            return snapshot.with_rank(rank_fold.beaten(rank, message, snapshot.backoff, now))
         case Warned():
             return snapshot.with_rank(replace(rank, warning=message.message))
         case Refused():
@@ -249,89 +201,16 @@ def _forgiven(snapshot: JobSnapshot) -> JobSnapshot:
     return replace(snapshot, agent_failures=0) if snapshot.agent_failures else snapshot
 
 
-def _alive(rank: RankSnapshot, now: float) -> RankSnapshot:
-    first = rank.process is ProcessState.SPAWNED
-    return replace(
-        _moved(rank, ProcessState.LIVE),
-        heard_at=now,
-        live_at=now if first else rank.live_at,
-        trouble=None,
-    )
-
-
-def _greeted(rank: RankSnapshot, now: float) -> RankSnapshot:
-    """From the first hello on silence and lack of progress mean something."""
-    progressed_at = rank.progressed_at if rank.beats else now
-    return replace(_alive(rank, now), beats=True, progressed_at=progressed_at)
-
-
-def _beaten(snapshot: JobSnapshot, rank: RankSnapshot, beat: Beat, now: float) -> RankSnapshot:
-    healthy_seconds = now - rank.live_at
-    return replace(
-        _measured(_alive(rank, now), beat.step, now),
-        step=beat.step,
-        total_steps=beat.total_steps,
-        epoch=beat.epoch,
-        shard_idx=beat.shard_idx,
-        line_idx=beat.line_idx,
-        loss=beat.loss,
-        metrics=beat.metrics,
-        stopping=beat.stopping,
-        progressed_at=now if beat.step != rank.step else rank.progressed_at,
-        failures=snapshot.backoff.failures_after(rank.failures, healthy_seconds),
-        checkpoints_saved=beat.checkpoints_saved,
-        last_checkpoint_step=(
-            rank.last_checkpoint_step
-            if beat.last_checkpoint_step is None
-            else beat.last_checkpoint_step
-        ),
-    )
-
-
-def _measured(rank: RankSnapshot, step: int, now: float) -> RankSnapshot:
-    """Bring the throughput up to date once a window has passed."""
-    if rank.measured_at == NEVER:
-        return replace(rank, measured_at=now, measured_step=step)
-    seconds = now - rank.measured_at
-    if seconds < THROUGHPUT_WINDOW_SECONDS:
-        return rank
-    newest = max(0, step - rank.measured_step) / seconds
-    before = rank.throughput_steps_per_sec or newest
-    return replace(
-        rank,
-        throughput_steps_per_sec=THROUGHPUT_WEIGHT * newest + (1 - THROUGHPUT_WEIGHT) * before,
-        measured_at=now,
-        measured_step=step,
-    )
-
-
 def _exited(
     snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, now: float
 ) -> JobSnapshot:
-    ended = replace(
-        _moved(rank, ProcessState.EXITED),
-        identity=None,
-        exit_code=exited.exit_code,
-        exit_signal=exited.signal,
-        throughput_steps_per_sec=0.0,
-    )
-    if exited.exit_code == 0:
-        return snapshot.with_rank(_exited_well(ended))
-    if snapshot.is_ending:
+    ended = rank_fold.exited(rank, exited)
+    if exited.exit_code == 0 or snapshot.is_ending:
         return snapshot.with_rank(ended)
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""
     cause = rank.kill or Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended) + quote)
     return _failed(snapshot, replace(ended, trouble=cause), exited, now)
-
-
-def _exited_well(rank: RankSnapshot) -> RankSnapshot:
-    """Code 0 means done, unless it had been asked to go: then work may be left."""
-    if rank.terminated:
-        return rank
-    if rank.stopping:
-        return replace(rank, trouble=PREEMPTED)
-    return replace(rank, finished=True, trouble=None)
 
 
 def _failed(

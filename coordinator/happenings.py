@@ -52,6 +52,13 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overslept:
+    """The coordinator itself stood still for so long; its deadlines for others did, too."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Condemned:
     """Something outside the ranks makes the job impossible."""
 
@@ -65,6 +72,7 @@ Happening: TypeAlias = (
     | AgentLost
     | StopAsked
     | Interrupted
+    | Overslept
     | Condemned
     | RankSpawned
     | RankSaid

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
+import structlog
 
 from muster.contracts.agent import AgentAssignment
-from muster.contracts.environ import MARK
+from muster.contracts.environ import MARK, NOT_FOR_RANKS
 from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
 from muster.processes import identify, marked, send_signal
@@ -28,8 +29,7 @@ SWEEP_ROUNDS: Final = 100
 SWEEP_PAUSE_SECONDS: Final = 0.02
 """A killed process needs a moment to be gone; two seconds in all, then it hangs in the kernel."""
 
-SECRETS: Final = frozenset({"MUSTER_DATABASE_URL", "MUSTER_TOKEN"})
-"""A program that somebody submitted has no business with the service's own keys."""
+_LOG: Final = structlog.get_logger("coordinator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,9 @@ class LocalLauncher:
     """Agents as processes of this machine, each in a session of its own: they outlive us."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = {name: value for name, value in environ.items() if name not in SECRETS}
+        self._environ = {
+            name: value for name, value in environ.items() if name not in NOT_FOR_RANKS
+        }
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         """Start an agent; raises OSError if there is no process to be had."""
@@ -121,4 +123,6 @@ def _end_marked(prefix: str) -> int:
             send_signal(record, signal.SIGKILL)
         time.sleep(SWEEP_PAUSE_SECONDS)
         left = marked(prefix)
+    if left:
+        _LOG.error(f"{len(left)} processes survive SIGKILL", action="sweep_failed", mark=prefix)
     return len(first)

@@ -171,7 +171,7 @@ def _last_move(snapshot: JobSnapshot) -> Move | None:
     if snapshot.any_alive:
         return None
     if snapshot.all_finished:
-        return Move(status=JobStatus.COMPLETED)
+        return Move(status=JobStatus.COMPLETED, message=snapshot.note)
     if snapshot.verdict is not None:
         verdict = snapshot.verdict
         return Move(status=JobStatus.FAILED, reason=verdict.reason, message=verdict.message)

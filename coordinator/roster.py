@@ -1,20 +1,22 @@
 """The jobs in a coordinator's care: loaded from rows, kept in step with them, let in by turn.
 
-Level-triggered: whatever the API has written is found by looking at all that is unfinished. A
-look costs nothing while nobody has written.
+Level-triggered: whatever the API has written is found by looking at all that is unfinished. Until
+somebody has written (we ourselves included) a look costs microseconds.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from coordinator import happenings
 from coordinator.actions import Move
 from coordinator.admission import admit
 from coordinator.charge import Charge
+from coordinator.exit_records import as_recorded
 from coordinator.rows import Attachment, Moment, snapshot_of
-from muster.contracts.job import JobStatus, JobUid, Reason
+from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.layout import DataDirectory, JobFiles
 from store.database import Database
 from store.jobs import Jobs
 from store.records import Job, Worker
@@ -27,9 +29,10 @@ BLIND_LOOK_SECONDS: Final = 0.5
 class Roster:
     """All unfinished jobs, by their uid, in the order of submission."""
 
-    def __init__(self, database: Database, *, slots: int) -> None:
+    def __init__(self, database: Database, files: DataDirectory, *, slots: int) -> None:
         self.charges: dict[JobUid, Charge] = {}
         self._database = database
+        self._files = files
         self._jobs = Jobs(database)
         self._workers = Workers(database)
         self._slots = slots
@@ -40,15 +43,23 @@ class Roster:
         """Return the jobs that have left the queue."""
         return [charge for charge in self.charges.values() if charge.is_admitted]
 
-    async def load(self, now: Moment) -> list[Charge]:
-        """Take up every unfinished job; return them."""
+    async def load(self, sweep: Callable[[Sequence[JobUid]], Awaitable[None]], now: Moment) -> None:
+        """Take up every unfinished job, once `sweep` has ended what a predecessor left of it."""
+        unfinished = await asyncio.to_thread(self._jobs.unfinished)
+        await sweep([job.uid for job in unfinished if job.status is not JobStatus.QUEUED])
         await self._refresh(now)
-        return list(self.charges.values())
 
     async def look(self, now: Moment) -> None:
-        """Take up what was written since the last look. Raises `StoreUnavailable`."""
-        if self._may_have_changed():
-            await self._refresh(now)
+        """Take up what may have been written since the last look. Raises `StoreUnavailable`."""
+        changes = self._database.changes()
+        if changes is None:
+            if time.monotonic() < self._next_blind_look:
+                return
+            self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
+        elif changes == self._seen:
+            return
+        await self._refresh(now)
+        self._seen = changes
 
     def admit(self, now: Moment) -> None:
         """Let in the jobs at the head of the queue that there is room for."""
@@ -76,44 +87,43 @@ class Roster:
             not rank.finished for charge in self.admitted() for rank in charge.snapshot.ranks
         )
 
-    def _may_have_changed(self) -> bool:
-        changes = self._database.changes()
-        if changes is None:
-            due = time.monotonic() >= self._next_blind_look
-            if due:
-                self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
-            return due
-        changed = changes != self._seen
-        self._seen = changes
-        return changed
-
     async def _refresh(self, now: Moment) -> None:
         unfinished = await asyncio.to_thread(self._jobs.unfinished)
         fresh = [job for job in unfinished if job.uid not in self.charges]
-        if fresh:
-            workers = await asyncio.to_thread(self._workers.of_jobs, [job.job_id for job in fresh])
-            for job in fresh:
-                self.charges[job.uid] = _charge_of(job, workers.get(job.job_id, []))
+        for charge in await asyncio.to_thread(self._charges_of, fresh):
+            self.charges[charge.snapshot.uid] = charge
         for job in unfinished:
             self._hear_stop(job, now)
 
+    def _charges_of(self, jobs: Sequence[Job]) -> list[Charge]:
+        if not jobs:
+            return []
+        workers = self._workers.of_jobs([job.job_id for job in jobs])
+        return [
+            _charge_of(job, workers.get(job.job_id, []), self._files.job(job.job_id))
+            for job in jobs
+        ]
+
     def _hear_stop(self, job: Job, now: Moment) -> None:
-        if job.stop_request is None:
+        charge = self.charges[job.uid]
+        if job.stop_request is None or charge.snapshot.stop in {
+            job.stop_request,
+            StopRequest.FORCED,
+        }:
             return
         grace = job.stop_grace_seconds
         asked = happenings.StopAsked(
             request=job.stop_request,
             grace_seconds=job.spec.stop_grace_seconds if grace is None else grace,
         )
-        self.charges[job.uid].learn(asked, now)
+        charge.learn(asked, now)
 
 
-def _charge_of(job: Job, workers: Iterable[Worker]) -> Charge:
-    rows = list(workers)
+def _charge_of(job: Job, rows: Sequence[Worker], files: JobFiles) -> Charge:
     return Charge(
-        snapshot=snapshot_of(job, rows),
+        snapshot=snapshot_of(job, [as_recorded(row, files) for row in rows]),
         attachment=Attachment(started_at=job.started_at),
-        committed_workers={worker.rank: worker for worker in rows},
+        committed_workers={row.rank: row for row in rows},
     )
 
 

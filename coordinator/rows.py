@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import Final
 
-from coordinator.fold import ended_unseen
+from coordinator.rank_fold import ended_unseen
 from coordinator.snapshot import NEVER, Cause, JobSnapshot, RankSnapshot, Verdict
 from coordinator.wording import describe_exit
 from muster.contracts.job import TERMINAL, JobStatus, Reason

@@ -67,7 +67,9 @@ class Service:
         attendants = Attendants(LocalLauncher(self._environ), self._settings)
         self._supervisor = Supervisor(
             tenure=Tenure(self._database, lease),
-            roster=Roster(self._database, slots=self._settings.slots),
+            roster=Roster(
+                self._database, DataDirectory(self._settings.data_dir), slots=self._settings.slots
+            ),
             attendants=attendants,
         )
         agents = AgentServer(lease.epoch, self._supervisor)

@@ -8,7 +8,7 @@ cause it cannot read. When the database is away, nothing new is decided; ranks d
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -19,18 +19,12 @@ from coordinator.agents import AgentServer, token_fits
 from coordinator.attendants import Attendants
 from coordinator.charge import Charge, Draft
 from coordinator.happenings import Happening
+from coordinator.orders import Order, kill_order, standing_orders, start_order, terminate_order
 from coordinator.roster import Roster
 from coordinator.rows import Haste, Moment
-from muster.contracts.environ import Assignment, rank_environment
+from coordinator.snapshot import AgentState
 from muster.contracts.job import JobUid
-from muster.contracts.messages import (
-    AgentHello,
-    AgentMessage,
-    Dismiss,
-    KillRank,
-    StartRank,
-    TerminateRank,
-)
+from muster.contracts.messages import AgentHello, AgentMessage, Dismiss
 from store.errors import StoreUnavailable
 from store.tenure import Tenure
 
@@ -46,6 +40,10 @@ COMMIT_AFTER_SECONDS: Final[Mapping[Haste, float]] = {
     Haste.NONE: 2.0,
 }
 """How long after the last commit the next one follows; each renews the lease."""
+
+DROWSY_SECONDS: Final = 1.0
+"""A loop that wakes up later than it wanted by more than this was stopped, or its machine was: what
+it did not hear meanwhile says nothing about the ranks."""
 
 RETRY_SECONDS: Final = 0.5
 """Between attempts to commit while the database is away."""
@@ -78,6 +76,7 @@ class Supervisor:
         charge = self._roster.charges.get(JobUid(hello.job_uid))
         return (
             charge is not None
+            and charge.snapshot.agent is not AgentState.ABSENT
             and hello.generation == charge.snapshot.generation
             and token_fits(hello.token, charge.attachment.agent_token_sha256)
         )
@@ -113,8 +112,6 @@ class Supervisor:
     def drain(self) -> None:
         """Shut down: let every job save and go back to the queue, then end the loop."""
         self._draining = True
-        for charge in self._roster.admitted():
-            self.hear(charge.snapshot.uid, happenings.Interrupted())
         self.stir()
 
     # The loop
@@ -131,10 +128,7 @@ class Supervisor:
 
     async def _take_over(self) -> None:
         """Load the jobs, and end what a predecessor left running of them."""
-        loaded = await self._roster.load(_now())
-        await self._attendants.sweep(
-            [charge.snapshot.uid for charge in loaded if charge.is_admitted]
-        )
+        await self._roster.load(self._attendants.sweep, _now())
 
     def _is_done(self) -> bool:
         drained = self._draining and not self._roster.admitted() and not self._inbox
@@ -151,6 +145,10 @@ class Supervisor:
         await self._stirred.wait()
         alarm.cancel()
         self._stirred.clear()
+        overslept = time.monotonic() - now - max(0.0, patience)
+        if overslept > DROWSY_SECONDS:
+            for charge in self._roster.charges.values():
+                charge.learn(happenings.Overslept(seconds=overslept), _now())
 
     def _fold_inbox(self) -> None:
         while self._inbox:
@@ -171,6 +169,10 @@ class Supervisor:
             _LOG.warning("the database is away", action="database_unavailable", error=str(error))
         if not self._draining:
             self._roster.admit(_now())
+            return
+        for charge in self._roster.admitted():
+            if not charge.snapshot.interrupting:
+                charge.learn(happenings.Interrupted(), _now())
 
     async def _act(self) -> None:
         """Plan, commit and perform until nothing is left to decide now."""
@@ -218,7 +220,7 @@ class Supervisor:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return False
         self._committed_at = time.monotonic()
-        for charge, draft in changed:
+        for charge, draft in drafts:
             _tell(charge, draft)
             charge.written(draft)
         return True
@@ -241,11 +243,11 @@ class Supervisor:
                 self._send(charge, Dismiss())
                 self._attendants.see_off(charge)
             case actions.Start():
-                self._send(charge, _start_order(charge, action.rank))
+                self._send(charge, start_order(charge, action.rank))
             case actions.Terminate():
-                self._send(charge, _terminate_order(charge, action.rank))
+                self._send(charge, terminate_order(charge, action.rank))
             case actions.KillProcess():
-                self._send(charge, _kill_order(charge, action.rank))
+                self._send(charge, kill_order(charge, action.rank))
             case actions.Suspect() | actions.Move():
                 pass
             case _:
@@ -259,12 +261,10 @@ class Supervisor:
         for charge in self._roster.charges.values():
             if charge.has_rejoined and not charge.decided:
                 charge.has_rejoined = False
-                for order in _standing_orders(charge):
+                for order in standing_orders(charge):
                     self._send(charge, order)
 
-    def _send(
-        self, charge: Charge, message: StartRank | TerminateRank | KillRank | Dismiss
-    ) -> None:
+    def _send(self, charge: Charge, message: Order) -> None:
         if self._agents is not None:
             self._agents.send(charge.snapshot.uid, message)
 
@@ -277,43 +277,3 @@ def _tell(charge: Charge, draft: Draft) -> None:
     """One log line for each event, once it is durable."""
     for event in draft.events:
         _LOG.info(event.message, action=event.kind, job_id=charge.snapshot.job_id, rank=event.rank)
-
-
-def _start_order(charge: Charge, number: int) -> StartRank:
-    rank = charge.snapshot.ranks[number]
-    places = charge.places
-    if places is None:
-        raise RuntimeError(f"rank {number} is to start before its job was prepared")
-    assignment = Assignment(
-        job_id=charge.snapshot.job_id,
-        job_uid=charge.snapshot.uid,
-        rank=number,
-        incarnation=rank.incarnation,
-        checkpoint_dir=places.checkpoint_dir,
-        dataset_dir=places.dataset_dir,
-        master_port=charge.master_port,
-    )
-    return StartRank(
-        rank=number,
-        incarnation=rank.incarnation,
-        environment=rank_environment(charge.snapshot.spec, assignment),
-        working_dir=str(places.working_dir),
-    )
-
-
-def _standing_orders(charge: Charge) -> Iterator[StartRank | TerminateRank | KillRank]:
-    for rank in charge.snapshot.ranks:
-        if rank.is_alive and rank.identity is None:
-            yield _start_order(charge, rank.rank)
-        if rank.is_alive and rank.terminated:
-            yield _terminate_order(charge, rank.rank)
-        if rank.is_alive and rank.kill is not None:
-            yield _kill_order(charge, rank.rank)
-
-
-def _terminate_order(charge: Charge, number: int) -> TerminateRank:
-    return TerminateRank(rank=number, incarnation=charge.snapshot.ranks[number].incarnation)
-
-
-def _kill_order(charge: Charge, number: int) -> KillRank:
-    return KillRank(rank=number, incarnation=charge.snapshot.ranks[number].incarnation)

@@ -180,8 +180,8 @@ class _ProgressReport:
 
 
 def _say(run: Run, words: str) -> None:
-    steps = f"step {run.steps_done}/{run.total_steps or 0}"
-    print(f"rank {run.rank}  {steps}  {words}", flush=True)
+    total = "" if run.total_steps is None else f"/{run.total_steps}"
+    print(f"rank {run.rank}  step {run.steps_done}{total}  {words}", flush=True)
 
 
 def _descend(state: State, name: str, gradient: Array) -> None:

@@ -9,14 +9,13 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from typing import Final
 
-VARIABLE: Final = "MUSTER_LIFELINE_FD"
+from muster.contracts.environ import LIFELINE_FD
 
 
 def follow(environ: Mapping[str, str]) -> None:
     """End with the keeper that the environment names, if it names one."""
-    text = environ.get(VARIABLE)
+    text = environ.get(LIFELINE_FD)
     if text is not None:
         descriptor = int(text)
         os.set_inheritable(descriptor, False)  # noqa: FBT003  the standard library's signature

@@ -164,7 +164,9 @@ class Run:
         if loss is not None:
             self._loss = float(loss)
         if metrics:
-            self._metrics = dict(list(metrics.items())[:METRICS_LIMIT])
+            # float(): numpy's numbers are no numbers to the wire.
+            named = list(metrics.items())[:METRICS_LIMIT]
+            self._metrics = {name: float(value) for name, value in named}
         self._heart.news()
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
@@ -230,7 +232,7 @@ class Run:
             rank=self.rank,
             world_size=self.world_size,
             warn=self._warn,
-        ).newest()
+        ).newest_of_last_job()
 
     def _beat(self) -> Beat:
         position = self._reader.committed

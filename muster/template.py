@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 
 from muster.classifier import main as train
-from muster.contracts.agent import FORKED_PID, TEMPLATE_CHANNEL, ForkRequest
-from muster.contracts.environ import MARK, MARK_WIDTH, RankSettings
+from muster.contracts.agent import FORKED_PID, ForkRequest
+from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, RankSettings
 from muster.contracts.spec import JobSpec
 
 REQUEST_LIMIT_BYTES: Final = 1 << 17
@@ -81,7 +81,7 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         os.dup2(log, 2)
         os.close(log)
         os.environ.clear()
-        os.environ.update(request.environment, MUSTER_AGENT_FD=str(rank_channel))
+        os.environ.update(request.environment, **{AGENT_FD: str(rank_channel)})
         _wear_mark(request.environment[MARK])
         os.chdir(request.working_dir)
         random.seed()
@@ -111,7 +111,7 @@ def _wear_mark(mark: str) -> None:
 
 def main() -> int:
     """Wire the process."""
-    return serve(socket.socket(fileno=int(os.environ[TEMPLATE_CHANNEL])))
+    return serve(socket.socket(fileno=int(os.environ[TEMPLATE_FD])))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,16 @@ ours stays in memory beside the user's program. Without a command it is the buil
 """
 
 import os
-import socket
+import signal
 import sys
 from typing import Final, NoReturn
 
 from muster.contracts.environ import THREAD_PINS, RankSettings
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job import Reason
-from muster.contracts.messages import Executing, RankMessage, Refused, encode
+from muster.contracts.messages import Executing, RankMessage, Refused
 from muster.contracts.spec import JobSpec
+from muster.voice import Voice
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
@@ -48,6 +49,11 @@ def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:
     if agent_fd is not None:
         os.set_inheritable(agent_fd, True)  # noqa: FBT003  the standard library's signature
     _tell(agent_fd, Executing())
+    for number in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores them; a program may not expect it
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)  # noqa: S606  running the user's argv is the purpose
     except OSError as error:
@@ -59,10 +65,7 @@ def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:
 
 
 def _tell(agent_fd: int | None, message: RankMessage) -> None:
-    if agent_fd is None:
-        return
-    with socket.socket(fileno=os.dup(agent_fd)) as channel:
-        channel.send(encode(message))
+    Voice(None if agent_fd is None else os.dup(agent_fd)).say(message)
 
 
 if __name__ == "__main__":

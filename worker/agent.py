@@ -40,6 +40,9 @@ TICK_SECONDS: Final = 0.25
 """How often log sizes are noted: the precision of a line's time."""
 
 RECONNECT_SECONDS: Final = 0.5
+WELCOME_SECONDS: Final = 5.0
+"""A coordinator welcomes at once, even with its database away."""
+
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -77,7 +80,7 @@ class Agent:
         moments = []
         if self._nursery:
             moments.append(self._next_tick)
-        if not self._uplink.is_open:
+        if not self._uplink.is_welcome:
             moments.append(self._next_attempt)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
@@ -92,9 +95,13 @@ class Agent:
             self._be_alone(now)
 
     def _be_alone(self, now: float) -> None:
-        if not self._uplink.is_open and now >= self._next_attempt:
-            self._next_attempt = now + RECONNECT_SECONDS
+        if now >= self._next_attempt:
+            # Whoever has not welcomed us by now is no coordinator, or a dead one.
+            self._uplink.drop()
             self._connect()
+            self._next_attempt = now + (
+                WELCOME_SECONDS if self._uplink.is_open else RECONNECT_SECONDS
+            )
         alone_seconds = now - self._alone_since
         timeout = self._assignment.orphan_timeout_seconds
         if alone_seconds >= timeout + self._assignment.stop_grace_seconds:

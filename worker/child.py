@@ -14,7 +14,7 @@ from typing import Final
 
 from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
-from muster.contracts.messages import RankMessage, StartRank, decode_rank_message
+from muster.contracts.messages import Beat, RankMessage, StartRank, decode_rank_message
 from muster.processes import descendants, identify, mark_of, send_signal
 from worker.logbook import Logbook
 from worker.starting import Starter
@@ -116,6 +116,12 @@ class Child:
             self._started.handle.returncode = code
         self.channel.close()
         return Ending(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
+
+    @property
+    def was_stopping(self) -> bool:
+        """Whether it had said that it was asked to stop."""
+        beat = self.standing.get(Beat)
+        return isinstance(beat, Beat) and beat.stopping
 
     def _is_leftover(self, pid: int) -> bool:
         return pid != self.pid and identify(pid) is not None and mark_of(pid) == self._mark

@@ -10,17 +10,8 @@ import msgspec
 
 from muster.checkpoints.durable import replace_file
 from muster.checkpoints.filesystem import LocalFileSystem
+from muster.contracts.exit_record import ExitRecord
 from muster.contracts.layout import JobFiles
-
-
-class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Exactly one of `exit_code` and `signal` is set."""
-
-    pid: int
-    exit_code: int | None
-    signal: int | None
-    at: str
-    """RFC 3339, UTC."""
 
 
 def write_exit_record(files: JobFiles, rank: int, incarnation: int, record: ExitRecord) -> None:

@@ -5,6 +5,7 @@ now and then and notes (size, time): a line's time is that of the first note tha
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +34,10 @@ class Logbook:
         """Remember how much was written by now; nothing is written if nothing was."""
         size = os.fstat(self._log).st_size
         if size > self._noted_bytes:
-            os.write(self._times, TIME_MARK.pack(size, int(unix_seconds * 1e6)))
-            self._noted_bytes = size
+            # On a full disk a time is missing, and the next one is as good.
+            with suppress(OSError):
+                os.write(self._times, TIME_MARK.pack(size, int(unix_seconds * 1e6)))
+                self._noted_bytes = size
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the end of the log, bounded in lines and bytes."""

@@ -7,11 +7,14 @@ gone, then the end is durable, then it is reported. A successor never meets its 
 import os
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from muster.contracts.exit_record import ExitRecord
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
@@ -24,7 +27,7 @@ from muster.contracts.messages import (
 )
 from muster.processes import descendants, identify, send_signal
 from worker.child import Child, Ending
-from worker.exits import ExitRecord, write_exit_record
+from worker.exits import write_exit_record
 from worker.logbook import Logbook
 from worker.starting import Starter
 
@@ -41,6 +44,14 @@ CANNOT_START: Final = 126
 Report = Callable[[AgentMessage], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Obituary:
+    """The last incarnation of a rank that has ended: its last words, and how."""
+
+    said: tuple[RankSaid, ...]
+    exited: RankExited
+
+
 class Nursery:
     """All processes of one job on this host. `report` gets every piece of news."""
 
@@ -53,7 +64,7 @@ class Nursery:
         self._report = report
         self._living: dict[int, Child] = {}
         self._exit_seen_at: dict[int, float] = {}
-        self._ended: dict[int, RankExited] = {}
+        self._ended: dict[int, _Obituary] = {}
         files.exits.mkdir(parents=True, exist_ok=True)
 
     def __bool__(self) -> bool:
@@ -63,9 +74,10 @@ class Nursery:
         """Everything a coordinator that knows nothing has to be told."""
         for child in self._living.values():
             yield from _introduction(child)
-            for message in child.standing.values():
-                yield RankSaid(rank=child.rank, incarnation=child.incarnation, message=message)
-        yield from self._ended.values()
+            yield from _standing(child)
+        for obituary in self._ended.values():
+            yield from obituary.said
+            yield obituary.exited
 
     def start(self, order: StartRank) -> None:
         """Start an incarnation; an order for a rank that still lives, or an old one, is ignored."""
@@ -154,13 +166,7 @@ class Nursery:
         child.logbook.close()
 
     def _record_end(self, child: Child, ending: Ending) -> None:
-        record = ExitRecord(
-            pid=child.pid,
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            at=datetime.now(UTC).isoformat(),
-        )
-        write_exit_record(self._files, child.rank, child.incarnation, record)
+        self._write_record(child, ending)
         exited = RankExited(
             rank=child.rank,
             incarnation=child.incarnation,
@@ -168,7 +174,20 @@ class Nursery:
             signal=ending.signal,
             last_lines=child.logbook.last_lines(),
         )
-        self._note_end(exited)
+        self._note_end(exited, said=tuple(_standing(child)))
+
+    def _write_record(self, child: Child, ending: Ending) -> None:
+        record = ExitRecord(
+            pid=child.pid,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            stopping=child.was_stopping,
+            at=datetime.now(UTC).isoformat(),
+        )
+        try:
+            write_exit_record(self._files, child.rank, child.incarnation, record)
+        except OSError as error:  # a full disk must not take the agent, and all ranks, with it
+            print(f"the end of rank {child.rank} is not on record: {error}", file=sys.stderr)
 
     def _hear(self, child: Child) -> None:
         heard, is_open = child.listen()
@@ -183,10 +202,12 @@ class Nursery:
             self._selector.unregister(child.channel)
 
     def _never_started(self, order: StartRank, error: OSError) -> None:
-        where = f"working directory {order.working_dir}"
         refused = Refused(
-            reason=Reason.INVALID_PROGRAM, message=f"cannot be started in {where}: {error}"
+            reason=Reason.INVALID_PROGRAM,
+            message=f"cannot be started in {order.working_dir}: {error}",
         )
+        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
+        self._report(said)
         exited = RankExited(
             rank=order.rank,
             incarnation=order.incarnation,
@@ -194,15 +215,14 @@ class Nursery:
             signal=None,
             last_lines=(),
         )
-        self._report(RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused))
-        self._note_end(exited)
+        self._note_end(exited, said=(said,))
 
     def _is_new_incarnation(self, rank: int, incarnation: int) -> bool:
         ended = self._ended.get(rank)
-        return ended is None or incarnation > ended.incarnation
+        return ended is None or incarnation > ended.exited.incarnation
 
-    def _note_end(self, exited: RankExited) -> None:
-        self._ended[exited.rank] = exited
+    def _note_end(self, exited: RankExited, said: tuple[RankSaid, ...] = ()) -> None:
+        self._ended[exited.rank] = _Obituary(said=said, exited=exited)
         self._report(exited)
 
     def _reap_orphans(self) -> None:
@@ -216,6 +236,12 @@ class Nursery:
             if zombie is None or zombie.si_pid in own:
                 return
             os.waitpid(zombie.si_pid, os.WNOHANG)
+
+
+def _standing(child: Child) -> Iterator[RankSaid]:
+    """Yield the last message of each kind, in the order in which the kinds were first heard."""
+    for message in child.standing.values():
+        yield RankSaid(rank=child.rank, incarnation=child.incarnation, message=message)
 
 
 def _introduction(child: Child) -> Iterator[RankSpawned]:

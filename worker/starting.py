@@ -16,12 +16,16 @@ from typing import Final, Protocol
 
 import msgspec
 
-from muster.contracts.agent import FORKED_PID, TEMPLATE_CHANNEL, ForkRequest
-from muster.contracts.environ import MARK, MARK_WIDTH, THREAD_PINS
+from muster.contracts.agent import FORKED_PID, ForkRequest
+from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, THREAD_PINS
 from muster.contracts.messages import StartRank
+from muster.processes import marked, send_signal
 
-TEMPLATE_PATIENCE_SECONDS: Final = 10.0
-"""The first fork waits for the template's imports. It never waits longer: exec always works."""
+IMPORT_PATIENCE_SECONDS: Final = 10.0
+"""The first fork waits for the template's imports; no rank lives yet that could be kept waiting."""
+
+FORK_PATIENCE_SECONDS: Final = 1.0
+"""Later ones take milliseconds, and the agent hears nobody meanwhile. Exec always works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class Exec:
             env={
                 **os.environ,
                 **order.environment,
-                "MUSTER_AGENT_FD": str(channel.fileno()),
+                AGENT_FD: str(channel.fileno()),
             },
             pass_fds=(channel.fileno(),),
             start_new_session=True,
@@ -71,9 +75,10 @@ class Fork:
 
     def __init__(self, job_uid: str) -> None:
         self._cold = Exec()
+        self._mark = f"{job_uid}/template"
         self._channel: socket.socket | None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(TEMPLATE_PATIENCE_SECONDS)
+        self._channel.settimeout(IMPORT_PATIENCE_SECONDS)
         with theirs:
             self._template = subprocess.Popen(
                 [sys.executable, "-P", "-m", "muster.template"],
@@ -81,8 +86,8 @@ class Fork:
                 env={
                     **os.environ,
                     **THREAD_PINS,
-                    MARK: f"{job_uid}/template".ljust(MARK_WIDTH),
-                    TEMPLATE_CHANNEL: str(theirs.fileno()),
+                    MARK: self._mark.ljust(MARK_WIDTH),
+                    TEMPLATE_FD: str(theirs.fileno()),
                 },
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -91,6 +96,13 @@ class Fork:
     def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
         pid = self._ask(order, log, channel)
         return self._cold.start(order, log, channel) if pid is None else Started(pid=pid)
+
+    def _give_up(self, order: StartRank) -> None:
+        """End the template, and the fork it may have made without having said so."""
+        self.close()
+        for mark in (order.environment[MARK], self._mark):
+            for record in marked(mark):
+                send_signal(record, signal.SIGKILL)
 
     def close(self) -> None:
         if self._channel is not None:
@@ -113,7 +125,8 @@ class Fork:
         except OSError:
             answer = b""
         if not answer:
-            self.close()
+            self._give_up(order)
             return None
+        self._channel.settimeout(FORK_PATIENCE_SECONDS)
         (pid,) = FORKED_PID.unpack(answer)
         return int(pid)

@@ -6,6 +6,7 @@ hashes decide. Reading changes nothing, so it can be repeated at will.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,24 @@ class Reader:
                 "copy of the directory, or remove it to start from the beginning"
             )
         return None
+
+    def newest_of_last_job(self) -> Checkpoint | None:
+        """Return the newest intact checkpoint of the job that saved here last, whoever that was.
+
+        Generations count within one job, so those of several jobs say nothing about each other:
+        LATEST tells whose turn it was last, or else the youngest manifest. Raises as `newest`.
+        """
+        uid = self._last_uid()
+        return self.newest(lambda manifest: manifest.job_uid == uid)
+
+    def _last_uid(self) -> str | None:
+        latest = self.latest()
+        manifests_by_trust = []
+        for name in self.names():
+            with suppress(CheckpointDamaged):
+                manifest = self.manifest(name)
+                manifests_by_trust.append(((name == latest, manifest.time), manifest.job_uid))
+        return max(manifests_by_trust, default=(None, None), key=lambda found: found[0])[1]
 
     def latest(self) -> CheckpointName | None:
         """Return what LATEST names; None if it is missing, unreadable, torn or not ours."""

@@ -9,9 +9,6 @@ from typing import Final
 
 import msgspec
 
-TEMPLATE_CHANNEL: Final = "MUSTER_TEMPLATE_FD"
-"""Names the descriptor of the template's socket in its environment."""
-
 FORKED_PID: Final = struct.Struct("<q")
 """The template's answer to a `ForkRequest`."""
 
@@ -19,7 +16,6 @@ FORKED_PID: Final = struct.Struct("<q")
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything one agent needs to know."""
 
-    job_id: str
     job_uid: str
     generation: int
     token: str
@@ -40,7 +36,6 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     port: int
-    epoch: int
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):

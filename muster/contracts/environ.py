@@ -6,6 +6,7 @@ started by hand, the names that torchrun gives to a rank, and our own with the p
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 import msgspec
 
 from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.spec import JobSpec
+from muster.contracts.spec import JOB_ID_PATTERN, JobSpec
 
 DEFAULT_CHECKPOINT_DIR: Final = "./checkpoints"
 DEFAULT_DATASET_DIR: Final = "./data/shards"
@@ -29,6 +30,18 @@ MARK: Final = "MUSTER_MARK"
 """Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
 what it leaves behind can be told from what is not ours."""
 
+
+AGENT_FD: Final = "MUSTER_AGENT_FD"
+"""The descriptor of a rank's channel to its agent."""
+
+TEMPLATE_FD: Final = "MUSTER_TEMPLATE_FD"
+"""The descriptor of a template's channel to its agent."""
+
+LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
+"""The descriptor of the pipe that ends with the keeper of a service."""
+
+NOT_FOR_RANKS: Final = frozenset({"MUSTER_DATABASE_URL", "MUSTER_TOKEN", LIFELINE_FD})
+"""A program that somebody submitted has no business with the service's own keys and pipes."""
 
 MARK_WIDTH: Final = 64
 """Marks are written over one another in place (`muster.template`), so they have room to spare:
@@ -60,6 +73,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
         """Read the product settings; `cores` is the machine's number of processors."""
+        _refuse_s3(environ)
         data_dir = Path(
             environ.get("MUSTER_DATA_DIR")
             or Path(environ.get("HOME", "/")) / ".local" / "share" / "muster"
@@ -111,11 +125,12 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
         `world_size` and `job_id` are what holds where nobody says: 4 for a rank started by hand,
         1 and its own name for a script that runs all by itself.
         """
+        _refuse_s3(environ)
         default = JobSpec()
         world_size = _integer(environ, "WORLD_SIZE", world_size, low=1)
         command = environ.get("MUSTER_COMMAND")
         return cls(
-            job_id=environ.get("JOB_ID") or job_id,
+            job_id=_checked_id(environ, "JOB_ID", job_id) or job_id,
             job_uid=environ.get("MUSTER_JOB_UID") or None,
             rank=_integer(environ, "RANK", 0, low=0, high=world_size - 1),
             world_size=world_size,
@@ -130,9 +145,9 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
             batch_size=_integer(environ, "MUSTER_BATCH_SIZE", default.batch_size, low=1),
             seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
             heartbeat_seconds=_heartbeat_seconds(environ),
-            resume_from=environ.get("MUSTER_RESUME_FROM") or None,
+            resume_from=_checked_id(environ, "MUSTER_RESUME_FROM", None),
             command=_command(command) if command else None,
-            agent_fd=_optional_integer(environ, "MUSTER_AGENT_FD"),
+            agent_fd=_optional_integer(environ, AGENT_FD),
         )
 
 
@@ -203,6 +218,9 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
             min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / BEATS_IN_TIMEOUT)
         ),
         "MUSTER_JOB_UID": assignment.job_uid,
+        # Written even when empty: what the service has in its own environment is not the job's.
+        "MUSTER_RESUME_FROM": spec.resume_from or "",
+        "MUSTER_COMMAND": msgspec.json.encode(spec.command).decode() if spec.command else "",
         "MUSTER_GENERATION": str(assignment.incarnation),
         "MUSTER_KEEP_LAST": str(spec.keep_last),
         "MUSTER_EPOCHS": str(spec.epochs),
@@ -210,16 +228,26 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         "MUSTER_SEED": str(spec.seed),
         MARK: mark(assignment.job_uid, assignment.rank, assignment.incarnation),
     }
-    if spec.resume_from is not None:
-        environment["MUSTER_RESUME_FROM"] = spec.resume_from
-    if spec.command is not None:
-        environment["MUSTER_COMMAND"] = msgspec.json.encode(spec.command).decode()
     return {**THREAD_PINS, "PYTHONUNBUFFERED": "1", **environment}
 
 
 def mark(job_uid: str, rank: int, incarnation: int) -> str:
     """Return the value of `MARK` for one incarnation of one rank."""
     return f"{job_uid}/{rank}/{incarnation}"
+
+
+def _checked_id(environ: Mapping[str, str], name: str, default: str | None) -> str | None:
+    """Return an id that is safe in a path."""
+    text = environ.get(name) or default
+    if text is not None and not re.fullmatch(JOB_ID_PATTERN, text):
+        raise InvalidEnvironment(name, text, "a job's id: letters, digits, '-' and '_'")
+    return text
+
+
+def _refuse_s3(environ: Mapping[str, str]) -> None:
+    text = environ.get("USE_S3", "")
+    if text.lower() not in {"", "0", "false", "no"}:
+        raise InvalidEnvironment("USE_S3", text, "possible in this version, which saves to disk")
 
 
 def _integer(

@@ -153,7 +153,7 @@ def test_a_data_set_that_vanishes_in_the_middle_fails_the_job(
     installation: Installation, shards: Callable[..., str]
 ) -> None:
     directory = shards(GOOD * 400, GOOD * 400)
-    job_id = installation.submit(world_size=1, dataset_dir=directory, sleep_sec=0.02)
+    job_id = installation.submit(world_size=1, dataset_dir=directory, sleep_sec=0.2)
     installation.wait_until(job_id, lambda now: now["step"] > 3)
     shutil.rmtree(directory)
     installation.kill(job_id, 0)

@@ -104,8 +104,7 @@ def test_a_stopped_job_goes_on_from_exactly_there(
     installation.submit(**LONG, job_id=job_id, resume_from=job_id)
     installation.complete(job_id)
     for rank, step in enumerate(steps):
-        words = f"rank {rank}  step {step}/48  goes on from its checkpoint of step {step}"
-        assert words in installation.log(job_id, rank)
+        assert f"goes on from its checkpoint of step {step}\n" in installation.log(job_id, rank)
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 

@@ -15,6 +15,7 @@ from installation import await_value, without_ours
 
 from muster.contracts.agent import AgentAssignment, CoordinatorAddress
 from muster.contracts.environ import MARK, Assignment, rank_environment
+from muster.contracts.exit_record import ExitRecord
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
@@ -40,7 +41,6 @@ from muster.contracts.spec import JobSpec
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 from muster.processes import identify, is_running, mark_of, marked, send_signal
-from worker.exits import ExitRecord
 
 DEADLINE_SECONDS = 30.0
 FOREVER = ("sleep", "600")
@@ -105,7 +105,6 @@ class Stage:
         self, *, orphan_timeout_seconds: float = 600.0, is_builtin: bool = False
     ) -> None:
         assignment = AgentAssignment(
-            job_id="job",
             job_uid=self.uid,
             generation=7,
             token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
@@ -131,7 +130,7 @@ class Stage:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(DEADLINE_SECONDS)
         host, port = self._listener.getsockname()
-        address = CoordinatorAddress(host=host, port=port, epoch=epoch)
+        address = CoordinatorAddress(host=host, port=port)
         self._address.write_bytes(msgspec.json.encode(address))
         connection, _ = self._listener.accept()
         conversation = Conversation(connection, Welcome(epoch=epoch), *orders)
@@ -242,11 +241,23 @@ def test_orders_about_another_incarnation_change_nothing(stage: Stage) -> None:
     agent.say(stage.order(FOREVER, incarnation=5))
     pid = agent.hear_of(RankSpawned, 0).pid
     agent.say(KillRank(rank=0, incarnation=4))
-    agent.say(KillRank(rank=1, incarnation=5))
     agent.say(stage.order(FOREVER, incarnation=6))  # while the one before it lives
     agent.say(stage.order(["true"], rank=1))
     assert agent.hear_of(RankExited, 1).exit_code == 0  # so all orders before it were heard
     assert [record.pid for record in stage.running(rank=0)] == [pid]
+
+
+def test_an_incarnation_whose_start_was_lost_is_reported_as_ended(stage: Stage) -> None:
+    """Else whoever ordered its end would wait for it for ever."""
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(KillRank(rank=1, incarnation=5))
+    exited = agent.hear_of(RankExited, 1)
+    assert (exited.incarnation, exited.exit_code, exited.signal) == (5, None, signal.SIGKILL)
+    agent.say(stage.order(["true"], rank=1, incarnation=5))  # too late: that one has ended
+    agent.say(stage.order(["true"], rank=0))
+    agent.hear_of(RankExited, 0)
+    assert not stage.files.log(1, 5).exists()
 
 
 def test_an_incarnation_is_never_started_twice(stage: Stage) -> None:
@@ -277,6 +288,7 @@ def test_a_new_coordinator_is_told_everything_again(stage: Stage) -> None:
     assert isinstance(second.hear(), AgentHello)
     assert second.hear() == spawned
     assert second.hear() == RankSaid(rank=0, incarnation=0, message=Executing())
+    assert second.hear() == RankSaid(rank=1, incarnation=0, message=Executing())
     assert second.hear() == exited
     second.say(TerminateRank(rank=0, incarnation=0))
     assert second.hear_of(RankExited, 0).signal == signal.SIGTERM

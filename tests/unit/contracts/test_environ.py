@@ -114,9 +114,23 @@ def test_a_persons_variables_are_given_but_never_move_a_rank() -> None:
     assert environ[MARK] == mark("uid", 2, 5) == "uid/2/5"
 
 
-def test_what_was_not_asked_for_is_not_in_the_environment() -> None:
+def test_what_was_not_asked_for_hides_what_the_service_has_in_its_own_environment() -> None:
     environ = rank_environment(JobSpec(), ASSIGNMENT)
-    assert {"MUSTER_COMMAND", "MUSTER_RESUME_FROM", "MUSTER_AGENT_FD"}.isdisjoint(environ)
+    assert (environ["MUSTER_COMMAND"], environ["MUSTER_RESUME_FROM"]) == ("", "")
+    settings = read_rank({"MUSTER_COMMAND": '["evil"]', "MUSTER_RESUME_FROM": "else"} | environ)
+    assert (settings.command, settings.resume_from) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["JOB_ID", "MUSTER_RESUME_FROM"])
+def test_an_id_that_would_leave_its_directory_is_refused(name: str) -> None:
+    with pytest.raises(InvalidEnvironment, match=name):
+        read_rank({name: "../../elsewhere"})
+
+
+def test_a_store_that_is_not_there_yet_is_refused_and_not_ignored() -> None:
+    with pytest.raises(InvalidEnvironment, match="USE_S3"):
+        read_rank({"USE_S3": "true"})
+    assert read_rank({"USE_S3": "false"}).rank == 0
 
 
 def test_no_value_can_break_an_environment() -> None:

@@ -96,7 +96,7 @@ def play(story: Callable[[Stage], Awaitable[None]]) -> None:
         notebook = Notebook()
         server = AgentServer(epoch=5, listener=notebook)
         address = await server.start()
-        assert (address.host, address.epoch) == ("127.0.0.1", 5)
+        assert address.host == "127.0.0.1"
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await story(Stage(server, notebook, address.port))

@@ -3,8 +3,11 @@
 from stories import Story
 
 from coordinator.actions import KillAgent, KillProcess
+from coordinator.fold import AGENT_FAILURES_LIMIT
+from coordinator.happenings import Overslept
 from coordinator.plan import AGENT_GRACE_SECONDS, KILL_GRACE_SECONDS
 from coordinator.snapshot import AgentState
+from muster.contracts.job import JobStatus, Reason
 
 
 def kills(actions: list[object]) -> list[int]:
@@ -44,3 +47,23 @@ def test_an_agent_that_ends_it_in_time_is_not() -> None:
     assert kills(story.passes(5.0).plans()) == [0]
     story.dies(0)
     assert KillAgent() not in story.beats(1).passes(KILL_GRACE_SECONDS - 1).plans()
+
+
+def test_a_coordinator_that_stood_still_blames_nobody_else() -> None:
+    story = Story.running(world_size=2, heartbeat_timeout=3.0)
+    story.passes(60.0).hears(Overslept(seconds=60.0))
+    assert kills(story.plans()) == []
+    assert kills(story.passes(3.0).plans()) == [0, 1]
+
+
+def test_agents_that_never_bring_up_a_rank_fail_the_job() -> None:
+    story = Story.submitted(world_size=1).is_admitted()
+    for _ in range(AGENT_FAILURES_LIMIT):
+        story.passes(60.0).plans()
+        story.agent_is_lost()
+        assert story.job.verdict is None
+    story.passes(60.0).plans()
+    story.agent_is_lost()
+    story.plans()
+    assert story.job.status is JobStatus.FAILED
+    assert story.job.reason is Reason.AGENT_LOST

@@ -38,8 +38,7 @@ class Roster:
     def admitted(self) -> list[Charge]:
         return [self.charge]
 
-    async def load(self, _now: object) -> list[Charge]:
-        return [self.charge]
+    async def load(self, _sweep: object, _now: object) -> None: ...
 
     async def look(self, _now: object) -> None:
         self.looks += 1

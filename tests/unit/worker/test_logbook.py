@@ -78,7 +78,9 @@ def test_logs_are_for_their_owner_alone(logbook: Logbook, tmp_path: Path) -> Non
 def test_how_a_process_ended_is_on_disk_and_nothing_else_is(tmp_path: Path) -> None:
     files = JobFiles(tmp_path)
     files.exits.mkdir(parents=True)
-    record = ExitRecord(pid=7, exit_code=None, signal=9, at="2026-03-01T12:00:00+00:00")
+    record = ExitRecord(
+        pid=7, exit_code=None, signal=9, stopping=False, at="2026-03-01T12:00:00+00:00"
+    )
     write_exit_record(files, 1, 2, record)
     content = files.exit_record(1, 2).read_bytes()
     assert msgspec.json.decode(content, type=ExitRecord) == record

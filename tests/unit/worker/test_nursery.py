@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from muster.contracts.environ import MARK
+from muster.contracts.exit_record import ExitRecord
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
@@ -28,7 +29,6 @@ from muster.contracts.messages import (
     encode,
 )
 from muster.processes import identify, is_running, marked
-from worker.exits import ExitRecord
 from worker.nursery import Nursery
 from worker.starting import Started
 
@@ -207,7 +207,7 @@ def test_what_cannot_be_started_is_refused_and_has_ended(house: House, working_d
     assert said.message.reason is Reason.INVALID_PROGRAM
     assert working_dir in said.message.message
     assert exited == exit_of(0, 0, 126, None)
-    assert list(house.nursery.present_state()) == [exited]
+    assert list(house.nursery.present_state()) == [said, exited]
     assert not house.nursery
 
 

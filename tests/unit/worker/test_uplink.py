@@ -38,7 +38,7 @@ class Line:
         self.is_listed_at(self._listening.getsockname()[1])
 
     def is_listed_at(self, port: int) -> None:
-        address = CoordinatorAddress(host="127.0.0.1", port=port, epoch=1)
+        address = CoordinatorAddress(host="127.0.0.1", port=port)
         self.address_file.write_bytes(msgspec.json.encode(address))
 
     def accepts(self) -> socket.socket:

@@ -1,0 +1,51 @@
+"""From a decision to the words an agent understands."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from coordinator.charge import Charge
+from muster.contracts.environ import Assignment, rank_environment
+from muster.contracts.messages import Dismiss, KillRank, StartRank, TerminateRank
+
+Order: TypeAlias = StartRank | TerminateRank | KillRank | Dismiss
+
+
+def start_order(charge: Charge, number: int) -> StartRank:
+    rank = charge.snapshot.ranks[number]
+    places = charge.places
+    if places is None:
+        raise RuntimeError(f"rank {number} is to start before its job was prepared")
+    assignment = Assignment(
+        job_id=charge.snapshot.job_id,
+        job_uid=charge.snapshot.uid,
+        rank=number,
+        incarnation=rank.incarnation,
+        checkpoint_dir=places.checkpoint_dir,
+        dataset_dir=places.dataset_dir,
+        master_port=charge.master_port,
+    )
+    return StartRank(
+        rank=number,
+        incarnation=rank.incarnation,
+        environment=rank_environment(charge.snapshot.spec, assignment),
+        working_dir=str(places.working_dir),
+    )
+
+
+def standing_orders(charge: Charge) -> Iterator[Order]:
+    """Yield what an agent that has just come may not have heard."""
+    for rank in charge.snapshot.ranks:
+        if rank.is_alive and rank.identity is None:
+            yield start_order(charge, rank.rank)
+        if rank.is_alive and rank.terminated:
+            yield terminate_order(charge, rank.rank)
+        if rank.is_alive and rank.kill is not None:
+            yield kill_order(charge, rank.rank)
+
+
+def terminate_order(charge: Charge, number: int) -> TerminateRank:
+    return TerminateRank(rank=number, incarnation=charge.snapshot.ranks[number].incarnation)
+
+
+def kill_order(charge: Charge, number: int) -> KillRank:
+    return KillRank(rank=number, incarnation=charge.snapshot.ranks[number].incarnation)

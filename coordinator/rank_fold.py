@@ -1,0 +1,167 @@
+"""What happened → what is known, for one rank. Pure, like all of `coordinator.fold`."""
+
+from dataclasses import replace
+from typing import assert_never
+
+from coordinator import actions
+from coordinator.snapshot import NEVER, Cause, RankSnapshot
+from muster.contracts import rank as rank_rules
+from muster.contracts.backoff import Backoff
+from muster.contracts.job import Reason
+from muster.contracts.messages import Beat, RankExited
+from muster.contracts.rank import ProcessState
+
+THROUGHPUT_WINDOW_SECONDS = 1.0
+"""Steps are counted over at least this long: beats may come much closer together."""
+
+THROUGHPUT_WEIGHT = 0.5
+"""Of the newest window, in a moving average."""
+
+PREEMPTED = Cause(
+    reason=Reason.WORKER_EXITED, message="was asked to stop by somebody else and saved its work"
+)
+
+
+def taken(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSnapshot:
+    match action:
+        case actions.Start():
+            return _started(rank, now)
+        case actions.Terminate():
+            return replace(rank, terminated=True)
+        case actions.KillProcess():
+            return replace(rank, kill=action.cause, killed_at=now)
+        case actions.Suspect():
+            return _moved(rank, ProcessState.SUSPECT)
+    assert_never(action)
+
+
+def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
+    return replace(
+        rank,
+        incarnation=rank.incarnation + 1,
+        process=ProcessState.SPAWNED,
+        identity=None,
+        beats=False,
+        spawned_at=now,
+        heard_at=now,
+        progressed_at=NEVER,
+        live_at=NEVER,
+        terminated=False,
+        stopping=False,
+        kill=None,
+        warning=None,
+        exit_code=None,
+        exit_signal=None,
+        checkpoints_before=rank.checkpoints_before + rank.checkpoints_saved,
+        checkpoints_saved=0,
+        throughput_steps_per_sec=0.0,
+        measured_at=NEVER,
+    )
+
+
+def _moved(rank: RankSnapshot, target: ProcessState) -> RankSnapshot:
+    if rank.process is target:
+        return rank
+    return replace(rank, process=rank_rules.move(rank.process, target))
+
+
+def ended_unseen(rank: RankSnapshot, trouble: Cause | None) -> RankSnapshot:
+    """Return the rank without its process, which is gone for no fault of its own."""
+    if not rank.is_alive:
+        return rank
+    return replace(
+        rank,
+        process=ProcessState.EXITED,
+        identity=None,
+        throughput_steps_per_sec=0.0,
+        trouble=trouble,
+    )
+
+
+def alive(rank: RankSnapshot, now: float) -> RankSnapshot:
+    first = rank.process is ProcessState.SPAWNED
+    return replace(
+        _moved(rank, ProcessState.LIVE),
+        heard_at=now,
+        live_at=now if first else rank.live_at,
+        trouble=None,
+    )
+
+
+def greeted(rank: RankSnapshot, now: float) -> RankSnapshot:
+    """From the first hello on silence and lack of progress mean something."""
+    progressed_at = rank.progressed_at if rank.beats else now
+    return replace(alive(rank, now), beats=True, progressed_at=progressed_at)
+
+
+def beaten(rank: RankSnapshot, beat: Beat, backoff: Backoff, now: float) -> RankSnapshot:
+    rank = greeted(rank, now)
+    healthy_seconds = now - rank.live_at
+    return replace(
+        _measured(rank, beat.step, now),
+        step=beat.step,
+        total_steps=beat.total_steps,
+        epoch=beat.epoch,
+        shard_idx=beat.shard_idx,
+        line_idx=beat.line_idx,
+        loss=beat.loss,
+        metrics=beat.metrics,
+        stopping=beat.stopping,
+        progressed_at=now if beat.step != rank.step else rank.progressed_at,
+        failures=backoff.failures_after(rank.failures, healthy_seconds),
+        checkpoints_saved=beat.checkpoints_saved,
+        last_checkpoint_step=(
+            rank.last_checkpoint_step
+            if beat.last_checkpoint_step is None
+            else beat.last_checkpoint_step
+        ),
+    )
+
+
+def _measured(rank: RankSnapshot, step: int, now: float) -> RankSnapshot:
+    """Bring the throughput up to date once a window has passed."""
+    if rank.measured_at == NEVER:
+        return replace(rank, measured_at=now, measured_step=step)
+    seconds = now - rank.measured_at
+    if seconds < THROUGHPUT_WINDOW_SECONDS:
+        return rank
+    newest = max(0, step - rank.measured_step) / seconds
+    before = rank.throughput_steps_per_sec or newest
+    return replace(
+        rank,
+        throughput_steps_per_sec=THROUGHPUT_WEIGHT * newest + (1 - THROUGHPUT_WEIGHT) * before,
+        measured_at=now,
+        measured_step=step,
+    )
+
+
+def exited(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
+    """Return the rank without its process, which its parent has reaped.
+
+    Code 0 means done, unless it had been asked to go: then work may be left.
+    """
+    ended = replace(
+        _moved(rank, ProcessState.EXITED),
+        identity=None,
+        exit_code=message.exit_code,
+        exit_signal=message.signal,
+        throughput_steps_per_sec=0.0,
+    )
+    if message.exit_code != 0 or rank.terminated:
+        return ended
+    if rank.stopping:
+        return replace(ended, trouble=PREEMPTED)
+    return replace(ended, finished=True, trouble=None)
+
+
+def pushed_on(rank: RankSnapshot, seconds: float) -> RankSnapshot:
+    """Return the rank with every deadline that it has to meet later by so much."""
+    if not rank.is_alive:
+        return rank
+    return replace(
+        rank,
+        spawned_at=rank.spawned_at + seconds,
+        heard_at=rank.heard_at + seconds,
+        progressed_at=rank.progressed_at + seconds,
+        killed_at=rank.killed_at + seconds,
+    )
