@@ -125,6 +125,9 @@ class Agent:
             self._uplink.send(message)
 
     def _hear_coordinator(self, message: CoordinatorMessage) -> None:
+        if not (self._uplink.is_welcome or isinstance(message, Welcome)):
+            self._uplink.drop()  # whoever orders before it was accepted is no coordinator
+            return
         match message:
             case Welcome():
                 self._greet(message.epoch)
@@ -141,8 +144,8 @@ class Agent:
                 assert_never(message)
 
     def _greet(self, epoch: int) -> None:
-        """Accept a coordinator, unless a later one has been here."""
-        if epoch < self._epoch:
+        """Accept a coordinator, unless it is a stranger's or a later one has been here."""
+        if epoch < self._epoch or not self._uplink.peer_is_ours:
             self._uplink.drop()
         else:
             self._epoch = epoch

@@ -5,6 +5,7 @@ the whole present state again. What is sent in between is news, and only worth s
 """
 
 import errno
+import os
 import selectors
 import socket
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from muster.contracts.messages import (
     decode_coordinator_message,
     encode,
 )
+from muster.peers import plain, user_of
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that stopped reading is as good as away; the next connection starts afresh."""
@@ -66,6 +68,18 @@ class Uplink:
         self._reader = FrameReader()
         self._selector.register(attempt, _BOTH, self._on_ready)
         return True
+
+    @property
+    def peer_is_ours(self) -> bool:
+        """Whether the process at the other end belongs to our own user.
+
+        A coordinator that died has left its port to anybody on this machine.
+        """
+        if self._socket is None:
+            return False
+        host, port = self._socket.getsockname()
+        peer_host, peer_port = self._socket.getpeername()
+        return user_of((plain(peer_host), peer_port), (plain(host), port)) == os.geteuid()
 
     def send(self, message: AgentMessage) -> None:
         """Send now or as soon as it fits; without a connection the message is dropped."""

@@ -130,12 +130,14 @@ class Stage:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(DEADLINE_SECONDS)
         host, port = self._listener.getsockname()
-        address = CoordinatorAddress(host=host, port=port)
-        self._address.write_bytes(msgspec.json.encode(address))
+        self.announce(CoordinatorAddress(host=host, port=port))
         connection, _ = self._listener.accept()
         conversation = Conversation(connection, Welcome(epoch=epoch), *orders)
         self._conversations.append(conversation)
         return conversation
+
+    def announce(self, address: CoordinatorAddress) -> None:
+        self._address.write_bytes(msgspec.json.encode(address))
 
     def meet_nobody(self) -> None:
         """Be a coordinator that is gone: nobody listens any more."""
@@ -258,6 +260,38 @@ def test_an_incarnation_whose_start_was_lost_is_reported_as_ended(stage: Stage) 
     agent.say(stage.order(["true"], rank=0))
     agent.hear_of(RankExited, 0)
     assert not stage.files.log(1, 5).exists()
+
+
+STRANGER = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+connection, _ = listener.accept()
+connection.sendall(bytes.fromhex(sys.argv[1]))
+while connection.recv(65536): pass
+print("hung up", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("politely", [True, False])
+def test_a_stranger_on_the_port_of_a_dead_coordinator_is_not_obeyed(
+    stage: Stage, *, politely: bool
+) -> None:
+    words = [Welcome(epoch=99)] * politely + [stage.order(FOREVER)]
+    content = b"".join(frame(encode(word)) for word in words)
+    with subprocess.Popen(
+        [sys.executable, "-c", STRANGER, content.hex()], stdout=subprocess.PIPE, text=True
+    ) as stranger:
+        assert stranger.stdout is not None
+        stage.announce(CoordinatorAddress(host="127.0.0.1", port=int(stranger.stdout.readline())))
+        stage.start_agent()
+        assert stranger.stdout.readline() == "hung up\n"
+    assert stage.running(rank=0) == []
+    agent = stage.meet(epoch=1)  # the stranger's epoch has not been believed, either
+    agent.say(stage.order(["true"]))
+    assert agent.hear_of(RankExited, 0).exit_code == 0
 
 
 def test_an_incarnation_is_never_started_twice(stage: Stage) -> None:

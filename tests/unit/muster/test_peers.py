@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.callers import plain, user_of
+from muster.peers import plain, user_of
 
 HEADING = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
 CLIENT = (ipaddress.ip_address("127.0.0.1"), 0x1234)
