@@ -8,7 +8,6 @@ is cleared by the next demo.
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_job
 from muster.datasets.contents import HELD_OUT_NAME
 from muster.datasets.samples import LabelledSample
+from muster.ports import free_port
 from muster.processes import marked
 
 RANKS: Final = 4
@@ -78,7 +78,7 @@ def _act_of_data(stage: Path) -> None:
 @contextmanager
 def _services(stage: Path, environ: Mapping[str, str]) -> Iterator[Server]:
     """Run `muster up` on a port and a database of its own."""
-    url = f"http://127.0.0.1:{_free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     print(f"2. Services: API and coordinator on SQLite at {url}")
     with (stage / "services.log").open("wb") as log:
         services = subprocess.Popen(
@@ -256,10 +256,3 @@ def _nothing_is_left(uids: list[str]) -> None:
     left = [record.pid for uid in uids for record in marked(f"{uid}/")]
     if left:
         raise DemoFailed(f"processes are left running: {left}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

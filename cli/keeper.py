@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+from muster.contracts.endings import describe_status
 from muster.contracts.environ import LIFELINE_FD
 
 YOUNG_SECONDS: Final = 1.0
@@ -52,7 +53,7 @@ class Keeper:
                 code = await self._serve_once(reading)
                 if self._ending.is_set() or (code > 0 and not self.has_served):
                     break
-                self._say(f"the {self._name} {_describe(code)}; it is started again")
+                self._say(f"the {self._name} {describe_status(code)}; it is started again")
                 if time.monotonic() - started < YOUNG_SECONDS:
                     await self._pause()
         finally:
@@ -88,9 +89,3 @@ class Keeper:
     async def _pause(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), PAUSE_SECONDS)
-
-
-def _describe(code: int) -> str:
-    if code < 0:
-        return f"was ended by signal {-code} ({signal.Signals(-code).name})"
-    return f"exited with code {code}"

@@ -19,6 +19,7 @@ from typing import Final
 from cli.keeper import Keeper
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
+from muster.ports import free_port
 
 LOOK_SECONDS: Final = 0.05
 STUBBORN_SECONDS: Final = 5.0
@@ -160,19 +161,13 @@ def _on_signals(react: Callable[[], None]) -> None:
 def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Return the port to use: the one asked for, the usual one, or a free one, said aloud."""
     if settings.port == 0:
-        return _free_port(settings.host)
+        return free_port(settings.host)
     if _is_free(settings.host, settings.port):
         return settings.port
     if environ.get("MUSTER_PORT"):
         raise PortTaken(settings.host, settings.port)
-    port = _free_port(settings.host)
+    port = free_port(settings.host)
     _say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
-    return port
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
-        port: int = probe.getsockname()[1]
     return port
 
 

@@ -6,7 +6,6 @@ over, and nothing that it started is left.
 
 import asyncio
 import secrets
-import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Final
@@ -19,9 +18,11 @@ from coordinator.launcher import AgentProcess, Launcher
 from coordinator.preparation import Unprepared, prepare
 from coordinator.snapshot import AgentState
 from muster.contracts.agent import AgentAssignment
+from muster.contracts.endings import describe_status
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory
+from muster.ports import free_port
 
 FAREWELL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is ended."""
@@ -46,7 +47,7 @@ class Attendants:
     def equip(self, charge: Charge) -> None:
         """Give the next agent a token of its own, and its ranks a port nobody else uses."""
         charge.token = secrets.token_urlsafe(32)
-        charge.master_port = _free_port()
+        charge.master_port = free_port()
         charge.attach(agent=None, agent_token_sha256=token_digest(charge.token))
 
     def start(self, charge: Charge, hear: Hear) -> None:
@@ -95,7 +96,8 @@ class Attendants:
         charge.attach(agent=agent.record)
         if charge.snapshot.agent is AgentState.ABSENT:  # dismissed while it was being started
             await self._launcher.kill(agent)
-        return _describe_end(await agent.ended)
+        ending = describe_status(await agent.ended)
+        return f"the job's agent {ending}; its ranks were ended and go on from their checkpoints"
 
     async def _see_off(self, agent: AgentProcess) -> None:
         with suppress(TimeoutError):
@@ -121,15 +123,3 @@ class Attendants:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _describe_end(status: int) -> str:
-    how = f"was ended by signal {-status}" if status < 0 else f"exited with code {status}"
-    return f"the job's agent {how}; its ranks were ended and go on from their checkpoints"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

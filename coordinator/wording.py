@@ -1,10 +1,10 @@
 """The sentences that people read about ranks, in one place and one voice."""
 
-import signal
 from collections.abc import Sequence
 from typing import Final
 
 from coordinator.snapshot import Cause, JobSnapshot, RankSnapshot
+from muster.contracts.endings import describe_end
 
 QUOTE_LIMIT: Final = 200
 """Most characters of a log that a status message repeats."""
@@ -12,25 +12,13 @@ QUOTE_LIMIT: Final = 200
 
 def describe_exit(rank: RankSnapshot) -> str:
     """Return how the last process of a rank ended: a verb phrase."""
-    if rank.exit_signal is not None:
-        return f"was ended by signal {rank.exit_signal} ({signal_name(rank.exit_signal)})"
-    if rank.exit_code is not None:
-        return f"exited with code {rank.exit_code}"
-    return "ended unseen"
+    return describe_end(rank.exit_code, rank.exit_signal)
 
 
 def quote_end(last_lines: Sequence[str]) -> str:
     """Return the last line of a log in brackets: with a traceback, that is what went wrong."""
     line = next((line.strip() for line in reversed(last_lines) if line.strip()), "")
     return f" ({line[:QUOTE_LIMIT]})" if line else ""
-
-
-def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9, and so on."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "an unnamed signal"
 
 
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:

@@ -2,7 +2,8 @@ import pytest
 from stories import queued_job
 
 from coordinator.snapshot import Cause, RankSnapshot
-from coordinator.wording import describe_exit, describe_recovery, signal_name
+from coordinator.wording import describe_exit, describe_recovery
+from muster.contracts.endings import describe_status
 from muster.contracts.job import Reason
 
 
@@ -21,9 +22,11 @@ def test_an_end_is_a_verb_phrase(code: int | None, signal: int | None, words: st
     assert describe_exit(RankSnapshot(rank=0, exit_code=code, exit_signal=signal)) == words
 
 
-@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (0, "an unnamed signal")])
-def test_signals_have_names(number: int, name: str) -> None:
-    assert signal_name(number) == name
+@pytest.mark.parametrize(
+    ("status", "words"), [(3, "exited with code 3"), (-15, "was ended by signal 15 (SIGTERM)")]
+)
+def test_a_negative_status_is_a_signal(status: int, words: str) -> None:
+    assert describe_status(status) == words
 
 
 @pytest.mark.parametrize(
