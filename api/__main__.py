@@ -68,6 +68,7 @@ def main() -> int:
     journal.configure("api")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
+    lifeline.release_interrupt()
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         listener = _listen(settings.host, settings.port)

@@ -80,6 +80,8 @@ def main() -> None:
     """Run a command; an error of ours is a sentence and exit code 1."""
     try:
         app()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except MusterError as error:
         typer.echo(f"muster: {error}", err=True)
         sys.exit(1)

@@ -14,6 +14,7 @@ from typing import Final
 
 from muster.contracts.endings import describe_status
 from muster.contracts.environ import LIFELINE_FD
+from muster.lifeline import interrupt_held
 
 YOUNG_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.5
@@ -71,13 +72,14 @@ class Keeper:
         self._pass_on()
 
     async def _serve_once(self, lifeline: int) -> int:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.DEVNULL,
-            env={**self._environ, LIFELINE_FD: str(lifeline)},
-            pass_fds=(lifeline,),
-            start_new_session=True,
-        )
+        with interrupt_held():
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**self._environ, LIFELINE_FD: str(lifeline)},
+                pass_fds=(lifeline,),
+                start_new_session=True,
+            )
         self._pass_on()  # what was said while there was nobody yet to hear it
         return await self._process.wait()
 

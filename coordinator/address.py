@@ -1,11 +1,16 @@
 """The file that tells agents where the present coordinator listens, replaced atomically."""
 
+import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from muster.contracts.agent import CoordinatorAddress
+
+LOOK_SECONDS: Final = 2.0
 
 
 def publish(address: CoordinatorAddress, path: Path) -> None:
@@ -18,3 +23,14 @@ def publish(address: CoordinatorAddress, path: Path) -> None:
     temporary.touch(mode=0o600)
     temporary.write_bytes(msgspec.json.encode(address))
     temporary.replace(path)
+
+
+async def keep_published(address: CoordinatorAddress, path: Path) -> None:
+    """Publish, and publish again whenever somebody has removed the file; until cancelled."""
+    is_published = False
+    while True:
+        if not is_published or not path.exists():  # noqa: ASYNC240  one stat of a local file
+            with suppress(OSError):  # a full disk may have room again
+                publish(address, path)
+                is_published = True
+        await asyncio.sleep(LOOK_SECONDS)

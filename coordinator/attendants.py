@@ -6,7 +6,7 @@ over, and nothing that it started is left.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -22,6 +22,7 @@ from muster.contracts.endings import describe_status
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory
+from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
 
 FAREWELL_SECONDS: Final = 5.0
@@ -33,8 +34,15 @@ Hear = Callable[[JobUid, Happening], None]
 class Attendants:
     """The agents that this coordinator has started."""
 
-    def __init__(self, launcher: Launcher, settings: ServiceSettings) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        settings: ServiceSettings,
+        is_in_office: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """`is_in_office` says whether the lease is still ours, once it can be said."""
         self._launcher = launcher
+        self._is_in_office = is_in_office
         self._settings = settings
         self._data = DataDirectory(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,9 +71,11 @@ class Attendants:
         if charge.agent is not None:
             self._run(self._see_off(charge.agent))
 
-    async def sweep(self, uids: Sequence[JobUid]) -> None:
-        """End whatever runs of these jobs."""
-        await asyncio.gather(*(self._launcher.sweep(uid) for uid in uids))
+    async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
+        """End whatever runs of these jobs, the processes that are known of each included."""
+        await asyncio.gather(
+            *(self._launcher.sweep(uid, known) for uid, known in leftovers.items())
+        )
 
     async def abandon(self) -> None:
         """Stop attending; the agents go on."""
@@ -82,8 +92,10 @@ class Attendants:
             return
         except Exception as error:  # noqa: BLE001  whatever it is, nobody else would hear of it
             message = f"the job's agent could not be started: {error!r}"
+        if not await self._is_in_office():
+            return  # what runs of the job now is our successor's
         # True when it is said: nothing that the agent started is left.
-        await self._launcher.sweep(uid)
+        await self._launcher.sweep(uid, charge.known_processes())
         charge.agent = None
         charge.attach(agent=None)
         hear(uid, happenings.AgentLost(generation=generation, message=message))

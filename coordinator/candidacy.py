@@ -42,6 +42,8 @@ class Candidate:
         self._address = address
         self._is_gone = is_gone
         self._clock = clock
+        self.is_patient = True
+        """Whether to wait for a holder that lives; who is not is cancelled instead."""
         self._seen: tuple[int, int] | None = None
         self._seen_at = 0.0
 
@@ -55,6 +57,8 @@ class Candidate:
                     return await asyncio.to_thread(self._take, holder)
                 except LeaseLost:
                     continue  # somebody was faster; look again
+            if not self.is_patient:
+                raise asyncio.CancelledError
             if not told:
                 told = True
                 _LOG.info(

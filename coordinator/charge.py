@@ -15,6 +15,7 @@ from coordinator.preparation import Places
 from coordinator.rows import Attachment, Haste, Moment, change_of, haste, workers_of
 from coordinator.snapshot import NEVER, JobSnapshot
 from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.process import ProcessRecord
 from store.records import Event, JobChange, Worker
 
 
@@ -125,6 +126,10 @@ class Charge:
         if self.decided or self.events:
             return Haste.AT_ONCE
         return Haste.NONE if change == self.committed_change else Haste.PROGRESS
+
+    def known_processes(self) -> list[ProcessRecord]:
+        """Return the processes of its ranks that may run."""
+        return [rank.identity for rank in self.snapshot.ranks if rank.identity is not None]
 
     @property
     def is_admitted(self) -> bool:

@@ -10,7 +10,7 @@ from typing import assert_never
 from coordinator import actions, happenings, rank_fold
 from coordinator.happenings import Happening
 from coordinator.snapshot import NEVER, AgentState, Cause, JobSnapshot, RankSnapshot, Verdict
-from coordinator.wording import describe_exit, quote_end
+from coordinator.wording import describe_exit, legible, quote_end
 from muster.contracts import job as job_rules
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
@@ -187,10 +187,12 @@ def _said(
         case Beat():
             return snapshot.with_rank(rank_fold.beaten(rank, message, snapshot.backoff, now))
         case Warned():
-            return snapshot.with_rank(replace(rank, warning=message.message))
+            return snapshot.with_rank(replace(rank, warning=legible(message.message)))
         case Refused():
             verdict = Verdict(
-                reason=message.reason, message=f"rank {rank.rank}: {message.message}", exit_code=1
+                reason=message.reason,
+                message=f"rank {rank.rank}: {legible(message.message)}",
+                exit_code=1,
             )
             return replace(snapshot, verdict=snapshot.verdict or verdict)
     assert_never(message)
@@ -205,8 +207,10 @@ def _exited(
     snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, now: float
 ) -> JobSnapshot:
     ended = rank_fold.exited(rank, exited)
-    if exited.exit_code == 0 or snapshot.is_ending:
+    if snapshot.is_ending or ended.finished:
         return snapshot.with_rank(ended)
+    if exited.exit_code == 0:  # somebody else had asked it to go: it comes back, at no charge
+        return snapshot.with_rank(_delayed(snapshot, ended, now))
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""
     cause = rank.kill or Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended) + quote)
@@ -219,12 +223,15 @@ def _failed(
     """Count the failure; either schedule the next incarnation or give the job up."""
     if rank.restarts >= snapshot.spec.max_restarts:
         return replace(snapshot.with_rank(rank), verdict=_out_of_restarts(snapshot, rank, exited))
+    return snapshot.with_rank(replace(_delayed(snapshot, rank, now), restarts=rank.restarts + 1))
+
+
+def _delayed(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RankSnapshot:
+    """Return the rank with the time of its next start."""
     healthy_seconds = 0.0 if rank.live_at == NEVER else now - rank.live_at
     failures = 1 + snapshot.backoff.failures_after(rank.failures, healthy_seconds)
     delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
-    return snapshot.with_rank(
-        replace(rank, restarts=rank.restarts + 1, failures=failures, start_at=now + delay)
-    )
+    return replace(rank, failures=failures, start_at=now + delay)
 
 
 def _out_of_restarts(snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited) -> Verdict:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from muster.contracts.agent import AgentAssignment
 from muster.contracts.environ import MARK, NOT_FOR_RANKS
 from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
-from muster.processes import identify, marked, send_signal
+from muster.processes import family, identify, marked, send_signal
 
 SWEEP_ROUNDS: Final = 100
 SWEEP_PAUSE_SECONDS: Final = 0.02
@@ -49,8 +49,11 @@ class Launcher(Protocol):
 
     async def kill(self, agent: AgentProcess) -> None: ...
 
-    async def sweep(self, job_uid: str) -> int:
-        """End every process of a job; return how many there were."""
+    async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> int:
+        """End every process of a job; return how many there were.
+
+        `known` are processes of it that may have lost their mark.
+        """
 
 
 class LocalLauncher:
@@ -70,8 +73,8 @@ class LocalLauncher:
         if agent.record is not None:
             send_signal(agent.record, signal.SIGKILL)
 
-    async def sweep(self, job_uid: str) -> int:
-        return await asyncio.to_thread(_end_marked, f"{job_uid}/")
+    async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> int:
+        return await asyncio.to_thread(_end_family, f"{job_uid}/", known)
 
     def _spawn(self, assignment: AgentAssignment) -> subprocess.Popen[bytes]:
         log = JobFiles(Path(assignment.job_root)).agent_log
@@ -112,17 +115,16 @@ def _watch(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
     return ended
 
 
-def _end_marked(prefix: str) -> int:
-    """Kill until nothing with the mark is left."""
-    first = marked(prefix)
-    left = first
+def _end_family(prefix: str, known: Sequence[ProcessRecord]) -> int:
+    """Kill what has the mark or is known, and its family, until nothing of that is left."""
+    first = left = family([*marked(prefix), *known])
     for _ in range(SWEEP_ROUNDS):
         if not left:
             break
         for record in left:
             send_signal(record, signal.SIGKILL)
         time.sleep(SWEEP_PAUSE_SECONDS)
-        left = marked(prefix)
+        left = family([*marked(prefix), *left])
     if left:
         _LOG.error(f"{len(left)} processes survive SIGKILL", action="sweep_failed", mark=prefix)
     return len(first)

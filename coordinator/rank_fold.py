@@ -1,6 +1,7 @@
 """What happened → what is known, for one rank. Pure, like all of `coordinator.fold`."""
 
 from dataclasses import replace
+from math import isfinite
 from typing import assert_never
 
 from coordinator import actions
@@ -104,8 +105,8 @@ def beaten(rank: RankSnapshot, beat: Beat, backoff: Backoff, now: float) -> Rank
         epoch=beat.epoch,
         shard_idx=beat.shard_idx,
         line_idx=beat.line_idx,
-        loss=beat.loss,
-        metrics=beat.metrics,
+        loss=beat.loss if beat.loss is not None and isfinite(beat.loss) else None,
+        metrics={name: value for name, value in beat.metrics.items() if isfinite(value)},
         stopping=beat.stopping,
         progressed_at=now if beat.step != rank.step else rank.progressed_at,
         failures=backoff.failures_after(rank.failures, healthy_seconds),

@@ -6,7 +6,7 @@ somebody has written (we ourselves included) a look costs microseconds.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from coordinator import happenings
@@ -17,10 +17,13 @@ from coordinator.exit_records import as_recorded
 from coordinator.rows import Attachment, Moment, snapshot_of
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.layout import DataDirectory, JobFiles
+from muster.contracts.process import ProcessRecord
 from store.database import Database
 from store.jobs import Jobs
 from store.records import Job, Worker
 from store.workers import Workers
+
+Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
 
 BLIND_LOOK_SECONDS: Final = 0.5
 """Between looks at a database that cannot say whether anything has changed."""
@@ -43,10 +46,9 @@ class Roster:
         """Return the jobs that have left the queue."""
         return [charge for charge in self.charges.values() if charge.is_admitted]
 
-    async def load(self, sweep: Callable[[Sequence[JobUid]], Awaitable[None]], now: Moment) -> None:
+    async def load(self, sweep: Sweep, now: Moment) -> None:
         """Take up every unfinished job, once `sweep` has ended what a predecessor left of it."""
-        unfinished = await asyncio.to_thread(self._jobs.unfinished)
-        await sweep([job.uid for job in unfinished if job.status is not JobStatus.QUEUED])
+        await sweep(await asyncio.to_thread(self._leftovers))
         await self._refresh(now)
 
     async def look(self, now: Moment) -> None:
@@ -95,6 +97,12 @@ class Roster:
         for job in unfinished:
             self._hear_stop(job, now)
 
+    def _leftovers(self) -> dict[JobUid, list[ProcessRecord]]:
+        """Return the jobs of which something may run, and the processes that are on record."""
+        going = [job for job in self._jobs.unfinished() if job.status is not JobStatus.QUEUED]
+        workers = self._workers.of_jobs([job.job_id for job in going])
+        return {job.uid: _processes(job, workers.get(job.job_id, [])) for job in going}
+
     def _charges_of(self, jobs: Sequence[Job]) -> list[Charge]:
         if not jobs:
             return []
@@ -117,6 +125,11 @@ class Roster:
             grace_seconds=job.spec.stop_grace_seconds if grace is None else grace,
         )
         charge.learn(asked, now)
+
+
+def _processes(job: Job, workers: Sequence[Worker]) -> list[ProcessRecord]:
+    records = [job.agent, *(worker.process for worker in workers)]
+    return [record for record in records if record is not None]
 
 
 def _charge_of(job: Job, rows: Sequence[Worker], files: JobFiles) -> Charge:

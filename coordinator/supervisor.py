@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -48,6 +49,9 @@ it did not hear meanwhile says nothing about the ranks."""
 RETRY_SECONDS: Final = 0.5
 """Between attempts to commit while the database is away."""
 
+DRAIN_PATIENCE_SECONDS: Final = 5.0
+"""How long a shutdown waits for a database that is away."""
+
 _LOG: Final = structlog.get_logger("coordinator")
 
 
@@ -63,6 +67,7 @@ class Supervisor:
         self._agents: AgentServer | None = None
         self._committed_at = 0.0
         self._retry_at = 0.0
+        self._failing_since: float | None = None
         self._leaving = False
         self._draining = False
 
@@ -163,10 +168,8 @@ class Supervisor:
 
     async def _look_around(self) -> None:
         """Take up what the API has written, and let in whom there is room for."""
-        try:
+        with suppress(StoreUnavailable):  # the next commit says so
             await self._roster.look(_now())
-        except StoreUnavailable as error:
-            _LOG.warning("the database is away", action="database_unavailable", error=str(error))
         if not self._draining:
             self._roster.admit(_now())
             return
@@ -216,14 +219,27 @@ class Supervisor:
                 {draft.change.job_id: draft.events for _, draft in changed},
             )
         except StoreUnavailable as error:
-            _LOG.warning("the database is away", action="commit_failed", error=str(error))
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._commit_failed(error)
             return False
+        self._failing_since = None
         self._committed_at = time.monotonic()
         for charge, draft in drafts:
             _tell(charge, draft)
             charge.written(draft)
         return True
+
+    def _commit_failed(self, error: StoreUnavailable) -> None:
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+            _LOG.warning("the database is away", action="commit_failed", error=str(error))
+        self._retry_at = now + RETRY_SECONDS
+        if self._draining and now >= self._failing_since + DRAIN_PATIENCE_SECONDS:
+            # The person wants an end. The rows will say that it ran, which is what they say after
+            # a crash, too.
+            for charge in self._roster.admitted():
+                self._send(charge, Dismiss())
+            raise error
 
     def _perform(self) -> None:
         for charge in list(self._roster.charges.values()):

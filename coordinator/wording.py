@@ -9,10 +9,19 @@ from muster.contracts.endings import describe_end
 QUOTE_LIMIT: Final = 200
 """Most characters of a log that a status message repeats."""
 
+SAID_LIMIT: Final = 2000
+"""Most characters of a program's own words that a job's message or event holds."""
+
 
 def describe_exit(rank: RankSnapshot) -> str:
     """Return how the last process of a rank ended: a verb phrase."""
     return describe_end(rank.exit_code, rank.exit_signal)
+
+
+def legible(text: str) -> str:
+    """Return what a program said, fit to be shown: bounded, and without control characters."""
+    cut = text if len(text) <= SAID_LIMIT else f"{text[:SAID_LIMIT]} …"
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in cut)
 
 
 def quote_end(last_lines: Sequence[str]) -> str:

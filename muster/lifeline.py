@@ -8,9 +8,29 @@ outlive everybody who could hold such a pipe.
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from muster.contracts.environ import LIFELINE_FD
+
+
+@contextmanager
+def interrupt_held() -> Iterator[None]:
+    """Start a service inside: SIGINT then waits in the kernel until it can be heard.
+
+    A signal that ends an interpreter in the middle of its imports would leave undone what the
+    service is to do at its end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def release_interrupt() -> None:
+    """Hear SIGINT from now on, and the one that came before; a service says so when it can."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def follow(environ: Mapping[str, str]) -> None:

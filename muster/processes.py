@@ -7,7 +7,7 @@ id), and signals go through a pidfd that is opened first and checked second.
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from muster.contracts.process import ProcessRecord
 _PROC: Final = Path("/proc")
 _STATE_FIELD: Final = 0
 _PARENT_FIELD: Final = 1
+_SESSION_FIELD: Final = 3
 _START_TICKS_FIELD: Final = 19
 """Fields of /proc/PID/stat counted after the command name, which may itself hold blanks."""
 
@@ -87,6 +88,23 @@ def marked(prefix: str) -> list[ProcessRecord]:
     The mark is inherited by everything a rank starts, whatever session it moves to.
     """
     return [record for pid in _pids() if (record := _marked_record(pid, prefix)) is not None]
+
+
+def family(heads: Iterable[ProcessRecord]) -> list[ProcessRecord]:
+    """Return those of `heads` that run, everything below them, and everybody of their sessions.
+
+    Whatever a program does to its environment, it stays below its parent or in its session, unless
+    it leaves both.
+    """
+    running = {head.pid for head in heads if is_running(head)}
+    pids = set(running)
+    for pid in running:
+        pids.update(descendants(pid))
+    for pid in _pids():
+        fields = _stat(pid)
+        if fields is not None and int(fields[_SESSION_FIELD]) in running:
+            pids.add(pid)
+    return [record for pid in pids if (record := identify(pid)) is not None]
 
 
 def descendants(pid: int) -> list[int]:

@@ -17,6 +17,7 @@ and SIGTERM only raises `should_stop`.
 
 import atexit
 import math
+import operator
 import os
 import re
 import signal
@@ -50,8 +51,13 @@ from muster.voice import Heart, Voice
 STOP_LOOK_SECONDS: Final = 0.1
 """A sleep is not cut short by a signal, so long ones are taken in pieces."""
 
+COUNT_LIMIT: Final = 2**63
+
 METRICS_LIMIT: Final = 32
 """Most metrics of one step; they travel with every beat."""
+
+METRIC_NAME_LIMIT: Final = 128
+"""Longest name of a metric that is kept."""
 
 
 def join() -> "Run":
@@ -71,9 +77,7 @@ class Run:
 
     def __init__(self, settings: RankSettings, voice: Voice) -> None:
         self.settings = settings
-        self.total_steps: int | None = None
-        """How many steps this rank will take in all; shown to people. Known from the first call of
-        `batches` or `samples` on, one step a batch; a program that counts otherwise may set it."""
+        self._total_steps: int | None = None
         self._reader = SampleReader(lambda: self.shards, settings.epochs)
         self._voice = voice
         self._heart = Heart(voice, self._beat, settings.heartbeat_seconds)
@@ -95,6 +99,22 @@ class Run:
     def restart_count(self) -> int:
         """How many processes have filled this rank before this one."""
         return self.settings.restart_count
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps this rank will take in all; shown to people.
+
+        Known from the first call of `batches` or `samples` on, one step a batch; a program that
+        counts otherwise may set it, to a whole number from 0 on.
+        """
+        return self._total_steps
+
+    @total_steps.setter
+    def total_steps(self, steps: int) -> None:
+        steps = operator.index(steps)  # numpy's integers are no numbers to the wire
+        if not 0 <= steps < COUNT_LIMIT:
+            raise ValueError(f"total_steps is {steps}: use a number from 0 to 2**63 - 1")
+        self._total_steps = steps
 
     @property
     def steps_done(self) -> int:
@@ -166,7 +186,7 @@ class Run:
         if metrics:
             # float(): numpy's numbers are no numbers to the wire.
             named = list(metrics.items())[:METRICS_LIMIT]
-            self._metrics = {name: float(value) for name, value in named}
+            self._metrics = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in named}
         self._heart.news()
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
@@ -255,6 +275,8 @@ class Run:
 
     def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping = True
+        # At once: however the program ends from here on, its exit code 0 must not mean done.
+        self._voice.say(self._beat())
 
     def _last_word(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -172,7 +172,8 @@ class Nursery:
             incarnation=child.incarnation,
             exit_code=ending.exit_code,
             signal=ending.signal,
-            last_lines=child.logbook.last_lines(),
+            # Of one that ended well nobody asks, and thousands of them are told at once.
+            last_lines=() if ending.exit_code == 0 else child.logbook.last_lines(),
         )
         self._note_end(exited, said=tuple(_standing(child)))
 

@@ -45,6 +45,10 @@ def unpack(content: bytearray | None, values: Mapping[str, Any], where: str) -> 
 
 def split(state: State) -> "tuple[dict[str, Array], dict[str, Any]]":
     """Return the arrays, and the JSON form of everything else; raises `UnsupportedState`."""
+    if not isinstance(state, Mapping):
+        raise UnsupportedState(
+            f"a state of type {type(state).__name__} cannot be saved: use a dictionary of names"
+        )
     numpy = sys.modules.get("numpy")
     arrays = {}
     values = {}

@@ -5,7 +5,7 @@ Rank → agent over an inherited socket pair, agent ↔ coordinator over one TCP
 tag or field is an error: both ends are of one version.
 """
 
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,10 @@ class _Message(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is"
 ):
     """Common shape: immutable, named fields only, tagged."""
+
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""What a rank counts, within what every database can hold: a program may say anything."""
 
 
 # Rank → agent
@@ -33,18 +37,18 @@ class Hello(_Message, frozen=True, tag="hello"):
 class Beat(_Message, frozen=True, tag="beat"):
     """The rank is alive and here. Sent every heartbeat, and earlier when there is news."""
 
-    step: int
-    total_steps: int | None
-    epoch: int
-    shard_idx: int
-    line_idx: int
+    step: Count
+    total_steps: Count | None
+    epoch: Count
+    shard_idx: Count
+    line_idx: Count
     loss: float | None
     """The last loss the program gave; None before the first, and for a NaN or an infinity."""
     metrics: dict[str, float]
     """Whatever else the program gave with its last step; finite numbers only."""
-    checkpoints_saved: int
+    checkpoints_saved: Count
     """Durable checkpoints of this incarnation."""
-    last_checkpoint_step: int | None
+    last_checkpoint_step: Count | None
     stopping: bool
     """It was asked to stop (SIGTERM, by whomever): exit code 0 now means saved, not done."""
 

@@ -165,7 +165,7 @@ def test_what_a_rank_leaves_behind_is_gone_before_its_end_is_reported(house: Hou
         "pid = os.fork()\n"
         "if pid == 0: signal.pause()\n"
         "print(pid, flush=True)\n"
-        "os._exit(0)"
+        "os._exit(1)"
     )
     house.starts(leave)
     house.lives_until_it_is_empty()
