@@ -21,11 +21,12 @@ def interrupt_held() -> Iterator[None]:
     A signal that ends an interpreter in the middle of its imports would leave undone what the
     service is to do at its end.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Unblocked, and not put back as it was: two of these may overlap on one event loop.
+        release_interrupt()
 
 
 def release_interrupt() -> None:
