@@ -97,9 +97,7 @@ def family(heads: Iterable[ProcessRecord]) -> list[ProcessRecord]:
     it leaves both.
     """
     running = {head.pid for head in heads if is_running(head)}
-    pids = set(running)
-    for pid in running:
-        pids.update(descendants(pid))
+    pids = running | set(_below(running))
     for pid in _pids():
         fields = _stat(pid)
         if fields is not None and int(fields[_SESSION_FIELD]) in running:
@@ -109,13 +107,17 @@ def family(heads: Iterable[ProcessRecord]) -> list[ProcessRecord]:
 
 def descendants(pid: int) -> list[int]:
     """Return the pids below `pid`, parents before children."""
+    return _below([pid])
+
+
+def _below(pids: Iterable[int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for candidate in _pids():
         fields = _stat(candidate)
         if fields is not None:
             children.setdefault(int(fields[_PARENT_FIELD]), []).append(candidate)
-    found = []
-    generation = children.get(pid, [])
+    found: list[int] = []
+    generation = [child for parent in pids for child in children.get(parent, [])]
     while generation:
         found += generation
         generation = [child for parent in generation for child in children.get(parent, [])]

@@ -17,6 +17,7 @@ from installation import (
     end_of,
     has_saved,
     is_over,
+    is_running,
     pids,
     records,
 )
@@ -96,6 +97,27 @@ def test_a_killed_api_loses_nothing(installation: Installation, undisturbed: Und
     assert is_over(seen) or pids(seen) == pids(before)
     assert installation.complete(job_id)["restarts"] == 0
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_program_that_sheds_its_environment_does_not_run_twice(
+    installation: Installation,
+) -> None:
+    """Its mark is gone; its process is on record, and what it started is in its session."""
+    job_id = installation.submit(
+        world_size=1, command=["/usr/bin/env", "-i", "/bin/sh", "-c", "sleep 7773; exit 1"]
+    )
+    old = records(installation.wait_until(job_id, is_running))
+    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    installation.coordinator.end(signal.SIGKILL)
+    send_signal(agent, signal.SIGKILL)
+    installation.coordinator.start()
+    new = records(
+        installation.wait_until(job_id, lambda seen: is_running(seen) and records(seen) != old)
+    )
+    assert not any(map(is_alive, old))
+    installation.request("DELETE", f"/jobs/{job_id}?force=true")
+    await_end(new)
+    installation.forget(job_id)
 
 
 def test_a_killed_agent_takes_its_ranks_along_and_they_come_back(

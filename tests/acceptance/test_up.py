@@ -34,7 +34,10 @@ from store.records import Job
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('deaf', flush=True); time.sleep(600)"
+)
 """A rank that does not mind how politely it is asked."""
 
 
@@ -141,6 +144,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_ranks(household: Household) -> No
         world_size=1, command=[sys.executable, "-c", DEAF], stop_grace_seconds=600
     )
     ranks = records(household.wait_until(job_id, is_running))
+    await_value(lambda: "deaf" in household.log(job_id), lambda: household.describe(job_id))
     services = household.services()
     already = len(household.said())
     assert household.up.process is not None

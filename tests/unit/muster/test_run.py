@@ -247,3 +247,37 @@ def test_an_error_of_the_program_is_a_traceback_and_no_refusal(place: Path, ear:
 
 def refusals(ear: Ear) -> list[RankMessage]:
     return [message for message in ear.heard() if isinstance(message, Refused)]
+
+
+ASKED_AND_GONE = """
+import os, signal
+import muster
+run = muster.join()
+os.kill(os.getpid(), signal.SIGTERM)
+while not run.should_stop: pass
+os._exit(0)
+"""
+
+
+def test_a_request_to_stop_is_told_before_anything_else_can_happen(place: Path, ear: Ear) -> None:
+    """However the program ends from there on, its exit code 0 must not mean done."""
+    with script(place, ASKED_AND_GONE, ear) as process:
+        assert process.wait() == 0
+    (*_, last) = ear.heard()
+    assert isinstance(last, Beat)
+    assert last.stopping
+
+
+@pytest.mark.parametrize("steps", [-1, 2**63, 10**30])
+def test_a_total_that_no_database_holds_is_refused_where_it_is_set(place: Path, steps: int) -> None:
+    run = run_of(place)
+    with pytest.raises(ValueError, match="total_steps"):
+        run.total_steps = steps
+    run.total_steps = np.int64(7)
+    assert run.total_steps == 7
+
+
+def test_numpys_numbers_are_metrics_too(place: Path, ear: Ear) -> None:
+    run = run_of(place, ear.voice)
+    run.step(loss=np.float32(0.5), accuracy=np.float64(0.25))
+    assert last_beat_metrics(run) == {"accuracy": 0.25}
