@@ -10,6 +10,8 @@ STAMP := .venv/.stamp
 PYTHON ?= python3.13 python3.12 python3.11 python3
 
 up demo bench: export MUSTER_DATA_DIR ?= $(CURDIR)/.muster
+# A job's "python" is then the one that has muster.
+up demo bench: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
