@@ -102,11 +102,10 @@ class StopBody(_Body):
     )
 
 
-class JobView(BaseModel):
-    """A job as it is now."""
+class JobHeading(BaseModel):
+    """What every view of a job begins with."""
 
     job_id: str
-    job_uid: str = Field(description="Its identity for ever; the id may be used again.")
     name: str | None
     status: JobStatus
     reason: str | None = Field(description="Why, for machines. New words may come.")
@@ -115,6 +114,12 @@ class JobView(BaseModel):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+
+
+class JobView(JobHeading):
+    """A job as it is now."""
+
+    job_uid: str = Field(description="Its identity for ever; the id may be used again.")
     exit_code: int | None
     is_terminal: bool
     stop_requested: bool
@@ -149,18 +154,9 @@ class WorkerView(BaseModel):
     exit_signal: int | None
 
 
-class SummaryView(BaseModel):
+class SummaryView(JobHeading):
     """One row of a dashboard: numbers that are not known are null, never NaN."""
 
-    job_id: str
-    name: str | None
-    status: JobStatus
-    reason: str | None
-    message: str | None
-    world_size: int
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
     step: int = Field(description="Steps done, summed over the ranks.")
     total_steps: int | None = Field(description="Steps to do, summed over the ranks.")
     throughput_steps_per_sec: float

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from api.schemas import SummaryView, WorkerView
+from api.views import heading
 from muster.contracts.rank import ProcessState
 from store.records import Job, Worker
 
@@ -25,15 +26,7 @@ def summary(job: Job, started: Sequence[Worker], now: datetime) -> SummaryView:
     """Return the row of `job`; ranks that are not among the `started` ones are waiting."""
     workers = every_rank(started, job.spec.world_size)
     return SummaryView(
-        job_id=job.job_id,
-        name=job.spec.name,
-        status=job.status_shown,
-        reason=job.reason,
-        message=job.message,
-        world_size=job.spec.world_size,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
+        **heading(job),
         step=sum(worker.step for worker in workers),
         total_steps=total_steps(workers),
         throughput_steps_per_sec=sum(throughput(worker) for worker in workers),

@@ -1,24 +1,33 @@
 """Rows as people see them."""
 
+from typing import Any
+
 import msgspec
 
 from api.schemas import EventView, JobView
 from store.records import Event, Job
 
 
+def heading(job: Job) -> dict[str, Any]:
+    """Return the fields of `JobHeading`."""
+    return {
+        "job_id": job.job_id,
+        "name": job.spec.name,
+        "status": job.status_shown,
+        "reason": job.reason,
+        "message": job.message,
+        "world_size": job.spec.world_size,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+    }
+
+
 def job_view(job: Job) -> JobView:
     """Return the public face of a job's row."""
     return JobView(
-        job_id=job.job_id,
+        **heading(job),
         job_uid=job.uid,
-        name=job.spec.name,
-        status=job.status_shown,
-        reason=job.reason,
-        message=job.message,
-        world_size=job.spec.world_size,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
         exit_code=job.exit_code,
         is_terminal=job.is_terminal,
         stop_requested=job.stop_request is not None,

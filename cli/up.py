@@ -8,6 +8,7 @@ next start.
 import asyncio
 import fcntl
 import http.client
+import json
 import signal
 import socket
 import sys
@@ -184,8 +185,9 @@ def _is_healthy(host: str, port: int) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
         connection.request("GET", "/health")
-        return b'"status":"ok","version"' in connection.getresponse().read()
-    except (OSError, http.client.HTTPException):  # the latter: it died while it answered
+        return bool(json.load(connection.getresponse())["status"] == "ok")
+    # Whoever died while it answered, or is no API at all, has not said that it is healthy.
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
         return False
     finally:
         connection.close()

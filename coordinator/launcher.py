@@ -49,8 +49,8 @@ class Launcher(Protocol):
 
     async def kill(self, agent: AgentProcess) -> None: ...
 
-    async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> int:
-        """End every process of a job; return how many there were.
+    async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
+        """End every process of a job.
 
         `known` are processes of it that may have lost their mark.
         """
@@ -73,8 +73,8 @@ class LocalLauncher:
         if agent.record is not None:
             send_signal(agent.record, signal.SIGKILL)
 
-    async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> int:
-        return await asyncio.to_thread(_end_family, f"{job_uid}/", known)
+    async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
+        await asyncio.to_thread(_end_family, f"{job_uid}/", known)
 
     def _spawn(self, assignment: AgentAssignment) -> subprocess.Popen[bytes]:
         log = JobFiles(Path(assignment.job_root)).agent_log
@@ -115,9 +115,9 @@ def _watch(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
     return ended
 
 
-def _end_family(prefix: str, known: Sequence[ProcessRecord]) -> int:
+def _end_family(prefix: str, known: Sequence[ProcessRecord]) -> None:
     """Kill what has the mark or is known, and its family, until nothing of that is left."""
-    first = left = family([*marked(prefix), *known])
+    left = family([*marked(prefix), *known])
     for _ in range(SWEEP_ROUNDS):
         if not left:
             break
@@ -127,4 +127,3 @@ def _end_family(prefix: str, known: Sequence[ProcessRecord]) -> int:
         left = family([*marked(prefix), *left])
     if left:
         _LOG.error(f"{len(left)} processes survive SIGKILL", action="sweep_failed", mark=prefix)
-    return len(first)

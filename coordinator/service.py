@@ -1,7 +1,8 @@
 """The coordinator's life: open the database, win the lease, serve, hand over or shut down.
 
-SIGTERM hands over: agents and ranks go on and the next coordinator takes them up. SIGINT shuts
-down: ranks save and exit, and their jobs wait in the queue for the next start.
+SIGTERM hands over: agents and ranks go on until the next coordinator ends them and resumes their
+jobs from the checkpoints. SIGINT shuts down: ranks save and exit, and their jobs wait in the queue
+for the next start.
 """
 
 import asyncio
@@ -113,7 +114,7 @@ class Service:
                 return current is not None and current.epoch == lease.epoch
 
     def hand_over(self) -> None:
-        """End soon; agents and ranks go on."""
+        """End soon; agents and ranks go on until the next coordinator starts."""
         if self._supervisor is not None:
             self._supervisor.leave()
         elif self._candidacy is not None:

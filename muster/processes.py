@@ -97,6 +97,8 @@ def family(heads: Iterable[ProcessRecord]) -> list[ProcessRecord]:
     it leaves both.
     """
     running = {head.pid for head in heads if is_running(head)}
+    if not running:
+        return []
     pids = running | set(_below(running))
     for pid in _pids():
         fields = _stat(pid)

@@ -39,7 +39,7 @@ from muster.checkpoints.vault import Vault
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_rank
-from muster.contracts.messages import Beat, Hello, Warned
+from muster.contracts.messages import COUNT_MAX, Beat, Hello, Warned
 from muster.contracts.shards import shards_of_rank
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.datasets.index import ShardIndex
@@ -50,8 +50,6 @@ from muster.voice import Heart, Voice
 
 STOP_LOOK_SECONDS: Final = 0.1
 """A sleep is not cut short by a signal, so long ones are taken in pieces."""
-
-COUNT_LIMIT: Final = 2**63
 
 METRICS_LIMIT: Final = 32
 """Most metrics of one step; they travel with every beat."""
@@ -112,8 +110,8 @@ class Run:
     @total_steps.setter
     def total_steps(self, steps: int) -> None:
         steps = operator.index(steps)  # numpy's integers are no numbers to the wire
-        if not 0 <= steps < COUNT_LIMIT:
-            raise ValueError(f"total_steps is {steps}: use a number from 0 to 2**63 - 1")
+        if not 0 <= steps <= COUNT_MAX:
+            raise ValueError(f"total_steps is {steps}: use a number from 0 to {COUNT_MAX}")
         self._total_steps = steps
 
     @property
@@ -281,7 +279,7 @@ class Run:
     def _last_word(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """An error of ours is a sentence; whether a restart could help is for the agent to know."""
+        """An error of ours is a sentence; the agent hears of what a restart would only repeat."""
         if not isinstance(error, MusterError):
             sys.__excepthook__(kind, error, trace)
             return

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -307,6 +307,17 @@ class Installation:
 
 
 # What to wait for
+
+
+Lent = TypeVar("Lent", bound=Installation)
+
+
+def lent(installation: Lent) -> Iterator[Lent]:
+    """Lend an installation to one test; what that has ended is started, and its jobs are ended."""
+    installation.start()
+    yield installation
+    installation.start()
+    installation.end_jobs()
 
 
 def is_over(seen: Seen) -> bool:

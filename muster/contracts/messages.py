@@ -19,7 +19,8 @@ class _Message(
     """Common shape: immutable, named fields only, tagged."""
 
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+COUNT_MAX: Final = 2**63 - 1
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 """What a rank counts, within what every database can hold: a program may say anything."""
 
 
@@ -119,7 +120,10 @@ AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The coordinator accepts the agent. `epoch` is that of its lease: it only ever goes up."""
+    """The coordinator's first frame, to every agent. `epoch` is that of its lease: it only goes up.
+
+    One that is not expected any more is dismissed in the next.
+    """
 
     epoch: int
 

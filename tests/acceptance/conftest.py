@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import SLOTS, Installation, Undisturbed
+from installation import SLOTS, Installation, Undisturbed, lent
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
@@ -28,10 +28,7 @@ def _shared(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Iter
 @pytest.fixture
 def installation(_shared: Installation) -> Iterator[Installation]:
     """An installation that tests share, one after the other: they may end its services."""
-    _shared.start()
-    yield _shared
-    _shared.start()
-    _shared.end_jobs()
+    yield from lent(_shared)
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +40,7 @@ def _narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
 @pytest.fixture
 def narrow(_narrow: Installation) -> Iterator[Installation]:
     """An installation with few slots and no data set."""
-    _narrow.start()
-    yield _narrow
-    _narrow.start()
-    _narrow.end_jobs()
+    yield from lent(_narrow)
 
 
 @pytest.fixture(scope="session")

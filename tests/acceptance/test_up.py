@@ -21,6 +21,7 @@ from installation import (
     end_of,
     has_saved,
     is_running,
+    lent,
     records,
 )
 
@@ -105,10 +106,7 @@ def _household(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> I
 
 @pytest.fixture
 def household(_household: Household) -> Iterator[Household]:
-    _household.start()
-    yield _household
-    _household.start()
-    _household.end_jobs()
+    yield from lent(_household)
 
 
 @pytest.mark.parametrize("module", ["api", "coordinator"])

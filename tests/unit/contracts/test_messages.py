@@ -165,22 +165,6 @@ def test_nobody_is_heard_with_the_words_of_another(
 @pytest.mark.parametrize("step", [-1, 2**63])
 def test_a_count_that_no_database_holds_is_no_message(step: int) -> None:
     """One rank must not be able to end a coordinator, which holds the jobs of everybody."""
-    content = msgspec.msgpack.encode(
-        msgspec.to_builtins(
-            Beat(
-                step=1,
-                total_steps=None,
-                epoch=0,
-                shard_idx=0,
-                line_idx=0,
-                loss=None,
-                metrics={},
-                checkpoints_saved=0,
-                last_checkpoint_step=None,
-                stopping=False,
-            )
-        )
-        | {"step": step}
-    )
+    content = msgspec.msgpack.encode(msgspec.to_builtins(FIRST_BEAT) | {"step": step})
     with pytest.raises(WireError):
         decode_rank_message(content)
