@@ -55,16 +55,22 @@ def bare_small_saves(directory: Path, sizes: tuple[int, int]) -> Callable[[int],
     """The calls of one small save in the order of the vault, and nothing else."""
     arrays, manifest = map(bytes, sizes)
     place = str(directory)
+    hidden: list[str] = []
     latest = f"{place}/LATEST"
     write_durably(latest, b"step_0000000000.g0000\n")
 
     def save(step: int) -> None:
         temporary, final = f"{place}/.step_{step}.tmp", f"{place}/step_{step}"
         read(latest)
-        os.mkdir(temporary, 0o700)  # noqa: PTH102  the bare call is what is measured
-        write_durably(f"{temporary}/state.safetensors", arrays)
-        write_durably(f"{temporary}/manifest.json", manifest)
-        flush_directory(temporary)
+        if len(hidden) > 1:
+            temporary = hidden.pop(0)
+            write_over(f"{temporary}/state.safetensors", arrays)
+            write_over(f"{temporary}/manifest.json", manifest)
+        else:
+            os.mkdir(temporary, 0o700)  # noqa: PTH102  the bare call is what is measured
+            write_durably(f"{temporary}/state.safetensors", arrays)
+            write_durably(f"{temporary}/manifest.json", manifest)
+            flush_directory(temporary)
         os.rename(temporary, final)  # noqa: PTH104  the bare call is what is measured
         flush_directory(place)
         read(latest)
@@ -72,7 +78,8 @@ def bare_small_saves(directory: Path, sizes: tuple[int, int]) -> Callable[[int],
         os.rename(f"{latest}.tmp", latest)  # noqa: PTH104  the bare call is what is measured
         flush_directory(place)
         if step >= 3:  # noqa: PLR2004  the vault keeps three
-            delete(f"{place}/step_{step - 3}", f"{place}/.step_{step - 3}.tmp")
+            hidden.append(f"{place}/.step_{step - 3}.tmp")
+            os.rename(f"{place}/step_{step - 3}", hidden[-1])  # noqa: PTH104  as above
 
     return save
 
@@ -90,10 +97,19 @@ def bare_large_saves(directory: Path, state: dict[str, np.ndarray]) -> Callable[
 
 
 def write_durably(path: str, data: bytes | memoryview) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fill(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), data)
+
+
+def write_over(path: str, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.fstat(descriptor)
+    fill(descriptor, data)
+
+
+def fill(descriptor: int, data: bytes | memoryview) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
-    os.fsync(descriptor)
+    os.fdatasync(descriptor)
     os.close(descriptor)
 
 
@@ -107,14 +123,6 @@ def flush_directory(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     os.fsync(descriptor)
     os.close(descriptor)
-
-
-def delete(path: str, temporary: str) -> None:
-    os.rename(path, temporary)  # noqa: PTH104  the bare call is what is measured
-    os.lstat(temporary)
-    for name in os.listdir(temporary):  # noqa: PTH208  the bare call is what is measured
-        os.unlink(f"{temporary}/{name}")  # noqa: PTH108  the bare call is what is measured
-    os.rmdir(temporary)  # noqa: PTH106  the bare call is what is measured
 
 
 def interleaved(

@@ -84,6 +84,20 @@ class Run:
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
         self._stopping = False
+        self._vault: Final = Vault(
+            files=LocalFileSystem(),
+            directory=self._checkpoints_of(settings.job_id),
+            owner=Owner(
+                job_id=settings.job_id,
+                job_uid=settings.job_uid,
+                rank=settings.rank,
+                world_size=settings.world_size,
+                generation=settings.generation,
+            ),
+            keep_last=settings.keep_last,
+            clock=lambda: datetime.now(UTC),
+            warn=self._warn,
+        )
 
     @property
     def rank(self) -> int:
@@ -140,6 +154,7 @@ class Run:
         self._voice.say(Hello())
         self._heart.start()
         atexit.register(self._heart.stop)
+        atexit.register(self._vault.close)
 
     def restore(self) -> dict[str, Any] | None:
         """Return the state of the newest intact checkpoint, and go to its position.
@@ -214,27 +229,6 @@ class Run:
         """The shard files of this rank, in the order they are read; raises a `DatasetError`."""
         shards = find_shards(self.settings.dataset_dir)
         return shards_of_rank(shards, self.rank, self.world_size)
-
-    @cached_property
-    def _owner(self) -> Owner:
-        return Owner(
-            job_id=self.settings.job_id,
-            job_uid=self.settings.job_uid,
-            rank=self.rank,
-            world_size=self.world_size,
-            generation=self.settings.generation,
-        )
-
-    @cached_property
-    def _vault(self) -> Vault:
-        return Vault(
-            files=LocalFileSystem(),
-            directory=self._checkpoints_of(self.settings.job_id),
-            owner=self._owner,
-            keep_last=self.settings.keep_last,
-            clock=lambda: datetime.now(UTC),
-            warn=self._warn,
-        )
 
     def _checkpoints_of(self, job_id: str) -> Path:
         return checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank)

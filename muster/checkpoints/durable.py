@@ -1,6 +1,7 @@
 """Durability as named sequences.
 
 A file:       create → write → fsync → close.
+Over another: open, cut to the new length → write → fsync → close: of a file that nobody trusts.
 A new value:  a temporary file, as above → rename over the old one → fsync of the directory.
 A place:      each missing directory from the top, its parent flushed before anything is put in.
 
@@ -11,7 +12,7 @@ clean, and the next fsync would then report success.
 
 import errno
 import os.path
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -35,23 +36,12 @@ class FileFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_file(files: FileSystem, path: str, buffers: Iterable[memoryview]) -> FileFacts:
     """Create `path` with the buffers' bytes, durable (its entry is not: flush the directory)."""
-    digest = xxh3_64()
-    size_bytes = 0
-    descriptor = files.create(path)
-    try:
-        try:
-            for piece in pieces(buffers):
-                digest.update(piece)
-                _write_all(files, descriptor, piece)
-                size_bytes += len(piece)
-            files.fsync(descriptor)
-        finally:
-            files.close(descriptor)
-    except BaseException:
-        with suppress(OSError):
-            files.remove_file(path)
-        raise
-    return FileFacts(size_bytes, digest.hexdigest())
+    return _filled(files, path, files.create(path), buffers)
+
+
+def rewrite_file(files: FileSystem, path: str, buffers: Sequence[memoryview]) -> FileFacts:
+    """Give `path`, which nobody trusts, the buffers' bytes in place, durable."""
+    return _filled(files, path, files.overwrite(path, sum(map(len, buffers))), buffers)
 
 
 def replace_file(files: FileSystem, temporary: str, target: str, content: bytes) -> None:
@@ -112,6 +102,29 @@ def pieces(buffers: Iterable[memoryview]) -> Iterator[memoryview]:
     yield from _joined(short)
 
 
+def _filled(
+    files: FileSystem, path: str, descriptor: int, buffers: Iterable[memoryview]
+) -> FileFacts:
+    digest = xxh3_64()
+    size_bytes = 0
+    try:
+        try:
+            for piece in pieces(buffers):
+                digest.update(piece)
+                size_bytes += len(piece)
+                written = files.write(descriptor, piece)
+                if written < len(piece):
+                    _write_rest(files, descriptor, memoryview(piece)[written:])
+            files.fsync(descriptor)
+        finally:
+            files.close(descriptor)
+    except BaseException:
+        with suppress(OSError):
+            files.remove_file(path)
+        raise
+    return FileFacts(size_bytes, digest.hexdigest())
+
+
 def _joined(buffers: list[memoryview]) -> Iterator[memoryview]:
     if len(buffers) == 1:
         yield buffers[0]
@@ -119,7 +132,7 @@ def _joined(buffers: list[memoryview]) -> Iterator[memoryview]:
         yield memoryview(b"".join(buffers))
 
 
-def _write_all(files: FileSystem, descriptor: int, data: memoryview) -> None:
+def _write_rest(files: FileSystem, descriptor: int, data: memoryview) -> None:
     while data:
         written = files.write(descriptor, data)
         if written == 0:

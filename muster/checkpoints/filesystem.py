@@ -43,11 +43,17 @@ class FileSystem(Protocol):
     def create(self, path: str) -> int:
         """Create a file that must not exist, follow no link, and return its descriptor."""
 
+    def overwrite(self, path: str, size_bytes: int) -> int:
+        """Open a file to be written over from its first byte; return its descriptor.
+
+        What it holds beyond `size_bytes` is thrown away.
+        """
+
     def write(self, descriptor: int, data: Data) -> int:
-        """Append to a file and return how many bytes were taken: it may be fewer than given."""
+        """Write on and return how many bytes were taken: it may be fewer than given."""
 
     def fsync(self, descriptor: int) -> None:
-        """Make all bytes written so far durable.
+        """Make all bytes written so far durable, and the length; not the time of change.
 
         After an error they may be lost for good and a second try may lie: throw the file away.
         """
@@ -94,11 +100,22 @@ class LocalFileSystem:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(path, flags, FILE_MODE)
 
+    def overwrite(self, path: str, size_bytes: int) -> int:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # Asked first: a truncation that changes nothing is still an entry in the journal.
+            if os.fstat(descriptor).st_size > size_bytes:
+                os.ftruncate(descriptor, size_bytes)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
     def write(self, descriptor: int, data: Data) -> int:
         return os.write(descriptor, data)
 
     def fsync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
+        os.fdatasync(descriptor)
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)

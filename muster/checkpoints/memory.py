@@ -24,6 +24,14 @@ class File:
     durable: bytes = b""
 
 
+@dataclass(slots=True)
+class Opened:
+    """An open file and the place its next byte goes to."""
+
+    file: File
+    offset: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One step of a directory: a name gone, a name there, or both at once (a rename)."""
@@ -71,7 +79,7 @@ class MemoryFileSystem:
         self.operations: Final[list[Operation]] = []
         self._errors: Final = errors or {}
         self._largest_write_bytes: Final = largest_write_bytes
-        self._open: Final[dict[int, File]] = {}
+        self._open: Final[dict[int, Opened]] = {}
         self._changes = 0
         self._descriptors = 0
 
@@ -110,20 +118,28 @@ class MemoryFileSystem:
         _refuse(errno.EEXIST, path, when=name in parent.entries)
         file = File()
         self._change(parent, added=(name, file))
-        # Never given out twice, so that a record of them tells one file from another.
-        self._descriptors += 1
-        self._open[self._descriptors] = file
-        return self._descriptors
+        return self._descriptor_of(file)
+
+    def overwrite(self, path: str, size_bytes: int) -> int:
+        self._record("overwrite", path, size_bytes)
+        node = self._node(path)
+        if isinstance(node, Directory):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        del node.written[size_bytes:]
+        return self._descriptor_of(node)
 
     def write(self, descriptor: int, data: Data) -> int:
         taken = bytes(data[: self._largest_write_bytes])
         self._record("write", descriptor, taken)
-        self._opened(descriptor).written += taken
+        opened = self._opened(descriptor)
+        end = opened.offset + len(taken)
+        opened.file.written[opened.offset : end] = taken
+        opened.offset = end
         return len(taken)
 
     def fsync(self, descriptor: int) -> None:
         self._record("fsync", descriptor)
-        file = self._opened(descriptor)
+        file = self._opened(descriptor).file
         file.durable = bytes(file.written)
 
     def close(self, descriptor: int) -> None:
@@ -187,7 +203,13 @@ class MemoryFileSystem:
         change.apply(directory.entries)
         directory.pending.append(change)
 
-    def _opened(self, descriptor: int) -> File:
+    def _descriptor_of(self, file: File) -> int:
+        # Never given out twice, so that a record of them tells one file from another.
+        self._descriptors += 1
+        self._open[self._descriptors] = Opened(file)
+        return self._descriptors
+
+    def _opened(self, descriptor: int) -> Opened:
         _refuse(errno.EBADF, str(descriptor), when=descriptor not in self._open)
         return self._open[descriptor]
 

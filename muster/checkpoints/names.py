@@ -14,8 +14,7 @@ exist for us, and is never touched.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 LATEST: Final = "LATEST"
 MANIFEST: Final = "manifest.json"
@@ -30,8 +29,7 @@ _TEMPORARY: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class CheckpointName:
+class CheckpointName(NamedTuple):
     """Sorts by age: generation first, because a later process may have gone back some steps."""
 
     generation: int

@@ -5,8 +5,8 @@ ORDERED  of the changes of directories that were not fsynced, the first ones (a 
 ANY      of those changes, any subset: all that POSIX promises.
 
 Under a power cut each file with bytes that were not fsynced holds what was durable, all that was
-written, the first half of it, or zeros of its length (a size that reached the disk before the
-data did).
+written, the first half of it (alone, or over what was durable: a file written over), or zeros of
+its length (a size that reached the disk before the data did).
 """
 
 import random
@@ -42,11 +42,15 @@ def _torn(file: File) -> bytes:
     return bytes(file.written[: len(file.written) // 2])
 
 
+def _half_over(file: File) -> bytes:
+    return _torn(file) + file.durable[len(file.written) // 2 :]
+
+
 def _zeros(file: File) -> bytes:
     return bytes(len(file.written))
 
 
-CONTENTS: Final[Sequence[Content]] = (_durable, _written, _torn, _zeros)
+CONTENTS: Final[Sequence[Content]] = (_durable, _written, _torn, _half_over, _zeros)
 
 
 def crash_states(

@@ -24,13 +24,16 @@ class Packed:
     """A state taken apart: the buffers of its arrays' file (empty without arrays), and JSON."""
 
     buffers: list[memoryview]
+    size_bytes: int
+    """The length of the arrays' file."""
     values: dict[str, Any]
 
 
 def pack(state: State) -> Packed:
     """Take a state apart without copying its arrays; raises `UnsupportedState`."""
     arrays, values = split(state)
-    return Packed(_encode(arrays) if arrays else [], values)
+    buffers = _encode(arrays) if arrays else []
+    return Packed(buffers, sum(map(len, buffers)), values)
 
 
 def unpack(content: bytearray | None, values: Mapping[str, Any], where: str) -> dict[str, Any]:

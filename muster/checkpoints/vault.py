@@ -9,12 +9,13 @@ any two leaves what LATEST names intact:
     LATEST replaced, the rank's directory flushed                 it is found: acknowledged
     older ones renamed to temporary names and deleted             nothing depends on them
 
-Acknowledged means: `save` returned.
+Acknowledged means: `save` returned. A small one goes into a spare directory where there is one,
+whose entries are durable already.
 """
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from muster.checkpoints.durable import (
     ensure_directory,
     remove_tree,
     replace_file,
+    rewrite_file,
     write_file,
 )
 from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration, mapped
@@ -42,6 +44,7 @@ from muster.checkpoints.names import (
 from muster.checkpoints.owner import Owner
 from muster.checkpoints.reader import Checkpoint, Reader
 from muster.checkpoints.retention import expendable
+from muster.checkpoints.spares import RECYCLED_LIMIT_BYTES, Spares
 from muster.checkpoints.state import Packed, State, pack
 from muster.contracts.position import Position
 
@@ -57,12 +60,15 @@ class _Ledger:
     """Names taken by another job's checkpoints, or by damaged ones: never touched."""
     latest_line: bytes = b""
     """What this process wrote into LATEST."""
+    recyclable: set[CheckpointName] = field(default_factory=set)
+    """Small ones of this process, with both files."""
+    spares: Spares = field(default_factory=Spares)
 
     def free_name(self, step: int) -> CheckpointName:
         """Return a name for a new checkpoint of `step`."""
         name = CheckpointName(self.generation, step)
-        while name in self.own or name in self.others:
-            name = replace(name, revision=name.revision + 1)
+        while name in self.own or name in self.others or name in self.spares:
+            name = name._replace(revision=name.revision + 1)
         return name
 
 
@@ -133,17 +139,27 @@ class Vault:
             else:
                 self._refuse_if_stale(ledger)
             name = ledger.free_name(step)
-            manifest = self._publish(name, time, position, packed)
+            spare = ledger.spares.take() if _fits_a_spare(packed) else None
+            manifest = self._publish(name, time, position, packed, spare)
+            ledger.spares.flushed()
             # Looked at again, because a process that was stopped for a while may wake up here.
             self._refuse_if_stale(ledger)
             self._point_latest_at(name)
         ledger.latest_line = latest_line(name)
         ledger.own.add(name)
+        if _fits_a_spare(packed):
+            ledger.recyclable.add(name)
         self._trusted.add(name)
         # Only a save that went through leaves its knowledge to the next one.
         self._ledger = ledger
         self._retire(ledger, name)
         return manifest
+
+    def close(self) -> None:
+        """Delete the spare directories; a save after this begins with none."""
+        if self._ledger is not None:
+            for name in self._ledger.spares.empty():
+                self._remove(f"{self._directory}/{name.temporary}")
 
     def _open(self) -> _Ledger:
         """Learn what is there, refuse if a later generation has saved, and clear dead saves."""
@@ -182,18 +198,26 @@ class Vault:
             raise StaleGeneration(self._directory, ledger.generation, latest.generation)
 
     def _publish(
-        self, name: CheckpointName, time: str, position: Position, packed: Packed
+        self,
+        name: CheckpointName,
+        time: str,
+        position: Position,
+        packed: Packed,
+        spare: CheckpointName | None,
     ) -> Manifest:
         """Bring a whole checkpoint into being under its final name, durably."""
-        temporary = f"{self._directory}/{name.temporary}"
-        self._files.make_directory(temporary)
+        temporary = f"{self._directory}/{(spare or name).temporary}"
+        write = rewrite_file if spare else write_file
+        if not spare:
+            self._files.make_directory(temporary)
         try:
             facts = {}
             if packed.buffers:
-                facts[STATE] = write_file(self._files, f"{temporary}/{STATE}", packed.buffers)
+                facts[STATE] = write(self._files, f"{temporary}/{STATE}", packed.buffers)
             manifest, content = sign(self._manifest(name, time, position, packed, facts))
-            write_file(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
-            self._files.fsync_directory(temporary)
+            write(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
+            if not spare:
+                self._files.fsync_directory(temporary)
             self._files.rename(temporary, f"{self._directory}/{name}")
         except BaseException:
             with suppress(OSError):
@@ -232,7 +256,7 @@ class Vault:
         )
 
     def _retire(self, ledger: _Ledger, latest: CheckpointName) -> None:
-        """Delete what may go, by way of a temporary name: no half checkpoint is ever seen."""
+        """Delete or put by what may go, by way of a temporary name: nothing half is ever seen."""
         for name in expendable(ledger.own, latest, self._trusted, self._keep_last):
             ledger.own.discard(name)
             self._trusted.discard(name)
@@ -241,8 +265,12 @@ class Vault:
                 self._files.rename(f"{self._directory}/{name}", temporary)
             except OSError as error:
                 self._warn(f"{self._directory}/{name} cannot be deleted: {error.strerror or error}")
+                continue
+            if name in ledger.recyclable and ledger.spares.wanted:
+                ledger.spares.hide(name)
             else:
                 self._remove(temporary)
+            ledger.recyclable.discard(name)
 
     def _remove(self, path: str) -> None:
         try:
@@ -252,3 +280,8 @@ class Vault:
                 self._files.remove_file(path)
         except OSError as error:
             self._warn(f"{path} is not needed and cannot be deleted: {error.strerror or error}")
+
+
+def _fits_a_spare(packed: Packed) -> bool:
+    """Return whether a save fills both files of a directory, and with little."""
+    return 0 < packed.size_bytes <= RECYCLED_LIMIT_BYTES

@@ -21,7 +21,7 @@ from muster.checkpoints.reader import Checkpoint
 from muster.checkpoints.vault import Vault
 
 HISTORIES = {
-    "saves and deletions": (Session(0, (1, 2, 3, 4)),),
+    "saves, deletions and spares written over": (Session(0, (1, 2, 3, 4, 5, 6)),),
     "a restart that goes back some steps": (Session(0, (3, 6, 9)), Session(1, (6, 9, 12))),
     "a process killed while it deletes, and its successor": (
         Session(0, (1, 2, 3, 4), lives_for=112),

@@ -22,6 +22,7 @@ from muster.checkpoints.identity import identity, identity_of
 from muster.checkpoints.memory import MemoryFileSystem
 from muster.checkpoints.names import LATEST, CheckpointName
 from muster.checkpoints.reader import Reader
+from muster.checkpoints.spares import RECYCLED_LIMIT_BYTES
 
 
 def overwrite(files: MemoryFileSystem, path: str, content: bytes) -> None:
@@ -76,14 +77,53 @@ def test_the_steps_of_a_save_come_in_the_one_safe_order() -> None:
         *("make_directory", "create", "fsync", "create", "fsync", "fsync_directory"),
         *("rename", "fsync_directory"),
         *("create", "fsync", "rename", "fsync_directory"),
-        *("rename", "remove_file", "remove_file", "remove_directory"),
+        "rename",
     ]
+
+
+def test_a_small_save_writes_over_a_retired_one_that_is_surely_hidden() -> None:
+    rank = Rank()
+    rank.save(1, 2, 3, 4)
+    before = len(rank.files.operations)
+    rank.save(5)
+    verbs = [
+        operation.name
+        for operation in rank.files.operations[before:]
+        if operation.name not in ("read", "write", "close", "is_directory", "list_directory")
+    ]
+    assert verbs == [
+        *("overwrite", "fsync", "overwrite", "fsync", "rename", "fsync_directory"),
+        *("create", "fsync", "rename", "fsync_directory"),
+        "rename",
+    ]
+    assert rank.vault.restore().state["bias"] == 5
+
+
+def test_a_spare_takes_a_shorter_state_and_a_longer_one() -> None:
+    rank = Rank()
+    lengths = (40, 40, 40, 40, 7, 90, 40, 1, 200)
+    for step, length in enumerate(lengths):
+        rank.vault.save(step, position(step), {"weights": np.full(length, step, np.float32)})
+    restored = rank.vault.restore()
+    assert restored is not None
+    assert restored.state["weights"].tolist() == [8.0] * 200
+    assert Rank(rank.files, keep_last=2).restored() == CheckpointName(0, 8)
+
+
+def test_a_large_state_and_one_without_arrays_leave_no_spare() -> None:
+    rank = Rank()
+    for step in range(4):
+        rank.vault.save(step, position(step), {"weights": np.zeros(RECYCLED_LIMIT_BYTES, np.uint8)})
+    for step in range(4, 8):
+        rank.vault.save(step, position(step), {"loss": 0.5})
+    assert rank.on_disk() == [LATEST, "step_0000000006.g0000", "step_0000000007.g0000"]
 
 
 @pytest.mark.parametrize("keep_last", [1, 2, 3])
 def test_the_last_ones_are_kept_and_nothing_temporary_is_left(keep_last: int) -> None:
     rank = Rank(keep_last=keep_last)
     rank.save(*range(6))
+    rank.vault.close()
     kept = [f"step_{step:010d}.g0000" for step in range(6 - keep_last, 6)]
     assert rank.on_disk() == [LATEST, *kept]
 
@@ -91,6 +131,7 @@ def test_the_last_ones_are_kept_and_nothing_temporary_is_left(keep_last: int) ->
 def test_saving_a_step_again_keeps_the_acknowledged_one_until_the_new_one_is_durable() -> None:
     rank = Rank(keep_last=2)
     rank.save(4, 4, 4)
+    rank.vault.close()
     assert rank.restored() == CheckpointName(0, 4, 2)
     assert rank.on_disk() == [LATEST, "step_0000000004.g0000.r0001", "step_0000000004.g0000.r0002"]
 
@@ -367,6 +408,7 @@ def test_whichever_operation_fails_the_old_checkpoint_stays_and_the_failure_is_t
         again = Rank(files)
         assert again.restored() == CheckpointName(0, 4)
         assert again.warnings == []
+        rank.vault.close()
         assert not [name for name in rank.on_disk() if name.endswith(".tmp")] or rank.warnings
 
 
