@@ -1,0 +1,1 @@
+"""Turns a group of ranks into a sum. Knows nothing of jobs."""

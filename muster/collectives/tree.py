@@ -1,0 +1,97 @@
+"""The fixed tree: which sums there are, whoever computes them.
+
+Leaves are numbered 0 … V-1, V a power of two. Node (level, number) is the sum of the leaves
+[number·2^level, (number+1)·2^level), and always left + right of its two halves. A float32 addition
+is commutative but not associative: fixing the tree fixes the bits, for every number of ranks and
+every history of failures.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from muster.contracts.shards import ranges
+
+
+class Block(NamedTuple):
+    """A node of the tree, and the aligned range of leaves below it."""
+
+    level: int
+    number: int
+
+    @property
+    def start(self) -> int:
+        return self.number << self.level
+
+    @property
+    def stop(self) -> int:
+        return (self.number + 1) << self.level
+
+    @property
+    def size(self) -> int:
+        return 1 << self.level
+
+    @property
+    def halves(self) -> "tuple[Block, Block]":
+        """The two nodes whose sum this one is, left operand first."""
+        return Block(self.level - 1, 2 * self.number), Block(self.level - 1, 2 * self.number + 1)
+
+
+def root_of(leaves: int) -> Block:
+    """Return the node that is the sum of all; raises ValueError unless `leaves` is 2^k."""
+    if leaves < 1 or leaves & (leaves - 1):
+        raise ValueError(f"{leaves} leaves make no balanced tree: use a power of two")
+    return Block(leaves.bit_length() - 1, 0)
+
+
+def blocks_of_range(start: int, stop: int) -> Iterator[Block]:
+    """Yield the fewest nodes that are exactly the leaves [start, stop), from left to right."""
+    while start < stop:
+        alignment = start & -start if start else stop - start
+        size = min(alignment, stop - start)
+        level = size.bit_length() - 1
+        yield Block(level, start >> level)
+        start += 1 << level
+
+
+def gaps(held: Iterable[Block], leaves: int) -> list[Block]:
+    """Return the fewest nodes that are exactly the leaves below none of `held`."""
+    missing: list[Block] = []
+    at = 0
+    for block in sorted(held, key=lambda block: block.start):
+        missing += blocks_of_range(at, block.start)
+        at = block.stop
+    return [*missing, *blocks_of_range(at, leaves)]
+
+
+def deal(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Block, ...]]:
+    """Return which blocks each rank is to have: what it holds, and its part of what nobody does.
+
+    The leaves below no held block are cut, from left to right, into one contiguous part per rank,
+    equal to within one leaf (`ranges`). Depends on nothing else, so every rank deals alike.
+    """
+    missing = gaps((block for blocks in held for block in blocks), leaves)
+    sizes = [stop - start for start, stop in ranges(sum(b.size for b in missing), len(held))]
+    dealt = [list(blocks) for blocks in held]
+    rank, left = 0, sizes[0]
+    for start, stop in _runs(missing):
+        at = start
+        while at < stop:
+            while left == 0:
+                rank += 1
+                left = sizes[rank]
+            end = min(stop, at + left)
+            dealt[rank] += blocks_of_range(at, end)
+            left -= end - at
+            at = end
+    return [tuple(blocks) for blocks in dealt]
+
+
+def _runs(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges that `blocks`, in order, make where they touch."""
+    start = stop = 0
+    for block in blocks:
+        if block.start != stop:
+            yield start, stop
+            start = block.start
+        stop = block.stop
+    yield start, stop
