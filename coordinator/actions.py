@@ -6,7 +6,7 @@ The supervisor performs them; `fold` notes that they were taken.
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coordinator.snapshot import Cause
+from coordinator.snapshot import Cause, LayoutSnapshot
 from muster.contracts.job import JobStatus, Reason
 
 
@@ -48,6 +48,27 @@ class KillProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Enlist:
+    """Put a rank into service: it is to have a process."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retire:
+    """Take a rank out of service: its worker leaves with the next layout."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Tell the ranks who trains together from now on."""
+
+    layout: LayoutSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
     """A heartbeat is overdue."""
 
@@ -64,4 +85,5 @@ class Move:
 
 
 RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect
-Action: TypeAlias = StartAgent | KillAgent | DismissAgent | Move | RankAction
+PoolAction: TypeAlias = Enlist | Retire | Announce
+Action: TypeAlias = StartAgent | KillAgent | DismissAgent | Move | PoolAction | RankAction

@@ -47,6 +47,27 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A person wants another number of ranks."""
+
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseAsked:
+    """A person wants no step to be taken, or steps again."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAsked:
+    """A person wants a worker to leave."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
     """The service was told to shut down: save, end, and wait in the queue."""
 
@@ -71,6 +92,9 @@ Happening: TypeAlias = (
     | AgentDropped
     | AgentLost
     | StopAsked
+    | Scaled
+    | PauseAsked
+    | LeaveAsked
     | Interrupted
     | Overslept
     | Condemned

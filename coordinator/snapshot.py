@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from muster.contracts.backoff import DEFAULT_BACKOFF, Backoff
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.messages import Ready
+from muster.contracts.pool import Pool
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
 from muster.contracts.spec import JobSpec
@@ -44,6 +46,19 @@ class Cause:
 
     reason: Reason
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSnapshot:
+    """Who trains together, as it was last announced."""
+
+    generation: int = 0
+    workers: tuple[int, ...] = ()
+    """Worker ids in ascending order: a worker's place in the group is its place here."""
+    ranks: tuple[int, ...] = ()
+    """The rank of each."""
+    incarnations: tuple[int, ...] = ()
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +113,16 @@ class RankSnapshot:
     measured_step: int = 0
     measured_at: float = NEVER
     """Where and when the throughput was last measured."""
+    worker_id: int | None = None
+    """Of the present or last incarnation, in the pool of a synchronous job."""
+    in_service: bool = True
+    """The job is to have this rank; one that is out of service leaves and is not replaced."""
+    ready: Ready | None = None
+    """What this incarnation said when it could take up a layout."""
+    took_up: int = -1
+    """The generation of the layout that is in force for it."""
+    stranded: int = -1
+    """The generation of the layout in which it has lost a peer."""
 
     @property
     def is_alive(self) -> bool:
@@ -107,7 +132,7 @@ class RankSnapshot:
     @property
     def is_down(self) -> bool:
         """Whether it has work and no process."""
-        return not self.is_alive and not self.finished
+        return self.in_service and not self.is_alive and not self.finished
 
     @property
     def is_well(self) -> bool:
@@ -143,6 +168,16 @@ class JobSnapshot:
     interrupting: bool = False
     """The whole service shuts down: save, end, and go back to the queue."""
     verdict: Verdict | None = None
+    pool: Pool = Pool()
+    """The workers of a synchronous job; empty for any other."""
+    layout: LayoutSnapshot = LayoutSnapshot()
+    wanted_world_size: int = 0
+    """How many ranks are to be in service."""
+    pause_asked: bool = False
+    disputed: frozenset[int] = frozenset()
+    """Workers that hold other bits than the rest."""
+    done: bool = False
+    """A synchronous job whose last checkpoint is durable: its ranks have only to exit."""
     backoff: Backoff = DEFAULT_BACKOFF
 
     def with_rank(self, changed: RankSnapshot) -> "JobSnapshot":
@@ -152,9 +187,19 @@ class JobSnapshot:
         return replace(self, ranks=tuple(ranks))
 
     @property
+    def is_synchronous(self) -> bool:
+        return self.spec.mode == "synchronous"
+
+    @property
+    def in_service(self) -> tuple[RankSnapshot, ...]:
+        """The ranks that the job is to have."""
+        return tuple(rank for rank in self.ranks if rank.in_service)
+
+    @property
     def is_ending(self) -> bool:
         """Whether no new process is to be started any more."""
-        return self.stop is not None or self.interrupting or self.verdict is not None
+        asked = self.stop is not None or self.interrupting
+        return asked or self.done or self.verdict is not None
 
     @property
     def any_alive(self) -> bool:
@@ -162,4 +207,4 @@ class JobSnapshot:
 
     @property
     def all_finished(self) -> bool:
-        return all(rank.finished for rank in self.ranks)
+        return self.done or all(rank.finished for rank in self.ranks)

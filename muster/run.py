@@ -20,14 +20,12 @@ import math
 import operator
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -37,16 +35,15 @@ from muster.checkpoints.owner import Owner
 from muster.checkpoints.reader import Checkpoint, Reader
 from muster.checkpoints.vault import Vault
 from muster.contracts.environ import RankSettings
-from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_rank
-from muster.contracts.messages import COUNT_MAX, Beat, Hello, Warned
+from muster.contracts.messages import COUNT_MAX, Beat
 from muster.contracts.shards import shards_of_rank
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.datasets.index import ShardIndex
 from muster.datasets.listing import find_shards
+from muster.presence import Presence
 from muster.reading import SampleReader
-from muster.refusals import refusal_of
-from muster.voice import Heart, Voice
+from muster.voice import Voice
 
 STOP_LOOK_SECONDS: Final = 0.1
 """A sleep is not cut short by a signal, so long ones are taken in pieces."""
@@ -77,13 +74,11 @@ class Run:
         self.settings = settings
         self._total_steps: int | None = None
         self._reader = SampleReader(lambda: self.shards, settings.epochs)
-        self._voice = voice
-        self._heart = Heart(voice, self._beat, settings.heartbeat_seconds)
+        self._presence = Presence(voice, settings.heartbeat_seconds, self._beat)
         self._loss: float | None = None
         self._metrics: dict[str, float] = {}
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
-        self._stopping = False
         self._vault: Final = Vault(
             files=LocalFileSystem(),
             directory=self._checkpoints_of(settings.job_id),
@@ -96,7 +91,7 @@ class Run:
             ),
             keep_last=settings.keep_last,
             clock=lambda: datetime.now(UTC),
-            warn=self._warn,
+            warn=self._presence.warn,
         )
 
     @property
@@ -140,7 +135,7 @@ class Run:
     @property
     def should_stop(self) -> bool:
         """Whether somebody asked for an end: save, leave the loop, and exit with code 0."""
-        return self._stopping
+        return self._presence.is_stopping
 
     @property
     def should_checkpoint(self) -> bool:
@@ -149,11 +144,7 @@ class Run:
 
     def start(self) -> None:
         """Say hello and take over SIGTERM and errors of ours; `join` does this."""
-        signal.signal(signal.SIGTERM, self._on_terminate)
-        sys.excepthook = self._last_word
-        self._voice.say(Hello())
-        self._heart.start()
-        atexit.register(self._heart.stop)
+        self._presence.start()
         atexit.register(self._vault.close)
 
     def restore(self) -> dict[str, Any] | None:
@@ -200,7 +191,7 @@ class Run:
             # float(): numpy's numbers are no numbers to the wire.
             named = list(metrics.items())[:METRICS_LIMIT]
             self._metrics = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in named}
-        self._heart.news()
+        self._presence.news()
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Make `state` and the present position durable; no crash after this loses them.
@@ -221,7 +212,7 @@ class Run:
     def rest(self, seconds: float) -> None:
         """Sleep, but no longer than until somebody asks for an end."""
         until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
+        while not self.should_stop and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, STOP_LOOK_SECONDS))
 
     @cached_property
@@ -243,10 +234,10 @@ class Run:
             directory=self._checkpoints_of(source),
             rank=self.rank,
             world_size=self.world_size,
-            warn=self._warn,
+            warn=self._presence.warn,
         ).newest_of_last_job()
 
-    def _beat(self) -> Beat:
+    def _beat(self, stopping: bool) -> Beat:  # noqa: FBT001  what a beat says of itself
         position = self._reader.committed
         return Beat(
             step=position.step,
@@ -258,29 +249,8 @@ class Run:
             metrics={name: value for name, value in self._metrics.items() if math.isfinite(value)},
             checkpoints_saved=self._checkpoints_saved,
             last_checkpoint_step=self._last_checkpoint_step,
-            stopping=self._stopping,
+            stopping=stopping,
         )
-
-    def _warn(self, sentence: str) -> None:
-        print(f"muster: warning: {sentence}", file=sys.stderr, flush=True)
-        self._voice.say(Warned(message=sentence))
-
-    def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
-        self._stopping = True
-        # At once: however the program ends from here on, its exit code 0 must not mean done.
-        self._voice.say(self._beat())
-
-    def _last_word(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        """An error of ours is a sentence; the agent hears of what a restart would only repeat."""
-        if not isinstance(error, MusterError):
-            sys.__excepthook__(kind, error, trace)
-            return
-        print(f"muster: {error}", file=sys.stderr, flush=True)
-        refusal = refusal_of(error)
-        if refusal is not None:
-            self._voice.say(refusal)
 
 
 def _own_job_id() -> str:

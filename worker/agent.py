@@ -25,6 +25,7 @@ from muster.contracts.agent import AgentAssignment
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
     AgentHello,
+    Announce,
     CoordinatorMessage,
     Dismiss,
     KillRank,
@@ -32,6 +33,7 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
+from worker.assembly import Assembly
 from worker.nursery import Nursery
 from worker.starting import Exec, Fork, Starter
 from worker.uplink import Uplink
@@ -58,6 +60,7 @@ class Agent:
         self._nursery = Nursery(
             JobFiles(Path(assignment.job_root)), self._selector, self._starter, self._uplink.send
         )
+        self._assembly = Assembly(self._nursery)
         self._epoch = 0
         self._leaving = False
         self._alone_since = self._next_attempt = self._next_tick = time.monotonic()
@@ -89,6 +92,7 @@ class Agent:
             self._next_tick = now + TICK_SECONDS
             self._nursery.note_times()
             self._nursery.settle()
+            self._assembly.deliver()
         if self._uplink.is_welcome:
             self._alone_since = now
         else:
@@ -137,6 +141,8 @@ class Agent:
                 self._nursery.send(message.rank, message.incarnation, signal.SIGTERM)
             case KillRank():
                 self._nursery.send(message.rank, message.incarnation, signal.SIGKILL)
+            case Announce():
+                self._assembly.announce(message)
             case Dismiss():
                 self._leaving = True
                 self._nursery.send_all(signal.SIGKILL)

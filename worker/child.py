@@ -8,13 +8,22 @@ subreaper, all of it stays below the agent: a sweep never looks at a stranger.
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
-from muster.contracts.messages import Beat, RankMessage, StartRank, decode_rank_message
+from muster.contracts.messages import (
+    Beat,
+    Layout,
+    RankMessage,
+    StartRank,
+    decode_rank_message,
+    encode,
+)
 from muster.processes import descendants, identify, mark_of, send_signal
 from worker.logbook import Logbook
 from worker.starting import Starter
@@ -80,6 +89,24 @@ class Child:
         self.standing.update((type(message), message) for message in heard)
         return heard, is_open
 
+    @cached_property
+    def arena(self) -> int:
+        """Shared memory of this incarnation alone: nobody has it before or after it."""
+        return os.memfd_create(f"muster-arena-{self.rank}", os.MFD_CLOEXEC)
+
+    def tell(self, layout: Layout, memory: Sequence[int]) -> bool:
+        """Send a layout along with descriptors; return whether that is settled.
+
+        A channel that is full is tried again; one that is closed has nobody behind it.
+        """
+        try:
+            socket.send_fds(self.channel, [encode(layout)], memory)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the process and its group. A call after it was reaped does nothing."""
         if not self._is_reaped:
@@ -115,6 +142,8 @@ class Child:
             # Told, it does not wait itself for a pid that may be somebody else's by then.
             self._started.handle.returncode = code
         self.channel.close()
+        if "arena" in vars(self):
+            os.close(self.arena)
         return Ending(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
 
     @property

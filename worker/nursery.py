@@ -70,6 +70,16 @@ class Nursery:
     def __bool__(self) -> bool:
         return bool(self._living)
 
+    @property
+    def living(self) -> list[Child]:
+        """The processes that have not been reaped."""
+        return list(self._living.values())
+
+    def find(self, rank: int, incarnation: int) -> Child | None:
+        """Return the process that is this incarnation, if it lives."""
+        child = self._living.get(rank)
+        return child if child is not None and child.incarnation == incarnation else None
+
     def present_state(self) -> Iterator[AgentMessage]:
         """Everything a coordinator that knows nothing has to be told."""
         for child in self._living.values():
@@ -109,10 +119,10 @@ class Nursery:
 
     def send(self, rank: int, incarnation: int, number: signal.Signals) -> None:
         """Signal one incarnation's group; one that was never started here is reported as ended."""
-        child = self._living.get(rank)
-        if child is not None and child.incarnation == incarnation:
+        child = self.find(rank, incarnation)
+        if child is not None:
             child.signal_group(number)
-        elif child is None and self._is_new_incarnation(rank, incarnation):
+        elif rank not in self._living and self._is_new_incarnation(rank, incarnation):
             # The order to start it was lost. Nobody may wait for the end of what never was.
             self._note_end(
                 RankExited(

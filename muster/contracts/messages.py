@@ -1,6 +1,6 @@
 """What processes say to each other: a closed union of frozen, tagged values per direction.
 
-Rank → agent over an inherited socket pair, agent ↔ coordinator over one TCP connection. A frame
+Rank ↔ agent over an inherited socket pair, agent ↔ coordinator over one TCP connection. A frame
 (`muster.contracts.framing`) carries one message, encoded as MessagePack with its tag. An unknown
 tag or field is an error: both ends are of one version.
 """
@@ -67,7 +67,94 @@ class Refused(_Message, frozen=True, tag="refused"):
     message: str
 
 
-RankMessage: TypeAlias = Executing | Hello | Beat | Warned | Refused
+class Ready(_Message, frozen=True, tag="ready"):
+    """A rank of a synchronous job has its program and its data, and waits for a layout."""
+
+    fingerprint: str
+    """Digest of how this process computes; ranks that differ cannot train together."""
+    backend: str
+    port: int
+    """Where its peers reach it over TCP; 0 where they share memory."""
+
+
+class TookUp(_Message, frozen=True, tag="took_up"):
+    """The layout is in force for this rank: it has the state that all members have."""
+
+    generation: Count
+    step: Count
+    digest: str
+    """Of the state, in 32 hexadecimal digits."""
+
+
+class Stranded(_Message, frozen=True, tag="stranded"):
+    """A rank has lost a peer, or never found it, and waits for another layout."""
+
+    generation: Count
+    message: str
+
+
+class Disputed(_Message, frozen=True, tag="disputed"):
+    """Members of the layout differ from the others in what they hold, or compute."""
+
+    generation: Count
+    workers: tuple[int, ...]
+    message: str
+
+
+class EpochDone(_Message, frozen=True, tag="epoch_done"):
+    """What was consumed in one whole pass, and what the data set's index says of it."""
+
+    epoch: Count
+    samples: Count
+    hash_sum: int
+    expected_samples: Count
+    expected_hash_sum: int
+
+
+class Saved(_Message, frozen=True, tag="saved"):
+    """A coordinated checkpoint is durable: nothing up to this step can be lost any more."""
+
+    generation: Count
+    step: Count
+    epoch: Count
+    digest: str
+    """Sha256 of the state and the position: its identity."""
+    consumed: Count
+    consumed_hash: int
+    epochs: tuple[EpochDone, ...]
+    """Every pass that is over, the oldest first: they become durable with it."""
+
+
+RankMessage: TypeAlias = (
+    Executing | Hello | Beat | Warned | Refused | Ready | TookUp | Stranded | Disputed | Saved
+)
+
+
+# Agent → rank
+
+
+class Seat(_Message, frozen=True, tag="seat"):
+    """One member of a layout. Its place in the group is its place in the list."""
+
+    worker_id: int
+    rank: int
+    host: str
+    port: int
+
+
+class Layout(_Message, frozen=True, tag="layout"):
+    """Who trains together from now on. It goes along with descriptors of shared memory.
+
+    First the memory that all members write results to, made for this layout alone, then each
+    member's own arena in the order of `seats`. Who is not among them leaves.
+    """
+
+    generation: int
+    token: str
+    """What members prove to each other that they are."""
+    seats: tuple[Seat, ...]
+    paused: bool
+    """Nobody takes a step until the next layout."""
 
 
 # Agent → coordinator
@@ -151,11 +238,19 @@ class KillRank(_Message, frozen=True, tag="kill_rank"):
     incarnation: int
 
 
+class Announce(_Message, frozen=True, tag="announce"):
+    """Tell every rank the layout; incarnations say which processes are meant."""
+
+    layout: Layout
+    incarnations: tuple[int, ...]
+    """Of each seat's rank."""
+
+
 class Dismiss(_Message, frozen=True, tag="dismiss"):
     """The job is over: kill what is left and exit."""
 
 
-CoordinatorMessage: TypeAlias = Welcome | StartRank | TerminateRank | KillRank | Dismiss
+CoordinatorMessage: TypeAlias = Welcome | StartRank | TerminateRank | KillRank | Announce | Dismiss
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _RANK: Final[msgspec.msgpack.Decoder[RankMessage]] = msgspec.msgpack.Decoder(RankMessage)
@@ -164,11 +259,13 @@ _COORDINATOR: Final[msgspec.msgpack.Decoder[CoordinatorMessage]] = msgspec.msgpa
     CoordinatorMessage
 )
 
+_LAYOUT: Final = msgspec.msgpack.Decoder(Layout)
+
 _NOT_A_MESSAGE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises: text that is none and nesting without end have errors of their own."""
 
 
-def encode(message: RankMessage | AgentMessage | CoordinatorMessage) -> bytes:
+def encode(message: RankMessage | AgentMessage | CoordinatorMessage | Layout) -> bytes:
     """Return the bytes of one message, without its frame."""
     return _ENCODER.encode(message)
 
@@ -195,3 +292,11 @@ def decode_coordinator_message(payload: bytes) -> CoordinatorMessage:
         return _COORDINATOR.decode(payload)
     except _NOT_A_MESSAGE as error:
         raise WireError(f"a coordinator sent what is no message: {error}") from error
+
+
+def decode_layout(payload: bytes) -> Layout:
+    """Return the layout that an agent announced, or raise `WireError`."""
+    try:
+        return _LAYOUT.decode(payload)
+    except _NOT_A_MESSAGE as error:
+        raise WireError(f"an agent sent what is no layout: {error}") from error

@@ -151,7 +151,7 @@ def test_a_beat_tells_the_truth(place: Path, ear: Ear) -> None:
     for _ in islice(run.samples(), 5):
         run.step(loss=np.float32(0.5), accuracy=0.75)
     run.checkpoint({})
-    run._heart.stop()  # noqa: SLF001  its last word is what is asked for
+    run._presence._heart.stop()  # noqa: SLF001  its last word is what is asked for
     assert last_beat(ear) == Beat(
         step=5,
         total_steps=16,
@@ -184,7 +184,7 @@ def test_what_a_step_does_not_tell_stays_as_it_was(place: Path, ear: Ear) -> Non
     run = run_of(place, ear.voice)
     run.step(loss=0.25, accuracy=0.5)
     run.step()
-    run._heart.stop()  # noqa: SLF001  its last word is what is asked for
+    run._presence._heart.stop()  # noqa: SLF001  its last word is what is asked for
     beat = last_beat(ear)
     assert (beat.step, beat.loss, beat.metrics) == (2, 0.25, {"accuracy": 0.5})
 

@@ -1,0 +1,102 @@
+"""What the pool of a synchronous job needs: the right number of ranks, and a layout that fits.
+
+Rules of `coordinator.plan`, kept apart because they are about the group and not about one rank.
+"""
+
+from collections.abc import Iterator
+
+from coordinator.actions import Action, Announce, Enlist, KillProcess, Retire, Terminate
+from coordinator.snapshot import AgentState, Cause, JobSnapshot, LayoutSnapshot, RankSnapshot
+from muster.contracts.job import Reason
+
+COMPANY_SECONDS = 1.0
+"""How long a newcomer waits for others that were started with it: one layout is cheaper than two."""
+
+DIFFERED = Cause(
+    reason=Reason.DIFFERENT_BITS,
+    message="held other bits than the other workers and was stopped before its next step",
+)
+
+
+def pool_has_its_size(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """New ranks take the lowest free places, shrinking takes the highest."""
+    if not snapshot.is_synchronous or snapshot.is_ending:
+        return
+    serving = [rank.rank for rank in snapshot.in_service]
+    missing = snapshot.wanted_world_size - len(serving)
+    if missing > 0:
+        free = (rank for rank in range(snapshot.wanted_world_size) if rank not in serving)
+        yield from (Enlist(rank=rank) for rank, _ in zip(free, range(missing), strict=False))
+    elif missing < 0:
+        yield from (Retire(rank=rank) for rank in serving[missing:])
+
+
+def who_is_out_of_service_goes(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """A member leaves when the layout goes on without it; nobody waits for who never was one."""
+    if not snapshot.is_synchronous or snapshot.is_ending:
+        return
+    for rank in snapshot.ranks:
+        strays = rank.is_alive and not rank.in_service and rank.took_up < 0
+        if strays and not rank.terminated:
+            yield Terminate(rank=rank.rank)
+
+
+def who_differs_is_stopped(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    for rank in snapshot.ranks:
+        if rank.is_alive and rank.kill is None and rank.worker_id in snapshot.disputed:
+            yield KillProcess(rank=rank.rank, cause=DIFFERED)
+
+
+def layout_fits_the_pool(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    """Announce another layout when the members change, when one is stranded, or for a pause."""
+    if not snapshot.is_synchronous or snapshot.is_ending:
+        return
+    if snapshot.agent is not AgentState.CONNECTED:
+        return
+    members = sorted(filter(_can_train, snapshot.ranks), key=lambda rank: rank.worker_id or 0)
+    present = snapshot.layout
+    wanted = LayoutSnapshot(
+        generation=present.generation + 1,
+        workers=tuple(rank.worker_id or 0 for rank in members),
+        ranks=tuple(rank.rank for rank in members),
+        incarnations=tuple(rank.incarnation for rank in members),
+        paused=snapshot.pause_asked,
+    )
+    if len(members) < max(1, snapshot.spec.min_workers):
+        return  # who is left waits at the step it is at
+    if not _differs(snapshot, wanted) or _company_is_coming(snapshot, now):
+        return
+    yield Announce(layout=wanted)
+
+
+def layout_moments(snapshot: JobSnapshot) -> Iterator[float]:
+    """Yield when the rules here have to be asked again."""
+    if snapshot.is_synchronous:
+        for rank in snapshot.ranks:
+            if rank.is_alive and rank.ready is None:
+                yield rank.spawned_at + COMPANY_SECONDS
+
+
+def _can_train(rank: RankSnapshot) -> bool:
+    is_wanted = rank.in_service and not rank.terminated and rank.kill is None
+    return is_wanted and rank.is_alive and rank.ready is not None and not rank.stopping
+
+
+def _differs(snapshot: JobSnapshot, wanted: LayoutSnapshot) -> bool:
+    present = snapshot.layout
+    stranded = any(
+        rank.is_alive and rank.stranded >= present.generation for rank in snapshot.ranks
+    )
+    return stranded or (present.workers, present.paused) != (wanted.workers, wanted.paused)
+
+
+def _company_is_coming(snapshot: JobSnapshot, now: float) -> bool:
+    """Whether somebody is about to be ready, and nobody has to wait for it in the middle of a step."""
+    alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
+    if not alive.issuperset(snapshot.layout.workers):
+        return False
+    return any(
+        rank.is_alive and rank.in_service and rank.ready is None
+        and now < rank.spawned_at + COMPANY_SECONDS
+        for rank in snapshot.ranks
+    )

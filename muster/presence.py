@@ -1,0 +1,74 @@
+"""How a rank is there for its agent: it says hello, beats, takes SIGTERM as a request, and has a
+last word when an error of ours ends it.
+
+Used by everything that trains; what a beat says is the caller's to know.
+"""
+
+import atexit
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from muster.contracts.errors import MusterError
+from muster.contracts.messages import Beat, Hello, RankMessage, Warned
+from muster.refusals import refusal_of
+from muster.voice import Heart, Voice
+
+
+class Presence:
+    """One process's side of being supervised. For the main thread."""
+
+    def __init__(
+        self, voice: Voice, heartbeat_seconds: float, state: Callable[[bool], Beat]
+    ) -> None:
+        """`state` makes a beat, given whether somebody has asked for an end."""
+        self._voice = voice
+        self._state = state
+        self._heart = Heart(voice, self._beat, heartbeat_seconds)
+        self._stopping = False
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody asked for an end."""
+        return self._stopping
+
+    def start(self) -> None:
+        """Say hello, begin to beat, and take over SIGTERM and errors of ours."""
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        sys.excepthook = self._last_word
+        self._voice.say(Hello())
+        self._heart.start()
+        atexit.register(self._heart.stop)
+
+    def news(self) -> None:
+        """Tell the present state, unless it was told a moment ago."""
+        self._heart.news()
+
+    def say(self, message: RankMessage) -> None:
+        self._voice.say(message)
+
+    def warn(self, sentence: str) -> None:
+        """Tell a person: in the log, and in the job's events."""
+        print(f"muster: warning: {sentence}", file=sys.stderr, flush=True)
+        self._voice.say(Warned(message=sentence))
+
+    def _beat(self) -> Beat:
+        return self._state(self._stopping)
+
+    def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+        # At once: however the program ends from here on, its exit code 0 must not mean done.
+        self._voice.say(self._beat())
+
+    def _last_word(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """An error of ours is a sentence; the agent hears of what a restart would only repeat."""
+        if not isinstance(error, MusterError):
+            sys.__excepthook__(kind, error, trace)
+            return
+        print(f"muster: {error}", file=sys.stderr, flush=True)
+        refusal = refusal_of(error)
+        if refusal is not None:
+            self._voice.say(refusal)

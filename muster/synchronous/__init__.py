@@ -1,0 +1,1 @@
+"""Managed synchronous training: one model, any number of ranks, the same bits."""

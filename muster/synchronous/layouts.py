@@ -1,0 +1,116 @@
+"""Where a rank hears who it trains with: the other direction of its channel to the agent.
+
+Nobody calls it: it is asked, between two sums and whenever the rank waits for a peer. Only the
+newest layout counts; what it came with is closed when a newer one comes.
+"""
+
+import os
+import select
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from muster.contracts.errors import WireError
+from muster.contracts.messages import Layout, decode_layout
+
+LAYOUT_LIMIT_BYTES: Final = 1 << 16
+DESCRIPTORS_LIMIT: Final = 253
+"""Most that the kernel hands over at once."""
+
+LOOK_SECONDS: Final = 0.1
+"""How often a rank that waits for a layout looks whether it is to stop."""
+
+
+class Regroup(Exception):  # noqa: N818  a turn of events, not an error
+    """A newer layout is there: leave the present group."""
+
+
+class Stopped(Exception):  # noqa: N818  a turn of events, not an error
+    """Somebody asked for an end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """A layout and the memory that came along: the results', and each member's arena."""
+
+    layout: Layout
+    memory: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        for descriptor in self.memory:
+            os.close(descriptor)
+
+
+class Layouts(Protocol):
+    """Tells a rank of layouts."""
+
+    def attend(self) -> None:
+        """Return if nothing has changed; raise `Regroup` or `Stopped`. Costs a microsecond."""
+
+    def next(self) -> Gathering:
+        """Wait for a layout newer than the last one returned, and return it, the caller's to close.
+
+        Raises `Stopped`.
+        """
+
+
+class AnnouncedLayouts:
+    """Layouts from an agent."""
+
+    def __init__(self, channel: socket.socket, should_stop: Callable[[], bool]) -> None:
+        """`channel` keeps message boundaries and does not block."""
+        self._channel = channel
+        self._should_stop = should_stop
+        self._generation = -1
+        self._newest: Gathering | None = None
+        self._agent_is_gone = False
+        """The rank lives on; another agent, or the end of the job, comes by other ways."""
+
+    def attend(self) -> None:
+        self._hear()
+        if self._should_stop():
+            raise Stopped
+        if self._newest is not None:
+            raise Regroup
+
+    def next(self) -> Gathering:
+        while self._newest is None:
+            if self._should_stop():
+                raise Stopped
+            watched = [] if self._agent_is_gone else [self._channel]
+            select.select(watched, [], [], LOOK_SECONDS)
+            self._hear()
+        newest, self._newest = self._newest, None
+        self._generation = newest.layout.generation
+        return newest
+
+    def _hear(self) -> None:
+        while not self._agent_is_gone:
+            try:
+                content, memory, _, _ = socket.recv_fds(
+                    self._channel, LAYOUT_LIMIT_BYTES, DESCRIPTORS_LIMIT
+                )
+            except BlockingIOError:
+                return
+            if not content:
+                self._agent_is_gone = True
+                return
+            self._note(content, memory)
+
+    def _note(self, content: bytes, memory: Sequence[int]) -> None:
+        try:
+            heard = Gathering(layout=decode_layout(content), memory=tuple(memory))
+        except WireError:
+            Gathering(layout=_NONE, memory=tuple(memory)).close()
+            return
+        known = self._generation if self._newest is None else self._newest.layout.generation
+        if heard.layout.generation <= known:
+            heard.close()
+            return
+        if self._newest is not None:
+            self._newest.close()
+        self._newest = heard
+
+
+_NONE: Final = Layout(generation=-1, token="", seats=(), paused=True)

@@ -1,0 +1,111 @@
+"""How the members of a new layout come to stand at one step with one state.
+
+    everybody tells everybody: where I stand, the digest of my state, which sums I hold
+    the one that is furthest (the first of them) gives its state to all who are behind
+    digests are compared, of those that were furthest and of those that received
+    what nobody holds of the unfinished step is dealt out
+
+A member that is behind by a step was interrupted after its peers had committed that step; a
+newcomer is behind by all of them. Both are healed in the same way, from memory, not from disk.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from muster.collectives.backend import Backend
+from muster.collectives.gathering import all_gather
+from muster.collectives.tree import Block, deal
+from muster.contracts.errors import MusterError
+from muster.synchronous.replica import Replica
+
+Blocks: TypeAlias = Sequence[Sequence[Block]]
+
+
+class Differs(MusterError):
+    """Members hold different bits at the same step; `places` says who, within the group."""
+
+    def __init__(self, step: int, places: Sequence[int], rank: int) -> None:
+        super().__init__(
+            f"at step {step} the state of {len(places)} of the members differs from that of the "
+            "others: they are stopped before they contribute another step"
+        )
+        self.places = tuple(places)
+        self.is_me = rank in places
+
+
+class _Standing(msgspec.Struct, frozen=True):
+    """What one member tells the others."""
+
+    step: int
+    digest: str
+    held: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What the members of a layout have agreed on."""
+
+    shares: Blocks
+    """Which blocks of the next sum each member contributes."""
+    digest: str
+
+
+def take_up(
+    backend: Backend,
+    replica: Replica,
+    held: Sequence[Block],
+    leaves: int,
+    begin: Callable[[], None],
+) -> Agreement:
+    """Bring every member to the same step and state; all of them call this.
+
+    `held` are the blocks of the unfinished step whose sums this rank has. `begin` fills the replica
+    where no member has a state: the first one calls it. Raises `Differs`, and what the backend
+    raises; the replica is whole in any case.
+    """
+    standings = _exchange(backend, _Standing(replica.position.step, _digest(replica), _plain(held)))
+    furthest = max(standing.step for standing in standings)
+    source = next(place for place, it in enumerate(standings) if it.step == furthest)
+    if furthest < 0 and backend.rank == source:
+        begin()
+    _spread(backend, replica, source, [it.step < furthest or furthest < 0 for it in standings])
+    digests = [it.digest for it in _exchange(backend, _Standing(furthest, replica.digest(), ()))]
+    _compare(digests, replica.position.step, backend.rank)
+    blocks = [it.held if it.step == furthest else () for it in standings]
+    shares = deal([[Block(*block) for block in held] for held in blocks], leaves)
+    return Agreement(shares=shares, digest=digests[0])
+
+
+def _exchange(backend: Backend, standing: _Standing) -> list[_Standing]:
+    notes = all_gather(backend, msgspec.msgpack.encode(standing))
+    return [msgspec.msgpack.decode(note, type=_Standing) for note in notes]
+
+
+def _digest(replica: Replica) -> str:
+    return "" if replica.is_empty else replica.digest()
+
+
+def _plain(held: Sequence[Block]) -> tuple[tuple[int, int], ...]:
+    return tuple((block.level, block.number) for block in held)
+
+
+def _spread(backend: Backend, replica: Replica, source: int, is_behind: Sequence[bool]) -> None:
+    if backend.rank == source:
+        for place, behind in enumerate(is_behind):
+            if behind and place != source:
+                replica.send(backend, place)
+    elif is_behind[backend.rank]:
+        replica.receive(backend, source)
+
+
+def _compare(digests: Sequence[str], step: int, rank: int) -> None:
+    """Who differs from the most common digest, or else from the first member's, is out."""
+    counts = Counter(digests)
+    if len(counts) == 1:
+        return
+    right = max(counts, key=lambda digest: (counts[digest], digest == digests[0]))
+    raise Differs(step, [place for place, it in enumerate(digests) if it != right], rank)

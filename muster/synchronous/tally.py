@@ -1,0 +1,32 @@
+"""What a step has consumed, carried through the same sum as its gradients.
+
+Count and hashes of the lines that were read are whole numbers, and float32 adds those exactly below
+2^24. So a 64-bit hash travels as its eight bytes, each an element of its own: over at most 4096
+leaves no sum of bytes exceeds 2^20, and eight exact sums make one modulo 2^64. Nothing is exchanged
+beside the gradients, and what a rank read that died counts for nobody.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from muster.collectives.backend import Vector
+from muster.contracts.position import HASH_MODULUS
+from muster.datasets.index import Totals
+
+TALLY_ELEMENTS: Final = 9
+
+_BYTES: Final = 8
+
+
+def write_tally(consumed: Totals, target: Vector) -> None:
+    """Fill the (9,) elements of one leaf."""
+    target[0] = consumed.lines
+    target[1:] = np.frombuffer(consumed.hash_sum.to_bytes(_BYTES, "little"), np.uint8)
+
+
+def read_tally(total: Vector) -> Totals:
+    """Return what the (9,) elements of the root say."""
+    sums = [int(value) for value in total.tolist()]
+    hash_sum = sum(value << (8 * place) for place, value in enumerate(sums[1:]))
+    return Totals(lines=sums[0], hash_sum=hash_sum % HASH_MODULUS)

@@ -1,0 +1,197 @@
+"""The loop of one rank: compute a share of the sum, add it up with the others, take the step.
+
+Whenever the group changes, by a peer that joins, leaves or dies, the loop leaves what it was doing,
+takes up the new layout and goes on: sums of whole blocks that it has already are kept, everything
+else is computed again, and the bits do not know.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from enum import Enum, auto
+from typing import Final, Protocol
+
+import numpy as np
+
+from muster.collectives.backend import Backend, Reducer, Vector
+from muster.collectives.errors import CollectiveError
+from muster.collectives.tree import Block, deal
+from muster.contracts.messages import Layout
+from muster.shapes import Means
+from muster.synchronous.layouts import Gathering, Layouts, Regroup, Stopped
+from muster.synchronous.replica import Replica
+from muster.synchronous.shares import Shares
+from muster.synchronous.taking_up import Blocks, Differs, take_up
+from muster.synchronous.tally import read_tally
+
+
+class Outcome(Enum):
+    """Why a rank's training is over."""
+
+    DONE = auto()
+    """Every step is taken and the last checkpoint is durable."""
+    STOPPED = auto()
+    """It was asked to stop; what it stands for is saved if that was its to do."""
+    LEFT = auto()
+    """The others go on without it."""
+
+
+class Group(Protocol):
+    """The members of one layout, able to exchange; to be left by `__exit__`."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def reducer(self) -> Reducer: ...
+
+
+class Meeting(Protocol):
+    """Makes a group of a layout."""
+
+    def enter(self, gathering: Gathering) -> AbstractContextManager[Group] | None:
+        """Return the group, or None if this rank is not a member; raises `CollectiveError`."""
+
+
+class Witness(Protocol):
+    """Is told what becomes of the training, and keeps what must not be lost."""
+
+    def begin(self, replica: Replica) -> None:
+        """Fill an empty replica: from the newest checkpoint, or with what the program begins with."""
+
+    def took_up(self, layout: Layout, step: int, digest: str) -> None: ...
+
+    def stranded(self, layout: Layout, error: CollectiveError) -> None: ...
+
+    def disputed(self, layout: Layout, differs: Differs) -> None: ...
+
+    def stepped(self, replica: Replica, means: Means) -> None: ...
+
+    def keep(self, layout: Layout, replica: Replica) -> None:
+        """Make the replica durable; called by one member of the group."""
+
+
+class Trainer:
+    """One rank of one synchronous job."""
+
+    def __init__(
+        self,
+        *,
+        shares: Shares,
+        replica: Replica,
+        layouts: Layouts,
+        meeting: Meeting,
+        witness: Witness,
+    ) -> None:
+        self._shares: Final = shares
+        self._course: Final = shares.course
+        self._means: Final = np.empty(shares.shape.elements, np.float32)
+        self._replica: Final = replica
+        self._layouts: Final = layouts
+        self._meeting: Final = meeting
+        self._witness: Final = witness
+        self._held: list[Block] = []
+        """Blocks of the unfinished step whose sums lie in the slots, in their order."""
+        self._layout: Layout | None = None
+        self._keeps = False
+        """Whether it is this member that makes checkpoints."""
+        self._kept_step = -1
+
+    def run(self) -> Outcome:
+        """Train until there is nothing left to do for this rank.
+
+        Raises `InvalidProgram`, and `Differs` if this rank is the one that computed differently.
+        """
+        try:
+            while True:
+                outcome = self._train_with(self._layouts.next())
+                if outcome is not None:
+                    return outcome
+        except Stopped:
+            if self._keeps and self._layout is not None:
+                self._keep(self._layout)
+            return Outcome.STOPPED
+
+    def _train_with(self, gathering: Gathering) -> Outcome | None:
+        """Train with the members of one layout; return None if there is to be another one."""
+        layout = self._layout = gathering.layout
+        self._keeps = False
+        try:
+            meeting = self._meeting.enter(gathering)
+            if meeting is None:
+                return Outcome.LEFT
+            with meeting as group:
+                shares = self._take_up(layout, group)
+                if layout.paused:
+                    group.backend.barrier()
+                    return None
+                self._steps(layout, group, shares)
+                return Outcome.DONE
+        except Regroup:
+            return None
+        except CollectiveError as error:
+            self._witness.stranded(layout, error)
+            return None
+        finally:
+            gathering.close()
+
+    def _take_up(self, layout: Layout, group: Group) -> Blocks:
+        """Come to stand where all members stand; return which blocks each is to contribute."""
+        before = self._replica.position
+        try:
+            agreement = take_up(
+                group.backend,
+                self._replica,
+                self._held,
+                self._course.virtual_shards,
+                lambda: self._witness.begin(self._replica),
+            )
+        except Differs as differs:
+            self._witness.disputed(layout, differs)
+            if differs.is_me:
+                raise
+            raise Regroup from differs
+        if self._replica.position != before:
+            self._held.clear()
+        self._keeps = group.backend.rank == 0
+        self._witness.took_up(layout, self._replica.position.step, agreement.digest)
+        return agreement.shares
+
+    def _steps(self, layout: Layout, group: Group, dealt: Blocks) -> None:
+        """Take every step that is left, and part once the last checkpoint is durable."""
+        even = deal([()] * group.backend.world_size, self._course.virtual_shards)
+        while not self._course.is_over(self._replica.position):
+            self._compute(group.reducer, dealt[group.backend.rank])
+            self._commit(group.reducer.all_reduce(dealt))
+            dealt = even
+            if self._keeps and self._course.is_checkpoint_due(self._replica.position):
+                self._keep(layout)
+        if self._keeps:
+            self._keep(layout)
+        group.backend.barrier()
+
+    def _compute(self, reducer: Reducer, mine: Sequence[Block]) -> None:
+        """Bring the sums of this rank's blocks into the slots; those that are held stay."""
+        step, state = self._replica.position.step, self._replica.state
+        for slot in range(len(self._held), len(mine)):
+            self._layouts.attend()
+            self._shares.write(mine[slot], state, step, reducer.slots[slot])
+            self._held.append(mine[slot])
+        self._layouts.attend()
+
+    def _commit(self, total: Vector) -> None:
+        """Take the step: nothing before the last line changes what a failure would leave."""
+        step = self._replica.position.step
+        elements = self._shares.shape.elements
+        means = self._shares.shape.means(total[:elements], self._means)
+        consumed = read_tally(total[elements:])
+        state = self._shares.updated(self._replica.state, means.gradients, step)
+        self._held.clear()
+        self._replica.flip(state, self._course.after(self._replica.committed, consumed))
+        self._witness.stepped(self._replica, means)
+
+    def _keep(self, layout: Layout) -> None:
+        """Make the present step durable, unless it is."""
+        step = self._replica.position.step
+        if not self._replica.is_empty and step != self._kept_step:
+            self._witness.keep(layout, self._replica)
+            self._kept_step = step

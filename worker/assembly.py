@@ -1,0 +1,66 @@
+"""Gathers the ranks of a layout: hands every one of them the layout and the memory to meet in.
+
+The memory is anonymous and made here, because whoever made it decides who sees it. An arena belongs
+to one incarnation and is given to nobody after it. What all members write to is made anew for each
+layout: a rank of an older one that was stopped and wakes up still has memory of its own to write
+to, and nobody reads it any more.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from muster.contracts.messages import Announce
+from worker.child import Child
+from worker.nursery import Nursery
+
+RESULT_NAME: Final = "muster-result"
+
+
+class Assembly:
+    """Delivers the newest layout to every rank that lives."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._order: Announce | None = None
+        self._result: int | None = None
+        self._untold: list[Child] = []
+
+    def announce(self, order: Announce) -> None:
+        """Tell all ranks; an order that is not newer than the last one is ignored."""
+        if self._order is not None and order.layout.generation <= self._order.layout.generation:
+            return
+        if self._result is not None:
+            os.close(self._result)
+        self._result = os.memfd_create(RESULT_NAME, os.MFD_CLOEXEC)
+        self._order = order
+        self._untold = self._nursery.living
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Tell whom a full channel has kept from it; to be called now and then.
+
+        A layout with a member that is gone is told to nobody any more: whoever ordered it hears
+        of the death, and orders another.
+        """
+        if not self._untold or self._order is None or self._result is None:
+            return
+        members = self._members(self._order)
+        if None in members:
+            self._untold = []
+            return
+        memory = [self._result, *(member.arena for member in members if member is not None)]
+        alive = self._nursery.living
+        self._untold = [
+            child
+            for child in self._untold
+            if child in alive
+            # Who is not a member has no business with its memory.
+            and not child.tell(self._order.layout, memory if child in members else [])
+        ]
+
+    def _members(self, order: Announce) -> Sequence[Child | None]:
+        return [
+            self._nursery.find(seat.rank, incarnation)
+            for seat, incarnation in zip(order.layout.seats, order.incarnations, strict=True)
+        ]
