@@ -1,0 +1,189 @@
+"""What lies where in the memory that one rank shares with the others of its host.
+
+    header | words | rings | slots | halves
+
+One memfd per process, made by somebody else and handed in as a descriptor. Only its owner writes
+into it; peers map it read-only. So a process that was stopped, replaced and wakes up again can
+only write into memory that nobody reads any more.
+
+*Words* are int64, each alone on its cache line: counters that the owner raises and others watch.
+*Rings* carry messages, one per peer. *Slots* hold the sums of blocks, *halves* two copies of them
+where they are short. A file of this kind is sparse: what is never touched costs nothing.
+"""
+
+import mmap
+import os
+import platform
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.collectives.errors import BackendUnavailable, PeerRefused, TransportFailed
+
+SHORT_BYTES: Final = 16 << 10
+"""Up to this long a vector is summed whole by every rank, which costs less than a second wait."""
+
+CLOSED: Final = 0
+BARRIER: Final = 8
+PUBLISHED: Final = 16
+SUMMED: Final = 24
+"""Indices of words; eight of them fill a cache line."""
+
+_FIRST_RING_WORD: Final = 32
+LINE_WORDS: Final = 8
+_WORD_BYTES: Final = 8
+_PAGE_BYTES: Final = 4096
+_FLOAT_BYTES: Final = 4
+
+_MAGIC: Final = b"mstarena"
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8sQQQQQ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The sizes that decide where everything is."""
+
+    slot_count: int
+    elements: int
+    """Of one slot: float32."""
+    places: int = 64
+    """Most ranks of a group; each has a ring."""
+    ring_bytes: int = 1 << 20
+
+    @property
+    def is_short(self) -> bool:
+        return self.elements * _FLOAT_BYTES <= SHORT_BYTES
+
+    @property
+    def word_count(self) -> int:
+        return _FIRST_RING_WORD + 2 * self.places * LINE_WORDS
+
+    @property
+    def rings_offset(self) -> int:
+        return _PAGE_BYTES + _whole_pages(self.word_count * _WORD_BYTES)
+
+    @property
+    def slots_offset(self) -> int:
+        return self.rings_offset + _whole_pages(self.places * self.ring_bytes)
+
+    @property
+    def halves_offset(self) -> int:
+        return self.slots_offset + _whole_pages(self.slot_count * self.elements * _FLOAT_BYTES)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.halves_offset + 2 * (self.halves_offset - self.slots_offset) * self.is_short
+
+    def sent_word(self, place: int) -> int:
+        """Index of the word that says how many bytes went into the ring of `place`."""
+        return _FIRST_RING_WORD + place * LINE_WORDS
+
+    def taken_word(self, place: int) -> int:
+        """Index of the word that says how many bytes its owner took from the rank at `place`."""
+        return _FIRST_RING_WORD + (self.places + place) * LINE_WORDS
+
+
+class Arena:
+    """One mapping of one rank's memory; it lives as long as an array of it does."""
+
+    def __init__(self, memory: mmap.mmap, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self._bytes = memoryview(memory)
+        words = self._bytes[_PAGE_BYTES : _PAGE_BYTES + geometry.word_count * _WORD_BYTES]
+        self.words: memoryview[int] = words.cast("q")
+        shape = (geometry.slot_count, geometry.elements)
+        self.slots: NDArray[np.float32] = np.ndarray(
+            shape, np.float32, memory, geometry.slots_offset
+        )
+        self.halves: NDArray[np.float32] = np.ndarray(
+            (2 * geometry.is_short, *shape), np.float32, memory, geometry.halves_offset
+        )
+        """Two of them where vectors are short, else none."""
+
+    @classmethod
+    def create(cls, descriptor: int, geometry: Geometry) -> "Arena":
+        """Size and map one's own memory, which nobody had before; to be done before peers map it.
+
+        The descriptor stays the caller's, who may close it. Raises `BackendUnavailable` on a
+        machine that cannot do it or for memory that was used before, and `TransportFailed`.
+        """
+        refuse_other_machines()
+        if os.fstat(descriptor).st_size:
+            raise BackendUnavailable(
+                "this memory has been an arena before: give every process a new one"
+            )
+        memory = map_memory(descriptor, geometry.size_bytes, is_writable=True)
+        arena = cls(memory, geometry)
+        # Last: whoever finds a header finds everything else in place.
+        memory[: _HEADER.size] = _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            geometry.slot_count,
+            geometry.elements,
+            geometry.places,
+            geometry.ring_bytes,
+        )
+        return arena
+
+    @classmethod
+    def attach(cls, descriptor: int) -> "Arena":
+        """Map a peer's memory, read-only; raises `PeerRefused` if it is no arena (yet).
+
+        The descriptor stays the caller's, who may close it. The mapping may serve many groups.
+        """
+        refuse_other_machines()
+        header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+        magic, version, slot_count, elements, places, ring_bytes = _HEADER.unpack(header)
+        if magic != _MAGIC or version != _VERSION:
+            raise PeerRefused("a peer's memory is no arena, or one of another version")
+        geometry = Geometry(
+            slot_count=slot_count, elements=elements, places=places, ring_bytes=ring_bytes
+        )
+        # Reading behind the end of a file ends the process, so the header is not believed.
+        if os.fstat(descriptor).st_size < geometry.size_bytes:
+            raise PeerRefused(f"a peer's arena is shorter than the {geometry.size_bytes} it says")
+        return cls(map_memory(descriptor, geometry.size_bytes, is_writable=False), geometry)
+
+    def ring(self, place: int) -> memoryview:
+        """Return the ring for the rank at `place`."""
+        start = self.geometry.rings_offset + place * self.geometry.ring_bytes
+        return self._bytes[start : start + self.geometry.ring_bytes]
+
+
+def map_memory(descriptor: int, size_bytes: int, *, is_writable: bool) -> mmap.mmap:
+    """Map a shared file from its start, made large enough first if it may be written to."""
+    try:
+        if is_writable and os.fstat(descriptor).st_size < size_bytes:
+            os.ftruncate(descriptor, size_bytes)
+        return mmap.mmap(
+            descriptor,
+            size_bytes,
+            flags=mmap.MAP_SHARED,
+            prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0),
+        )
+    except OSError as error:
+        raise TransportFailed(f"shared memory of {size_bytes} bytes cannot be mapped") from error
+
+
+def refuse_other_machines() -> None:
+    """Raise `BackendUnavailable` where a word written after the data may be seen before it.
+
+    Nothing here orders memory accesses; it is enough that x86 makes stores visible in their order
+    and loads in theirs, and that CPython reads and writes an aligned word in one instruction.
+    (Large copies may use stores without that order; the C library and numpy end them by a fence
+    and by taking the interpreter's lock.)
+    """
+    if platform.machine() not in {"x86_64", "AMD64"} or sys.implementation.name != "cpython":
+        raise BackendUnavailable(
+            f"shared memory needs CPython on x86-64, not {sys.implementation.name} on "
+            f"{platform.machine()}: use TCP"
+        )
+
+
+def _whole_pages(size_bytes: int) -> int:
+    return -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES

@@ -1,0 +1,135 @@
+"""All-reduce on one host without a copy: ranks add up each other's slots where they lie.
+
+Long vectors are cut into one part per rank. Everybody says that its slots are ready, waits for
+all, sums its own part of everybody's slots into a result that all share, says so, waits for all and
+reads the result in place. Short ones every rank sums whole, into memory of its own.
+
+*One shared result is enough.* It is written between "all slots of call n are ready" and "my part of
+call n is summed". A rank says the former by calling `all_reduce`, so from then on it does not read
+the result of call n - 1; and it returns from call n when all have said the latter, so nobody writes
+while it reads. *For short vectors two halves are enough*: a rank writes half n % 2 in call n + 2,
+after call n + 1 has returned to it, for which everybody had to be done with call n.
+
+A rank that leaves the group in the middle of a call may write its slots for its next group while
+others still sum them here. They notice at the end (`Flags.confirm`) and return no such sum.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.collectives.arena import PUBLISHED, SUMMED, map_memory
+from muster.collectives.backend import TIMEOUT_SECONDS, Vector
+from muster.collectives.flags import Deadline, Flags
+from muster.collectives.summation import Plan, add_up, plan_of
+from muster.collectives.tree import Block
+from muster.contracts.shards import ranges
+
+PART_ELEMENTS: Final = 1024
+"""Parts are whole pages: no two ranks write to one cache line. Where a vector is cut changes no
+bit, for every element is summed alone."""
+
+
+class ArenaReducer:
+    """A `Reducer` over the arenas of one generation.
+
+    After an error the slots are to be left as they are until `all_reduce` is called again, which
+    goes on with the same call, or until a new generation is taken up.
+    """
+
+    def __init__(self, flags: Flags, result_descriptor: int) -> None:
+        """`result_descriptor` is the group's own memfd; it stays the caller's, who may close it.
+
+        Every rank of the group, and nobody else, is given the same. Raises `TransportFailed`.
+        """
+        self._flags = flags
+        geometry = flags.own.geometry
+        self._is_short = geometry.is_short
+        self._result = (
+            np.empty(geometry.elements, np.float32)
+            if geometry.is_short
+            else _shared_vector(result_descriptor, geometry.elements)
+        )
+        self._view = self._result.view()
+        self._view.flags.writeable = False
+        self._part = _part(geometry.elements, flags.rank, flags.world_size)
+        self._layout: tuple[tuple[Block, ...], ...] = ()
+        self._plan: Plan
+        self._operands: list[list[Vector]]
+        self._calls = 0
+        self._summed = 0
+
+    @property
+    def slots(self) -> NDArray[np.float32]:
+        return self._flags.own.slots
+
+    def all_reduce(
+        self, layout: Sequence[Sequence[Block]], *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> Vector:
+        self._take_up(tuple(map(tuple, layout)))
+        deadline = self._flags.deadline(timeout_seconds, "the slowest rank of a sum")
+        if self._is_short:
+            self._sum_alone(self._calls + 1, deadline)
+        else:
+            self._sum_together(self._calls + 1, deadline)
+        self._calls += 1
+        return self._view
+
+    def _sum_together(self, call: int, deadline: Deadline) -> None:
+        flags = self._flags
+        flags.raise_to(PUBLISHED, call)
+        flags.wait_for_all(PUBLISHED, call, deadline)
+        if self._summed < call:  # else this call was interrupted after that, and others may be on
+            add_up(self._plan, self._operands[0], self._result[self._part])
+            self._summed = call
+            flags.raise_to(SUMMED, call)
+        flags.wait_for_all(SUMMED, call, deadline)
+        flags.confirm(SUMMED)
+
+    def _sum_alone(self, call: int, deadline: Deadline) -> None:
+        flags = self._flags
+        held = len(self._layout[flags.rank])
+        np.copyto(flags.own.halves[call % 2, :held], self.slots[:held])
+        flags.raise_to(PUBLISHED, call)
+        flags.wait_for_all(PUBLISHED, call, deadline)
+        add_up(self._plan, self._operands[call % 2], self._result)
+        flags.confirm(PUBLISHED)
+
+    def _take_up(self, layout: tuple[tuple[Block, ...], ...]) -> None:
+        """Plan for `layout`, unless it is the one of the last call."""
+        if layout == self._layout:
+            return
+        world_size, slot_count = self._flags.world_size, len(self.slots)
+        if len(layout) != world_size or max(map(len, layout)) > slot_count:
+            raise ValueError(
+                f"the layout has {[len(blocks) for blocks in layout]} blocks; there are "
+                f"{world_size} ranks with {slot_count} slots each"
+            )
+        self._plan = plan_of([block for blocks in layout for block in blocks])
+        arenas = self._flags.arenas
+        copies = (
+            [[arena.halves[half] for arena in arenas] for half in (0, 1)]
+            if self._is_short
+            else [[arena.slots[:, self._part] for arena in arenas]]
+        )
+        self._operands = [
+            [
+                vector
+                for rows, blocks in zip(copy, layout, strict=True)
+                for vector in rows[: len(blocks)]
+            ]
+            for copy in copies
+        ]
+        self._layout = layout
+
+
+def _shared_vector(descriptor: int, elements: int) -> Vector:
+    memory = map_memory(descriptor, elements * np.dtype(np.float32).itemsize, is_writable=True)
+    return np.ndarray((elements,), np.float32, memory)
+
+
+def _part(elements: int, rank: int, world_size: int) -> slice:
+    start, stop = ranges(-(-elements // PART_ELEMENTS), world_size)[rank]
+    return slice(min(start * PART_ELEMENTS, elements), min(stop * PART_ELEMENTS, elements))
