@@ -14,21 +14,23 @@ import struct
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import FileIO
 from itertools import accumulate
 from operator import add
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Self
 
 import xxhash
 
 from muster.contracts.position import HASH_MODULUS
 from muster.datasets.errors import DatasetNotWritable, ShardChanged
-from muster.datasets.lines import Fingerprint, blocks_of_shard, fingerprint_of
+from muster.datasets.lines import Fingerprint, blocks_of_shard, fingerprint_of, reading
 from muster.datasets.replacing import replacing
 
 _MAGIC: Final = b"MUSIDX01"
 _HEADER: Final = struct.Struct("<8sQqQQ")
 _OFFSET: Final = struct.Struct("<Q")
+_SPAN: Final = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +97,42 @@ class ShardIndex:
             raise IndexError(f"line {line_idx} is not in [0, {self.lines}]")
         if line_idx == self.lines:
             return self.fingerprint.size_bytes
-        if _load(self.shard, self.place) != self:
-            raise ShardChanged(self.shard, "was indexed anew while it was in use")
-        with self.place.open("rb") as file:
-            file.seek(_HEADER.size + _OFFSET.size * line_idx)
-            (offset,) = _OFFSET.unpack(file.read(_OFFSET.size))
-        return int(offset)
+        with self.offsets() as offsets:
+            return offsets.span(line_idx)[0]
+
+    def offsets(self) -> "Offsets":
+        """Open the index for as many look-ups as one likes; raises `ShardChanged`, see `offset`."""
+        return Offsets(self)
+
+
+class Offsets:
+    """An index kept open. Every look-up reads from the file: no memory grows with the shard."""
+
+    def __init__(self, index: ShardIndex) -> None:
+        self._index = index
+        # What is opened here stays as it is: another index takes its place, never its bytes.
+        with reading(index.place):
+            self._file = FileIO(index.place)
+        if _loaded(index.shard, index.place, self._file) != index:
+            self._file.close()
+            raise ShardChanged(index.shard, "was indexed anew while it was in use")
+
+    def span(self, line_idx: int) -> tuple[int, int]:
+        """Return the bytes [start, stop) of a line of the shard, its newline among them."""
+        place = _HEADER.size + _OFFSET.size * line_idx
+        pair = os.pread(self._file.fileno(), 2 * _OFFSET.size, place)
+        if line_idx + 1 < self._index.lines:
+            return _SPAN.unpack(pair)
+        return _OFFSET.unpack(pair)[0], self._index.fingerprint.size_bytes
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def index_beside(shard: Path) -> Path:
@@ -133,11 +165,15 @@ def _write_offsets(file: BinaryIO, shard: Path, fingerprint: Fingerprint) -> Tot
 def _load(shard: Path, place: Path) -> ShardIndex | None:
     """Return the index at `place`, or None if there is none that is whole."""
     try:
-        with place.open("rb") as file:
-            header = file.read(_HEADER.size)
-            size_bytes = os.fstat(file.fileno()).st_size
+        with FileIO(place) as file:
+            return _loaded(shard, place, file)
     except OSError:
         return None
+
+
+def _loaded(shard: Path, place: Path, file: FileIO) -> ShardIndex | None:
+    header = file.read(_HEADER.size)
+    size_bytes = os.fstat(file.fileno()).st_size
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         return None
     _, shard_bytes, modified_ns, lines, hash_sum = _HEADER.unpack(header)

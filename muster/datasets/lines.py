@@ -34,6 +34,15 @@ class Fingerprint(NamedTuple):
         return cls(facts.st_size, facts.st_mtime_ns)
 
 
+class Line(NamedTuple):
+    """One line as it was read, without its newline, and where from."""
+
+    content: bytes
+    shard: Path
+    number: int
+    """Counted from 1 within its shard, as an editor shows it."""
+
+
 def line_hash(line: bytes) -> int:
     """Return the 64-bit hash of one line, taken without its newline, that the audit adds up."""
     return xxhash.xxh3_64_intdigest(line)

@@ -1,0 +1,229 @@
+"""What a program's arrays look like, settled once and held against everything it returns.
+
+Every number that is summed over the global batch lies in one flat float32 vector: the gradients in
+the order of their names, then the loss, the total weight and the metrics. So all of it goes through
+the same tree, and none depends on who computed what:
+
+    gradient "a" · gradient "b" · … · loss · weight · metric "a" · metric "b" · …
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.checkpoints.arrays import DTYPES
+from muster.program import Contribution, InvalidProgram, State
+
+Vector: TypeAlias = NDArray[np.float32]
+
+_FLOAT32: Final = np.dtype(np.float32)
+
+
+class Leaf(NamedTuple):
+    """Which part of which global batch a contribution is for."""
+
+    step: int
+    shard: int
+
+    def __str__(self) -> str:
+        return f"in step {self.step}, virtual shard {self.shard}"
+
+
+class Part(NamedTuple):
+    """Where one gradient lies in the vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a global batch came to, per unit of weight. The gradients cannot be written to."""
+
+    gradients: Mapping[str, Vector]
+    loss: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientShape:
+    """The flat layout of a contribution."""
+
+    parts: tuple[Part, ...]
+    metrics: tuple[str, ...]
+
+    @classmethod
+    def of(cls, state: State, contribution: Contribution, leaf: Leaf) -> "GradientShape":
+        """Return the layout that a first contribution shows; raises `InvalidProgram`.
+
+        A gradient that is called like an array of the state must have its shape.
+        """
+        parts: list[Part] = []
+        start = 0
+        for name in _sorted(contribution.gradients, f"the gradients {leaf}"):
+            found = contribution.gradients[name]
+            shape = np.shape(state.get(name, found))
+            _check_gradient(name, found, shape, leaf)
+            parts.append(Part(name, shape, start))
+            start = parts[-1].stop
+        metrics = _sorted(contribution.metrics, f"the metrics {leaf}")
+        return cls(parts=tuple(parts), metrics=tuple(metrics))
+
+    @property
+    def gradient_elements(self) -> int:
+        """The length of the gradients alone."""
+        return self.parts[-1].stop if self.parts else 0
+
+    @property
+    def elements(self) -> int:
+        """The length of the whole vector."""
+        return self.gradient_elements + 2 + len(self.metrics)
+
+    def write(self, contribution: Contribution, weight: float, leaf: Leaf, target: Vector) -> None:
+        """Fill `target` with a contribution and the sum of its samples' weights.
+
+        Raises `InvalidProgram` for other names, shapes or dtypes than at first, and for a number
+        that is not finite; what `target` holds then is of no use.
+        """
+        self._check_names(contribution, leaf)
+        for part in self.parts:
+            found = contribution.gradients[part.name]
+            _check_gradient(part.name, found, part.shape, leaf)
+            target[part.start : part.stop] = found.reshape(-1)
+        numbers = (contribution.loss, weight, *(contribution.metrics[m] for m in self.metrics))
+        with np.errstate(over="ignore"):  # told in words below
+            target[self.gradient_elements :] = numbers
+        if not np.isfinite(target).all():
+            self._refuse(target, leaf)
+
+    def means(self, total: Vector, target: Vector) -> Means:
+        """Divide a global batch's `total` by its weight, into `target`, of which views are given.
+
+        One division per element, so the result is the same wherever it is done.
+        """
+        end = self.gradient_elements
+        np.divide(total, total[end + 1], out=target)
+        gradients = {part.name: target[part.start : part.stop] for part in self.parts}
+        return Means(
+            gradients=read_only({p.name: gradients[p.name].reshape(p.shape) for p in self.parts}),
+            loss=float(target[end]),
+            metrics=dict(zip(self.metrics, target[end + 2 :].tolist(), strict=True)),
+        )
+
+    def _check_names(self, contribution: Contribution, leaf: Leaf) -> None:
+        expected = [part.name for part in self.parts]
+        _check_same(expected, contribution.gradients, f"the gradients {leaf}")
+        _check_same(self.metrics, contribution.metrics, f"the metrics {leaf}")
+
+    def _refuse(self, written: Vector, leaf: Leaf) -> None:
+        """Say which number is not finite; the rest of `write` pays one look at the vector."""
+        for part in self.parts:
+            if not np.isfinite(written[part.start : part.stop]).all():
+                raise InvalidProgram(
+                    f"the gradient {part.name!r} {leaf} holds a number that is not finite: "
+                    "look at the data of that step, or take a smaller learning rate"
+                )
+        names = ("loss", "total weight", *(f"metric {name!r}" for name in self.metrics))
+        numbers = zip(names, written[self.gradient_elements :].tolist(), strict=True)
+        name, value = next(named for named in numbers if not np.isfinite(named[1]))
+        raise InvalidProgram(
+            f"the {name} {leaf} is {value} in float32: look at the data of that step, or take a "
+            "smaller learning rate"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """Name, shape and dtype of every array of a state, which never change during a job."""
+
+    arrays: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+    @classmethod
+    def of(cls, state: State) -> "StateShape":
+        """Return the shape of the state to begin with; raises `InvalidProgram`."""
+        arrays = {}
+        for name in _sorted(state, "the state that initial() returned"):
+            array = state[name]
+            # Exactly an array: a subclass (masked, matrix) would lose what makes it one.
+            if type(array) is not np.ndarray or array.dtype.str not in DTYPES:
+                raise InvalidProgram(
+                    f"{name!r} of the state that initial() returned is {_described(array)}: make "
+                    "it a numpy array of little-endian bool, int or float of 16 to 64 bits"
+                )
+            arrays[name] = (array.shape, array.dtype)
+        return cls(arrays)
+
+    def write(self, state: State, step: int, target: State) -> None:
+        """Copy what update() returned for `step` into `target`, once it is found to be in shape.
+
+        Raises `InvalidProgram` before anything is written.
+        """
+        where = f"the state that update() returned for step {step}"
+        _check_same(self.arrays, state, where)
+        for name, (shape, dtype) in self.arrays.items():
+            array = state[name]
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                raise InvalidProgram(
+                    f"{name!r} of {where} is {_described(array)}: expected an array of "
+                    f"{dtype} {_dimensions(shape)}, as in the state it was given"
+                )
+        for name in self.arrays:
+            target[name][...] = state[name]
+
+
+def read_only(arrays: State) -> dict[str, NDArray[Any]]:
+    """Return views of `arrays` that refuse to be written to."""
+    views = {name: array.view() for name, array in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
+def _check_gradient(name: str, found: object, shape: tuple[int, ...], leaf: Leaf) -> None:
+    right = isinstance(found, np.ndarray) and found.dtype == _FLOAT32 and found.shape == shape
+    if not right:
+        raise InvalidProgram(
+            f"the gradient {name!r} {leaf} is {_described(found)}: expected an array of float32 "
+            f"{_dimensions(shape)}"
+        )
+    if isinstance(found, np.ndarray) and not found.flags.c_contiguous:
+        raise InvalidProgram(
+            f"the gradient {name!r} {leaf} is not contiguous: expected one in C order, as "
+            "np.ascontiguousarray() makes it"
+        )
+
+
+def _check_same(expected: Iterable[str], found: Mapping[str, object], what: str) -> None:
+    if found.keys() != set(expected):
+        raise InvalidProgram(
+            f"{what} are called {_listed(found)}: expected {_listed(expected)}, the same every time"
+        )
+
+
+def _sorted(found: object, what: str) -> list[str]:
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise InvalidProgram(f"{what} are {_described(found)}: expected a mapping with names")
+    return sorted(found)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(map(repr, names))) or "nothing at all"
+
+
+def _described(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} {_dimensions(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _dimensions(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) if shape else "without dimensions"
