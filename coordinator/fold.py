@@ -7,9 +7,17 @@ present one change nothing: a stale process cannot speak for its successor.
 from dataclasses import replace
 from typing import assert_never
 
-from coordinator import actions, happenings, rank_fold
+from coordinator import actions, happenings, pool_fold, rank_fold
 from coordinator.happenings import Happening
-from coordinator.snapshot import NEVER, AgentState, Cause, JobSnapshot, RankSnapshot, Verdict
+from coordinator.snapshot import (
+    NEVER,
+    AgentState,
+    Cause,
+    JobSnapshot,
+    LayoutSnapshot,
+    RankSnapshot,
+    Verdict,
+)
 from coordinator.wording import describe_exit, legible, quote_end
 from muster.contracts import job as job_rules
 from muster.contracts.job import JobStatus, Reason, StopRequest
@@ -21,7 +29,12 @@ from muster.contracts.messages import (
     RankMessage,
     RankSaid,
     RankSpawned,
+    Disputed,
+    Ready,
     Refused,
+    Saved,
+    Stranded,
+    TookUp,
     Warned,
 )
 from muster.contracts.process import ProcessRecord
@@ -41,6 +54,8 @@ def fold(snapshot: JobSnapshot, happening: Happening, now: float) -> JobSnapshot
             return _agent_changed(snapshot, happening, now)
         case happenings.StopAsked():
             return _stop_asked(snapshot, happening, now)
+        case happenings.Scaled() | happenings.PauseAsked() | happenings.LeaveAsked():
+            return pool_fold.asked(snapshot, happening)
         case happenings.Interrupted():
             return _interrupted(snapshot, now)
         case happenings.Overslept():
@@ -68,8 +83,16 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             return replace(snapshot, agent=AgentState.ABSENT)
         case actions.Move():
             return _job_moved(snapshot, action)
+        case actions.Enlist() | actions.Retire() | actions.Announce():
+            return pool_fold.taken(snapshot, action)
         case _:
-            return snapshot.with_rank(rank_fold.taken(snapshot.ranks[action.rank], action, now))
+            rank = rank_fold.taken(snapshot.ranks[action.rank], action, now)
+            changed = snapshot.with_rank(rank)
+            return pool_fold.joined(changed, rank, now) if _joins(snapshot, action) else changed
+
+
+def _joins(snapshot: JobSnapshot, action: actions.Action) -> bool:
+    return snapshot.is_synchronous and isinstance(action, actions.Start)
 
 
 def _job_moved(snapshot: JobSnapshot, move: actions.Move) -> JobSnapshot:
@@ -117,6 +140,8 @@ def _agent_lost(snapshot: JobSnapshot, message: str, now: float) -> JobSnapshot:
         agent_failures=failures,
         agent_start_at=now + snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent"),
         ranks=tuple(rank_fold.ended_unseen(rank, AGENT_LOST) for rank in snapshot.ranks),
+        pool=pool_fold.emptied(snapshot.pool),
+        layout=LayoutSnapshot(generation=snapshot.layout.generation),
     )
 
 
@@ -188,6 +213,8 @@ def _said(
             return snapshot.with_rank(rank_fold.beaten(rank, message, snapshot.backoff, now))
         case Warned():
             return snapshot.with_rank(replace(rank, warning=legible(message.message)))
+        case Ready() | TookUp() | Stranded() | Disputed() | Saved():
+            return pool_fold.said(snapshot, rank, message, now)
         case Refused():
             verdict = Verdict(
                 reason=message.reason,
@@ -207,6 +234,9 @@ def _exited(
     snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, now: float
 ) -> JobSnapshot:
     ended = rank_fold.exited(rank, exited)
+    snapshot = pool_fold.gone(snapshot, rank, ended)
+    if not rank.in_service:
+        return snapshot.with_rank(replace(ended, finished=False, trouble=None))
     if snapshot.is_ending or ended.finished:
         return snapshot.with_rank(ended)
     if exited.exit_code == 0:  # somebody else had asked it to go: it comes back, at no charge

@@ -18,6 +18,13 @@ from coordinator.actions import (
     Suspect,
     Terminate,
 )
+from coordinator.pool_plan import (
+    layout_fits_the_pool,
+    layout_moments,
+    pool_has_its_size,
+    who_differs_is_stopped,
+    who_is_out_of_service_goes,
+)
 from coordinator.snapshot import AgentState, Cause, JobSnapshot, RankSnapshot
 from coordinator.wording import describe_recovery
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
@@ -246,6 +253,7 @@ def _moments(snapshot: JobSnapshot) -> Iterator[float]:
         yield snapshot.agent_start_at
     else:
         yield _agent_deadline(snapshot)
+    yield from layout_moments(snapshot)
     if snapshot.is_ending:
         yield snapshot.stop_at + snapshot.stop_grace_seconds
     for rank in snapshot.ranks:
@@ -270,6 +278,10 @@ _RULES: tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...] = (
     _ranks_are_ended,
     _job_ends,
     _status_tells_the_truth,
+    pool_has_its_size,
+    who_is_out_of_service_goes,
+    who_differs_is_stopped,
     _agent_is_there,
     _ranks_are_started,
+    layout_fits_the_pool,
 )

@@ -57,6 +57,9 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         checkpoints_saved=0,
         throughput_steps_per_sec=0.0,
         measured_at=NEVER,
+        ready=None,
+        took_up=-1,
+        stranded=-1,
     )
 
 

@@ -1,0 +1,81 @@
+"""From a layout to a group: the same members, able to exchange."""
+
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from muster.collectives.arena import Arena, Geometry
+from muster.collectives.arena_reducer import ArenaReducer
+from muster.collectives.backend import Backend, Reducer
+from muster.collectives.errors import PeerRefused
+from muster.collectives.flags import Flags
+from muster.collectives.shared_memory import SharedMemoryBackend
+from muster.contracts.messages import Layout
+from muster.synchronous.layouts import Gathering, Layouts
+
+ATTACH_PAUSE_SECONDS: Final = 0.001
+"""Between looks at the memory of a peer that has not laid it out yet."""
+
+
+class Group:
+    """A backend and a reducer of one layout; left by closing, which the others see."""
+
+    def __init__(self, backend: Backend, reducer: Reducer) -> None:
+        self.backend: Final = backend
+        self.reducer: Final = reducer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.backend.close()
+
+
+class SharedMemoryMeeting:
+    """Meets the ranks of one host in the memory that comes with each layout."""
+
+    def __init__(self, rank: int, geometry: Geometry, layouts: Layouts) -> None:
+        self._rank: Final = rank
+        self._geometry: Final = geometry
+        self._layouts: Final = layouts
+        self._own: Arena | None = None
+
+    def enter(self, gathering: Gathering) -> Group | None:
+        place = place_of(self._rank, gathering.layout)
+        if place is None:
+            return None
+        result, *descriptors = gathering.memory
+        if self._own is None:
+            self._own = Arena.create(descriptors[place], self._geometry)
+        arenas = [
+            self._own if peer == place else self._attach(descriptor)
+            for peer, descriptor in enumerate(descriptors)
+        ]
+        flags = Flags(
+            arenas=arenas,
+            rank=place,
+            generation=gathering.layout.generation,
+            # Who has died is the agent's to see and the coordinator's to say: by a newer layout.
+            pidfds={},
+            attention=self._layouts.attend,
+        )
+        return Group(SharedMemoryBackend(flags), ArenaReducer(flags, result))
+
+    def _attach(self, descriptor: int) -> Arena:
+        """Map a peer's arena; a peer that hears of its first layout lays it out just now."""
+        while True:
+            try:
+                return Arena.attach(descriptor)
+            except PeerRefused:
+                self._layouts.attend()
+                time.sleep(ATTACH_PAUSE_SECONDS)
+
+
+def place_of(rank: int, layout: Layout) -> int | None:
+    """Return the place of a rank in the group, None for who is not a member."""
+    return next((place for place, seat in enumerate(layout.seats) if seat.rank == rank), None)
