@@ -10,7 +10,14 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster.contracts.job import JobStatus
-from muster.contracts.spec import JOB_ID_PATTERN, LIMITS, SECONDS_LIMIT, JobSpec
+from muster.contracts.spec import (
+    JOB_ID_PATTERN,
+    LIMITS,
+    SECONDS_LIMIT,
+    BackendChoice,
+    JobSpec,
+    Mode,
+)
 
 _DEFAULT: Final = JobSpec()
 
@@ -45,15 +52,29 @@ class JobRequest(_Body):
         description="Chosen by you, or made if left out. Free again after a delete.",
     )
     name: str | None = Field(default=None, description="For people.")
-    mode: Literal["independent", "synchronous"] = Field(
-        default="independent",
-        description="In independent mode each rank works through shards of its own.",
+    mode: Mode = Field(
+        default=_DEFAULT.mode,
+        description="In independent mode each rank works through shards of its own; in synchronous "
+        "mode all hold one model, and their number may change while it trains.",
     )
     world_size: int = _number("world_size", "Number of ranks.")
     min_workers: int = _number("min_workers", "Fewest ranks with which training goes on.")
     max_workers: int | None = _number("max_workers", "Most ranks. Default: the world size.")
     epochs: int = _number("epochs", "Passes over the data.")
-    batch_size: int = _number("batch_size", "Samples of a step of one rank.")
+    batch_size: int | None = _number(
+        "batch_size",
+        "Samples of a step (of one rank in independent mode). Default: 16 independent, 64 "
+        "synchronous, where it is a multiple of virtual_shards.",
+    )
+    virtual_shards: int = _number(
+        "virtual_shards", "Parts of every batch of a synchronous job; a power of two."
+    )
+    backend: BackendChoice = Field(
+        default=_DEFAULT.backend, description="How the ranks of a synchronous job talk."
+    )
+    replay_every: int | None = _number(
+        "replay_every", "One virtual shard in so many is computed twice, and compared."
+    )
     seed: int = _number("seed", "Decides the order of samples and the first weights.")
     checkpoint_every: int = _number("checkpoint_every", "Steps between checkpoints.")
     keep_last: int = _number("keep_last", "Checkpoints kept per rank.")
@@ -65,6 +86,11 @@ class JobRequest(_Body):
     checkpoint_dir: str | None = Field(default=None, description="Default: the server's.")
     command: list[str] | None = Field(
         default=None, description="The argv every rank becomes. Default: a built-in classifier."
+    )
+    program: str | None = Field(
+        default=None,
+        description="What a synchronous job trains: file.py:Name (relative to working_dir) or "
+        "package.module:Name. Default: a built-in classifier.",
     )
     env: dict[str, str] = Field(default={}, description="Environment of every rank.")
     working_dir: str | None = Field(

@@ -68,12 +68,22 @@ def _refuse_missing(asked: JobSpec, completed: Completed) -> None:
     _refuse_no_directory("working_dir", completed.working_dir)
     if asked.dataset_dir is not None:
         _refuse_no_directory("dataset_dir", completed.dataset_dir)
+    _refuse_no_program(asked.program, completed.working_dir)
 
 
 def _refuse_no_directory(field: str, path: Path) -> None:
     with _answering_for(field):
         if not path.is_dir():
             raise invalid_field("body", field, f"{path} is not a directory")
+
+
+def _refuse_no_program(reference: str | None, working_dir: Path) -> None:
+    place, _, _ = (reference or "").rpartition(":")
+    if not place.endswith(".py"):
+        return  # a module is found by the rank, which knows its own path
+    with _answering_for("program"):
+        if not (working_dir / place).is_file():
+            raise invalid_field("body", "program", f"{working_dir / place} is not a file")
 
 
 def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:
@@ -115,8 +125,6 @@ def _holds_anything(directory: Path) -> bool:
 
 
 def _spec(request: JobRequest) -> JobSpec:
-    if request.mode != "independent":
-        raise invalid_field("body", "mode", "synchronous training is not available in this version")
-    fields = request.model_dump(exclude={"job_id", "mode"})
+    fields = request.model_dump(exclude={"job_id"})
     command = fields.pop("command")
     return JobSpec(**fields, command=None if command is None else tuple(command))

@@ -16,7 +16,7 @@ from coordinator.rows import Attachment, Haste, Moment, change_of, haste, worker
 from coordinator.snapshot import NEVER, JobSnapshot
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.process import ProcessRecord
-from store.records import Event, JobChange, Worker
+from store.records import Event, JobChange, JobWrite, Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,10 @@ class Draft:
     events: tuple[Event, ...]
     revision: int
     haste: Haste
+
+    @property
+    def write(self) -> JobWrite:
+        return JobWrite(change=self.change, workers=self.changed, events=self.events)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -212,12 +212,7 @@ class Supervisor:
         """Write everything in one transaction; return whether it is durable."""
         changed = [(charge, draft) for charge, draft in drafts if draft.haste is not Haste.NONE]
         try:
-            await asyncio.to_thread(
-                self._tenure.commit,
-                [draft.change for _, draft in changed],
-                {draft.change.job_id: draft.changed for _, draft in changed},
-                {draft.change.job_id: draft.events for _, draft in changed},
-            )
+            await asyncio.to_thread(self._tenure.commit, [draft.write for _, draft in changed])
         except StoreUnavailable as error:
             self._commit_failed(error)
             return False

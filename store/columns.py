@@ -11,6 +11,7 @@ from store.errors import StoreError
 
 _START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_SIGN: Final = 1 << 63
 
 RISING: Final = BigInteger().with_variant(Integer(), "sqlite")
 """A key the database counts up itself; SQLite does so for the type INTEGER only."""
@@ -33,6 +34,28 @@ class Moment(TypeDecorator[datetime]):
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
         del dialect
         return None if value is None else _START + value * _MICROSECOND
+
+
+class Unsigned(TypeDecorator[int]):
+    """A number below 2**64, such as a sum of hashes, in a column of 64 bits with a sign.
+
+    The upper half is stored as negative numbers: exact and equal only to itself, but not ordered.
+    """
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
+        del dialect
+        if value is None:
+            return None
+        if not 0 <= value < _SIGN << 1:
+            raise ValueError(f"{value} is not between 0 and 2**64 - 1")
+        return value if value < _SIGN else value - (_SIGN << 1)
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> int | None:
+        del dialect
+        return value if value is None or value >= 0 else value + (_SIGN << 1)
 
 
 class Json(TypeDecorator[Any]):

@@ -6,6 +6,9 @@ StoreError                      also raised itself: the database refused a state
 ├── JobExists                   the id is taken
 ├── JobMissing                  no job has this id (or no longer this job)
 ├── JobNotTerminal              what was asked for needs a job that is over
+├── JobOver                     what was asked for needs a job that goes on
+├── MemberMissing               the job has never had this worker
+├── DepartureRefused            this worker cannot be asked to leave now
 ├── LeaseLost                   fenced: another coordinator decides now
 └── IdempotencyConflict         the key was used before, for another request
 
@@ -58,6 +61,38 @@ class JobNotTerminal(StoreError):
         super().__init__(f"job {job_id} is {status.value}: stop it and wait until it is over")
         self.job_id = job_id
         self.status = status
+
+
+class JobOver(StoreError):
+    """The job is over, or was asked to end."""
+
+    def __init__(self, job_id: JobId, status: JobStatus) -> None:
+        super().__init__(
+            f"job {job_id} is {status.value} and can be changed no more: submit another, with "
+            f"resume_from={job_id} to go on from its checkpoints"
+        )
+        self.job_id = job_id
+        self.status = status
+
+
+class MemberMissing(StoreError):
+    """The pool of the job has no worker of this id, living or gone."""
+
+    def __init__(self, job_id: JobId, worker_id: int) -> None:
+        super().__init__(
+            f"job {job_id} has no worker {worker_id}: list its workers to see what there is"
+        )
+        self.job_id = job_id
+        self.worker_id = worker_id
+
+
+class DepartureRefused(StoreError):
+    """The worker stays; `why` completes the sentence."""
+
+    def __init__(self, job_id: JobId, worker_id: int, why: str) -> None:
+        super().__init__(f"worker {worker_id} of job {job_id} cannot be asked to leave: {why}")
+        self.job_id = job_id
+        self.worker_id = worker_id
 
 
 class LeaseLost(StoreError):

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, tuple_, update
+from sqlalchemy import Select, delete, func, insert, select, tuple_
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
@@ -13,10 +13,18 @@ from store.database import Database
 from store.errors import JobExists, JobMissing, JobNotTerminal
 from store.idempotency import IdempotencyKey, find_answer, keep_answer
 from store.records import Job
-from store.rows import append_event, job_of, status_shown_in, values_of
+from store.rows import (
+    append_event,
+    find_job,
+    get_continuing_job,
+    get_job,
+    job_of,
+    status_shown_in,
+    update_job,
+    values_of,
+)
 from store.tables import JOBS
 
-_ONE: Final = select(JOBS).where(JOBS.c.job_id == bindparam("id"))
 _UNFINISHED: Final = (
     select(JOBS)
     .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
@@ -50,7 +58,7 @@ class Jobs:
         with self._database.writing() as connection:
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
-            if _find(connection, job_id) is not None:
+            if find_job(connection, job_id) is not None:
                 raise JobExists(job_id)
             job = _submitted(job_id, uid, spec, message, now)
             connection.execute(insert(JOBS), values_of(job))
@@ -61,12 +69,12 @@ class Jobs:
 
     def find(self, job_id: JobId) -> Job | None:
         with self._database.reading() as connection:
-            return _find(connection, job_id)
+            return find_job(connection, job_id)
 
     def get(self, job_id: JobId) -> Job:
         """Return the job, or raise `JobMissing`."""
         with self._database.reading() as connection:
-            return _get(connection, job_id)
+            return get_job(connection, job_id)
 
     def page(
         self, statuses: Collection[JobStatus], limit: int, after: tuple[datetime, JobId] | None
@@ -112,11 +120,44 @@ class Jobs:
         Raises `JobMissing`.
         """
         with self._database.writing() as connection:
-            job = _get(connection, job_id)
+            job = get_job(connection, job_id)
             if job.is_terminal or job.stop_request in (request, StopRequest.FORCED):
                 return job
-            self._record_stop(connection, job_id, request, grace_seconds)
-            return _get(connection, job_id)
+            now = self._clock()
+            append_event(
+                connection, job_id, now, "stop_requested", f"a {request} stop was requested"
+            )
+            asked = {"stop_request": request, "stop_grace_seconds": grace_seconds}
+            return update_job(connection, job_id, now, asked)
+
+    def scale(self, job_id: JobId, world_size: int) -> Job:
+        """Ask for another number of ranks, and return the job as it then is.
+
+        Whether its spec allows that number is the caller's to know. Raises `JobMissing` or
+        `JobOver`.
+        """
+        with self._database.writing() as connection:
+            job = get_continuing_job(connection, job_id)
+            if job.world_size == world_size:
+                return job
+            now = self._clock()
+            sentence = f"the job is to have {world_size} ranks instead of {job.world_size}"
+            append_event(connection, job_id, now, "scale_requested", sentence)
+            return update_job(connection, job_id, now, {"wanted_world_size": world_size})
+
+    def set_pause(self, job_id: JobId, *, paused: bool) -> Job:
+        """Ask for a pause, or for its end, and return the job as it then is.
+
+        Raises `JobMissing` or `JobOver`.
+        """
+        with self._database.writing() as connection:
+            job = get_continuing_job(connection, job_id)
+            if job.pause_request == paused:
+                return job
+            now = self._clock()
+            kind, wish = ("pause", "pause") if paused else ("resume", "go on")
+            append_event(connection, job_id, now, f"{kind}_requested", f"the job is to {wish}")
+            return update_job(connection, job_id, now, {"pause_request": paused})
 
     def delete(self, job_id: JobId, uid: JobUid) -> None:
         """Remove a job that is over, with its workers and events.
@@ -124,48 +165,16 @@ class Jobs:
         Raises `JobMissing` if the id is free or another job's by now, and `JobNotTerminal`.
         """
         with self._database.writing() as connection:
-            job = _get(connection, job_id)
+            job = get_job(connection, job_id)
             if job.uid != uid:
                 raise JobMissing(job_id)
             if not job.is_terminal:
                 raise JobNotTerminal(job_id, job.status_shown)
             connection.execute(delete(JOBS).where(JOBS.c.job_id == job_id))
 
-    def _record_stop(
-        self,
-        connection: Connection,
-        job_id: JobId,
-        request: StopRequest,
-        grace_seconds: float | None,
-    ) -> None:
-        now = self._clock()
-        connection.execute(
-            update(JOBS)
-            .where(JOBS.c.job_id == job_id)
-            .values(
-                stop_request=request,
-                stop_grace_seconds=grace_seconds,
-                updated_at=now,
-                version=JOBS.c.version + 1,
-            )
-        )
-        append_event(connection, job_id, now, "stop_requested", f"a {request} stop was requested")
-
     def _list(self, query: Select[Any]) -> list[Job]:
         with self._database.reading() as connection:
             return [job_of(row) for row in connection.execute(query)]
-
-
-def _find(connection: Connection, job_id: JobId) -> Job | None:
-    row = connection.execute(_ONE, {"id": job_id}).one_or_none()
-    return None if row is None else job_of(row)
-
-
-def _get(connection: Connection, job_id: JobId) -> Job:
-    job = _find(connection, job_id)
-    if job is None:
-        raise JobMissing(job_id)
-    return job
 
 
 def _submitted(

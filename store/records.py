@@ -1,9 +1,11 @@
 """What a row means, once it has left the database: frozen values, times in UTC.
 
 Nobody above this floor sees a table. A `Job` is desired state (what the API wrote: the spec, a
-request to stop) and actual state (what the coordinator made of it) in one value.
+request to stop, the size it is to have) and actual state (what the coordinator made of it) in one
+value.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -11,7 +13,19 @@ from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.process import ProcessRecord
 from muster.contracts.spec import JobSpec
 
-__all__ = ["Event", "Job", "JobChange", "Lease", "ProcessRecord", "Worker"]
+__all__ = [
+    "Audit",
+    "Commit",
+    "EpochRecord",
+    "Event",
+    "Job",
+    "JobChange",
+    "JobWrite",
+    "Lease",
+    "Member",
+    "ProcessRecord",
+    "Worker",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +53,17 @@ class Job:
     agent_token_sha256: str | None
     version: int
     """Goes up with every change of the row."""
+    # What follows came later: an answer kept under an idempotency key may be without it.
+    wanted_world_size: int | None = None
+    """What the job was scaled to; None: it never was, and the spec's holds."""
+    pause_request: bool = False
+    """No step is to be taken until somebody asks for the job to be resumed."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that is wanted now."""
+        wanted = self.wanted_world_size
+        return self.spec.world_size if wanted is None else wanted
 
     @property
     def is_terminal(self) -> bool:
@@ -92,6 +117,76 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A worker of a synchronous job's pool: one incarnation of one rank, living or gone."""
+
+    worker_id: int
+    """Counts up from 0 in each job; never used twice."""
+    rank: int
+    incarnation: int
+    state: str
+    """The pool's word: syncing, active, draining, failed or left."""
+    node: str | None
+    gpu_count: int = 0
+    backend: str | None = None
+    """How it talks to its peers; None while that is not settled."""
+    joined_at: datetime
+    joined_step: int | None = None
+    """The step before which it became active; None before that."""
+    last_heartbeat_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """A durable checkpoint of all ranks of a synchronous job together."""
+
+    step: int
+    generation: int
+    """That of the layout which saved it."""
+    epoch: int
+    digest: str
+    """The sha256 of the state, in hex."""
+    consumed: int
+    """Samples of this epoch whose steps are in the checkpoint."""
+    consumed_hash: int
+    """The sum of their lines' hashes, modulo 2**64."""
+    saved_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord:
+    """One pass over the data: what was read and committed of it, and what is in the data set."""
+
+    epoch: int
+    samples: int
+    hash_sum: int
+    """Sums of the lines' hashes are modulo 2**64."""
+    expected_samples: int
+    expected_hash_sum: int
+
+    @property
+    def exactly_once(self) -> bool | None:
+        """Whether every sample was read, and once; None while some may still be to come."""
+        if self.samples < self.expected_samples:
+            return None
+        return (self.samples, self.hash_sum) == (self.expected_samples, self.expected_hash_sum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What there is to prove that a job read every sample exactly once."""
+
+    commits: Sequence[Commit]
+    """The last ones, the newest last."""
+    epochs: Sequence[EpochRecord]
+    """The last ones, the newest last."""
+    exact: int
+    """How many epochs were read exactly once, of all."""
+    inexact: int
+    """How many were not; neither counts those that are still being read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened to a job, in one sentence."""
 
@@ -120,6 +215,23 @@ class JobChange:
     generation: int
     agent: ProcessRecord | None
     agent_token_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWrite:
+    """Everything a coordinator writes about one job in one transaction.
+
+    A row of a worker, a member, a commit or an epoch replaces the one with the same key; events
+    are added.
+    """
+
+    change: JobChange
+    """Says which job this is, whether or not its row changes."""
+    workers: Sequence[Worker] = ()
+    members: Sequence[Member] = ()
+    commits: Sequence[Commit] = ()
+    epochs: Sequence[EpochRecord] = ()
+    events: Sequence[Event] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,18 @@
-"""Between rows and records. A column is named like its field, so that this is all there is."""
+"""Between rows and records, inside a transaction. A column is named like its field."""
 
 from collections.abc import Collection
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, insert
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, insert, select, update
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus
-from store.records import Event, Job, JobChange, Lease, Worker
+from store.errors import JobMissing, JobOver
+from store.records import Commit, EpochRecord, Event, Job, JobChange, Lease, Member, Worker
 from store.tables import EVENTS, JOBS
 
+_ONE: Final = select(JOBS).where(JOBS.c.job_id == bindparam("id"))
 _STATUS_SHOWN: Final = case(
     (
         and_(JOBS.c.stop_request.is_not(None), JOBS.c.status.not_in(sorted(TERMINAL))),
@@ -24,7 +26,37 @@ def job_of(row: Row[Any]) -> Job:
     return Job(**row._asdict())
 
 
-def values_of(record: Job | Worker | JobChange | Lease) -> dict[str, Any]:
+def find_job(connection: Connection, job_id: JobId) -> Job | None:
+    row = connection.execute(_ONE, {"id": job_id}).one_or_none()
+    return None if row is None else job_of(row)
+
+
+def get_job(connection: Connection, job_id: JobId) -> Job:
+    """Return the job, or raise `JobMissing`."""
+    job = find_job(connection, job_id)
+    if job is None:
+        raise JobMissing(job_id)
+    return job
+
+
+def get_continuing_job(connection: Connection, job_id: JobId) -> Job:
+    """Return the job, or raise `JobMissing`, or `JobOver` if it is over or was asked to end."""
+    job = get_job(connection, job_id)
+    if job.is_terminal or job.stop_request is not None:
+        raise JobOver(job_id, job.status_shown)
+    return job
+
+
+def update_job(connection: Connection, job_id: JobId, now: datetime, values: dict[str, Any]) -> Job:
+    """Give the job's row new `values`, and return what it then is."""
+    changed = values | {"updated_at": now, "version": JOBS.c.version + 1}
+    connection.execute(update(JOBS).where(JOBS.c.job_id == job_id).values(changed))
+    return get_job(connection, job_id)
+
+
+def values_of(
+    record: Job | Worker | Member | Commit | EpochRecord | JobChange | Lease,
+) -> dict[str, Any]:
     """Return the fields of `record` by the names of their columns."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 

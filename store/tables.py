@@ -1,7 +1,11 @@
 """The tables. A column is named like the field of `store.records` that it holds.
 
-jobs ──< workers      a rank of a job; goes with the job
-     ──< events       what happened to a job; goes with the job
+jobs ──< workers      a rank of a job; goes with the job, like all below
+     ──< members      a worker of a synchronous job's pool; kept when it is gone
+     ──< departures   a member that was asked to leave
+     ──< commits      a durable checkpoint of all ranks together
+     ──< epochs       what was read in a pass over the data, and what should have been
+     ──< events       what happened to a job
 answers               the first answer to an idempotency key; outlives the job
 leases                who decides
 """
@@ -20,11 +24,12 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 from muster.contracts.job import JobStatus, StopRequest
 from muster.contracts.spec import JobSpec
-from store.columns import RISING, Json, Moment, words
+from store.columns import RISING, Json, Moment, Unsigned, words
 from store.records import Job, ProcessRecord
 
 METADATA: Final = MetaData(
@@ -53,6 +58,9 @@ JOBS: Final = Table(
     Column("exit_code", Integer),
     Column("stop_request", words(StopRequest)),
     Column("stop_grace_seconds", Double),
+    Column("wanted_world_size", Integer),
+    # The default is for a process of the release before, which does not name the column.
+    Column("pause_request", Boolean, nullable=False, server_default=false()),
     Column("generation", BigInteger, nullable=False),
     Column("agent", Json(ProcessRecord)),
     Column("agent_token_sha256", String(64)),
@@ -85,6 +93,53 @@ WORKERS: Final = Table(
     Column("last_heartbeat_at", Moment),
     Column("exit_code", Integer),
     Column("exit_signal", Integer),
+)
+
+MEMBERS: Final = Table(
+    "members",
+    METADATA,
+    Column("job_id", ForeignKey(JOBS.c.job_id, ondelete="CASCADE"), primary_key=True),
+    Column("worker_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("rank", Integer, nullable=False),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("node", Text),
+    Column("gpu_count", Integer, nullable=False),
+    Column("backend", String(32)),
+    Column("joined_at", Moment, nullable=False),
+    Column("joined_step", BigInteger),
+    Column("last_heartbeat_at", Moment),
+)
+
+DEPARTURES: Final = Table(
+    "departures",
+    METADATA,
+    Column("job_id", ForeignKey(JOBS.c.job_id, ondelete="CASCADE"), primary_key=True),
+    Column("worker_id", BigInteger, primary_key=True, autoincrement=False),
+)
+
+COMMITS: Final = Table(
+    "commits",
+    METADATA,
+    Column("job_id", ForeignKey(JOBS.c.job_id, ondelete="CASCADE"), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("consumed", BigInteger, nullable=False),
+    Column("consumed_hash", Unsigned, nullable=False),
+    Column("saved_at", Moment, nullable=False),
+)
+
+EPOCHS: Final = Table(
+    "epochs",
+    METADATA,
+    Column("job_id", ForeignKey(JOBS.c.job_id, ondelete="CASCADE"), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("samples", BigInteger, nullable=False),
+    Column("hash_sum", Unsigned, nullable=False),
+    Column("expected_samples", BigInteger, nullable=False),
+    Column("expected_hash_sum", Unsigned, nullable=False),
 )
 
 EVENTS: Final = Table(

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
-from muster.contracts.job import JobId, move
+from muster.contracts.job import move
 from store.clock import Clock, utc_now
 from store.database import Database
 from store.leases import beat
-from store.records import Event, JobChange, Lease, Worker
+from store.records import JobChange, JobWrite, Lease
 from store.rows import append_events, values_of
-from store.tables import JOBS, WORKERS
+from store.tables import COMMITS, EPOCHS, JOBS, MEMBERS, WORKERS
 
 _CHANGED: Final = [field.name for field in fields(JobChange) if field.name not in ("job_id", "uid")]
 _PRESENT: Final = select(JOBS.c.job_id, JOBS.c.uid, *[JOBS.c[name] for name in _CHANGED]).where(
@@ -32,6 +32,8 @@ _CHANGE: Final = (
         | {JOBS.c.updated_at: bindparam("now"), JOBS.c.version: JOBS.c.version + 1}
     )
 )
+_REPLACED: Final = {"workers": WORKERS, "members": MEMBERS, "commits": COMMITS, "epochs": EPOCHS}
+"""By the field of `JobWrite` that holds their rows."""
 
 
 class Tenure:
@@ -41,72 +43,55 @@ class Tenure:
         self._database = database
         self._lease = lease
         self._clock = clock
-        self._write_workers = database.upsert(WORKERS)
+        self._upserts = {field: database.upsert(table) for field, table in _REPLACED.items()}
 
-    def commit(
-        self,
-        jobs: Sequence[JobChange],
-        workers: Mapping[JobId, Sequence[Worker]],
-        events: Mapping[JobId, Sequence[Event]],
-    ) -> None:
+    def commit(self, writes: Sequence[JobWrite]) -> None:
         """Write all of it or nothing, and renew the lease; it is durable on return.
 
         What concerns a job that was deleted meanwhile is dropped, also if its id belongs to
-        another job by now: so `jobs` must name every job of `workers` and `events`, changed or
-        not (a ValueError otherwise). A job's row that has these values already is not touched.
+        another job by now. A job's row that has its values already is not touched.
 
         Raises `LeaseLost` if the lease is no longer held, and `IllegalMove` for a status that
         cannot follow the present one, which is a bug of the caller.
         """
-        _check_named(jobs, workers, events)
         with self._database.writing() as connection:
             beat(connection, self._lease)
-            if not jobs:
+            if not writes:
                 return
-            present = _present(connection, jobs)
-            _change(connection, present, jobs, self._clock())
-            ours = {change.job_id for change in jobs if change.uid in present}
-            self._replace(connection, {key: workers[key] for key in workers.keys() & ours})
-            for job_id, happened in events.items():
-                if job_id in ours:
-                    append_events(connection, job_id, happened)
+            present = _present(connection, writes)
+            ours = [write for write in writes if write.change.uid in present]
+            _change(connection, present, ours, self._clock())
+            self._replace(connection, ours)
+            for write in ours:
+                append_events(connection, write.change.job_id, write.events)
 
-    def _replace(self, connection: Connection, workers: Mapping[JobId, Sequence[Worker]]) -> None:
-        rows = [
-            values_of(worker) | {"job_id": job_id}
-            for job_id, ranks in workers.items()
-            for worker in ranks
-        ]
-        if rows:
-            connection.execute(self._write_workers, rows)
-
-
-def _check_named(
-    jobs: Sequence[JobChange],
-    workers: Mapping[JobId, Sequence[Worker]],
-    events: Mapping[JobId, Sequence[Event]],
-) -> None:
-    unnamed = (workers.keys() | events.keys()) - {change.job_id for change in jobs}
-    if unnamed:
-        raise ValueError(f"no JobChange says which jobs these are: {', '.join(sorted(unnamed))}")
+    def _replace(self, connection: Connection, writes: Sequence[JobWrite]) -> None:
+        for field, upsert in self._upserts.items():
+            rows = [
+                values_of(record) | {"job_id": write.change.job_id}
+                for write in writes
+                for record in getattr(write, field)
+            ]
+            if rows:
+                connection.execute(upsert, rows)
 
 
-def _present(connection: Connection, jobs: Sequence[JobChange]) -> dict[str, Row[Any]]:
+def _present(connection: Connection, writes: Sequence[JobWrite]) -> dict[str, Row[Any]]:
     """Return the rows of those jobs that still exist, by uid."""
-    rows = connection.execute(_PRESENT, {"uids": [change.uid for change in jobs]})
+    rows = connection.execute(_PRESENT, {"uids": [write.change.uid for write in writes]})
     return {row.uid: row for row in rows}
 
 
 def _change(
     connection: Connection,
     present: Mapping[str, Row[Any]],
-    jobs: Sequence[JobChange],
+    writes: Sequence[JobWrite],
     now: datetime,
 ) -> None:
     changed = []
-    for change in jobs:
-        row = present.get(change.uid)
-        if row is None or JobChange(**row._asdict()) == change:
+    for change in (write.change for write in writes):
+        row = present[change.uid]
+        if JobChange(**row._asdict()) == change:
             continue
         if row.status is not change.status:
             move(row.status, change.status)

@@ -14,7 +14,17 @@ from store.database import Database
 from store.idempotency import IdempotencyKey
 from store.jobs import Jobs
 from store.leases import Leases
-from store.records import Job, JobChange, Lease, ProcessRecord, Worker
+from store.records import (
+    Commit,
+    EpochRecord,
+    Job,
+    JobChange,
+    JobWrite,
+    Lease,
+    Member,
+    ProcessRecord,
+    Worker,
+)
 from store.tables import METADATA
 from store.tenure import Tenure
 
@@ -56,8 +66,58 @@ def change_of(job: Job, **new: object) -> JobChange:
     )
 
 
+def write_of(job: Job, **new: object) -> JobWrite:
+    """Return the write that leaves `job` as it is, but for `new`: rows, or values of its own."""
+    rows = {name: new.pop(name) for name in list(new) if name in JobWrite.__dataclass_fields__}
+    return JobWrite(change=change_of(job, **new), **rows)
+
+
 def worker(rank: int, **new: object) -> Worker:
     return Worker(**{"rank": rank, "incarnation": 0, "state": "live", "process": PROCESS, **new})
+
+
+def member(worker_id: int, **new: object) -> Member:
+    return Member(
+        **{
+            "worker_id": worker_id,
+            "rank": worker_id,
+            "incarnation": 0,
+            "state": "active",
+            "node": "höst-1",
+            "joined_at": NOON,
+            "joined_step": 0,
+            **new,
+        }
+    )
+
+
+def commit(step: int, **new: object) -> Commit:
+    return Commit(
+        **{
+            "step": step,
+            "generation": 1,
+            "epoch": 0,
+            "digest": "d" * 64,
+            "consumed": 64 * step,
+            "consumed_hash": 2**64 - 1,
+            "saved_at": NOON,
+            **new,
+        }
+    )
+
+
+def epoch(number: int, **new: object) -> EpochRecord:
+    """Return the record of an epoch that was read exactly once, but for `new`."""
+    return EpochRecord(
+        **{
+            "epoch": number,
+            "samples": 100,
+            "hash_sum": 2**63,
+            "expected_samples": 100,
+            "expected_hash_sum": 2**63,
+            **new,
+        }
+    )
 
 
 def take_lease(database: Database, owner: str = "first") -> Lease:
@@ -70,15 +130,14 @@ def bring_to(database: Database, job: Job, *statuses: JobStatus) -> Job:
     """Move `job` through `statuses` as a coordinator would, and return what became of it."""
     tenure = Tenure(database, take_lease(database))
     for status in statuses:
-        tenure.commit([change_of(job, status=status)], {}, {})
+        tenure.commit([write_of(job, status=status)])
     return Jobs(database).get(job.job_id)
 
 
 def finish(database: Database, job: Job, *, at: datetime | None = None) -> Job:
     """Let `job` fail."""
     tenure = Tenure(database, take_lease(database))
-    change = change_of(job, status=JobStatus.FAILED, finished_at=at)
-    tenure.commit([change], {}, {})
+    tenure.commit([write_of(job, status=JobStatus.FAILED, finished_at=at)])
     return Jobs(database).get(job.job_id)
 
 

@@ -7,19 +7,32 @@ started by hand, the names that torchrun gives to a rank, and our own with the p
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar, get_args
 
 import msgspec
 
 from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.spec import JOB_ID_PATTERN, JobSpec
+from muster.contracts.spec import (
+    JOB_ID_PATTERN,
+    LIMITS,
+    PROGRAM_WANTED,
+    SAMPLES_PER_SHARD_MIN,
+    BackendChoice,
+    JobSpec,
+    Mode,
+    fits_shards,
+    is_power_of_two,
+    is_program,
+)
 
 DEFAULT_CHECKPOINT_DIR: Final = "./checkpoints"
 DEFAULT_DATASET_DIR: Final = "./data/shards"
 DEFAULT_PORT: Final = 8000
 DEFAULT_HOST: Final = "127.0.0.1"
+
+Word = TypeVar("Word", bound=str)
 
 HEARTBEAT_SECONDS: Final = 2.0
 
@@ -113,6 +126,11 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float
     resume_from: str | None
     command: tuple[str, ...] | None
+    mode: Mode
+    program: str | None
+    virtual_shards: int
+    backend: BackendChoice
+    replay_every: int | None
     agent_fd: int | None
     """The inherited socket to the agent. None: nobody supervises this process."""
 
@@ -129,6 +147,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
         default = JobSpec()
         world_size = _integer(environ, "WORLD_SIZE", world_size, low=1)
         command = environ.get("MUSTER_COMMAND")
+        managed = _managed(environ)
         return cls(
             job_id=_checked_id(environ, "JOB_ID", job_id) or job_id,
             job_uid=environ.get("MUSTER_JOB_UID") or None,
@@ -142,11 +161,16 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
             dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
             sleep_sec=_number(environ, "SLEEP_SEC", default.sleep_sec),
             epochs=_integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
-            batch_size=_integer(environ, "MUSTER_BATCH_SIZE", default.batch_size, low=1),
+            batch_size=managed.effective_batch_size,
             seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
             heartbeat_seconds=_heartbeat_seconds(environ),
             resume_from=_checked_id(environ, "MUSTER_RESUME_FROM", None),
             command=_command(command) if command else None,
+            mode=managed.mode,
+            program=managed.program,
+            virtual_shards=managed.virtual_shards,
+            backend=managed.backend,
+            replay_every=managed.replay_every,
             agent_fd=_optional_integer(environ, AGENT_FD),
         )
 
@@ -154,6 +178,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
 def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
     """Return the job that the public names describe, for a coordinator started by hand."""
     default = JobSpec()
+    managed = _managed(environ)
     return JobSpec(
         world_size=_integer(environ, "WORLD_SIZE", default.world_size, low=1),
         checkpoint_every=_integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
@@ -163,9 +188,14 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
         checkpoint_dir=environ.get("CHECKPOINT_DIR") or None,
         dataset_dir=environ.get("DATASET_DIR") or None,
         epochs=_integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
-        batch_size=_integer(environ, "MUSTER_BATCH_SIZE", default.batch_size, low=1),
+        batch_size=managed.batch_size,
         seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
         command=_command(environ["MUSTER_COMMAND"]) if environ.get("MUSTER_COMMAND") else None,
+        mode=managed.mode,
+        program=managed.program,
+        virtual_shards=managed.virtual_shards,
+        backend=managed.backend,
+        replay_every=managed.replay_every,
     )
 
 
@@ -224,8 +254,13 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         "MUSTER_GENERATION": str(assignment.incarnation),
         "MUSTER_KEEP_LAST": str(spec.keep_last),
         "MUSTER_EPOCHS": str(spec.epochs),
-        "MUSTER_BATCH_SIZE": str(spec.batch_size),
+        "MUSTER_BATCH_SIZE": str(spec.effective_batch_size),
         "MUSTER_SEED": str(spec.seed),
+        "MUSTER_MODE": spec.mode,
+        "MUSTER_PROGRAM": spec.program or "",
+        "MUSTER_VIRTUAL_SHARDS": str(spec.virtual_shards),
+        "MUSTER_BACKEND": spec.backend,
+        "MUSTER_REPLAY_EVERY": "" if spec.replay_every is None else str(spec.replay_every),
         MARK: mark(assignment.job_uid, assignment.rank, assignment.incarnation),
     }
     return {**THREAD_PINS, "PYTHONUNBUFFERED": "1", **environment}
@@ -234,6 +269,44 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
 def mark(job_uid: str, rank: int, incarnation: int) -> str:
     """Return the value of `MARK` for one incarnation of one rank."""
     return f"{job_uid}/{rank}/{incarnation}"
+
+
+def _managed(environ: Mapping[str, str]) -> JobSpec:
+    """Return a spec of what says how the ranks train together; everything else is its default."""
+    spec = JobSpec(
+        mode=_choice(environ, "MUSTER_MODE", get_args(Mode), JobSpec().mode),
+        program=environ.get("MUSTER_PROGRAM") or None,
+        virtual_shards=_limited(environ, "virtual_shards") or JobSpec().virtual_shards,
+        batch_size=_limited(environ, "batch_size"),
+        backend=_choice(environ, "MUSTER_BACKEND", get_args(BackendChoice), JobSpec().backend),
+        replay_every=_limited(environ, "replay_every"),
+    )
+    if spec.program is not None and not is_program(spec.program):
+        raise InvalidEnvironment("MUSTER_PROGRAM", spec.program, PROGRAM_WANTED)
+    shards, size = spec.virtual_shards, spec.effective_batch_size
+    if not is_power_of_two(shards):
+        raise InvalidEnvironment("MUSTER_VIRTUAL_SHARDS", str(shards), "a power of two")
+    if spec.mode == "synchronous" and not fits_shards(size, shards):
+        wanted = f"a multiple of {shards}, {SAMPLES_PER_SHARD_MIN * shards} or more"
+        raise InvalidEnvironment("MUSTER_BATCH_SIZE", str(size), wanted)
+    return spec
+
+
+def _limited(environ: Mapping[str, str], field: str) -> int | None:
+    """Return what the variable of a spec's field says, within the field's limits."""
+    name = f"MUSTER_{field.upper()}"
+    low, high = (int(limit) for limit in msgspec.structs.astuple(LIMITS[field]))
+    return _integer(environ, name, low, low=low, high=high) if environ.get(name) else None
+
+
+def _choice(environ: Mapping[str, str], name: str, words: Sequence[Word], default: Word) -> Word:
+    text = environ.get(name)
+    if not text:
+        return default
+    for word in words:
+        if word == text:
+            return word
+    raise InvalidEnvironment(name, text, f"one of {', '.join(words)}")
 
 
 def _checked_id(environ: Mapping[str, str], name: str, default: str | None) -> str | None:

@@ -7,7 +7,7 @@ One frozen value, the same over REST, in the database, on the wire and from the 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,8 @@ from muster.contracts.job import JobId
 
 JOB_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 """Safe as a directory name, an environment value and a URL part: no dot, no slash, no blank."""
+
+PROGRAM_WANTED: Final = "file.py:Name or package.module:Name"
 
 ENVIRONMENT_NAME_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 
@@ -38,6 +40,19 @@ SECONDS_LIMIT: Final = 30 * 24 * 3600.0
 """A month. Longer waits are typing errors."""
 
 
+Mode: TypeAlias = Literal["independent", "synchronous"]
+"""Each rank has a model and shards of its own, or all ranks hold one model together."""
+
+BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
+"""How the ranks of a synchronous job talk; auto: shared memory where all are on one host."""
+
+INDEPENDENT_BATCH_SIZE: Final = 16
+SYNCHRONOUS_BATCH_SIZE: Final = 64
+
+SAMPLES_PER_SHARD_MIN: Final = 2
+"""A product with a single row goes through other instructions, which gives other bits."""
+
+
 class Range(msgspec.Struct, frozen=True):
     """Inclusive limits of a number."""
 
@@ -50,7 +65,9 @@ LIMITS: Final[Mapping[str, Range]] = {
     "min_workers": Range(1, 4096),
     "max_workers": Range(1, 4096),
     "epochs": Range(1, 1_000_000),
+    "virtual_shards": Range(1, 4096),
     "batch_size": Range(1, 1_000_000),
+    "replay_every": Range(1, 4096),
     "seed": Range(0, 2**63 - 1),
     "checkpoint_every": Range(1, 1_000_000_000),
     "keep_last": Range(1, 10_000),
@@ -67,15 +84,21 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Everything that was asked for. ``JobSpec()`` is a job of four ranks with all defaults."""
 
     name: str | None = None
-    mode: Literal["independent"] = "independent"
+    mode: Mode = "independent"
     world_size: int = 4
     min_workers: int = 1
     max_workers: int | None = None
-    """None: the world size."""
+    """None: the world size at the start."""
     epochs: int = 1
     """Passes over the data."""
-    batch_size: int = 16
-    """Samples of a step; in independent mode those of one rank."""
+    batch_size: int | None = None
+    """Samples of a step; in independent mode those of one rank. None: `effective_batch_size`."""
+    virtual_shards: int = 32
+    """Equal parts of every batch of a synchronous job; a power of two. With the batch size it
+    decides the bits of the result, which the number of ranks never does."""
+    backend: BackendChoice = "auto"
+    replay_every: int | None = None
+    """One virtual shard in this many is computed by a second rank as well, and compared."""
     seed: int = 0
     checkpoint_every: int = 5
     """Steps between checkpoints."""
@@ -89,6 +112,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """None: the server's default."""
     command: tuple[str, ...] | None = None
     """The argv every rank becomes. None: the built-in classifier."""
+    program: str | None = None
+    """What a synchronous job trains: ``file.py:Name`` or ``package.module:Name``. None: the
+    built-in classifier."""
     env: dict[str, str] = {}
     working_dir: str | None = None
     heartbeat_timeout: float = 10.0
@@ -104,6 +130,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     resume_from: str | None = None
     """The id of the job whose checkpoints this one starts from; its own id to go on."""
     labels: dict[str, str] = {}
+
+    @property
+    def effective_batch_size(self) -> int:
+        """The samples of a step: what was asked for, or what the mode makes of it."""
+        if self.batch_size is not None:
+            return self.batch_size
+        if self.mode == "independent":
+            return INDEPENDENT_BATCH_SIZE
+        return max(SYNCHRONOUS_BATCH_SIZE, SAMPLES_PER_SHARD_MIN * self.virtual_shards)
+
+    @property
+    def largest_world_size(self) -> int:
+        """The most ranks the job may be scaled to."""
+        return self.world_size if self.max_workers is None else self.max_workers
 
 
 def checked(spec: JobSpec) -> JobSpec:
@@ -134,6 +174,8 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _pool_problems(spec)
     yield from _text_problems(spec)
     yield from _command_problems(spec)
+    yield from _mode_problems(spec)
+    yield from _batch_problems(spec)
     yield from _mapping_problems("env", spec.env)
     yield from _mapping_problems("labels", spec.labels)
     if _size_bytes(spec.env) > ENVIRONMENT_LIMIT_BYTES:
@@ -163,7 +205,7 @@ def _pool_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    for field in ("name", "dataset_dir", "checkpoint_dir", "working_dir"):
+    for field in ("name", "dataset_dir", "checkpoint_dir", "working_dir", "program"):
         value = getattr(spec, field)
         if value is not None:
             yield from _string_problems(field, value)
@@ -182,6 +224,60 @@ def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield from _string_problems("command", word)
     if _size_bytes(spec.command) > COMMAND_LIMIT_BYTES:
         yield FieldProblem("command", f"is longer than {COMMAND_LIMIT_BYTES} bytes as JSON")
+
+
+def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    if spec.mode == "synchronous":
+        if spec.command is not None:
+            yield FieldProblem(
+                "command",
+                "ranks of a synchronous job are managed: name a program, or use mode independent",
+            )
+        if spec.program and not is_program(spec.program):
+            yield FieldProblem("program", f"use {PROGRAM_WANTED}")
+        return
+    if spec.program:
+        yield FieldProblem("program", "needs mode synchronous; a script goes into command")
+    if spec.replay_every is not None:
+        yield FieldProblem("replay_every", "needs mode synchronous")
+
+
+def is_program(reference: str) -> bool:
+    """Return whether `reference` has the form of `JobSpec.program`."""
+    place, _, name = reference.rpartition(":")
+    is_module = all(part.isidentifier() for part in place.split("."))
+    return name.isidentifier() and (is_module or place.endswith(".py"))
+
+
+def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    shards = spec.virtual_shards
+    if not is_power_of_two(shards):
+        # Out of its range is a problem told elsewhere.
+        if shards > 0:
+            yield FieldProblem("virtual_shards", f"{shards} is not a power of two")
+    elif spec.mode == "synchronous" and not fits_shards(spec.effective_batch_size, shards):
+        yield FieldProblem(
+            "batch_size",
+            f"{spec.batch_size} is not a multiple of virtual_shards ({shards}) and at least "
+            f"{SAMPLES_PER_SHARD_MIN} times as much: {nearest_batch_size(spec)} is the nearest",
+        )
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def fits_shards(batch_size: int, virtual_shards: int) -> bool:
+    """Return whether every virtual shard gets the same number of samples, and enough of them."""
+    return batch_size % virtual_shards == 0 and batch_size >= SAMPLES_PER_SHARD_MIN * virtual_shards
+
+
+def nearest_batch_size(spec: JobSpec) -> int:
+    """Return what comes nearest to the batch size of `spec` and fits its virtual shards."""
+    shards = spec.virtual_shards
+    per_shard = (spec.effective_batch_size + shards // 2) // shards
+    most = int(LIMITS["batch_size"].high) // shards
+    return shards * min(max(per_shard, SAMPLES_PER_SHARD_MIN), most)
 
 
 def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldProblem]:

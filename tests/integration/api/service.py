@@ -17,7 +17,7 @@ from store.clock import utc_now
 from store.database import Database
 from store.jobs import Jobs
 from store.leases import Leases
-from store.records import Job, JobChange, Worker
+from store.records import Job, JobChange, JobWrite, Worker
 from store.tenure import Tenure
 
 DEADLINE_SECONDS = 20.0
@@ -107,7 +107,7 @@ class StandIn:
             change = replace(_unchanged(job), status=status)
             if status in {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED}:
                 change = replace(change, finished_at=utc_now(), exit_code=exit_code)
-            self._tenure.commit([change], {job.job_id: workers}, {})
+            self._tenure.commit([JobWrite(change=change, workers=workers)])
 
     def end(self, job_id: str) -> None:
         """Bring a job to its end from wherever it is."""

@@ -104,7 +104,7 @@ def test_a_directory_that_is_closed_to_us_is_refused_with_its_field(
         {"dataset_dir": "nowhere"},
         {"working_dir": "nowhere"},
         {"resume_from": "nobody"},
-        {"mode": "synchronous"},
+        {"program": "nowhere.py:Net", "mode": "synchronous"},
         {"job_id": "summaries"},
     ],
 )
@@ -112,6 +112,18 @@ def test_what_cannot_run_is_refused_with_its_field(
     submitter: Submitter, fields: dict[str, object]
 ) -> None:
     assert refusal(submitter, **fields) == next(iter(fields))
+
+
+def test_a_program_is_looked_for_in_the_working_directory(
+    submitter: Submitter, tmp_path: Path
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").touch()
+    for program in ("train.py:Net", "package.module:Net"):
+        asked = JobRequest(mode="synchronous", program=program, working_dir="work")
+        assert submitter.prepare(asked).spec.program == program
+    asked = {"mode": "synchronous", "program": "train.py:Net"}
+    assert refusal(submitter, **asked) == "program", "that is where the server was started"
 
 
 def test_the_contract_has_the_last_word(submitter: Submitter) -> None:

@@ -30,6 +30,14 @@ SPEC = JobSpec(
     resume_from="other-job",
     env={"A": "b", "OMP_NUM_THREADS": "2", "RANK": "99", "PYTHONUNBUFFERED": ""},
 )
+SYNCHRONOUS = JobSpec(
+    mode="synchronous",
+    program="my dir/ü.py:Net",
+    virtual_shards=8,
+    batch_size=24,
+    backend="tcp",
+    replay_every=16,
+)
 ASSIGNMENT = Assignment(
     job_id="job",
     job_uid="uid",
@@ -68,6 +76,11 @@ def test_a_rank_reads_what_its_coordinator_wrote() -> None:
         heartbeat_seconds=2.0,
         resume_from="other-job",
         command=("python", "a b.py", 'quo"te', "ü", ""),
+        mode="independent",
+        program=None,
+        virtual_shards=32,
+        backend="auto",
+        replay_every=None,
         agent_fd=None,
     )
 
@@ -76,10 +89,27 @@ def test_a_rank_reads_what_its_coordinator_wrote() -> None:
     "field", sorted(set(JobSpec.__struct_fields__) & set(RankSettings.__struct_fields__))
 )
 def test_no_field_of_the_spec_is_lost_or_changed_on_the_way(field: str) -> None:
-    defaults = read_rank(rank_environment(JobSpec(), ASSIGNMENT))
-    if field not in {"dataset_dir", "checkpoint_dir"}:
-        assert getattr(defaults, field) == getattr(JobSpec(), field)
-        assert getattr(read_rank(rank_environment(SPEC, ASSIGNMENT)), field) == getattr(SPEC, field)
+    if field in {"dataset_dir", "checkpoint_dir"}:
+        return
+    of_spec = "effective_batch_size" if field == "batch_size" else field
+    for spec in (JobSpec(), JobSpec(mode="synchronous"), SPEC, SYNCHRONOUS):
+        read = read_rank(rank_environment(spec, ASSIGNMENT))
+        assert getattr(read, field) == getattr(spec, of_spec)
+
+
+@pytest.mark.parametrize(
+    ("environ", "size"),
+    [
+        ({}, 16),
+        ({"MUSTER_MODE": "synchronous"}, 64),
+        ({"MUSTER_MODE": "synchronous", "MUSTER_VIRTUAL_SHARDS": "64"}, 128),
+        ({"MUSTER_MODE": "synchronous", "MUSTER_BATCH_SIZE": "96"}, 96),
+        ({"MUSTER_MODE": "independent", "MUSTER_BATCH_SIZE": "7"}, 7),
+    ],
+)
+def test_the_batch_size_is_what_the_mode_makes_of_it(environ: dict[str, str], size: int) -> None:
+    assert read_rank(environ).batch_size == size
+    assert spec_from_environment(environ).effective_batch_size == size
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 0.2), (5.0, 1.0), (10.0, 2.0), (1e6, 2.0)])
@@ -116,9 +146,11 @@ def test_a_persons_variables_are_given_but_never_move_a_rank() -> None:
 
 def test_what_was_not_asked_for_hides_what_the_service_has_in_its_own_environment() -> None:
     environ = rank_environment(JobSpec(), ASSIGNMENT)
-    assert (environ["MUSTER_COMMAND"], environ["MUSTER_RESUME_FROM"]) == ("", "")
-    settings = read_rank({"MUSTER_COMMAND": '["evil"]', "MUSTER_RESUME_FROM": "else"} | environ)
+    unsaid = ("MUSTER_COMMAND", "MUSTER_RESUME_FROM", "MUSTER_PROGRAM", "MUSTER_REPLAY_EVERY")
+    assert [environ[name] for name in unsaid] == ["", "", "", ""]
+    settings = read_rank(dict.fromkeys(unsaid, "evil") | environ)
     assert (settings.command, settings.resume_from) == (None, None)
+    assert (settings.program, settings.replay_every) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["JOB_ID", "MUSTER_RESUME_FROM"])
@@ -167,6 +199,12 @@ def test_the_public_names_describe_a_job() -> None:
         "HEARTBEAT_TIMEOUT": "20",
         "MAX_RESTARTS": "0",
         "MUSTER_COMMAND": '["python", "train.py"]',
+        "MUSTER_BATCH_SIZE": "128",
+        "MUSTER_MODE": "synchronous",
+        "MUSTER_PROGRAM": "train.py:Net",
+        "MUSTER_VIRTUAL_SHARDS": "64",
+        "MUSTER_BACKEND": "shared_memory",
+        "MUSTER_REPLAY_EVERY": "4",
     }
     assert spec_from_environment(environ) == JobSpec(
         world_size=2,
@@ -177,6 +215,12 @@ def test_the_public_names_describe_a_job() -> None:
         heartbeat_timeout=20,
         max_restarts=0,
         command=("python", "train.py"),
+        batch_size=128,
+        mode="synchronous",
+        program="train.py:Net",
+        virtual_shards=64,
+        backend="shared_memory",
+        replay_every=4,
     )
 
 
@@ -254,6 +298,14 @@ WRONG = [
     (read_rank, "MUSTER_COMMAND", "[]"),
     (read_rank, "MUSTER_COMMAND", '["\udcff"]'),  # what Python makes of bytes that are no text
     (read_rank, "MUSTER_COMMAND", "[" * 100_000),
+    (read_rank, "MUSTER_MODE", "SYNCHRONOUS"),
+    (read_rank, "MUSTER_PROGRAM", "train.py"),
+    (read_rank, "MUSTER_VIRTUAL_SHARDS", "0"),
+    (read_rank, "MUSTER_VIRTUAL_SHARDS", "48"),
+    (read_rank, "MUSTER_VIRTUAL_SHARDS", "8192"),
+    (read_rank, "MUSTER_BACKEND", "carrier pigeon"),
+    (read_rank, "MUSTER_REPLAY_EVERY", "0"),
+    (spec_from_environment, "MUSTER_MODE", "both"),
     (spec_from_environment, "WORLD_SIZE", "many"),
     (spec_from_environment, "HEARTBEAT_TIMEOUT", "nan"),
     (spec_from_environment, "MAX_RESTARTS", "-1"),
@@ -274,6 +326,14 @@ def test_a_value_that_cannot_be_meant_is_refused_by_its_name(
     assert caught.value.name == name
     assert str(caught.value).startswith(f"{name}={value!r} is not ")
     assert str(caught.value).endswith(": correct it or unset it")
+
+
+@pytest.mark.parametrize("size", ["32", "65", "1000"])
+def test_a_batch_that_cannot_be_cut_into_virtual_shards_is_refused(size: str) -> None:
+    environ = {"MUSTER_MODE": "synchronous", "MUSTER_BATCH_SIZE": size}
+    with pytest.raises(InvalidEnvironment, match="is not a multiple of 32, 64 or more: correct"):
+        read_rank(environ)
+    assert read_rank(environ | {"MUSTER_MODE": "independent"}).batch_size == int(size)
 
 
 def test_a_rank_is_judged_by_the_world_size_beside_it() -> None:

@@ -58,6 +58,16 @@ GOOD = [
     {"env": {"A_b9": "", "_": "=\n"}},
     {"labels": {"": "", "any thing": "goes"}},
     {"labels": {str(number): "" for number in range(MAPPING_LIMIT)}},
+    {"mode": "synchronous"},
+    {"mode": "synchronous", "program": "train.py:Net"},
+    {"mode": "synchronous", "program": "/a dir/ü:x.py:Größe"},
+    {"mode": "synchronous", "program": "package.module:Net"},
+    {"mode": "synchronous", "replay_every": 1, "backend": "tcp"},
+    {"mode": "synchronous", "batch_size": 64},
+    {"mode": "synchronous", "batch_size": 2, "virtual_shards": 1},
+    {"mode": "synchronous", "virtual_shards": 4096},
+    {"batch_size": 17, "virtual_shards": 16},
+    {"command": ("true",), "batch_size": 1},
     {"resume_from": "a"},
     {"resume_from": "0-_" + "x" * 60},
 ]
@@ -78,6 +88,13 @@ WRONG = [
     ("max_workers", 4097),
     ("epochs", 0),
     ("batch_size", 0),
+    ("virtual_shards", 0),
+    ("virtual_shards", -8),
+    ("virtual_shards", 48),
+    ("virtual_shards", 4097),
+    ("program", "train.py:Net"),
+    ("program", ""),
+    ("replay_every", 2),
     ("seed", -1),
     ("seed", 2**63),
     ("checkpoint_every", 0),
@@ -146,6 +163,77 @@ def test_what_cannot_be_run_is_refused_by_its_field(field: str, value: object) -
     assert fields_of(JobSpec(**{field: value})) == {field}
 
 
+WRONG_TOGETHER = [
+    ("command", {"command": ("true",)}),
+    ("command", {"command": ("true",), "program": "train.py:Net"}),
+    ("replay_every", {"replay_every": 0}),
+    ("replay_every", {"replay_every": 4097}),
+    ("program", {"program": ""}),
+    ("program", {"program": "train.py"}),
+    ("program", {"program": "train.py:"}),
+    ("program", {"program": ":Net"}),
+    ("program", {"program": "train.py:Net()"}),
+    ("program", {"program": "a/b:Net"}),
+    ("program", {"program": "a..b:Net"}),
+    ("program", {"program": "half a \ud800.py:Net"}),
+    ("program", {"program": "x" * TEXT_LIMIT + ".py:Net"}),
+    ("batch_size", {"batch_size": 32}),
+    ("batch_size", {"batch_size": 65}),
+    ("batch_size", {"batch_size": 96, "virtual_shards": 64}),
+    ("virtual_shards", {"batch_size": 96, "virtual_shards": 0}),
+]
+
+
+@pytest.mark.parametrize(("field", "fields"), WRONG_TOGETHER)
+def test_what_ranks_cannot_train_together_is_refused_by_its_field(
+    field: str, fields: dict[str, object]
+) -> None:
+    assert fields_of(JobSpec(mode="synchronous", **fields)) == {field}
+
+
+@pytest.mark.parametrize(
+    ("size", "shards", "nearest"),
+    [
+        (1, 32, 64),
+        (65, 32, 64),
+        (79, 32, 64),
+        (80, 32, 96),
+        (100, 16, 96),
+        (1, 1, 2),
+        (999_999, 32, 1_000_000),
+        (999_999, 4096, 999_424),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_answered_with_the_nearest_that_does(
+    size: int, shards: int, nearest: int
+) -> None:
+    spec = JobSpec(mode="synchronous", batch_size=size, virtual_shards=shards)
+    (problem,) = problems(spec)
+    assert f"({shards}) and at least 2 times as much: {nearest} is the nearest" in problem.message
+    assert list(problems(msgspec.structs.replace(spec, batch_size=nearest))) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        ({}, 16),
+        ({"batch_size": 3}, 3),
+        ({"mode": "synchronous"}, 64),
+        ({"mode": "synchronous", "batch_size": 96}, 96),
+        ({"mode": "synchronous", "virtual_shards": 8}, 64),
+        ({"mode": "synchronous", "virtual_shards": 256}, 512),
+    ],
+)
+def test_a_batch_nobody_chose_fits_the_mode(asked: dict[str, object], size: int) -> None:
+    spec = checked(JobSpec(**asked))
+    assert spec.effective_batch_size == size
+
+
+def test_a_job_grows_to_its_most_workers_or_not_at_all() -> None:
+    assert JobSpec(world_size=2).largest_world_size == 2
+    assert JobSpec(world_size=2, max_workers=5).largest_world_size == 5
+
+
 @pytest.mark.parametrize("field", LIMITS)
 def test_every_limit_holds_on_both_sides(field: str) -> None:
     low, high = LIMITS[field].low, LIMITS[field].high
@@ -153,7 +241,8 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
     for value, good in [(low, True), (high, True), (low - step, False), (high + step, False)]:
         # With the pool's other sizes out of the way.
         ample = {"world_size": 4096} if field == "min_workers" else {"world_size": 1}
-        spec = JobSpec(**{**ample, field: value})
+        mode = "synchronous" if field == "replay_every" else "independent"
+        spec = JobSpec(**{**ample, "mode": mode, field: value})
         assert (field not in fields_of(spec)) == good, value
 
 
@@ -179,6 +268,13 @@ def test_every_problem_is_told_at_once() -> None:
         (JobSpec(min_workers=5), "5 is more than the world size 4"),
         (JobSpec(max_workers=3), "3 is less than the world size 4"),
         (JobSpec(name=""), "is empty: leave it out instead"),
+        (JobSpec(program="a:B"), "needs mode synchronous; a script goes into command"),
+        (JobSpec(mode="synchronous", program="a"), "use file.py:Name or package.module:Name"),
+        (JobSpec(virtual_shards=48), "48 is not a power of two"),
+        (
+            JobSpec(mode="synchronous", command=("true",)),
+            "ranks of a synchronous job are managed: name a program, or use mode independent",
+        ),
         (JobSpec(command=()), "names no program: give at least one word, or leave it out"),
     ],
 )

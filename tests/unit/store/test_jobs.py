@@ -1,5 +1,6 @@
 """What the API asks of jobs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,26 +11,29 @@ from store_samples import (
     NOON,
     SteppingClock,
     bring_to,
-    change_of,
+    commit,
+    epoch,
     everything,
     finish,
+    member,
     nothing_moves,
     submit,
     take_lease,
     worker,
+    write_of,
 )
 
 from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 from store.database import Database
-from store.errors import JobExists, JobMissing, JobNotTerminal
+from store.errors import JobExists, JobMissing, JobNotTerminal, JobOver
 from store.events import Events
 from store.jobs import Jobs
+from store.members import Members
 from store.records import Job
 from store.rows import values_of
 from store.tables import JOBS
 from store.tenure import Tenure
-from store.workers import Workers
 
 GRACEFUL, FORCED = StopRequest.GRACEFUL, StopRequest.FORCED
 
@@ -171,16 +175,86 @@ def test_to_stop_nobody_is_an_error(jobs: Jobs) -> None:
         jobs.request_stop(JobId("nobody"), GRACEFUL, None)
 
 
-def test_a_delete_takes_workers_and_events_along(database: Database, jobs: Jobs) -> None:
+def test_a_job_has_the_size_it_was_scaled_to_last(database: Database, jobs: Jobs) -> None:
+    job = submit(jobs, "a")
+    assert (job.world_size, job.wanted_world_size) == (2, None)
+    for size in (5, 5, 2):
+        scaled = jobs.scale(job.job_id, size)
+        assert scaled == jobs.get(job.job_id)
+        assert scaled.world_size == scaled.wanted_world_size == size
+    assert scaled.spec == job.spec
+    assert scaled.version == job.version + 2, "the same size again changes nothing"
+    assert [event.message for event in Events(database).of_job(job.job_id, 10)] == [
+        "the job was submitted",
+        "the job is to have 5 ranks instead of 2",
+        "the job is to have 2 ranks instead of 5",
+    ]
+
+
+def test_the_size_of_the_spec_is_no_change(database: Database, jobs: Jobs) -> None:
+    job = submit(jobs, "a")
+    with nothing_moves(database):
+        assert jobs.scale(job.job_id, 2) == job
+
+
+def test_a_pause_holds_until_it_is_ended(database: Database, jobs: Jobs) -> None:
+    job = submit(jobs, "a")
+    assert job.pause_request is False
+    for paused in (False, True, True, False):
+        answered = jobs.set_pause(job.job_id, paused=paused)
+        assert answered == jobs.get(job.job_id)
+        assert answered.pause_request is paused
+    assert answered.version == job.version + 2
+    kinds = [event.kind for event in Events(database).of_job(job.job_id, 10)]
+    assert kinds == ["submitted", "pause_requested", "resume_requested"]
+
+
+WISHES = [
+    lambda jobs, job_id: jobs.scale(job_id, 3),
+    lambda jobs, job_id: jobs.set_pause(job_id, paused=True),
+    lambda jobs, job_id: jobs.set_pause(job_id, paused=False),
+]
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=["scale", "pause", "resume"])
+def test_a_job_that_ends_takes_up_no_wish(
+    database: Database, jobs: Jobs, wish: Callable[[Jobs, JobId], Job]
+) -> None:
+    job = submit(jobs, "a")
+    with pytest.raises(JobMissing):
+        wish(jobs, JobId("nobody"))
+    jobs.request_stop(job.job_id, GRACEFUL, None)
+    with nothing_moves(database), pytest.raises(JobOver, match="job a is STOPPING"):
+        wish(jobs, job.job_id)
+    finish(database, job)
+    with nothing_moves(database), pytest.raises(JobOver, match="job a is FAILED"):
+        wish(jobs, job.job_id)
+
+
+def test_what_a_person_wishes_survives_what_the_coordinator_writes(
+    database: Database, jobs: Jobs
+) -> None:
+    job = submit(jobs, "a")
+    jobs.scale(job.job_id, 7)
+    jobs.set_pause(job.job_id, paused=True)
+    after = bring_to(database, job, JobStatus.STARTING)
+    assert (after.world_size, after.pause_request) == (7, True)
+
+
+def test_a_delete_takes_everything_of_the_job_along(database: Database, jobs: Jobs) -> None:
     submit(jobs, "kept")
     job = submit(jobs, "gone")
     tenure = Tenure(database, take_lease(database))
-    tenure.commit([change_of(job)], {job.job_id: [worker(0), worker(1)]}, {})
+    pool = {"workers": [worker(0), worker(1)], "members": [member(0), member(1)]}
+    tenure.commit([write_of(job, **pool, commits=[commit(5)], epochs=[epoch(0)])])
+    Members(database).request_departure(job.job_id, 0)
     over = finish(database, job)
     jobs.delete(over.job_id, over.uid)
     assert jobs.find(over.job_id) is None
-    assert Workers(database).of_job(over.job_id) == []
-    assert [row[1] for row in everything(database)["events"]] == ["kept"]
+    left = everything(database)
+    assert [row[1] for row in left["events"]] == ["kept"]
+    for table in ("workers", "members", "departures", "commits", "epochs"):
+        assert left[table] == []
     assert submit(jobs, "gone", uid="again").version == 1
 
 

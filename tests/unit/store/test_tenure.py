@@ -6,26 +6,38 @@ from store_samples import (
     PROCESS,
     SteppingClock,
     change_of,
+    commit,
+    epoch,
     finish,
+    member,
     nothing_moves,
     only_the_lease_moves,
     submit,
     take_lease,
     worker,
+    write_of,
 )
 
 from muster.contracts.errors import IllegalMove
 from muster.contracts.job import JobId, JobStatus, StopRequest
+from store.commits import Commits
 from store.database import Database
 from store.errors import LeaseLost
 from store.events import Events
 from store.jobs import Jobs
 from store.leases import Leases
-from store.records import Event, Lease
+from store.members import Members
+from store.records import Event, JobWrite, Lease
 from store.tenure import Tenure
 from store.workers import Workers
 
 STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, incarnation=0)
+ROWS = {
+    "workers": [worker(0)],
+    "members": [member(0)],
+    "commits": [commit(5)],
+    "epochs": [epoch(0)],
+}
 
 
 @pytest.fixture
@@ -38,7 +50,7 @@ def tenure(database: Database, lease: Lease, clock: SteppingClock) -> Tenure:
     return Tenure(database, lease, clock)
 
 
-def test_a_commit_writes_jobs_workers_events_and_the_beat(
+def test_a_commit_writes_every_kind_of_row_and_the_beat(
     database: Database, jobs: Jobs, tenure: Tenure, lease: Lease
 ) -> None:
     job = submit(jobs, "a")
@@ -52,12 +64,15 @@ def test_a_commit_writes_jobs_workers_events_and_the_beat(
         agent_token_sha256="t" * 64,
     )
     ranks = [worker(0, loss=0.1, last_heartbeat_at=NOON, line_idx=2**40), worker(1, finished=True)]
-    tenure.commit([change], {job.job_id: ranks}, {job.job_id: [STARTED]})
+    tenure.commit([JobWrite(change=change, **ROWS | {"workers": ranks}, events=[STARTED])])
     after = jobs.get(job.job_id)
     assert change_of(after) == change
     assert after.version == job.version + 1
     assert after.updated_at > job.updated_at
     assert Workers(database).of_job(job.job_id) == ranks
+    assert Members(database).of_job(job.job_id) == ROWS["members"]
+    audit = Commits(database).audit(job.job_id, 9)
+    assert (audit.commits, audit.epochs) == (ROWS["commits"], ROWS["epochs"])
     assert Events(database).of_job(job.job_id, 1)[0].message == STARTED.message
     assert Leases(database).current(lease.name).beat == lease.beat + 1
 
@@ -66,15 +81,15 @@ def test_a_commit_of_nothing_renews_the_lease(
     database: Database, jobs: Jobs, tenure: Tenure
 ) -> None:
     job = submit(jobs, "a")
-    for nothing in ([], [change_of(job)]):
+    for nothing in ([], [write_of(job)]):
         with only_the_lease_moves(database):
-            tenure.commit(nothing, {}, {})
+            tenure.commit(nothing)
 
 
 def test_a_worker_is_written_over_by_rank(database: Database, jobs: Jobs, tenure: Tenure) -> None:
     job = submit(jobs, "a")
     for ranks in ([worker(1), worker(0)], [worker(1, incarnation=1, step=7, process=None)]):
-        tenure.commit([change_of(job)], {job.job_id: ranks}, {})
+        tenure.commit([write_of(job, workers=ranks)])
     assert Workers(database).of_job(job.job_id) == [
         worker(0),
         worker(1, incarnation=1, step=7, process=None),
@@ -85,11 +100,7 @@ def test_the_workers_of_several_jobs_are_read_together(
     database: Database, jobs: Jobs, tenure: Tenure
 ) -> None:
     a, b, c = (submit(jobs, name) for name in "abc")
-    tenure.commit(
-        [change_of(a), change_of(b)],
-        {a.job_id: [worker(0)], b.job_id: [worker(0), worker(1)]},
-        {},
-    )
+    tenure.commit([write_of(a, workers=[worker(0)]), write_of(b, workers=[worker(0), worker(1)])])
     found = Workers(database).of_jobs([a.job_id, b.job_id, c.job_id])
     assert {key: len(ranks) for key, ranks in found.items()} == {"a": 1, "b": 2, "c": 0}
     assert Workers(database).of_jobs([]) == {}
@@ -100,7 +111,7 @@ def test_events_keep_their_order_and_the_last_ones_are_shown(
 ) -> None:
     job = submit(jobs, "a")
     told = [Event(at=NOON, kind="counted", message=str(number)) for number in range(9)]
-    tenure.commit([change_of(job)], {}, {job.job_id: told})
+    tenure.commit([write_of(job, events=told)])
     last = Events(database).of_job(job.job_id, 3)
     assert [event.message for event in last] == ["6", "7", "8"]
     assert last[0].event_id < last[1].event_id < last[2].event_id
@@ -112,9 +123,9 @@ def test_a_fenced_coordinator_changes_no_row(
 ) -> None:
     job = submit(jobs, "a")
     take_lease(database, "second")
-    change = change_of(job, status=JobStatus.STARTING)
+    write = write_of(job, status=JobStatus.STARTING, events=[STARTED], **ROWS)
     with nothing_moves(database), pytest.raises(LeaseLost, match="stop deciding"):
-        tenure.commit([change], {job.job_id: [worker(0)]}, {job.job_id: [STARTED]})
+        tenure.commit([write])
 
 
 def test_after_a_release_nothing_is_written(
@@ -123,7 +134,7 @@ def test_after_a_release_nothing_is_written(
     job = submit(jobs, "a")
     Leases(database).release(lease)
     with nothing_moves(database), pytest.raises(LeaseLost):
-        tenure.commit([change_of(job, status=JobStatus.STARTING)], {}, {})
+        tenure.commit([write_of(job, status=JobStatus.STARTING)])
 
 
 def test_a_later_job_of_the_same_id_is_not_touched(database: Database, jobs: Jobs) -> None:
@@ -133,12 +144,10 @@ def test_a_later_job_of_the_same_id_is_not_touched(database: Database, jobs: Job
     other = submit(jobs, "b")
     tenure = Tenure(database, take_lease(database))
     with only_the_lease_moves(database):
-        tenure.commit(
-            [change_of(old, status=JobStatus.FAILED, message="late")],
-            {old.job_id: [worker(0)]},
-            {old.job_id: [STARTED]},
-        )
-    tenure.commit([change_of(old), change_of(other, message="on")], {}, {})
+        late = write_of(old, status=JobStatus.FAILED, message="late", events=[STARTED], **ROWS)
+        tenure.commit([late])
+    tenure.commit([write_of(old, **ROWS), write_of(other, message="on")])
+    assert Workers(database).of_job(old.job_id) == []
     assert jobs.get(other.job_id).message == "on"
 
 
@@ -147,31 +156,23 @@ def test_a_deleted_job_does_not_come_back(database: Database, jobs: Jobs) -> Non
     jobs.delete(old.job_id, old.uid)
     tenure = Tenure(database, take_lease(database))
     with only_the_lease_moves(database):
-        tenure.commit([change_of(old)], {old.job_id: [worker(0)]}, {})
-
-
-def test_workers_of_a_job_nobody_identified_are_refused(
-    database: Database, jobs: Jobs, tenure: Tenure
-) -> None:
-    job = submit(jobs, "a")
-    with nothing_moves(database), pytest.raises(ValueError, match="which jobs these are: a"):
-        tenure.commit([], {job.job_id: [worker(0)]}, {})
+        tenure.commit([write_of(old, **ROWS)])
 
 
 def test_an_illegal_move_undoes_the_whole_commit(
     database: Database, jobs: Jobs, tenure: Tenure
 ) -> None:
     a, b = submit(jobs, "a"), submit(jobs, "b")
-    legal = change_of(a, status=JobStatus.STARTING)
-    illegal = change_of(b, status=JobStatus.COMPLETED)
+    legal = write_of(a, status=JobStatus.STARTING, **ROWS)
+    illegal = write_of(b, status=JobStatus.COMPLETED)
     with nothing_moves(database), pytest.raises(IllegalMove):
-        tenure.commit([legal, illegal], {a.job_id: [worker(0)]}, {})
+        tenure.commit([legal, illegal])
 
 
 def test_what_the_api_wrote_meanwhile_survives_a_commit(jobs: Jobs, tenure: Tenure) -> None:
     job = submit(jobs, "a")
     jobs.request_stop(job.job_id, StopRequest.GRACEFUL, 5.0)
-    tenure.commit([change_of(job, status=JobStatus.STARTING)], {}, {})
+    tenure.commit([write_of(job, status=JobStatus.STARTING)])
     after = jobs.get(job.job_id)
     assert (after.status, after.stop_request) == (JobStatus.STARTING, StopRequest.GRACEFUL)
     assert after.version == job.version + 2

@@ -1,0 +1,64 @@
+"""What a synchronous job has made durable, and what it has read. Only `store.tenure` writes it."""
+
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, func, or_, select
+
+from muster.contracts.job import JobId
+from store.database import Database
+from store.records import Audit, Commit, EpochRecord
+from store.tables import COMMITS, EPOCHS
+
+
+def _last(table: Table, order: str) -> Select[Any]:
+    return (
+        select(*[column for column in table.c if column.name != "job_id"])
+        .where(table.c.job_id == bindparam("id"))
+        .order_by(table.c[order].desc())
+        .limit(bindparam("most"))
+    )
+
+
+_LAST_COMMITS: Final = _last(COMMITS, "step")
+_LAST_EPOCHS: Final = _last(EPOCHS, "epoch")
+_ENOUGH: Final = EPOCHS.c.samples == EPOCHS.c.expected_samples
+_EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
+# The same rule as `EpochRecord.exactly_once`, for all epochs of a job at once.
+_COUNTS: Final = select(
+    func.count().filter(and_(_ENOUGH, _EQUAL)),
+    func.count().filter(
+        or_(EPOCHS.c.samples > EPOCHS.c.expected_samples, and_(_ENOUGH, ~_EQUAL)),
+    ),
+).where(EPOCHS.c.job_id == bindparam("id"))
+
+
+class Commits:
+    """The durable checkpoints of all ranks together, and the epochs behind them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of_job(self, job_id: JobId, limit: int) -> list[Commit]:
+        """Return the last `limit` commits of the job, the newest last."""
+        with self._database.reading() as connection:
+            return [Commit(**row) for row in _rows(connection, _LAST_COMMITS, job_id, limit)]
+
+    def audit(self, job_id: JobId, limit: int) -> Audit:
+        """Return the last `limit` commits and epochs of the job, and the verdict on every epoch."""
+        with self._database.reading() as connection:
+            exact, inexact = connection.execute(_COUNTS, {"id": job_id}).one()
+            commits = _rows(connection, _LAST_COMMITS, job_id, limit)
+            epochs = _rows(connection, _LAST_EPOCHS, job_id, limit)
+        return Audit(
+            commits=[Commit(**row) for row in commits],
+            epochs=[EpochRecord(**row) for row in epochs],
+            exact=exact,
+            inexact=inexact,
+        )
+
+
+def _rows(
+    connection: Connection, query: Select[Any], job_id: JobId, limit: int
+) -> list[dict[str, Any]]:
+    found: list[Row[Any]] = list(connection.execute(query, {"id": job_id, "most": limit}))
+    return [row._asdict() for row in reversed(found)]

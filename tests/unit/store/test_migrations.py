@@ -1,0 +1,83 @@
+"""A database of an earlier release keeps its rows, and that release can go on writing."""
+
+from collections.abc import Iterator
+
+import pytest
+from alembic import command
+from sqlalchemy import Connection, create_engine, make_url, text
+from store_samples import NOON, worker
+
+from muster.contracts.job import JobId, JobStatus, StopRequest
+from store import schema
+from store.columns import Moment
+from store.database import Database
+from store.events import Events
+from store.jobs import Jobs
+from store.members import Members
+from store.workers import Workers
+
+NOON_MICROSECONDS = Moment().process_bind_param(NOON, None)
+
+JOB_OF_0001 = text(
+    "INSERT INTO jobs (job_id, uid, spec, status, message, created_at, updated_at, stop_request,"
+    " generation, version) VALUES (:id, :id, :spec, 'RUNNING', 'höst', :noon, :noon, 'graceful',"
+    " 3, 7)"
+)
+ROWS_OF_0001 = [
+    text(
+        "INSERT INTO workers (job_id, rank, incarnation, state, restarts, failures, finished, step,"
+        " epoch, shard_idx, line_idx, metrics, throughput_steps_per_sec, checkpoints_saved)"
+        " VALUES (:id, 0, 2, 'live', 1, 0, false, 11, 0, 0, 0, '{}', 0.0, 0)"
+    ),
+    text(
+        "INSERT INTO events (job_id, at, kind, message)"
+        " VALUES (:id, :noon, 'submitted', 'the job was submitted')"
+    ),
+]
+SPEC_OF_0001 = '{"mode": "independent", "world_size": 2, "batch_size": 16, "seed": 5}'
+
+
+def write_as_0001(connection: Connection, job_id: str) -> None:
+    values = {"id": job_id, "spec": SPEC_OF_0001, "noon": NOON_MICROSECONDS}
+    for statement in (JOB_OF_0001, *ROWS_OF_0001):
+        connection.execute(statement, values)
+
+
+@pytest.fixture
+def old_url(fresh_url: str) -> Iterator[str]:
+    """A database as revision 0001 left it, with a job."""
+    url = make_url(fresh_url)
+    driver = "postgresql+psycopg" if url.drivername.startswith("postgresql") else "sqlite"
+    engine = create_engine(url.set(drivername=driver))
+    with engine.begin() as connection:
+        config = schema.configuration()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        write_as_0001(connection, "old")
+    engine.dispose()
+    return fresh_url
+
+
+@pytest.fixture
+def migrated(old_url: str) -> Iterator[Database]:
+    database = Database.open(old_url)
+    yield database
+    database.close()
+
+
+def test_the_rows_of_the_first_release_are_kept(migrated: Database) -> None:
+    job = Jobs(migrated).get(JobId("old"))
+    assert (job.status, job.stop_request) == (JobStatus.RUNNING, StopRequest.GRACEFUL)
+    assert (job.created_at, job.message, job.generation, job.version) == (NOON, "höst", 3, 7)
+    assert (job.spec.world_size, job.spec.seed, job.spec.effective_batch_size) == (2, 5, 16)
+    assert (job.wanted_world_size, job.world_size, job.pause_request) == (None, 2, False)
+    ranks = Workers(migrated).of_job(job.job_id)
+    assert ranks == [worker(0, incarnation=2, process=None, restarts=1, step=11)]
+    assert [event.kind for event in Events(migrated).of_job(job.job_id, 9)] == ["submitted"]
+    assert Members(migrated).of_job(job.job_id) == []
+
+
+def test_a_process_of_the_first_release_can_go_on_writing(migrated: Database) -> None:
+    with migrated.writing() as connection:
+        write_as_0001(connection, "late")
+    assert Jobs(migrated).get(JobId("late")).pause_request is False
