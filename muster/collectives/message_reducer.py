@@ -32,10 +32,12 @@ Pieces: TypeAlias = Sequence[slice]
 class MessageReducer:
     """The `Reducer` over any `Backend`; slots that are never touched take no memory."""
 
-    def __init__(self, backend: Backend, *, slots: int, elements: int) -> None:
+    def __init__(self, backend: Backend, slots: NDArray[np.float32]) -> None:
+        """`slots` is the caller's, so that what lies in it outlives this group."""
+        elements = slots.shape[1]
         self._backend = backend
         self._peers = [rank for rank in range(backend.world_size) if rank != backend.rank]
-        self._slots = np.zeros((slots, elements), np.float32)
+        self._slots = slots
         self._result = np.zeros(elements, np.float32)
         self._rounds = rounds_of(elements, backend.world_size)
         self._nothing = [slice(0, 0)] * backend.world_size

@@ -1,11 +1,11 @@
 """From a step to its place in the data: pure arithmetic on what was fixed at submission."""
 
-import math
 from dataclasses import dataclass
 
 from muster.contracts.messages import EpochDone
 from muster.contracts.position import HASH_MODULUS, Position
 from muster.datasets.index import Totals
+from muster.datasets.order import steps_per_epoch
 from muster.synchronous.replica import Committed
 
 
@@ -23,7 +23,7 @@ class Course:
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(self.totals.lines / self.batch_size)
+        return steps_per_epoch(self.totals.lines, self.batch_size)
 
     @property
     def total_steps(self) -> int:

@@ -57,7 +57,7 @@ class Replica:
         """Return 32 hexadecimal digits of state and position: equal bits, equal digits."""
         hasher = xxh3_128(msgspec.json.encode(self.committed))
         for name, array in self.state.items():
-            hasher.update(name)
+            hasher.update(name.encode())
             hasher.update(_bytes_of(array))
         return hasher.hexdigest()
 

@@ -21,6 +21,9 @@ from muster.synchronous.course import Course
 from muster.synchronous.tally import TALLY_ELEMENTS, write_tally
 
 
+_FIRST_LINE: Final = np.zeros(1, np.int64)
+
+
 class Shares:
     """Computes any block of any step."""
 
@@ -70,3 +73,30 @@ class Shares:
         random = _random(self.course.seed, epoch, leaf)
         contribution = self._program.gradient(read_only(state), batch, random)
         return contribution, float(batch.weights.sum()), read
+
+    def _batch(self, epoch: int, step_in_epoch: int, shard: int) -> tuple[Batch, Totals]:
+        """Return what a virtual shard reads, filled up to its size, and what of it counts."""
+        course = self.course
+        part = shard_samples(
+            step_in_epoch,
+            shard,
+            batch_size=course.batch_size,
+            virtual_shards=course.virtual_shards,
+            samples=course.totals.lines,
+        )
+        numbers = positions(
+            course.totals.lines, seed=course.seed, epoch=epoch, start=part.start, stop=part.stop
+        )
+        lines = self._drawer.draw(numbers)
+        filling = lines[:1] or self._drawer.draw(_FIRST_LINE)
+        samples = decoded(lines + filling * part.padded, self._decode)
+        weights = np.ones(len(samples), np.float32)
+        weights[len(lines) :] = 0
+        return Batch(samples, weights), consumed(lines)
+
+
+def _random(seed: int, epoch: int, leaf: Leaf) -> np.random.Generator:
+    """Return numbers that are the leaf's own: a counter-based generator has a place for each."""
+    counter = np.array([0, epoch, leaf.step, leaf.shard], np.uint64)
+    key = np.array([seed, 0], np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))

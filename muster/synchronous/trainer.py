@@ -89,7 +89,7 @@ class Trainer:
         self._layouts: Final = layouts
         self._meeting: Final = meeting
         self._witness: Final = witness
-        self._held: list[Block] = []
+        self._held: Final[list[Block]] = []
         """Blocks of the unfinished step whose sums lie in the slots, in their order."""
         self._layout: Layout | None = None
         self._keeps = False

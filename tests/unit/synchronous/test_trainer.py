@@ -1,0 +1,45 @@
+"""The same bits for every number of ranks and every history, in one process."""
+
+from pathlib import Path
+
+import pytest
+from stage import Stage, write_samples
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_samples(tmp_path, samples=150)
+
+
+@pytest.fixture
+def undisturbed(data: Path) -> str:
+    return Stage(data).plays(1).digest
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, 8])
+def test_any_number_of_ranks_ends_with_the_same_bits(
+    data: Path, undisturbed: str, world_size: int
+) -> None:
+    assert Stage(data).plays(world_size).digest == undisturbed
+
+
+def test_a_rank_that_dies_is_replaced_and_nothing_is_lost(data: Path, undisturbed: str) -> None:
+    stage = Stage(data)
+    stage.at(5, lambda: stage.dies(1)).at(7, lambda: stage.joins(rank=1))
+    assert stage.plays(3).digest == undisturbed
+    assert {player.worker_id for player in stage.finished} == {0, 2, 3}
+
+
+def test_growing_and_shrinking_leaves_the_bits_alone(data: Path, undisturbed: str) -> None:
+    stage = Stage(data)
+    stage.at(3, stage.joins, stage.joins).at(9, lambda: stage.leaves(0))
+    assert stage.plays(2).digest == undisturbed
+
+
+def test_every_sample_of_every_epoch_is_counted_once(data: Path) -> None:
+    stage = Stage(data)
+    stage.at(4, lambda: stage.dies(0)).at(6, stage.joins).at(11, lambda: stage.dies(2))
+    stage.plays(3)
+    for epoch in stage.finished[0].replica.committed.epochs:
+        assert (epoch.samples, epoch.hash_sum) == (150, epoch.expected_hash_sum)
+    assert [epoch.epoch for epoch in stage.finished[0].replica.committed.epochs] == [0, 1]
