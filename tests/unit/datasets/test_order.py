@@ -1,0 +1,157 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from muster.datasets.order import ShardSamples, positions, shard_samples, steps_per_epoch
+
+BIG = [1_000_003, 2**31 + 11, 2**40 - 1, 2**62 + 12_345]
+
+
+def order(samples: int, *, seed: int = 0, epoch: int = 0) -> np.ndarray:
+    return positions(samples, seed=seed, epoch=epoch, start=0, stop=samples)
+
+
+def test_every_sample_comes_once_in_every_epoch_of_every_size() -> None:
+    for samples in range(1, 301):
+        for epoch in range(3):
+            found = order(samples, epoch=epoch)
+            assert np.array_equal(np.sort(found), np.arange(samples)), (samples, epoch)
+
+
+def test_every_sample_of_a_large_data_set_comes_once() -> None:
+    assert np.array_equal(np.sort(order(1_000_003)), np.arange(1_000_003))
+
+
+@pytest.mark.parametrize("samples", BIG)
+def test_no_sample_of_a_huge_data_set_comes_twice(samples: int) -> None:
+    middle = samples // 2
+    found = np.concatenate(
+        [
+            positions(samples, seed=1, epoch=1, start=start, stop=start + 20_000)
+            for start in (0, middle, samples - 20_000)
+        ]
+    )
+    assert len(np.unique(found)) == 60_000
+    assert found.min() >= 0
+    assert found.max() < samples
+
+
+def test_any_part_of_the_order_is_that_part_of_the_whole() -> None:
+    whole = order(1000, seed=3, epoch=4)
+    for start, stop in pairwise([0, 0, 1, 64, 65, 500, 1000]):
+        part = positions(1000, seed=3, epoch=4, start=start, stop=stop)
+        assert np.array_equal(part, whole[start:stop])
+        assert part.dtype == np.int64
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (3, 2), (0, 11), (11, 11)])
+def test_a_place_that_is_not_in_the_epoch_is_refused(start: int, stop: int) -> None:
+    with pytest.raises(ValueError, match="is not within"):
+        positions(10, seed=0, epoch=0, start=start, stop=stop)
+
+
+def test_an_empty_data_set_has_an_empty_order() -> None:
+    assert order(0).tolist() == []
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    assert order(10, seed=1, epoch=2).tolist() == [0, 9, 6, 4, 2, 3, 5, 8, 7, 1]
+    far = positions(10**12, seed=1, epoch=2, start=5, stop=8)
+    assert far.tolist() == [152689912782, 564646125551, 19169213003]
+
+
+def test_every_seed_and_every_epoch_has_an_order_of_its_own() -> None:
+    keys = [(seed, epoch) for seed in range(20) for epoch in range(20)] + [(2**63 - 1, 0)]
+    orders = {order(50, seed=seed, epoch=epoch).tobytes() for seed, epoch in keys}
+    assert len(orders) == len(keys)
+
+
+@pytest.mark.parametrize(("samples", "orders"), [(2, 2), (3, 6), (4, 24)])
+def test_a_tiny_data_set_comes_in_every_order_there_is(samples: int, orders: int) -> None:
+    seen = {order(samples, epoch=epoch).tobytes() for epoch in range(30 * orders)}
+    assert len(seen) == orders
+
+
+@pytest.mark.parametrize("samples", [7, 16, 64, 100])
+def test_every_sample_is_as_likely_at_every_place(samples: int) -> None:
+    counts = np.zeros((samples, samples), np.int64)
+    for epoch in range(20 * samples):
+        counts[np.arange(samples), order(samples, seed=9, epoch=epoch)] += 1
+    assert chi_square_per_freedom(counts.ravel()) < 1.3
+
+
+def test_every_pair_is_as_likely_at_two_places() -> None:
+    counts = np.zeros((16, 16), np.int64)
+    for epoch in range(5000):
+        first, second = positions(16, seed=4, epoch=epoch, start=0, stop=2)
+        counts[first, second] += 1
+    assert chi_square_per_freedom(counts[~np.eye(16, dtype=bool)]) < 1.4
+
+
+@pytest.mark.parametrize("samples", [100, 4096, 100_000])
+def test_neighbours_do_not_stay_together(samples: int) -> None:
+    found = order(samples, seed=5)
+    steps = np.diff(found)
+    assert np.count_nonzero(np.abs(steps) == 1) < 12, "about 2 pairs by chance"
+    correlation = np.corrcoef(found[:-1], found[1:])[0, 1]
+    assert abs(correlation) < 4 / np.sqrt(samples)
+    # The difference of consecutive places is not the same again and again.
+    assert np.unique(steps).size > 0.6 * samples
+
+
+def chi_square_per_freedom(counts: np.ndarray) -> float:
+    """Return about 1 for counts that differ as chance has it, more for others."""
+    return float(((counts - counts.mean()) ** 2).sum() / counts.mean() / (len(counts) - 1))
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "steps"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2), (128, 64, 2)]
+)
+def test_an_epoch_has_as_many_steps_as_cover_every_sample(
+    samples: int, batch_size: int, steps: int
+) -> None:
+    assert steps_per_epoch(samples, batch_size) == steps
+
+
+@pytest.mark.parametrize("samples", [1, 7, 8, 9, 63, 64, 65, 100, 128])
+@pytest.mark.parametrize("virtual_shards", [1, 2, 8, 32])
+def test_the_shards_of_all_steps_read_every_place_once(samples: int, virtual_shards: int) -> None:
+    read: list[int] = []
+    for step in range(steps_per_epoch(samples, 64)):
+        for shard in range(virtual_shards):
+            start, stop, padded = shard_samples(
+                step, shard, batch_size=64, virtual_shards=virtual_shards, samples=samples
+            )
+            assert stop - start + padded == 64 // virtual_shards, "a shard is always of one size"
+            read += range(start, stop)
+    assert read == list(range(samples))
+
+
+def test_where_the_data_ends_the_rest_of_the_batch_is_padding() -> None:
+    parts = [
+        shard_samples(1, shard, batch_size=8, virtual_shards=4, samples=11) for shard in range(4)
+    ]
+    assert parts == [
+        ShardSamples(8, 10, 0),
+        ShardSamples(10, 11, 1),
+        ShardSamples(11, 11, 2),
+        ShardSamples(11, 11, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "shard", "batch_size", "problem"),
+    [
+        (2, 0, 8, "an epoch of 11 samples has no step 2"),
+        (-1, 0, 8, "no step -1"),
+        (0, 4, 8, r"shard 4 is not in \[0, 4\)"),
+        (0, -1, 8, "shard -1"),
+        (0, 0, 9, "4 shards cannot share a batch of 9 equally"),
+    ],
+)
+def test_a_step_or_a_shard_that_is_not_there_is_refused(
+    step: int, shard: int, batch_size: int, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        shard_samples(step, shard, batch_size=batch_size, virtual_shards=4, samples=11)
