@@ -77,6 +77,7 @@ class Flags:
         self._sleep = sleep
         self._words = [arena.words for arena in self.arenas]
         self._stamp = generation * (COUNT_MASK + 1)
+        self._last = self._stamp + COUNT_MASK
         self._take_up(generation)
 
     @property
@@ -96,17 +97,24 @@ class Flags:
 
     def confirm(self, word: int) -> None:
         """Raise `ChannelClosed` unless all that was read so far was written in this generation."""
-        for rank in range(self.world_size):
-            self.count(rank, word)
+        for rank, words in enumerate(self._words):
+            if words[word] > self._last:
+                raise ChannelClosed(rank)
 
     def deadline(self, timeout_seconds: float, waited_for: str) -> Deadline:
         return Deadline(self._clock() + timeout_seconds, timeout_seconds, waited_for)
 
     def wait_for_all(self, word: int, count: int, deadline: Deadline) -> None:
         """Return when every rank has raised `word` to `count`."""
-        self.wait(
-            lambda: [rank for rank in self._ranks if self.count(rank, word) < count], deadline
-        )
+        least, last = self._stamp + count, self._last
+
+        def behind() -> list[int]:
+            # One that is in another generation is behind, too, until `_gone` says what it is.
+            return [
+                rank for rank, words in enumerate(self._words) if not least <= words[word] <= last
+            ]
+
+        self.wait(behind, deadline)
 
     def wait(self, missing: Callable[[], Sequence[int]], deadline: Deadline) -> None:
         """Return when `missing` names no rank any more.
