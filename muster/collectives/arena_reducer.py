@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from muster.collectives.arena import PUBLISHED, SUMMED, map_memory
 from muster.collectives.backend import TIMEOUT_SECONDS, Vector
-from muster.collectives.flags import Deadline, Flags
+from muster.collectives.deadline import Deadline
+from muster.collectives.flags import Flags
 from muster.collectives.summation import add_piece, add_up, plan_of, quietly
 from muster.collectives.tree import Block
 from muster.contracts.shards import ranges
@@ -67,7 +68,7 @@ class ArenaReducer:
         self, layout: Sequence[Sequence[Block]], *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> Vector:
         self._take_up(tuple(map(tuple, layout)))
-        deadline = self._flags.deadline(timeout_seconds, "the slowest rank of a sum")
+        deadline = Deadline(timeout_seconds, "the slowest rank of a sum")
         self._sum.run(self._calls + 1, deadline)
         self._calls += 1
         return self._view

@@ -94,7 +94,7 @@ def quietly() -> AbstractContextManager[None]:
 
 
 def _canonicalise(piece: Vector) -> None:
-    """The first NaN counts as the maximum: finding its place is a cheap look at what is in cache."""
+    """The first NaN counts as the maximum: one cheap look at what is in the cache anyway."""
     if piece.size and math.isnan(piece[piece.argmax()]):
         piece.view(np.uint32)[np.isnan(piece)] = NAN_BITS
 
