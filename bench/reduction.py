@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -34,6 +33,7 @@ SIZES_BYTES = {
     "100 MB": 100 << 20,
 }
 WORLD_SIZES = (2, 4)
+PEERS = ("gloo", "openmpi")
 ROUNDS = 11
 ROUND_BYTES = 8 << 20
 """A round repeats a short operation until this much was summed, or `MOST_REPEATS` times."""
@@ -56,7 +56,8 @@ def start(world_size: int) -> int:
         options = ["--oversubscribe", "--bind-to", "none", "-n", str(world_size)]
         as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
         mpirun = shutil.which("mpirun") or "mpirun"
-        status = subprocess.run([mpirun, *as_root, *options, *command], env=environ).returncode
+        command = [mpirun, *as_root, *options, *command]
+        status = subprocess.run(command, env=environ, check=False).returncode
     else:
         ranks = [
             subprocess.Popen(
@@ -98,9 +99,7 @@ class Rank:
 
     def group(self, elements: int) -> tuple[Flags, int]:
         """Return this rank's part of a new group, and the descriptor of its result."""
-        *mine, result = [
-            os.open(next(self._paths), os.O_RDWR) for _ in range(self.world_size + 1)
-        ]
+        *mine, result = [os.open(next(self._paths), os.O_RDWR) for _ in range(self.world_size + 1)]
         own = Arena.create(mine[self.rank], Geometry(slot_count=1, elements=elements))
         arenas = []
         for rank, descriptor in enumerate(mine):
@@ -171,9 +170,8 @@ class Rank:
 def line(size: str, median: dict[str, float]) -> str:
     ours = median["muster"]
     cells = [f"{size:8}", f"{ours * 1e6:11.1f}", f"{ours / median['memcpy']:10.2f}"]
-    for peer in ("gloo", "openmpi"):
-        cells.append(f"{median[peer] / ours:10.2f}" if peer in median else f"{'-':>10}")
-    return "".join(cells)
+    peers = (f"{median[peer] / ours:.2f}" if peer in median else "-" for peer in PEERS)
+    return "".join([*cells, *(f"{cell:>10}" for cell in peers)])
 
 
 def main(world_sizes: list[int]) -> int:
@@ -182,7 +180,9 @@ def main(world_sizes: list[int]) -> int:
             print(f"{name} is not installed: left out")
     status = 0
     for world_size in world_sizes or WORLD_SIZES:
-        print(f"\nW = {world_size:4}{'muster, µs':>11}{'÷ memcpy':>10}{'× gloo':>10}{'× OpenMPI':>10}")
+        print(
+            f"\nW = {world_size:4}{'muster, µs':>11}{'÷ memcpy':>10}{'gloo ÷':>10}{'OpenMPI ÷':>10}"
+        )
         status = max(status, start(world_size))
     return status
 
@@ -190,7 +190,6 @@ def main(world_sizes: list[int]) -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         parent, port, *descriptors = map(int, sys.argv[2:])
-
         Rank(parent, port, descriptors).run()
     else:
         sys.exit(main([int(size) for size in sys.argv[1:]]))

@@ -15,17 +15,20 @@ others still sum them here. They notice at the end (`Flags.confirm`) and return 
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muster.collectives.arena import PUBLISHED, SUMMED, map_memory
 from muster.collectives.backend import TIMEOUT_SECONDS, Vector
-from muster.collectives.flags import Deadline, Flags
-from muster.collectives.summation import Plan, add_up, plan_of
+from muster.collectives.deadline import Deadline
+from muster.collectives.flags import Flags
+from muster.collectives.summation import add_piece, add_up, plan_of, quietly
 from muster.collectives.tree import Block
 from muster.contracts.shards import ranges
+
+Layout: TypeAlias = tuple[tuple[Block, ...], ...]
 
 PART_ELEMENTS: Final = 1024
 """Parts are whole pages: no two ranks write to one cache line. Where a vector is cut changes no
@@ -44,9 +47,8 @@ class ArenaReducer:
 
         Every rank of the group, and nobody else, is given the same. Raises `TransportFailed`.
         """
-        self._flags = flags
         geometry = flags.own.geometry
-        self._is_short = geometry.is_short
+        self._flags = flags
         self._result = (
             np.empty(geometry.elements, np.float32)
             if geometry.is_short
@@ -54,12 +56,9 @@ class ArenaReducer:
         )
         self._view = self._result.view()
         self._view.flags.writeable = False
-        self._part = _part(geometry.elements, flags.rank, flags.world_size)
-        self._layout: tuple[tuple[Block, ...], ...] = ()
-        self._plan: Plan
-        self._operands: list[list[Vector]]
+        self._layout: Layout = ()
+        self._sum: _SumAlone | _SumTogether
         self._calls = 0
-        self._summed = 0
 
     @property
     def slots(self) -> NDArray[np.float32]:
@@ -69,36 +68,13 @@ class ArenaReducer:
         self, layout: Sequence[Sequence[Block]], *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> Vector:
         self._take_up(tuple(map(tuple, layout)))
-        deadline = self._flags.deadline(timeout_seconds, "the slowest rank of a sum")
-        if self._is_short:
-            self._sum_alone(self._calls + 1, deadline)
-        else:
-            self._sum_together(self._calls + 1, deadline)
+        deadline = Deadline(timeout_seconds, "the slowest rank of a sum")
+        self._sum.run(self._calls + 1, deadline)
         self._calls += 1
         return self._view
 
-    def _sum_together(self, call: int, deadline: Deadline) -> None:
-        flags = self._flags
-        flags.raise_to(PUBLISHED, call)
-        flags.wait_for_all(PUBLISHED, call, deadline)
-        if self._summed < call:  # else this call was interrupted after that, and others may be on
-            add_up(self._plan, self._operands[0], self._result[self._part])
-            self._summed = call
-            flags.raise_to(SUMMED, call)
-        flags.wait_for_all(SUMMED, call, deadline)
-        flags.confirm(SUMMED)
-
-    def _sum_alone(self, call: int, deadline: Deadline) -> None:
-        flags = self._flags
-        held = len(self._layout[flags.rank])
-        np.copyto(flags.own.halves[call % 2, :held], self.slots[:held])
-        flags.raise_to(PUBLISHED, call)
-        flags.wait_for_all(PUBLISHED, call, deadline)
-        add_up(self._plan, self._operands[call % 2], self._result)
-        flags.confirm(PUBLISHED)
-
-    def _take_up(self, layout: tuple[tuple[Block, ...], ...]) -> None:
-        """Plan for `layout`, unless it is the one of the last call."""
+    def _take_up(self, layout: Layout) -> None:
+        """Plan for `layout`, unless it is that of the last call."""
         if layout == self._layout:
             return
         world_size, slot_count = self._flags.world_size, len(self.slots)
@@ -107,22 +83,62 @@ class ArenaReducer:
                 f"the layout has {[len(blocks) for blocks in layout]} blocks; there are "
                 f"{world_size} ranks with {slot_count} slots each"
             )
-        self._plan = plan_of([block for blocks in layout for block in blocks])
-        arenas = self._flags.arenas
-        copies = (
-            [[arena.halves[half] for arena in arenas] for half in (0, 1)]
-            if self._is_short
-            else [[arena.slots[:, self._part] for arena in arenas]]
-        )
-        self._operands = [
-            [
-                vector
-                for rows, blocks in zip(copy, layout, strict=True)
-                for vector in rows[: len(blocks)]
-            ]
-            for copy in copies
-        ]
+        way = _SumAlone if self._flags.own.geometry.is_short else _SumTogether
+        self._sum = way(self._flags, layout, self._result)
         self._layout = layout
+
+
+class _SumTogether:
+    """Each rank sums its part of the elements into the shared result."""
+
+    def __init__(self, flags: Flags, layout: Layout, result: Vector) -> None:
+        self._flags = flags
+        self._plan = plan_of([block for blocks in layout for block in blocks])
+        part = _part(result.size, flags.rank, flags.world_size)
+        self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], layout)
+        self._target = result[part]
+        self._summed = 0
+
+    def run(self, call: int, deadline: Deadline) -> None:
+        flags = self._flags
+        flags.raise_to(PUBLISHED, call)
+        flags.wait_for_all(PUBLISHED, call, deadline)
+        if self._summed != call:  # else the call was interrupted later, and others may be past it
+            add_up(self._plan, self._operands, self._target)
+            self._summed = call
+            flags.raise_to(SUMMED, call)
+        flags.wait_for_all(SUMMED, call, deadline)
+        flags.confirm(SUMMED)
+
+
+class _SumAlone:
+    """Each rank sums everything, from the halves that are this call's."""
+
+    def __init__(self, flags: Flags, layout: Layout, result: Vector) -> None:
+        self._flags = flags
+        self._plan = plan_of([block for blocks in layout for block in blocks])
+        halves = [[arena.halves[half] for arena in flags.arenas] for half in (0, 1)]
+        scratch = np.empty((self._plan.temporaries, result.size), np.float32)
+        self._buffers = [[*_rows(half, layout), result, *scratch] for half in halves]
+        held = len(layout[flags.rank])
+        self._source = flags.own.slots[:held]
+        self._copies = [half[flags.rank][:held] for half in halves]
+
+    def run(self, call: int, deadline: Deadline) -> None:
+        flags, half = self._flags, call % 2
+        np.copyto(self._copies[half], self._source)
+        flags.raise_to(PUBLISHED, call)
+        flags.wait_for_all(PUBLISHED, call, deadline)
+        with quietly():
+            add_piece(self._plan, self._buffers[half])
+        flags.confirm(PUBLISHED)
+
+
+def _rows(arrays: Sequence[NDArray[np.float32]], layout: Layout) -> list[Vector]:
+    """Return the vectors of all blocks in the order of the layout, each rank's from its array."""
+    return [
+        row for array, blocks in zip(arrays, layout, strict=True) for row in array[: len(blocks)]
+    ]
 
 
 def _shared_vector(descriptor: int, elements: int) -> Vector:

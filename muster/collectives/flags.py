@@ -16,16 +16,16 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from muster.collectives.arena import CLOSED, LINE_WORDS, Arena
+from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
     BackendUnavailable,
     ChannelClosed,
     InvalidRank,
     InvalidWorldSize,
     PeerRefused,
-    TimedOut,
 )
 
 COUNT_MASK: Final = (1 << 40) - 1
@@ -39,14 +39,6 @@ LONGEST_PAUSE_SECONDS: Final = 1e-3
 """Pauses double from the first to the longest, which bounds how late a death is noticed."""
 
 
-class Deadline(NamedTuple):
-    """Until when to wait, and what for."""
-
-    at: float
-    seconds: float
-    waited_for: str
-
-
 class Flags:
     """One rank's view of the words of all, in one generation."""
 
@@ -58,7 +50,6 @@ class Flags:
         generation: int,
         pidfds: Mapping[int, int],
         attention: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Take up `generation`; `arenas` are in rank order, that of `rank` the writable one.
@@ -73,10 +64,10 @@ class Flags:
         self.own = _checked(self.arenas, rank)
         self._pidfds = dict(pidfds)
         self._attention = attention
-        self._clock = clock
         self._sleep = sleep
         self._words = [arena.words for arena in self.arenas]
         self._stamp = generation * (COUNT_MASK + 1)
+        self._last = self._stamp + COUNT_MASK
         self._take_up(generation)
 
     @property
@@ -96,17 +87,21 @@ class Flags:
 
     def confirm(self, word: int) -> None:
         """Raise `ChannelClosed` unless all that was read so far was written in this generation."""
-        for rank in range(self.world_size):
-            self.count(rank, word)
-
-    def deadline(self, timeout_seconds: float, waited_for: str) -> Deadline:
-        return Deadline(self._clock() + timeout_seconds, timeout_seconds, waited_for)
+        for rank, words in enumerate(self._words):
+            if words[word] > self._last:
+                raise ChannelClosed(rank)
 
     def wait_for_all(self, word: int, count: int, deadline: Deadline) -> None:
         """Return when every rank has raised `word` to `count`."""
-        self.wait(
-            lambda: [rank for rank in self._ranks if self.count(rank, word) < count], deadline
-        )
+        least, last = self._stamp + count, self._last
+
+        def behind() -> list[int]:
+            # One that is in another generation is behind, too, until `_gone` says what it is.
+            return [
+                rank for rank, words in enumerate(self._words) if not least <= words[word] <= last
+            ]
+
+        self.wait(behind, deadline)
 
     def wait(self, missing: Callable[[], Sequence[int]], deadline: Deadline) -> None:
         """Return when `missing` names no rank any more.
@@ -136,8 +131,7 @@ class Flags:
             # What it did before it went is seen by now, and may be all that was waited for.
             if gone is not None and missing():
                 raise ChannelClosed(gone)
-            if self._clock() >= deadline.at:
-                raise TimedOut(deadline.seconds, deadline.waited_for)
+            deadline.check()
             self._sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 

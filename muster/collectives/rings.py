@@ -1,28 +1,27 @@
 """Messages of any size through a ring of shared memory with one writer and one reader.
 
-A message is its size, its bytes and a verdict, each put into the ring as room comes free. The
-verdict makes a message that was given up in the middle harmless: its sender fills it up with
-whatever lies there and calls it void, and the reader drops it. How far the writer has come stands
-in the writer's arena, how far the reader has in the reader's; both count bytes for ever, modulo
-2^40, and only their difference matters.
+A message is its size and its bytes, put into the ring as room comes free. How far the writer has
+come stands in the writer's arena, how far the reader has in the reader's; both count bytes for
+ever, modulo 2^40, and only their difference matters.
+
+Whatever is interrupted is kept, so that the stream stays whole: a reader puts back what it took, a
+writer copies what is left of a message that began to move, which goes out before the next one.
 """
 
 import struct
 from typing import Final
 
 from muster.collectives.errors import SizeMismatch
-from muster.collectives.flags import COUNT_MASK, Deadline, Flags
+from muster.collectives.flags import COUNT_MASK, Flags
 
 PIECE_BYTES: Final = 256 << 10
-"""Said to the other side at once, so that it copies while the next piece comes."""
+"""Told to the other side at once, so that it copies while the next piece comes."""
 
-_WORD: Final = struct.Struct("<Q")
-_WHOLE: Final = _WORD.pack(1)
-_VOID: Final = _WORD.pack(0)
+_SIZE: Final = struct.Struct("<Q")
 
 
-class Outgoing:
-    """What this rank sends to one other."""
+class Outbox:
+    """The ring in which this rank writes to one peer."""
 
     def __init__(self, flags: Flags, peer: int) -> None:
         self._flags = flags
@@ -31,60 +30,32 @@ class Outgoing:
         self._sent_word = flags.own.geometry.sent_word(peer)
         self._taken_word = flags.own.geometry.taken_word(flags.rank)
         self._sent = 0
-        self._owed = 0
-        """Bytes still to come of a message that was begun, its verdict among them."""
+        self.leftover = b""
+        """The rest of a message that was interrupted."""
 
-    def send(self, data: memoryview, deadline: Deadline) -> None:
-        """Return when `data` is in the ring; interrupted before that, it will not arrive."""
-        self._void_the_rest(deadline)
-        # A message that fits is put in at once or not at all.
-        self._await_room(min(data.nbytes + 2 * _WORD.size, len(self._ring)), deadline)
-        self._put(memoryview(_WORD.pack(data.nbytes)))
-        self._owed = data.nbytes + _WORD.size
-        while data:
-            piece = data[: min(self._await_room(1, deadline), PIECE_BYTES)]
-            self._put(piece)
-            self._owed -= len(piece)
-            self._say()
-            data = data[len(piece) :]
-        self._finish(_WHOLE, deadline)
+    @property
+    def capacity(self) -> int:
+        return len(self._ring)
 
-    def _void_the_rest(self, deadline: Deadline) -> None:
-        while self._owed > _WORD.size:
-            step = min(self._await_room(1, deadline), self._owed - _WORD.size)
-            self._sent += step
-            self._owed -= step
-            self._say()
-        if self._owed:
-            self._finish(_VOID, deadline)
-
-    def _finish(self, verdict: bytes, deadline: Deadline) -> None:
-        self._await_room(_WORD.size, deadline)
-        self._put(memoryview(verdict))
-        self._owed = 0
-        self._say()
-
-    def _await_room(self, least: int, deadline: Deadline) -> int:
-        self._flags.wait(lambda: () if self._room() >= least else (self._peer,), deadline)
-        return self._room()
-
-    def _room(self) -> int:
+    @property
+    def room(self) -> int:
         taken = self._flags.count(self._peer, self._taken_word)
         return len(self._ring) - ((self._sent - taken) & COUNT_MASK)
 
-    def _put(self, data: memoryview) -> None:
+    def put(self, data: memoryview) -> int:
+        """Write as much of `data` as there is room for; return how many bytes that was."""
+        size = min(len(data), self.room)
         at = self._sent % len(self._ring)
-        first = min(len(data), len(self._ring) - at)
+        first = min(size, len(self._ring) - at)
         self._ring[at : at + first] = data[:first]
-        self._ring[: len(data) - first] = data[first:]
-        self._sent += len(data)
-
-    def _say(self) -> None:
+        self._ring[: size - first] = data[first:size]
+        self._sent += size
         self._flags.raise_to(self._sent_word, self._sent)
+        return size
 
 
-class Incoming:
-    """What one other rank sends to this one."""
+class Inbox:
+    """The ring in which one peer writes to this rank."""
 
     def __init__(self, flags: Flags, peer: int) -> None:
         self._flags = flags
@@ -93,55 +64,112 @@ class Incoming:
         self._sent_word = flags.own.geometry.sent_word(flags.rank)
         self._taken_word = flags.own.geometry.taken_word(peer)
         self._taken = 0
-        self._size: int | None = None
-        """Of the message at hand; None between messages."""
-        self._kept = b""
-        """What an interrupted call has already taken of it."""
+        self._spilled = bytearray()
+        """What comes before the bytes in the ring."""
 
-    def receive_into(self, target: memoryview, deadline: Deadline) -> None:
-        """Fill `target`; what an interrupted call has taken is kept for the next one."""
-        is_whole = False
-        while not is_whole:
-            if self._size is None:
-                (self._size,) = _WORD.unpack(self._take_word(deadline))
-            if self._size != len(target):
-                raise SizeMismatch(len(target), self._size)
-            self._fill(target, deadline)
-            is_whole = self._take_word(deadline) == _WHOLE
-            self._size, self._kept = None, b""
+    @property
+    def waiting(self) -> int:
+        """How many bytes can be taken."""
+        return len(self._spilled) + self._in_ring
 
-    def _fill(self, target: memoryview, deadline: Deadline) -> None:
-        at = len(self._kept)
-        target[:at] = self._kept
-        try:
-            while at < len(target):
-                step = min(self._await_bytes(1, deadline), len(target) - at)
-                self._take(target[at : at + step])
-                at += step
-            self._await_bytes(_WORD.size, deadline)
-        except BaseException:
-            self._kept = bytes(target[:at])
-            raise
-
-    def _take_word(self, deadline: Deadline) -> bytes:
-        self._await_bytes(_WORD.size, deadline)
-        word = bytearray(_WORD.size)
-        self._take(memoryview(word))
-        return bytes(word)
-
-    def _await_bytes(self, least: int, deadline: Deadline) -> int:
-        self._flags.wait(lambda: () if self._waiting() >= least else (self._peer,), deadline)
-        return self._waiting()
-
-    def _waiting(self) -> int:
+    @property
+    def _in_ring(self) -> int:
         return (self._flags.count(self._peer, self._sent_word) - self._taken) & COUNT_MASK
 
-    def _take(self, target: memoryview) -> None:
+    def take(self, target: memoryview) -> int:
+        """Fill as much of `target` as there are bytes for; return how many that was."""
+        spilled = min(len(target), len(self._spilled))
+        if spilled:
+            target[:spilled] = self._spilled[:spilled]
+            del self._spilled[:spilled]
+        return spilled + self._take_from_ring(target[spilled:])
+
+    def put_back(self, data: memoryview) -> None:
+        self._spilled[:0] = data
+
+    def spill(self) -> None:
+        """Make room in the ring: two that send to each other would else wait for ever."""
+        spilled = bytearray(self._in_ring)
+        self._take_from_ring(memoryview(spilled))
+        self._spilled += spilled
+
+    def _take_from_ring(self, target: memoryview) -> int:
+        size = min(len(target), self._in_ring)
         at = self._taken % len(self._ring)
-        first = min(len(target), len(self._ring) - at)
+        first = min(size, len(self._ring) - at)
         target[:first] = self._ring[at : at + first]
-        target[first:] = self._ring[: len(target) - first]
+        target[first:size] = self._ring[: size - first]
         # A writer that has gone on to another generation may have written over it meanwhile.
         self._flags.count(self._peer, self._sent_word)
-        self._taken += len(target)
+        self._taken += size
         self._flags.raise_to(self._taken_word, self._taken)
+        return size
+
+
+class Sending:
+    """One message on its way out."""
+
+    def __init__(self, box: Outbox, data: memoryview, peer: int) -> None:
+        self.peer = peer
+        self._box = box
+        self._parts = [memoryview(_SIZE.pack(data.nbytes)), data]
+        # A message that fits goes in at once or not at all.
+        self._least = min(_SIZE.size + data.nbytes, box.capacity)
+        self._has_begun = False
+
+    def can_move(self) -> bool:
+        needed = 1 if self._has_begun or self._box.leftover else self._least
+        return self._box.room >= needed
+
+    def move(self) -> bool:
+        """Put what there is room for into the ring; return whether that was the last of it."""
+        box = self._box
+        if box.leftover:
+            box.leftover = box.leftover[box.put(memoryview(box.leftover)) :]
+            return False
+        self._has_begun = True
+        while self._parts and (size := box.put(self._parts[0][:PIECE_BYTES])):
+            self._parts[0] = self._parts[0][size:]
+            if not self._parts[0]:
+                self._parts.pop(0)
+        return not any(self._parts)
+
+    def interrupt(self) -> None:
+        if self._has_begun:
+            self._box.leftover = b"".join(self._parts)
+
+
+class Receiving:
+    """One message on its way in."""
+
+    def __init__(self, box: Inbox, target: memoryview, peer: int) -> None:
+        self.peer = peer
+        self._box = box
+        self._target = target
+        self._size = bytearray()
+        self._filled = 0
+
+    def can_move(self) -> bool:
+        return self._box.waiting >= (1 if self._size else _SIZE.size)
+
+    def move(self) -> bool:
+        """Take what has come; return whether that was the last of it, or raise `SizeMismatch`."""
+        if not self._size:
+            self._open()
+        while self._filled < len(self._target):
+            end = self._filled + PIECE_BYTES
+            if not (size := self._box.take(self._target[self._filled : end])):
+                return False
+            self._filled += size
+        return True
+
+    def interrupt(self) -> None:
+        self._box.put_back(self._target[: self._filled])
+        self._box.put_back(memoryview(self._size))
+
+    def _open(self) -> None:
+        self._size = bytearray(_SIZE.size)
+        self._box.take(memoryview(self._size))
+        (size,) = _SIZE.unpack(self._size)
+        if size != len(self._target):
+            raise SizeMismatch(len(self._target), size)

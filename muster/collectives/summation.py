@@ -5,7 +5,9 @@ Which additions there are is decided once per set of blocks (`plan_of`, pure); t
 addition wants it. Nobody else adds gradients.
 """
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -66,24 +68,34 @@ def add_up(plan: Plan, vectors: Sequence[Vector], out: Vector) -> None:
     written as 0x7fc00000. Takes up to the tree's depth of temporary pieces, no whole vector.
     """
     scratch = np.empty((plan.temporaries, min(PIECE_ELEMENTS, out.size)), np.float32)
-    with np.errstate(all="ignore"):  # infinities and NaN are values of the sum, not accidents
+    with quietly():
         for start in range(0, out.size, PIECE_ELEMENTS):
             piece = out[start : start + PIECE_ELEMENTS]
             operands = [vector[start : start + PIECE_ELEMENTS] for vector in vectors]
-            _add_piece(plan, [*operands, piece, *scratch[:, : piece.size]])
-            _canonicalise(piece)
+            add_piece(plan, [*operands, piece, *scratch[:, : piece.size]])
 
 
-def _add_piece(plan: Plan, buffers: Sequence[Vector]) -> None:
+def add_piece(plan: Plan, buffers: Sequence[Vector]) -> None:
+    """Do the same for one piece of a few pages at most; to be called `quietly`.
+
+    `buffers` are numbered as the plan says: its blocks, the result, its temporaries.
+    """
     for target, left, right in plan.additions:
         np.add(buffers[left], buffers[right], out=buffers[target])
+    result = buffers[len(plan.blocks)]
     if not plan.additions:
-        np.copyto(buffers[1], buffers[0])
+        np.copyto(result, buffers[0])
+    _canonicalise(result)
+
+
+def quietly() -> AbstractContextManager[None]:
+    """Infinities and NaN are values of a sum, not accidents: no warning is given."""
+    return np.errstate(all="ignore")
 
 
 def _canonicalise(piece: Vector) -> None:
-    """The maximum is NaN if anything is: one cheap look at what is in the cache anyway."""
-    if np.isnan(np.maximum.reduce(piece)):
+    """The first NaN counts as the maximum: one cheap look at what is in the cache anyway."""
+    if piece.size and math.isnan(piece[piece.argmax()]):
         piece.view(np.uint32)[np.isnan(piece)] = NAN_BITS
 
 
