@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from coordinator import happenings
 from coordinator.actions import Action
@@ -10,13 +11,18 @@ from coordinator.chronicle import narrate
 from coordinator.fold import fold
 from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess
+from coordinator.moment import Moment
 from coordinator.plan import plan, wake_at
+from coordinator.pool_rows import commit_of, epochs_of, members_of
 from coordinator.preparation import Places
-from coordinator.rows import Attachment, Haste, Moment, change_of, haste, workers_of
+from coordinator.rows import Attachment, Haste, change_of, haste, workers_of
 from coordinator.snapshot import NEVER, JobSnapshot
 from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.messages import RankSaid, Saved
 from muster.contracts.process import ProcessRecord
-from store.records import Event, JobChange, JobWrite, Worker
+from store.records import Commit, EpochRecord, Event, JobChange, JobWrite, Member, Worker
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +32,24 @@ class Draft:
     change: JobChange
     workers: dict[int, Worker]
     changed: list[Worker]
+    members: list[Member]
+    """Of the pool, that differ from their rows."""
+    commits: tuple[Commit, ...]
+    epochs: tuple[EpochRecord, ...]
     events: tuple[Event, ...]
     revision: int
     haste: Haste
 
     @property
     def write(self) -> JobWrite:
-        return JobWrite(change=self.change, workers=self.changed, events=self.events)
+        return JobWrite(
+            change=self.change,
+            workers=self.changed,
+            members=self.members,
+            commits=self.commits,
+            epochs=self.epochs,
+            events=self.events,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +63,8 @@ class Charge:
     token: str = ""
     """Of the agent of the present generation."""
     master_port: int = 0
+    departures: frozenset[int] = frozenset()
+    """Workers whose leaving was asked for, and heard."""
     agent: AgentProcess | None = None
     has_rejoined: bool = False
     """The agent is there (again) and may have missed orders."""
@@ -60,6 +79,9 @@ class Charge:
     """Taken into the snapshot, but not performed before they are durable."""
     events: list[Event] = field(default_factory=list)
     """Told, and not committed yet."""
+    saved: list[tuple[Saved, Moment]] = field(default_factory=list)
+    """Coordinated checkpoints that are durable, and not on record yet."""
+    committed_members: dict[int, Member] = field(default_factory=dict)
     committed_change: JobChange | None = None
     committed_workers: dict[int, Worker] = field(default_factory=dict)
 
@@ -69,6 +91,8 @@ class Charge:
         self.revision += 1
         before = self.snapshot
         self.snapshot = fold(before, happening, now.monotonic)
+        if isinstance(happening, RankSaid) and isinstance(happening.message, Saved):
+            self.saved.append((happening.message, now))
         entry = narrate(before, happening, self.snapshot)
         if entry is not None:
             self.events.append(
@@ -114,6 +138,17 @@ class Charge:
             change=change,
             workers=workers,
             changed=[workers[rank] for rank, how in hastes.items() if how is not Haste.NONE],
+            members=[
+                member
+                for member in members_of(self.snapshot, now)
+                if _outline(member) != self.committed_members.get(member.worker_id)
+            ],
+            commits=tuple(commit_of(saved, at) for saved, at in self.saved),
+            epochs=tuple(
+                {
+                    epoch.epoch: epoch for saved, _ in self.saved for epoch in epochs_of(saved)
+                }.values()
+            ),
             events=tuple(self.events),
             revision=self.revision,
             haste=max(self._own_haste(change), *hastes.values(), Haste.NONE),
@@ -125,11 +160,13 @@ class Charge:
         self.committed_workers = draft.workers
         self.written_revision = draft.revision
         del self.events[: len(draft.events)]
+        del self.saved[: len(draft.commits)]
+        self.committed_members |= {row.worker_id: _outline(row) for row in draft.members}
 
     def _own_haste(self, change: JobChange) -> Haste:
         if self.decided or self.events:
             return Haste.AT_ONCE
-        return Haste.NONE if change == self.committed_change else Haste.PROGRESS
+        return Haste.PROGRESS if self.saved or change != self.committed_change else Haste.NONE
 
     def known_processes(self) -> list[ProcessRecord]:
         """Return the processes of its ranks that may run."""
@@ -143,3 +180,8 @@ class Charge:
     @property
     def is_over(self) -> bool:
         return self.snapshot.status in TERMINAL
+
+
+def _outline(member: Member) -> Member:
+    """Return a member without what changes all the time: a beat alone is no reason to write it."""
+    return replace(member, joined_at=_EPOCH, last_heartbeat_at=None)

@@ -23,13 +23,13 @@ from muster.contracts import job as job_rules
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
     Beat,
+    Disputed,
     Executing,
     Hello,
     RankExited,
     RankMessage,
     RankSaid,
     RankSpawned,
-    Disputed,
     Ready,
     Refused,
     Saved,
@@ -234,7 +234,7 @@ def _exited(
     snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, now: float
 ) -> JobSnapshot:
     ended = rank_fold.exited(rank, exited)
-    snapshot = pool_fold.gone(snapshot, rank, ended)
+    snapshot = pool_fold.gone(snapshot, rank, ended, now)
     if not rank.in_service:
         return snapshot.with_rank(replace(ended, finished=False, trouble=None))
     if snapshot.is_ending or ended.finished:

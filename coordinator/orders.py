@@ -1,13 +1,26 @@
 """From a decision to the words an agent understands."""
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from hashlib import sha256
+from typing import Final, TypeAlias
 
 from coordinator.charge import Charge
 from muster.contracts.environ import Assignment, rank_environment
-from muster.contracts.messages import Dismiss, KillRank, StartRank, TerminateRank
+from muster.contracts.messages import (
+    Announce,
+    Dismiss,
+    KillRank,
+    Layout,
+    Seat,
+    StartRank,
+    TerminateRank,
+)
 
-Order: TypeAlias = StartRank | TerminateRank | KillRank | Dismiss
+Order: TypeAlias = StartRank | TerminateRank | KillRank | Announce | Dismiss
+
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where ranks of one host meet over TCP."""
 
 
 def start_order(charge: Charge, number: int) -> StartRank:
@@ -41,6 +54,21 @@ def standing_orders(charge: Charge) -> Iterator[Order]:
             yield terminate_order(charge, rank.rank)
         if rank.is_alive and rank.kill is not None:
             yield kill_order(charge, rank.rank)
+    if charge.snapshot.layout.workers:
+        yield announce_order(charge)
+
+
+def announce_order(charge: Charge) -> Announce:
+    """Return the present layout; said again, it is word for word the same."""
+    layout = charge.snapshot.layout
+    ready = [charge.snapshot.ranks[rank].ready for rank in layout.ranks]
+    seats = tuple(
+        Seat(worker_id=worker, rank=rank, host=LOOPBACK, port=0 if said is None else said.port)
+        for worker, rank, said in zip(layout.workers, layout.ranks, ready, strict=True)
+    )
+    token = sha256(f"{charge.token}/{layout.generation}".encode()).hexdigest()
+    told = Layout(generation=layout.generation, token=token, seats=seats, paused=layout.paused)
+    return Announce(layout=told, incarnations=layout.incarnations)
 
 
 def terminate_order(charge: Charge, number: int) -> TerminateRank:

@@ -22,6 +22,7 @@ from coordinator.pool_plan import (
     layout_fits_the_pool,
     layout_moments,
     pool_has_its_size,
+    status_of_pool,
     who_differs_is_stopped,
     who_is_out_of_service_goes,
 )
@@ -139,8 +140,13 @@ def _ranks_are_ended(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
             continue
         if kill:
             yield KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
-        elif not rank.terminated:
+        elif not rank.terminated and not _is_through(snapshot, rank):
             yield Terminate(rank=rank.rank)
+
+
+def _is_through(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """Whether a rank took part in a job that is done, and is about to exit by itself."""
+    return snapshot.done and rank.took_up >= 0
 
 
 def _patience_is_over(snapshot: JobSnapshot, now: float) -> bool:
@@ -160,8 +166,13 @@ def _ranks_are_started(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if snapshot.is_ending or snapshot.agent is not AgentState.CONNECTED:
         return
     for rank in snapshot.ranks:
-        if rank.is_down and now >= rank.start_at:
+        if rank.is_down and now >= rank.start_at and _has_room(snapshot):
             yield Start(rank=rank.rank)
+
+
+def _has_room(snapshot: JobSnapshot) -> bool:
+    """Whether the pool accepts a newcomer; where there is none, everybody is welcome."""
+    return snapshot.pool.has_room or not snapshot.is_synchronous
 
 
 def _job_ends(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -226,14 +237,22 @@ def _status_of_an_ending_job(snapshot: JobSnapshot) -> Move | None:
 
 
 def _status_of_a_going_job(snapshot: JobSnapshot) -> Move:
-    for rank in snapshot.ranks:
+    of_pool = status_of_pool(snapshot)
+    if of_pool is not None:
+        return of_pool
+    for rank in snapshot.in_service:
         if rank.trouble is not None:
             return _recovering(snapshot, rank, rank.trouble)
-    if all(rank.is_well for rank in snapshot.ranks):
+    if all(_is_at_work(snapshot, rank) for rank in snapshot.in_service):
         return Move(status=JobStatus.RUNNING, message=snapshot.note)
     if snapshot.status is JobStatus.STARTING:
         return Move(status=JobStatus.STARTING, message=snapshot.note)
     return _stay(snapshot)  # what was in trouble is back, but others have not spoken yet
+
+
+def _is_at_work(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """Whether a rank is well, and where ranks train together has joined the others."""
+    return rank.is_well and (rank.took_up >= 0 or not snapshot.is_synchronous)
 
 
 def _stay(snapshot: JobSnapshot) -> Move:

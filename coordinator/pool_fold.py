@@ -1,14 +1,18 @@
 """What happened → what is known, for the pool of a synchronous job. Pure, as `coordinator.fold`."""
 
 from dataclasses import replace
-from typing import assert_never
+from typing import Final, TypeAlias, assert_never
 
 from coordinator import actions, happenings
-from coordinator.snapshot import JobSnapshot, LayoutSnapshot, RankSnapshot
+from coordinator.snapshot import JobSnapshot, RankSnapshot
+from muster.contracts import pool as pools
 from muster.contracts.messages import Disputed, Ready, Saved, Stranded, TookUp
-from muster.contracts.pool import Pool
+from muster.contracts.pool import Newcomer, Pool, WorkerState
 
-PoolMessage = Ready | TookUp | Stranded | Disputed | Saved
+LOCAL_NODE: Final = "local"
+"""Until the process is there and says which machine it is on."""
+
+PoolMessage: TypeAlias = Ready | TookUp | Stranded | Disputed | Saved
 
 
 def asked(
@@ -41,9 +45,24 @@ def taken(
 
 def joined(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
     """A process is being started for `rank`: it is a new worker."""
-    pool, member = snapshot.pool.join(rank=rank.rank, incarnation=rank.incarnation, now=now)
-    changed = replace(rank, worker_id=member.worker_id)
+    newcomer = Newcomer(
+        rank=rank.rank,
+        incarnation=rank.incarnation,
+        node=LOCAL_NODE,
+        gpus=0,
+        backend=snapshot.spec.backend,
+        epoch=rank.epoch,
+    )
+    pool = pools.join(snapshot.pool, newcomer, now=now, step=snapshot.step)
+    changed = replace(rank, worker_id=pool.members[-1].worker_id)
     return replace(snapshot.with_rank(changed), pool=pool)
+
+
+def emptied(pool: Pool) -> Pool:
+    """Return the pool once every process of the job has ended."""
+    for member in pool.members:
+        pool = pools.gone(pool, member.worker_id)
+    return pool
 
 
 def said(
@@ -63,32 +82,37 @@ def said(
     assert_never(message)
 
 
-def gone(snapshot: JobSnapshot, rank: RankSnapshot, ended: RankSnapshot) -> JobSnapshot:
+def gone(
+    snapshot: JobSnapshot, rank: RankSnapshot, ended: RankSnapshot, now: float
+) -> JobSnapshot:
     """The process of a worker has ended."""
     if not snapshot.is_synchronous or rank.worker_id is None:
         return snapshot
-    done = snapshot.done or (ended.finished and rank.in_service and rank.took_up >= 0)
-    return replace(snapshot, pool=snapshot.pool.gone(rank.worker_id), done=done)
+    changed = replace(snapshot, pool=pools.gone(snapshot.pool, rank.worker_id))
+    if snapshot.is_ending or not (ended.finished and rank.in_service and rank.took_up >= 0):
+        return changed
+    return replace(
+        changed, done=True, stop_at=now, stop_grace_seconds=snapshot.spec.stop_grace_seconds
+    )
 
 
-def _took_up(
-    snapshot: JobSnapshot, rank: RankSnapshot, message: TookUp, now: float
-) -> JobSnapshot:
+def _took_up(snapshot: JobSnapshot, rank: RankSnapshot, message: TookUp, now: float) -> JobSnapshot:
     if message.generation != snapshot.layout.generation or rank.worker_id is None:
         return snapshot
-    pool = snapshot.pool.activate(rank.worker_id, now=now, step=message.step)
+    pool = snapshot.pool
+    if pool.members[rank.worker_id].state is WorkerState.SYNCING:
+        pool = pools.activate(pool, rank.worker_id, now=now, step=message.step)
     changed = replace(snapshot, pool=pool).with_rank(replace(rank, took_up=message.generation))
     in_force = all(
         changed.ranks[number].took_up == message.generation for number in snapshot.layout.ranks
     )
-    return replace(changed, pool=pool.settled()) if in_force else changed
+    return replace(changed, pool=pools.settled(pool)) if in_force else changed
 
 
 def _asked_to_leave(snapshot: JobSnapshot, worker_id: int) -> JobSnapshot:
     for rank in snapshot.in_service:
         if rank.worker_id == worker_id and rank.is_alive:
-            wanted = snapshot.wanted_world_size - 1
-            return _retired(replace(snapshot, wanted_world_size=wanted), rank)
+            return _retired(snapshot, rank)
     return snapshot
 
 
@@ -102,6 +126,6 @@ def _enlisted(snapshot: JobSnapshot, number: int) -> JobSnapshot:
 def _retired(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
     pool = snapshot.pool
     if rank.is_alive and rank.worker_id is not None and pool.is_active(rank.worker_id):
-        pool = pool.leave(rank.worker_id)
+        pool = pools.leave(pool, rank.worker_id)
     changed = replace(rank, in_service=False, trouble=None)
     return replace(snapshot.with_rank(changed), pool=pool)

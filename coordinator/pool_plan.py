@@ -5,12 +5,14 @@ Rules of `coordinator.plan`, kept apart because they are about the group and not
 
 from collections.abc import Iterator
 
-from coordinator.actions import Action, Announce, Enlist, KillProcess, Retire, Terminate
+from coordinator.actions import Action, Announce, Enlist, KillProcess, Move, Retire, Terminate
 from coordinator.snapshot import AgentState, Cause, JobSnapshot, LayoutSnapshot, RankSnapshot
-from muster.contracts.job import Reason
+from muster.contracts.job import JobStatus, Reason
 
 COMPANY_SECONDS = 1.0
-"""How long a newcomer waits for others that were started with it: one layout is cheaper than two."""
+"""How long a newcomer waits for others that were started with it: one layout is cheaper."""
+
+_TRAINS = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 
 DIFFERED = Cause(
     reason=Reason.DIFFERENT_BITS,
@@ -69,6 +71,29 @@ def layout_fits_the_pool(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     yield Announce(layout=wanted)
 
 
+def status_of_pool(snapshot: JobSnapshot) -> Move | None:
+    """Return what the group has to say of the job's status, if anything."""
+    layout = snapshot.layout
+    if not snapshot.is_synchronous or snapshot.status not in _TRAINS:
+        return None
+    if snapshot.pool.is_paused:
+        return Move(
+            status=JobStatus.PAUSED,
+            reason=Reason.TOO_FEW_WORKERS,
+            message=(
+                f"{snapshot.pool.world_size} of at least {snapshot.pool.min_workers} workers are "
+                "active; training goes on by itself when there are enough"
+            ),
+        )
+    if layout.paused and all(snapshot.ranks[n].took_up == layout.generation for n in layout.ranks):
+        return Move(
+            status=JobStatus.PAUSED,
+            reason=Reason.PAUSED_BY_USER,
+            message="paused on request; resume it to go on from the same step",
+        )
+    return None
+
+
 def layout_moments(snapshot: JobSnapshot) -> Iterator[float]:
     """Yield when the rules here have to be asked again."""
     if snapshot.is_synchronous:
@@ -84,19 +109,19 @@ def _can_train(rank: RankSnapshot) -> bool:
 
 def _differs(snapshot: JobSnapshot, wanted: LayoutSnapshot) -> bool:
     present = snapshot.layout
-    stranded = any(
-        rank.is_alive and rank.stranded >= present.generation for rank in snapshot.ranks
-    )
+    stranded = any(rank.is_alive and rank.stranded >= present.generation for rank in snapshot.ranks)
     return stranded or (present.workers, present.paused) != (wanted.workers, wanted.paused)
 
 
 def _company_is_coming(snapshot: JobSnapshot, now: float) -> bool:
-    """Whether somebody is about to be ready, and nobody has to wait for it in the middle of a step."""
+    """Whether somebody is about to be ready, and nobody waits for it in the middle of a step."""
     alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
     if not alive.issuperset(snapshot.layout.workers):
         return False
     return any(
-        rank.is_alive and rank.in_service and rank.ready is None
+        rank.is_alive
+        and rank.in_service
+        and rank.ready is None
         and now < rank.spawned_at + COMPANY_SECONDS
         for rank in snapshot.ranks
     )

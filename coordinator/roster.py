@@ -14,13 +14,15 @@ from coordinator.actions import Move
 from coordinator.admission import admit
 from coordinator.charge import Charge
 from coordinator.exit_records import as_recorded
-from coordinator.rows import Attachment, Moment, snapshot_of
+from coordinator.moment import Moment
+from coordinator.rows import Attachment, snapshot_of
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.process import ProcessRecord
 from store.database import Database
 from store.jobs import Jobs
-from store.records import Job, Worker
+from store.members import Members
+from store.records import Job, Member, Worker
 from store.workers import Workers
 
 Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
@@ -38,6 +40,7 @@ class Roster:
         self._files = files
         self._jobs = Jobs(database)
         self._workers = Workers(database)
+        self._members = Members(database)
         self._slots = slots
         self._seen: int | None = None
         self._next_blind_look = 0.0
@@ -92,10 +95,13 @@ class Roster:
     async def _refresh(self, now: Moment) -> None:
         unfinished = await asyncio.to_thread(self._jobs.unfinished)
         fresh = [job for job in unfinished if job.uid not in self.charges]
-        for charge in await asyncio.to_thread(self._charges_of, fresh):
+        for charge in await asyncio.to_thread(self._charges_of, fresh, now):
             self.charges[charge.snapshot.uid] = charge
+        synchronous = [job.job_id for job in unfinished if job.spec.mode == "synchronous"]
+        departures = await asyncio.to_thread(self._members.departures, synchronous)
         for job in unfinished:
             self._hear_stop(job, now)
+            self._hear_wishes(job, departures.get(job.job_id, frozenset()), now)
 
     def _leftovers(self) -> dict[JobUid, list[ProcessRecord]]:
         """Return the jobs of which something may run, and the processes that are on record."""
@@ -103,14 +109,28 @@ class Roster:
         workers = self._workers.of_jobs([job.job_id for job in going])
         return {job.uid: _processes(job, workers.get(job.job_id, [])) for job in going}
 
-    def _charges_of(self, jobs: Sequence[Job]) -> list[Charge]:
+    def _charges_of(self, jobs: Sequence[Job], now: Moment) -> list[Charge]:
         if not jobs:
             return []
-        workers = self._workers.of_jobs([job.job_id for job in jobs])
+        ids = [job.job_id for job in jobs]
+        workers, members = self._workers.of_jobs(ids), self._members.of_jobs(ids)
         return [
-            _charge_of(job, workers.get(job.job_id, []), self._files.job(job.job_id))
+            _charge_of(
+                job, workers[job.job_id], members[job.job_id], self._files.job(job.job_id), now
+            )
             for job in jobs
         ]
+
+    def _hear_wishes(self, job: Job, departures: frozenset[int], now: Moment) -> None:
+        """Take up what a person wants of a pool; what is so already is not heard again."""
+        charge = self.charges[job.uid]
+        for worker_id in departures - charge.departures:
+            charge.departures |= {worker_id}
+            charge.learn(happenings.LeaveAsked(worker_id=worker_id), now)
+        if job.world_size != charge.snapshot.wanted_world_size:
+            charge.learn(happenings.Scaled(world_size=job.world_size), now)
+        if job.pause_request != charge.snapshot.pause_asked:
+            charge.learn(happenings.PauseAsked(paused=job.pause_request), now)
 
     def _hear_stop(self, job: Job, now: Moment) -> None:
         charge = self.charges[job.uid]
@@ -132,9 +152,11 @@ def _processes(job: Job, workers: Sequence[Worker]) -> list[ProcessRecord]:
     return [record for record in records if record is not None]
 
 
-def _charge_of(job: Job, rows: Sequence[Worker], files: JobFiles) -> Charge:
+def _charge_of(
+    job: Job, rows: Sequence[Worker], members: Sequence[Member], files: JobFiles, now: Moment
+) -> Charge:
     return Charge(
-        snapshot=snapshot_of(job, [as_recorded(row, files) for row in rows]),
+        snapshot=snapshot_of(job, [as_recorded(row, files) for row in rows], members, now),
         attachment=Attachment(started_at=job.started_at),
         committed_workers={row.rank: row for row in rows},
     )

@@ -1,22 +1,23 @@
 """Between rows and snapshots: what of a job is durable, and what a new coordinator starts from.
 
-Rows hold wall-clock times for people, snapshots monotonic ones for decisions; `Moment` is the same
-instant on both.
+Rows hold wall-clock times for people, snapshots monotonic ones for decisions.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import IntEnum
 from typing import Final
 
+from coordinator.moment import Moment
+from coordinator.pool_rows import pool_of
 from coordinator.rank_fold import ended_unseen
-from coordinator.snapshot import NEVER, Cause, JobSnapshot, RankSnapshot, Verdict
+from coordinator.snapshot import Cause, JobSnapshot, LayoutSnapshot, RankSnapshot, Verdict
 from coordinator.wording import describe_exit
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
-from store.records import Job, JobChange, Worker
+from store.records import Job, JobChange, Member, Worker
 
 COORDINATOR_RESTARTED = Cause(
     reason=Reason.COORDINATOR_RESTARTED,
@@ -41,20 +42,6 @@ class Haste(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """One instant, on the monotonic clock of this process and on the wall."""
-
-    monotonic: float
-    wall: datetime
-
-    def wall_of(self, monotonic: float) -> datetime | None:
-        """Return when something happened on the wall; None for never."""
-        if monotonic == NEVER:
-            return None
-        return self.wall - timedelta(seconds=self.monotonic - monotonic)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
     """What belongs to a job's row and decides nothing."""
 
@@ -63,7 +50,9 @@ class Attachment:
     agent_token_sha256: str | None = None
 
 
-def snapshot_of(job: Job, workers: Sequence[Worker]) -> JobSnapshot:
+def snapshot_of(
+    job: Job, workers: Sequence[Worker], members: Sequence[Member], now: Moment
+) -> JobSnapshot:
     """Return what a coordinator that has just come knows. No process of the job is left."""
     ranks = {worker.rank: _rank_of(worker) for worker in workers}
     if job.status in _NOT_YET_RUN:
@@ -76,8 +65,16 @@ def snapshot_of(job: Job, workers: Sequence[Worker]) -> JobSnapshot:
         spec=job.spec,
         status=job.status,
         ranks=tuple(
-            ranks.get(number, RankSnapshot(rank=number)) for number in range(job.spec.world_size)
+            replace(
+                ranks.get(number, RankSnapshot(rank=number)), in_service=number < job.world_size
+            )
+            for number in range(max([job.world_size, *(number + 1 for number in ranks)]))
         ),
+        done=job.spec.mode == "synchronous" and any(rank.finished for rank in ranks.values()),
+        pool=pool_of(job.spec, members, now),
+        layout=LayoutSnapshot(generation=job.layout_generation),
+        wanted_world_size=job.world_size,
+        pause_asked=job.pause_request,
         reason=None if job.reason is None else Reason(job.reason),
         message=job.message,
         # Where nothing is wrong, what the job says of itself is its note.
@@ -110,6 +107,7 @@ def change_of(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> Job
         finished_at=now.wall if snapshot.status in TERMINAL else None,
         exit_code=_exit_code(snapshot.status, snapshot.verdict),
         generation=snapshot.generation,
+        layout_generation=snapshot.layout.generation,
         agent=attachment.agent,
         agent_token_sha256=attachment.agent_token_sha256,
     )

@@ -18,6 +18,9 @@ from muster.contracts.spec import JobSpec
 NEVER = float("-inf")
 
 
+_NO_POOL = Pool(min_workers=1, max_workers=1, timeout_seconds=1.0)
+
+
 class AgentState(StrEnum):
     """Where the job's agent is."""
 
@@ -168,7 +171,7 @@ class JobSnapshot:
     interrupting: bool = False
     """The whole service shuts down: save, end, and go back to the queue."""
     verdict: Verdict | None = None
-    pool: Pool = Pool()
+    pool: Pool = _NO_POOL
     """The workers of a synchronous job; empty for any other."""
     layout: LayoutSnapshot = LayoutSnapshot()
     wanted_world_size: int = 0
@@ -189,6 +192,11 @@ class JobSnapshot:
     @property
     def is_synchronous(self) -> bool:
         return self.spec.mode == "synchronous"
+
+    @property
+    def step(self) -> int:
+        """The furthest step that any rank has said it has taken."""
+        return max((rank.step for rank in self.ranks), default=0)
 
     @property
     def in_service(self) -> tuple[RankSnapshot, ...]:

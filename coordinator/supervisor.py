@@ -20,9 +20,17 @@ from coordinator.agents import AgentServer, token_fits
 from coordinator.attendants import Attendants
 from coordinator.charge import Charge, Draft
 from coordinator.happenings import Happening
-from coordinator.orders import Order, kill_order, standing_orders, start_order, terminate_order
+from coordinator.moment import Moment
+from coordinator.orders import (
+    Order,
+    announce_order,
+    kill_order,
+    standing_orders,
+    start_order,
+    terminate_order,
+)
 from coordinator.roster import Roster
-from coordinator.rows import Haste, Moment
+from coordinator.rows import Haste
 from coordinator.snapshot import AgentState
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentHello, AgentMessage, Dismiss
@@ -259,7 +267,9 @@ class Supervisor:
                 self._send(charge, terminate_order(charge, action.rank))
             case actions.KillProcess():
                 self._send(charge, kill_order(charge, action.rank))
-            case actions.Suspect() | actions.Move():
+            case actions.Announce():
+                self._send(charge, announce_order(charge))
+            case actions.Suspect() | actions.Move() | actions.Enlist() | actions.Retire():
                 pass
             case _:
                 assert_never(action)

@@ -1,7 +1,6 @@
-"""How a rank is there for its agent: it says hello, beats, takes SIGTERM as a request, and has a
-last word when an error of ours ends it.
+"""How a rank is there for its agent: hello, beats, and a last word when an error of ours ends it.
 
-Used by everything that trains; what a beat says is the caller's to know.
+Used by everything that trains; what a beat says is the caller's to know. SIGTERM is a request.
 """
 
 import atexit

@@ -23,10 +23,13 @@ from typing import Final, NoReturn
 import msgspec
 import numpy as np
 
-from muster.classifier import main as train
+# What a rank needs is imported before it is forked.
+import muster.classifier
+import muster.synchronous.rank  # noqa: F401
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, RankSettings
 from muster.contracts.spec import JobSpec
+from muster.training import main as train
 
 REQUEST_LIMIT_BYTES: Final = 1 << 17
 """An environment of that size is larger than any that a template is used for."""

@@ -56,6 +56,8 @@ class Job:
     # What follows came later: an answer kept under an idempotency key may be without it.
     wanted_world_size: int | None = None
     """What the job was scaled to; None: it never was, and the spec's holds."""
+    layout_generation: int = 0
+    """Counts the layouts that were announced to the ranks of a synchronous job."""
     pause_request: bool = False
     """No step is to be taken until somebody asks for the job to be resumed."""
 
@@ -213,6 +215,7 @@ class JobChange:
     finished_at: datetime | None
     exit_code: int | None
     generation: int
+    layout_generation: int = 0
     agent: ProcessRecord | None
     agent_token_sha256: str | None
 

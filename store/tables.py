@@ -62,6 +62,7 @@ JOBS: Final = Table(
     # The default is for a process of the release before, which does not name the column.
     Column("pause_request", Boolean, nullable=False, server_default=false()),
     Column("generation", BigInteger, nullable=False),
+    Column("layout_generation", BigInteger, nullable=False, server_default="0"),
     Column("agent", Json(ProcessRecord)),
     Column("agent_token_sha256", String(64)),
     Column("version", BigInteger, nullable=False),

@@ -304,7 +304,9 @@ class _Witness:
 
     def begin(self, replica: Replica) -> None:
         if self.stage.kept is None:
-            replica.flip({n: a.copy() for n, a in self.initial.items()}, Committed(position=Position()))
+            replica.flip(
+                {n: a.copy() for n, a in self.initial.items()}, Committed(position=Position())
+            )
         else:
             state, committed = self.stage.kept
             replica.flip({name: array.copy() for name, array in state.items()}, committed)

@@ -36,12 +36,12 @@ def main() -> int:
 
 
 def train(settings: RankSettings) -> int:
-    """Run the built-in classifier; return the exit code."""
+    """Run a training of ours; return the exit code."""
     for name, threads in THREAD_PINS.items():
         os.environ.setdefault(name, threads)
-    from muster.classifier import main as train_classifier  # noqa: PLC0415  after the pins
+    from muster.training import main as train_as_told  # noqa: PLC0415  after the pins
 
-    return train_classifier(settings)
+    return train_as_told(settings)
 
 
 def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:

@@ -25,11 +25,16 @@ def downgrade() -> None:
         op.drop_table(table)
     with op.batch_alter_table("jobs") as jobs:
         jobs.drop_column("pause_request")
+        jobs.drop_column("layout_generation")
         jobs.drop_column("wanted_world_size")
 
 
 def _extend_jobs() -> None:
     op.add_column("jobs", sa.Column("wanted_world_size", sa.Integer()))
+    op.add_column(
+        "jobs",
+        sa.Column("layout_generation", sa.BigInteger(), nullable=False, server_default="0"),
+    )
     op.add_column(
         "jobs",
         # The default also serves processes of the release before, which name no such column.

@@ -108,6 +108,8 @@ class Newcomer:
 
     rank: int
     """The place it fills: of its own, or of one that failed or left."""
+    incarnation: int
+    """Which process of that rank it is."""
     node: str
     gpus: int
     backend: str
@@ -125,6 +127,7 @@ class Member:
     newcomer: Newcomer
     joined_at: float
     joined_step: int
+    """The step that training had reached when it was accepted, then that of the weights it got."""
     last_heartbeat: float
 
     @property
@@ -162,6 +165,15 @@ class Pool:
         return self.world_size < self.min_workers
 
     @property
+    def has_room(self) -> bool:
+        """Whether a newcomer would be accepted."""
+        return sum(m.state in _COUNTED for m in self.members) < self.max_workers
+
+    def is_active(self, worker_id: int) -> bool:
+        """Whether that worker computes."""
+        return any(m.worker_id == worker_id for m in self.active)
+
+    @property
     def free_rank(self) -> int:
         """The lowest rank that no living worker holds."""
         held = {m.rank for m in self.members if m.state in LIVING}
@@ -191,7 +203,7 @@ def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
 
     Raises `PoolFull` or `RankTaken`.
     """
-    if sum(m.state in _COUNTED for m in pool.members) >= pool.max_workers:
+    if not pool.has_room:
         raise PoolFull(pool.max_workers)
     for member in pool.members:
         if member.rank == newcomer.rank and member.state in LIVING:
@@ -207,15 +219,16 @@ def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
     return replace(pool, members=(*pool.members, accepted), reconfigure=True)
 
 
-def activate(pool: Pool, worker_id: int, *, now: float) -> Pool:
-    """Count a worker in that has received the weights; raises `CannotActivate`.
+def activate(pool: Pool, worker_id: int, *, now: float, step: int) -> Pool:
+    """Count a worker in that has received the weights, those of `step`; raises `CannotActivate`.
 
     That it has them is a sign of life: its silence is measured from `now` on.
     """
     member = _member(pool, worker_id)
     if member.state is not WorkerState.SYNCING:
         raise CannotActivate(member.worker_id, member.state)
-    return _with(pool, replace(_moved(member, WorkerState.ACTIVE), last_heartbeat=now))
+    active = _moved(member, WorkerState.ACTIVE)
+    return _with(pool, replace(active, joined_step=step, last_heartbeat=now))
 
 
 def leave(pool: Pool, worker_id: int) -> Pool:

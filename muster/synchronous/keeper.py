@@ -44,7 +44,7 @@ class Keeper:
     def restore(self, initial: Arrays, replica: Replica) -> bool:
         """Fill the replica from the newest intact checkpoint; return whether there is one.
 
-        Raises a `CheckpointError`, `CheckpointMismatch` for a state of another shape than `initial`.
+        Raises a `CheckpointError`: `CheckpointMismatch` for a state of another shape.
         """
         checkpoint = self._newest()
         if checkpoint is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from muster.contracts.errors import WireError
-from muster.contracts.messages import Layout, decode_layout
+from muster.contracts.messages import Layout, Seat, decode_layout
 
 LAYOUT_LIMIT_BYTES: Final = 1 << 16
 DESCRIPTORS_LIMIT: Final = 253
@@ -22,11 +22,11 @@ LOOK_SECONDS: Final = 0.1
 """How often a rank that waits for a layout looks whether it is to stop."""
 
 
-class Regroup(Exception):  # noqa: N818  a turn of events, not an error
+class Regroup(Exception):
     """A newer layout is there: leave the present group."""
 
 
-class Stopped(Exception):  # noqa: N818  a turn of events, not an error
+class Stopped(Exception):
     """Somebody asked for an end."""
 
 
@@ -111,6 +111,22 @@ class AnnouncedLayouts:
         if self._newest is not None:
             self._newest.close()
         self._newest = heard
+
+
+class Alone:
+    """The one layout of a rank that nobody supervises: it trains the whole job by itself."""
+
+    def __init__(self, rank: int, should_stop: Callable[[], bool]) -> None:
+        seat = Seat(worker_id=0, rank=rank, host="", port=0)
+        self._layout = Layout(generation=0, token="", seats=(seat,), paused=False)
+        self._should_stop = should_stop
+
+    def attend(self) -> None:
+        if self._should_stop():
+            raise Stopped
+
+    def next(self) -> Gathering:
+        return Gathering(layout=self._layout)
 
 
 _NONE: Final = Layout(generation=-1, token="", seats=(), paused=True)

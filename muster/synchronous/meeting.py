@@ -4,12 +4,17 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from muster.collectives.arena import Arena, Geometry
 from muster.collectives.arena_reducer import ArenaReducer
 from muster.collectives.backend import Backend, Reducer
 from muster.collectives.errors import PeerRefused
 from muster.collectives.flags import Flags
+from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.shared_memory import SharedMemoryBackend
+from muster.collectives.simulated import SimulatedGroup
 from muster.contracts.messages import Layout
 from muster.synchronous.layouts import Gathering, Layouts
 
@@ -74,6 +79,18 @@ class SharedMemoryMeeting:
             except PeerRefused:
                 self._layouts.attend()
                 time.sleep(ATTACH_PAUSE_SECONDS)
+
+
+class SimulatedMeeting:
+    """Meets nobody: for a rank that trains by itself."""
+
+    def __init__(self, rank: int, slots: NDArray[np.float32]) -> None:
+        self._rank: Final = rank
+        self._slots: Final = slots
+
+    def enter(self, gathering: Gathering) -> Group | None:
+        (backend,) = SimulatedGroup(len(gathering.layout.seats)).backends()
+        return Group(backend, MessageReducer(backend, self._slots))
 
 
 def place_of(rank: int, layout: Layout) -> int | None:

@@ -2,10 +2,15 @@
 
 import atexit
 import math
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from muster.collectives.arena import Geometry
 from muster.collectives.errors import CollectiveError
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import Beat, Disputed, Layout, Ready, Saved, Stranded, TookUp
@@ -13,19 +18,18 @@ from muster.contracts.position import Position
 from muster.datasets.drawing import Drawer
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.listing import find_shards
-from muster.digits_program import Classifier
 from muster.loading import load
 from muster.presence import Presence
 from muster.program import Program
 from muster.shapes import Means
 from muster.synchronous.course import Course
 from muster.synchronous.keeper import Keeper
-from muster.synchronous.layouts import AnnouncedLayouts, Layouts, Stopped
-from muster.synchronous.meeting import meeting_of
+from muster.synchronous.layouts import Alone, AnnouncedLayouts, Layouts
+from muster.synchronous.meeting import SharedMemoryMeeting, SimulatedMeeting
 from muster.synchronous.replica import Arrays, Committed, Replica
 from muster.synchronous.shares import Shares
 from muster.synchronous.taking_up import Differs
-from muster.synchronous.trainer import Outcome, Trainer
+from muster.synchronous.trainer import Meeting, Outcome, Trainer
 from muster.voice import Voice
 
 PROGRESS_SECONDS: Final = 1.0
@@ -33,6 +37,13 @@ PROGRESS_SECONDS: Final = 1.0
 
 REST_PIECE_SECONDS: Final = 0.02
 """A pause is taken in pieces, between which a rank looks whether the layout has changed."""
+
+
+_LAST_WORDS: Final = {
+    Outcome.DONE: "is done",
+    Outcome.STOPPED: "is asked to stop",
+    Outcome.LEFT: "leaves; the others go on",
+}
 
 
 class Reporter:
@@ -100,6 +111,9 @@ class Reporter:
             )
         )
 
+    def say_goodbye(self, outcome: Outcome) -> None:
+        self._say(self._position.step, _LAST_WORDS[outcome])
+
     def rest(self, layouts: Layouts) -> None:
         """Take the pause that the job asks for after each step."""
         until = time.monotonic() + self._settings.sleep_sec
@@ -132,7 +146,7 @@ def main(settings: RankSettings, working_dir: Path) -> int:
     program = _program_of(settings, working_dir)
     drawer = Drawer(find_shards(settings.dataset_dir))
     if drawer.totals.lines == 0:
-        raise DatasetEmpty(settings.dataset_dir)
+        raise DatasetEmpty(settings.dataset_dir, "its shards hold no line")
     course = Course(
         totals=drawer.totals,
         batch_size=settings.batch_size,
@@ -145,10 +159,39 @@ def main(settings: RankSettings, working_dir: Path) -> int:
     shares = Shares(program, course, drawer, initial)
     reporter = Reporter(settings, course, initial)
     reporter.presence.start()
+    layouts = _layouts_of(settings, reporter)
+    trainer = Trainer(
+        shares=shares,
+        replica=Replica(initial),
+        layouts=layouts,
+        meeting=_meeting_of(settings, shares, layouts),
+        witness=reporter,
+    )
+    reporter.presence.say(Ready(fingerprint="", backend=settings.backend, port=0))
+    outcome = trainer.run()
+    reporter.say_goodbye(outcome)
     return 0
+
+
+def _layouts_of(settings: RankSettings, reporter: Reporter) -> Layouts:
+    """Return the agent's layouts, or where there is no agent the one of a rank by itself."""
+    if settings.agent_fd is None:
+        return Alone(settings.rank, lambda: reporter.presence.is_stopping)
+    channel = socket.socket(fileno=os.dup(settings.agent_fd))
+    return AnnouncedLayouts(channel, lambda: reporter.presence.is_stopping)
+
+
+def _meeting_of(settings: RankSettings, shares: Shares, layouts: Layouts) -> Meeting:
+    leaves = shares.course.virtual_shards
+    if settings.agent_fd is None:
+        return SimulatedMeeting(settings.rank, np.zeros((leaves, shares.elements), np.float32))
+    geometry = Geometry(slot_count=leaves, elements=shares.elements)
+    return SharedMemoryMeeting(settings.rank, geometry, layouts)
 
 
 def _program_of(settings: RankSettings, working_dir: Path) -> Program:
     if settings.program is None:
+        from muster.digits_program import Classifier  # noqa: PLC0415
+
         return Classifier(settings.dataset_dir)
     return load(settings.program, working_dir, dataset_dir=settings.dataset_dir)

@@ -35,7 +35,9 @@ class Replica:
 
     def __init__(self, shape: Arrays) -> None:
         """`shape` is any state of the program: its names, shapes and dtypes hold for ever."""
-        self._shape: Final = {name: (shape[name].shape, shape[name].dtype) for name in sorted(shape)}
+        self._shape: Final = {
+            name: (shape[name].shape, shape[name].dtype) for name in sorted(shape)
+        }
         self.state: Arrays = {}
         self.committed = NOTHING
 

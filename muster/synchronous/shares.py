@@ -20,7 +20,6 @@ from muster.shapes import GradientShape, Leaf, StateShape, read_only
 from muster.synchronous.course import Course
 from muster.synchronous.tally import TALLY_ELEMENTS, write_tally
 
-
 _FIRST_LINE: Final = np.zeros(1, np.int64)
 
 
@@ -37,7 +36,9 @@ class Shares:
         first = Leaf(step=0, shard=0)
         contribution, _, _ = self._contribution(state, first)
         self.shape: Final = GradientShape.of(state, contribution, first)
-        self._scratch: Final = np.empty((course.virtual_shards.bit_length(), self.elements), np.float32)
+        self._scratch: Final = np.empty(
+            (course.virtual_shards.bit_length(), self.elements), np.float32
+        )
 
     @property
     def elements(self) -> int:

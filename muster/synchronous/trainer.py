@@ -56,7 +56,7 @@ class Witness(Protocol):
     """Is told what becomes of the training, and keeps what must not be lost."""
 
     def begin(self, replica: Replica) -> None:
-        """Fill an empty replica: from the newest checkpoint, or with what the program begins with."""
+        """Fill an empty replica: from the newest checkpoint, or else with the initial state."""
 
     def took_up(self, layout: Layout, step: int, digest: str) -> None: ...
 

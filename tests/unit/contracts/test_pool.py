@@ -43,7 +43,7 @@ def pool(
 
 
 def newcomer(rank: int, epoch: int = 0) -> Newcomer:
-    return Newcomer(rank=rank, node="kiwi", gpus=2, backend="numpy", epoch=epoch)
+    return Newcomer(rank=rank, incarnation=0, node="kiwi", gpus=2, backend="numpy", epoch=epoch)
 
 
 def joins(rank: int | None = None, now: float = 0.0, step: int = 0) -> Event:
@@ -53,7 +53,7 @@ def joins(rank: int | None = None, now: float = 0.0, step: int = 0) -> Event:
 
 
 def activates(worker_id: int, now: float = 0.0) -> Event:
-    return lambda before: activate(before, worker_id, now=now)
+    return lambda before: activate(before, worker_id, now=now, step=0)
 
 
 def leaves(worker_id: int) -> Event:
@@ -190,7 +190,7 @@ def test_in_any_other_state_leaving_is_refused(state: WorkerState) -> None:
 @pytest.mark.parametrize("state", [ACTIVE, DRAINING, FAILED, LEFT])
 def test_only_a_syncing_worker_becomes_active(state: WorkerState) -> None:
     with pytest.raises(CannotActivate, match=f"worker 0 is {state}, and only a syncing") as caught:
-        activate(pool(*WAYS[state]), 0, now=0.0)
+        activate(pool(*WAYS[state]), 0, now=0.0, step=0)
     assert (caught.value.worker_id, caught.value.state) == (0, state)
 
 
@@ -392,7 +392,7 @@ def test_with_fewer_active_workers_than_the_minimum_training_pauses_and_resumes_
     assert after.is_paused
     replaced = joins()(after)
     assert replaced.is_paused, "one that is syncing does not compute"
-    assert not activate(replaced, 2, now=0.0).is_paused
+    assert not activate(replaced, 2, now=0.0, step=0).is_paused
 
 
 def test_100_samples_over_3_workers() -> None:

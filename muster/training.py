@@ -1,0 +1,16 @@
+"""Which of our own trainings a rank is to run, once it is known that it runs no command."""
+
+from pathlib import Path
+
+from muster.contracts.environ import RankSettings
+
+
+def main(settings: RankSettings) -> int:
+    """Train as the settings say; return the exit code."""
+    if settings.mode == "synchronous":
+        from muster.synchronous.rank import main as train_together  # noqa: PLC0415  what is needed
+
+        return train_together(settings, Path.cwd())
+    from muster.classifier import main as train_alone  # noqa: PLC0415  what is needed
+
+    return train_alone(settings)
