@@ -115,6 +115,18 @@ class JobRequest(_Body):
     labels: dict[str, str] = Field(default={}, description="For people and their tools.")
 
 
+class JobPatch(_Body):
+    """What of a job may be changed while it trains."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"world_size": 6}]})
+
+    world_size: int = Field(
+        ge=LIMITS["world_size"].low,
+        le=LIMITS["world_size"].high,
+        description="Number of ranks, from the job's min_workers to its max_workers.",
+    )
+
+
 class StopBody(_Body):
     """How long the ranks may take to save and exit."""
 
@@ -136,7 +148,7 @@ class JobHeading(BaseModel):
     status: JobStatus
     reason: str | None = Field(description="Why, for machines. New words may come.")
     message: str | None = Field(description="Why, in one sentence.")
-    world_size: int
+    world_size: int = Field(description="Number of ranks that is wanted now.")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -149,6 +161,7 @@ class JobView(JobHeading):
     exit_code: int | None
     is_terminal: bool
     stop_requested: bool
+    pause_requested: bool
     spec: dict[str, Any] = Field(description="Everything that was asked for, defaults filled in.")
 
 
@@ -183,8 +196,11 @@ class WorkerView(BaseModel):
 class SummaryView(JobHeading):
     """One row of a dashboard: numbers that are not known are null, never NaN."""
 
-    step: int = Field(description="Steps done, summed over the ranks.")
-    total_steps: int | None = Field(description="Steps to do, summed over the ranks.")
+    step: int = Field(
+        description="Steps done: summed over the ranks, and in synchronous mode those of the one "
+        "model."
+    )
+    total_steps: int | None = Field(description="Steps to do, counted in the same way.")
     throughput_steps_per_sec: float
     eta_seconds: float | None = Field(description="Until the slowest rank is done.")
     loss: float | None = Field(description="Mean of the ranks' last losses.")
@@ -196,6 +212,64 @@ class SummaryView(JobHeading):
 
 class SummaryList(BaseModel):
     jobs: list[SummaryView]
+
+
+class MemberView(BaseModel):
+    """A worker of a job's pool, living or gone; of an independent job, one of its ranks."""
+
+    worker_id: str = Field(description="Never used twice in a job.")
+    rank: int
+    state: str = Field(
+        description="syncing, active, draining, failed or left; of an independent job what its "
+        "summary says"
+    )
+    pid: int | None = Field(description="null unless the process lives")
+    node: str | None
+    gpu_count: int
+    backend: str | None = Field(description="How it talks to its peers.")
+    joined_at: datetime | None
+    joined_step: int | None = Field(description="null before it is active")
+    last_heartbeat_age_seconds: float | None
+    step: int | None = Field(description="null once another process has its rank")
+
+
+class MemberList(BaseModel):
+    job_id: str
+    world_size: int = Field(description="Number of ranks that is wanted now.")
+    workers: list[MemberView]
+
+
+class EpochView(BaseModel):
+    """One pass over the data. Hashes are sums modulo 2**64, as 16 hex digits."""
+
+    epoch: int
+    samples: int = Field(description="Lines read and committed.")
+    expected_samples: int = Field(description="Lines in the data set.")
+    hash: str = Field(description="Of the lines that were read.")
+    expected_hash: str = Field(description="Of the lines in the data set.")
+    exactly_once: bool | None = Field(description="null while it is being read")
+
+
+class CheckpointView(BaseModel):
+    """A durable checkpoint of all ranks together."""
+
+    step: int
+    epoch: int
+    generation: int
+    digest: str = Field(description="sha256 of the state")
+    saved_at: datetime
+
+
+class AuditView(BaseModel):
+    """The proof that every sample was read exactly once; of synchronous jobs only."""
+
+    job_id: str
+    complete: bool = Field(description="Nothing more will be read: the job is COMPLETED.")
+    exactly_once: bool | None = Field(
+        description="Whether every epoch that was asked for was; null while that is not known"
+    )
+    epochs: list[EpochView] = Field(description="The last ones, the newest last.")
+    checkpoints: list[CheckpointView] = Field(description="The last ones, the newest last.")
 
 
 class EventView(BaseModel):

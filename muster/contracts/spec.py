@@ -142,8 +142,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def largest_world_size(self) -> int:
-        """The most ranks the job may be scaled to."""
-        return self.world_size if self.max_workers is None else self.max_workers
+        """The most ranks the job may ever have; an independent one keeps its number."""
+        if self.mode == "independent" or self.max_workers is None:
+            return self.world_size
+        return self.max_workers
 
 
 def checked(spec: JobSpec) -> JobSpec:
