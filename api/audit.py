@@ -1,6 +1,6 @@
 """The verdict on a job's reading: was every sample used exactly once? Pure: rows in, views out."""
 
-from api.schemas import AuditView, CheckpointView, EpochView
+from api.pool_schemas import AuditView, CheckpointView, EpochView
 from muster.contracts.job import JobStatus
 from store.records import Audit, Commit, EpochRecord, Job
 

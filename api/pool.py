@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from api.schemas import MemberList, MemberView
+from api.pool_schemas import MemberList, MemberView
 from api.summary import age_seconds, every_rank, state
 from store.members import ACTIVE
 from store.records import Job, Member, Worker

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query
 
 from api.audit import audit_view
 from api.desk import Desk
+from api.pool_schemas import AuditView
 from api.queries import KnownJobId
-from api.schemas import AuditView
 
 LIMIT: Final = 1000
 

@@ -5,8 +5,9 @@ from fastapi import APIRouter
 from api.desk import Desk, FrontDesk
 from api.elasticity import check_lets_go, check_pausable, check_world_size
 from api.pool import member_list
+from api.pool_schemas import MemberList
 from api.queries import KnownJobId, KnownWorkerId
-from api.schemas import JobPatch, JobView, MemberList
+from api.schemas import JobPatch, JobView
 from api.views import job_view
 from muster.contracts.job import JobId
 

@@ -9,7 +9,7 @@ from store_samples import epoch
 from unit.api.jobs import JOB
 
 from api.audit import audit_view
-from api.schemas import AuditView
+from api.pool_schemas import AuditView
 from muster.contracts.job import JobStatus
 from store.records import Audit, EpochRecord
 
