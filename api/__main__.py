@@ -32,11 +32,13 @@ from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory
 from store.clock import utc_now
+from store.commits import Commits
 from store.database import Database
 from store.events import Events
 from store.idempotency import Answers
 from store.jobs import Jobs
 from store.leases import COORDINATOR_LEASE, Leases
+from store.members import Members
 from store.records import Lease
 from store.workers import Workers
 
@@ -118,6 +120,8 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         database=database,
         jobs=jobs,
         workers=workers,
+        members=Members(database),
+        commits=Commits(database),
         events=Events(database),
         answers=Answers(database),
         glances=Glances(_glance(jobs, workers), time.monotonic),

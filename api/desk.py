@@ -14,10 +14,12 @@ from api.nudge import Nudge
 from api.submission import Submitter
 from muster.contracts.job import JobId, StopRequest
 from muster.contracts.layout import DataDirectory
+from store.commits import Commits
 from store.database import Database
 from store.events import Events
 from store.idempotency import Answers
 from store.jobs import Jobs
+from store.members import Members
 from store.records import Job
 from store.workers import Workers
 
@@ -29,6 +31,8 @@ class FrontDesk:
     database: Database
     jobs: Jobs
     workers: Workers
+    members: Members
+    commits: Commits
     events: Events
     answers: Answers
     glances: Glances

@@ -18,16 +18,20 @@ from api.problems import (
     InvalidRequest,
     JobNotFound,
     Problem,
+    WorkerNotFound,
     did_you_mean,
     invalid_spec,
     respond,
 )
 from muster.contracts.errors import InvalidSpec
 from store.errors import (
+    DepartureRefused,
     IdempotencyConflict,
     JobExists,
     JobMissing,
     JobNotTerminal,
+    JobOver,
+    MemberMissing,
     StoreError,
     StoreUnavailable,
 )
@@ -94,6 +98,12 @@ def _store(request: Request, error: Exception) -> Response:
             problem = Conflict("job-exists", str(error))
         case JobNotTerminal():
             problem = Conflict("job-not-over", str(error))
+        case JobOver():
+            problem = Conflict("job-over", str(error))
+        case MemberMissing():
+            problem = WorkerNotFound()
+        case DepartureRefused():
+            problem = Conflict("worker-stays", str(error))
         case IdempotencyConflict():
             problem = Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict", str(error))
         case StoreUnavailable():

@@ -2,6 +2,7 @@
 
 Problem                 carries status, type, a sentence and the fields that are wrong
 ├── JobNotFound         404  no job has this id
+├── WorkerNotFound      404  the job has never had a worker of this id
 ├── InvalidRequest      422  one or more fields of the body or the query cannot be accepted
 └── Conflict            409  the job's present state forbids it; the sentence names the way on
 
@@ -59,6 +60,15 @@ class JobNotFound(Problem):
     def __init__(self) -> None:
         super().__init__(
             HTTPStatus.NOT_FOUND, "job-not-found", "There is no such job: GET /jobs lists them."
+        )
+
+
+class WorkerNotFound(Problem):
+    def __init__(self) -> None:
+        super().__init__(
+            HTTPStatus.NOT_FOUND,
+            "worker-not-found",
+            "This job has no such worker: GET /jobs/{job_id}/workers lists them.",
         )
 
 

@@ -1,5 +1,6 @@
 """What paths and queries may say: known names, known statuses, possible ids."""
 
+import re
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
@@ -7,7 +8,7 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
 from fastapi.routing import APIRoute
 
-from api.problems import FieldError, InvalidRequest, JobNotFound, did_you_mean
+from api.problems import FieldError, InvalidRequest, JobNotFound, WorkerNotFound, did_you_mean
 from muster.contracts.errors import InvalidSpec
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.spec import checked_job_id
@@ -49,6 +50,18 @@ async def _job_id(job_id: Annotated[str, Path(description="The job's id.")]) -> 
 
 
 KnownJobId = Annotated[JobId, Depends(_job_id)]
+
+
+async def _worker_id(
+    worker_id: Annotated[str, Path(description="As in the list of workers.")],
+) -> int:
+    # In ASCII, and within 64 bits.
+    if not re.fullmatch(r"[0-9]{1,18}", worker_id):
+        raise WorkerNotFound
+    return int(worker_id)
+
+
+KnownWorkerId = Annotated[int, Depends(_worker_id)]
 
 
 def statuses_of(words: list[str], field: str) -> list[JobStatus]:

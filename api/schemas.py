@@ -115,6 +115,18 @@ class JobRequest(_Body):
     labels: dict[str, str] = Field(default={}, description="For people and their tools.")
 
 
+class JobPatch(_Body):
+    """What of a job may be changed while it trains."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"world_size": 6}]})
+
+    world_size: int = Field(
+        ge=LIMITS["world_size"].low,
+        le=LIMITS["world_size"].high,
+        description="Number of ranks, from the job's min_workers to its max_workers.",
+    )
+
+
 class StopBody(_Body):
     """How long the ranks may take to save and exit."""
 
@@ -136,7 +148,7 @@ class JobHeading(BaseModel):
     status: JobStatus
     reason: str | None = Field(description="Why, for machines. New words may come.")
     message: str | None = Field(description="Why, in one sentence.")
-    world_size: int
+    world_size: int = Field(description="Number of ranks that is wanted now.")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -149,6 +161,7 @@ class JobView(JobHeading):
     exit_code: int | None
     is_terminal: bool
     stop_requested: bool
+    pause_requested: bool
     spec: dict[str, Any] = Field(description="Everything that was asked for, defaults filled in.")
 
 
@@ -183,8 +196,11 @@ class WorkerView(BaseModel):
 class SummaryView(JobHeading):
     """One row of a dashboard: numbers that are not known are null, never NaN."""
 
-    step: int = Field(description="Steps done, summed over the ranks.")
-    total_steps: int | None = Field(description="Steps to do, summed over the ranks.")
+    step: int = Field(
+        description="Steps done: summed over the ranks, and in synchronous mode those of the one "
+        "model."
+    )
+    total_steps: int | None = Field(description="Steps to do, counted in the same way.")
     throughput_steps_per_sec: float
     eta_seconds: float | None = Field(description="Until the slowest rank is done.")
     loss: float | None = Field(description="Mean of the ranks' last losses.")

@@ -24,14 +24,15 @@ _ALIVE: Final = frozenset({ProcessState.SPAWNED, ProcessState.LIVE, ProcessState
 
 def summary(job: Job, started: Sequence[Worker], now: datetime) -> SummaryView:
     """Return the row of `job`; ranks that are not among the `started` ones are waiting."""
-    workers = every_rank(started, job.spec.world_size)
+    workers = every_rank(started, job.world_size)
+    counted = workers if job.spec.mode == "independent" else [spokesman(workers)]
     return SummaryView(
         **heading(job),
-        step=sum(worker.step for worker in workers),
-        total_steps=total_steps(workers),
-        throughput_steps_per_sec=sum(throughput(worker) for worker in workers),
-        eta_seconds=None if job.is_terminal else eta_seconds(workers),
-        loss=mean_loss(workers),
+        step=sum(worker.step for worker in counted),
+        total_steps=total_steps(counted),
+        throughput_steps_per_sec=sum(throughput(worker) for worker in counted),
+        eta_seconds=None if job.is_terminal else eta_seconds(counted),
+        loss=mean_loss(counted),
         checkpoints_saved=sum(worker.checkpoints_saved for worker in workers),
         last_checkpoint_step=last_checkpoint_step(workers),
         restarts=sum(worker.restarts for worker in workers),
@@ -46,6 +47,11 @@ def every_rank(started: Sequence[Worker], world_size: int) -> list[Worker]:
         Worker(rank=rank, incarnation=-1, state=WAITING, process=None) for rank in range(world_size)
     )
     return [known.get(worker.rank, worker) for worker in waiting]
+
+
+def spokesman(workers: Sequence[Worker]) -> Worker:
+    """Return the rank that stands for all where they train one model: the furthest living one."""
+    return max(workers, key=lambda worker: (worker.state in _ALIVE, worker.step))
 
 
 def worker_view(worker: Worker, now: datetime) -> WorkerView:
@@ -68,7 +74,7 @@ def worker_view(worker: Worker, now: datetime) -> WorkerView:
         checkpoints_saved=worker.checkpoints_saved,
         last_checkpoint_step=worker.last_checkpoint_step,
         restarts=worker.restarts,
-        last_heartbeat_age_seconds=_age_seconds(worker.last_heartbeat_at, now),
+        last_heartbeat_age_seconds=age_seconds(worker.last_heartbeat_at, now),
         exit_code=worker.exit_code,
         exit_signal=worker.exit_signal,
     )
@@ -121,10 +127,11 @@ def last_checkpoint_step(workers: Sequence[Worker]) -> int | None:
     return max(steps, default=None)
 
 
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _age_seconds(moment: datetime | None, now: datetime) -> float | None:
+def age_seconds(moment: datetime | None, now: datetime) -> float | None:
+    """Return how long ago `moment` was, or None for never."""
     # A clock that was set back would give a negative age.
     return max((now - moment).total_seconds(), 0.0) if moment else None
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

@@ -16,7 +16,7 @@ def heading(job: Job) -> dict[str, Any]:
         "status": job.status_shown,
         "reason": job.reason,
         "message": job.message,
-        "world_size": job.spec.world_size,
+        "world_size": job.world_size,
         "created_at": job.created_at,
         "started_at": job.started_at,
         "finished_at": job.finished_at,
@@ -31,6 +31,7 @@ def job_view(job: Job) -> JobView:
         exit_code=job.exit_code,
         is_terminal=job.is_terminal,
         stop_requested=job.stop_request is not None,
+        pause_requested=job.pause_request,
         spec=msgspec.to_builtins(job.spec),
     )
 

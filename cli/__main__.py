@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli import dataset
+from cli import dataset, pool
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 
@@ -70,6 +70,10 @@ def digest(
 
     for rank, step, sha256 in digests(job):
         typer.echo(f"rank {rank}  step {step}  sha256 {sha256}")
+
+
+for verb in (pool.scale, pool.pause, pool.resume, pool.workers, pool.audit):
+    app.command()(verb)
 
 
 def _settings() -> ServiceSettings:

@@ -45,9 +45,13 @@ class Server:
         """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""
         return self._ask("GET", path, None)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401  see above
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401  see above
         """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""
         return self._ask("POST", path, body)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401  see above
+        """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""
+        return self._ask("PATCH", path, body)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
         try:
@@ -56,7 +60,12 @@ class Server:
             raise ServerUnreachable(self.url) from error
         if answer.is_error:
             raise ServerRefused(_detail(answer), answer.status_code)
-        return answer.json()
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise ServerRefused(
+                f"what answers at {self.url} is not Muster", answer.status_code
+            ) from error
 
 
 def _detail(answer: httpx.Response) -> str:

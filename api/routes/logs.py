@@ -151,10 +151,9 @@ def _end(job_id: JobId, glance: Glance | None, position: str) -> ServerSentEvent
 
 
 def _check_rank(job: Job, rank: int | None) -> None:
-    if rank is not None and rank >= job.spec.world_size:
-        raise invalid_field(
-            "query", "rank", f"the job has {job.spec.world_size} ranks, counted from 0"
-        )
+    most = job.spec.largest_world_size
+    if rank is not None and rank >= most:
+        raise invalid_field("query", "rank", f"the job has {most} ranks at most, counted from 0")
 
 
 def _no_position(where: str) -> InvalidRequest:

@@ -10,20 +10,19 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 
+from muster.contracts.batches import SAMPLES_PER_SHARD_MIN, fits_shards, is_power_of_two
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.spec import (
     JOB_ID_PATTERN,
     LIMITS,
     PROGRAM_WANTED,
-    SAMPLES_PER_SHARD_MIN,
     BackendChoice,
     JobSpec,
     Mode,
-    fits_shards,
-    is_power_of_two,
     is_program,
 )
 
@@ -101,6 +100,18 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
             orphan_timeout_seconds=_number(environ, "MUSTER_ORPHAN_TIMEOUT", 120.0),
         )
+
+
+def api_url(environ: Mapping[str, str]) -> str:
+    """Return where a client finds the API: MUSTER_URL, or what MUSTER_HOST and MUSTER_PORT say."""
+    url = environ.get("MUSTER_URL")
+    if url:
+        if not _is_http(url):
+            raise InvalidEnvironment("MUSTER_URL", url, f"a URL such as http://host:{DEFAULT_PORT}")
+        return url.rstrip("/")
+    host = environ.get("MUSTER_HOST") or DEFAULT_HOST
+    port = _integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=1, high=65535)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,6 +326,15 @@ def _checked_id(environ: Mapping[str, str], name: str, default: str | None) -> s
     if text is not None and not re.fullmatch(JOB_ID_PATTERN, text):
         raise InvalidEnvironment(name, text, "a job's id: letters, digits, '-' and '_'")
     return text
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  raises for what is no port
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and url.isprintable()
 
 
 def _refuse_s3(environ: Mapping[str, str]) -> None:

@@ -11,6 +11,12 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from muster.contracts.batches import (
+    SAMPLES_PER_SHARD_MIN,
+    fits_shards,
+    is_power_of_two,
+    nearest_batch_size,
+)
 from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId
 
@@ -48,9 +54,6 @@ BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
 
 INDEPENDENT_BATCH_SIZE: Final = 16
 SYNCHRONOUS_BATCH_SIZE: Final = 64
-
-SAMPLES_PER_SHARD_MIN: Final = 2
-"""A product with a single row goes through other instructions, which gives other bits."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -142,8 +145,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def largest_world_size(self) -> int:
-        """The most ranks the job may be scaled to."""
-        return self.world_size if self.max_workers is None else self.max_workers
+        """The most ranks the job may ever have; an independent one keeps its number."""
+        if self.mode == "independent" or self.max_workers is None:
+            return self.world_size
+        return self.max_workers
 
 
 def checked(spec: JobSpec) -> JobSpec:
@@ -256,28 +261,13 @@ def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         if shards > 0:
             yield FieldProblem("virtual_shards", f"{shards} is not a power of two")
     elif spec.mode == "synchronous" and not fits_shards(spec.effective_batch_size, shards):
+        most = int(LIMITS["batch_size"].high)
+        nearest = nearest_batch_size(spec.effective_batch_size, shards, most)
         yield FieldProblem(
             "batch_size",
             f"{spec.batch_size} is not a multiple of virtual_shards ({shards}) and at least "
-            f"{SAMPLES_PER_SHARD_MIN} times as much: {nearest_batch_size(spec)} is the nearest",
+            f"{SAMPLES_PER_SHARD_MIN} times as much: {nearest} is the nearest",
         )
-
-
-def is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
-
-
-def fits_shards(batch_size: int, virtual_shards: int) -> bool:
-    """Return whether every virtual shard gets the same number of samples, and enough of them."""
-    return batch_size % virtual_shards == 0 and batch_size >= SAMPLES_PER_SHARD_MIN * virtual_shards
-
-
-def nearest_batch_size(spec: JobSpec) -> int:
-    """Return what comes nearest to the batch size of `spec` and fits its virtual shards."""
-    shards = spec.virtual_shards
-    per_shard = (spec.effective_batch_size + shards // 2) // shards
-    most = int(LIMITS["batch_size"].high) // shards
-    return shards * min(max(per_shard, SAMPLES_PER_SHARD_MIN), most)
 
 
 def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldProblem]:

@@ -35,10 +35,25 @@ def client(service: Service) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def job(client: httpx.Client, stand_in: StandIn, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A queued job of two ranks, called after its test."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:50] + f"-{uuid.uuid4().hex[:8]}"
+def name(request: pytest.FixtureRequest) -> str:
+    """An id for a job that is called after its test."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:50] + f"-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def job(client: httpx.Client, stand_in: StandIn, name: str) -> Iterator[str]:
+    """A queued job of two ranks."""
     client.post("/jobs", json={"job_id": name, "world_size": 2}).raise_for_status()
+    yield name
+    stand_in.end(name)
+
+
+@pytest.fixture
+def elastic(client: httpx.Client, stand_in: StandIn, name: str) -> Iterator[str]:
+    """A running synchronous job of four ranks, that takes two to six."""
+    fields = {"mode": "synchronous", "world_size": 4, "min_workers": 2, "max_workers": 6}
+    client.post("/jobs", json={"job_id": name, **fields}).raise_for_status()
+    stand_in.run(name)
     yield name
     stand_in.end(name)
 

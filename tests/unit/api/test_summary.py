@@ -4,9 +4,11 @@ import math
 from dataclasses import replace
 from datetime import timedelta
 
+import msgspec
 import pytest
 from unit.api.jobs import JOB, NOW
 
+from api.schemas import SummaryView
 from api.summary import eta_seconds, every_rank, mean_loss, summary, throughput, total_steps
 from muster.contracts.job import JobStatus, StopRequest
 from store.records import Worker
@@ -83,6 +85,32 @@ def test_the_loss_is_the_mean_of_those_known(
 def test_the_total_is_known_when_every_rank_has_said_its_own() -> None:
     assert total_steps([worker(), worker(1)]) == 60
     assert total_steps([worker(), worker(1, total_steps=None)]) is None
+
+
+def together(*workers: Worker) -> SummaryView:
+    """Return the summary of a synchronous job of two ranks."""
+    spec = msgspec.structs.replace(JOB.spec, mode="synchronous")
+    return summary(replace(JOB, spec=spec), workers, NOW)
+
+
+def test_ranks_of_one_model_count_its_steps_once() -> None:
+    found = together(worker(), worker(1, step=11, loss=0.25))
+    assert (found.step, found.total_steps, found.throughput_steps_per_sec) == (11, 30, 5.0)
+    assert (found.eta_seconds, found.loss) == (19 / 5.0, 0.25)
+
+
+def test_one_model_is_spoken_for_by_a_rank_that_lives_if_any_does() -> None:
+    down = worker(1, step=11, state="exited")
+    assert together(worker(), down).eta_seconds == 4.0
+    assert together(worker(state="exited", step=3), down).step == 11
+    assert together().step == 0
+
+
+def test_the_ranks_shown_are_as_many_as_are_wanted_now() -> None:
+    scaled = replace(JOB, wanted_world_size=3)
+    found = summary(scaled, [worker(), worker(3)], NOW)
+    assert found.world_size == 3
+    assert [one.rank for one in found.workers] == [0, 1, 2]
 
 
 def test_a_rank_without_a_process_waits() -> None:

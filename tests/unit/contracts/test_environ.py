@@ -1,7 +1,6 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from muster.contracts.environ import (
@@ -9,6 +8,7 @@ from muster.contracts.environ import (
     Assignment,
     RankSettings,
     ServiceSettings,
+    api_url,
     mark,
     rank_environment,
     spec_from_environment,
@@ -262,6 +262,24 @@ def test_a_service_obeys_its_names() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("environ", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"MUSTER_PORT": "9000"}, "http://127.0.0.1:9000"),
+        ({"MUSTER_HOST": "localhost"}, "http://localhost:8000"),
+        ({"MUSTER_HOST": "::1", "MUSTER_PORT": "1"}, "http://[::1]:1"),
+        (
+            {"MUSTER_URL": "https://a.example/muster/", "MUSTER_PORT": "9"},
+            "https://a.example/muster",
+        ),
+        ({"MUSTER_URL": "", "MUSTER_PORT": "9"}, "http://127.0.0.1:9"),
+    ],
+)
+def test_a_client_finds_the_api(environ: dict[str, str], url: str) -> None:
+    assert api_url(environ) == url
+
+
 # Values that cannot be meant
 
 
@@ -310,6 +328,13 @@ WRONG = [
     (spec_from_environment, "HEARTBEAT_TIMEOUT", "nan"),
     (spec_from_environment, "MAX_RESTARTS", "-1"),
     (spec_from_environment, "MUSTER_COMMAND", "{}"),
+    (api_url, "MUSTER_URL", "localhost:8000"),
+    (api_url, "MUSTER_URL", "ftp://localhost"),
+    (api_url, "MUSTER_URL", "http://"),
+    (api_url, "MUSTER_URL", "http://[::1"),
+    (api_url, "MUSTER_URL", "http://localhost:99999"),
+    (api_url, "MUSTER_URL", "http://local\nhost"),
+    (api_url, "MUSTER_PORT", "0"),
     (read_service, "MUSTER_PORT", "65536"),
     (read_service, "MUSTER_PORT", "http"),
     (read_service, "MUSTER_SLOTS", "0"),
@@ -319,7 +344,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("read", "name", "value"), WRONG)
 def test_a_value_that_cannot_be_meant_is_refused_by_its_name(
-    read: Callable[[Mapping[str, str]], msgspec.Struct], name: str, value: str
+    read: Callable[[Mapping[str, str]], object], name: str, value: str
 ) -> None:
     with pytest.raises(InvalidEnvironment) as caught:
         read({name: value})

@@ -230,8 +230,9 @@ def test_a_batch_nobody_chose_fits_the_mode(asked: dict[str, object], size: int)
 
 
 def test_a_job_grows_to_its_most_workers_or_not_at_all() -> None:
-    assert JobSpec(world_size=2).largest_world_size == 2
-    assert JobSpec(world_size=2, max_workers=5).largest_world_size == 5
+    assert JobSpec(mode="synchronous", world_size=2).largest_world_size == 2
+    assert JobSpec(mode="synchronous", world_size=2, max_workers=5).largest_world_size == 5
+    assert JobSpec(mode="independent", world_size=2, max_workers=5).largest_world_size == 2
 
 
 @pytest.mark.parametrize("field", LIMITS)

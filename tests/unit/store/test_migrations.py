@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import pytest
 from alembic import command
 from sqlalchemy import Connection, create_engine, make_url, text
-from store_samples import NOON, worker
+from store_samples import NOON, idempotency_key, worker
 
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from store import schema
 from store.columns import Moment
 from store.database import Database
 from store.events import Events
+from store.idempotency import Answers
 from store.jobs import Jobs
 from store.members import Members
 from store.workers import Workers
@@ -34,12 +35,26 @@ ROWS_OF_0001 = [
         " VALUES (:id, :noon, 'submitted', 'the job was submitted')"
     ),
 ]
+ANSWER_OF_0001 = text(
+    "INSERT INTO answers (principal, key, request_sha256, job, created_at)"
+    " VALUES ('ada', :id, 'body', :job, :noon)"
+)
+JOB_ANSWERED = """{"job_id": "old", "uid": "old", "spec": {"world_size": 2}, "status": "QUEUED",
+ "reason": null, "message": null, "created_at": "2026-03-01T12:00:00Z",
+ "updated_at": "2026-03-01T12:00:00Z", "started_at": null, "finished_at": null, "exit_code": null,
+ "stop_request": null, "stop_grace_seconds": null, "generation": 0, "agent": null,
+ "agent_token_sha256": null, "version": 1}"""
 SPEC_OF_0001 = '{"mode": "independent", "world_size": 2, "batch_size": 16, "seed": 5}'
 
 
 def write_as_0001(connection: Connection, job_id: str) -> None:
-    values = {"id": job_id, "spec": SPEC_OF_0001, "noon": NOON_MICROSECONDS}
-    for statement in (JOB_OF_0001, *ROWS_OF_0001):
+    values = {
+        "id": job_id,
+        "spec": SPEC_OF_0001,
+        "job": JOB_ANSWERED,
+        "noon": NOON_MICROSECONDS,
+    }
+    for statement in (JOB_OF_0001, *ROWS_OF_0001, ANSWER_OF_0001):
         connection.execute(statement, values)
 
 
@@ -75,6 +90,12 @@ def test_the_rows_of_the_first_release_are_kept(migrated: Database) -> None:
     assert ranks == [worker(0, incarnation=2, process=None, restarts=1, step=11)]
     assert [event.kind for event in Events(migrated).of_job(job.job_id, 9)] == ["submitted"]
     assert Members(migrated).of_job(job.job_id) == []
+
+
+def test_a_request_that_the_first_release_answered_is_answered_alike(migrated: Database) -> None:
+    answered = Answers(migrated, lambda: NOON).find(idempotency_key("old"))
+    assert answered is not None
+    assert (answered.job_id, answered.world_size, answered.pause_request) == ("old", 2, False)
 
 
 def test_a_process_of_the_first_release_can_go_on_writing(migrated: Database) -> None:

@@ -1,0 +1,62 @@
+"""The pool of a job: look at it, scale it, let a worker go, pause."""
+
+from fastapi import APIRouter
+
+from api.desk import Desk, FrontDesk
+from api.elasticity import check_lets_go, check_pausable, check_world_size
+from api.pool import member_list
+from api.pool_schemas import MemberList
+from api.queries import KnownJobId, KnownWorkerId
+from api.schemas import JobPatch, JobView
+from api.views import job_view
+from muster.contracts.job import JobId
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.patch("/jobs/{job_id}", summary="Scale a job that trains synchronously")
+def scale_job(job_id: KnownJobId, desk: Desk, asked: JobPatch) -> JobView:
+    """Ask for another number of ranks: training pauses between two steps, and goes on with them.
+
+    The weights are the same as if the job had always had that number.
+    """
+    check_world_size(desk.jobs.get(job_id), asked.world_size)
+    job = desk.jobs.scale(job_id, asked.world_size)
+    desk.nudge()
+    return job_view(job)
+
+
+@router.post("/jobs/{job_id}/pause", summary="Pause a job that trains synchronously")
+def pause_job(job_id: KnownJobId, desk: Desk) -> JobView:
+    """Ask for no further step; the ranks stay. Asking again changes nothing."""
+    return _set_pause(desk, job_id, paused=True)
+
+
+@router.post("/jobs/{job_id}/resume", summary="Let a paused job go on")
+def resume_job(job_id: KnownJobId, desk: Desk) -> JobView:
+    """End a pause that was asked for. A job that is not paused stays as it is."""
+    return _set_pause(desk, job_id, paused=False)
+
+
+@router.get("/jobs/{job_id}/workers", summary="Everybody who is or was in a job's pool")
+def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
+    job = desk.jobs.get(job_id)
+    leaving = desk.members.departures([job_id])[job_id]
+    workers = desk.workers.of_job(job_id)
+    return member_list(job, desk.members.of_job(job_id), leaving, workers, desk.clock())
+
+
+@router.post("/jobs/{job_id}/workers/{worker_id}/leave", summary="Ask an active worker to leave")
+def dismiss_worker(job_id: KnownJobId, worker_id: KnownWorkerId, desk: Desk) -> JobView:
+    """Let a worker go at the next step boundary, and have one rank less from then on."""
+    check_lets_go(desk.jobs.get(job_id))
+    job = desk.members.request_departure(job_id, worker_id)
+    desk.nudge()
+    return job_view(job)
+
+
+def _set_pause(desk: FrontDesk, job_id: JobId, *, paused: bool) -> JobView:
+    check_pausable(desk.jobs.get(job_id))
+    job = desk.jobs.set_pause(job_id, paused=paused)
+    desk.nudge()
+    return job_view(job)

@@ -1,0 +1,140 @@
+"""The verbs for synchronous jobs, from the command line to the rows."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from integration.api.service import Service, StandIn
+from store_samples import commit, epoch, member, worker
+from typer.testing import CliRunner, Result
+
+from cli.__main__ import app
+from muster.contracts.job import JobId, JobStatus
+from muster.ports import free_port
+
+TERMINAL_COLUMNS = 80
+
+Muster = Callable[..., Result]
+
+
+@pytest.fixture
+def muster(service: Service, monkeypatch: pytest.MonkeyPatch) -> Muster:
+    """Give the commands, as they are typed where this service is."""
+    monkeypatch.delenv("MUSTER_URL", raising=False)
+    monkeypatch.delenv("MUSTER_HOST", raising=False)
+    monkeypatch.setenv("MUSTER_PORT", str(service.port))
+
+    def said(*words: str) -> Result:
+        return CliRunner().invoke(app, words)
+
+    return said
+
+
+def test_a_job_is_scaled(muster: Muster, stand_in: StandIn, elastic: str) -> None:
+    result = muster("scale", elastic, "6")
+    assert result.stdout == f"{elastic} is to have 6 ranks; see: muster workers {elastic}\n"
+    assert result.exit_code == 0
+    assert stand_in.jobs.get(JobId(elastic)).world_size == 6
+
+
+def test_a_job_is_paused_and_resumed(muster: Muster, stand_in: StandIn, elastic: str) -> None:
+    for verb, paused in (("pause", True), ("resume", False)):
+        assert muster(verb, elastic).exit_code == 0
+        assert stand_in.jobs.get(JobId(elastic)).pause_request is paused
+
+
+def test_the_pool_is_a_table_for_a_terminal(
+    muster: Muster, stand_in: StandIn, elastic: str
+) -> None:
+    mine = replace(stand_in.lease.process, pid=4_194_304)
+    gone = member(0, state="failed", node="a-node-of-a-rather-long-name.example")
+    young = member(17, rank=4095, incarnation=1, state="syncing", joined_step=None, node=None)
+    busy = member(1, joined_step=99_999_999)
+    workers = [worker(1, process=mine, step=99_999_999)]
+    stand_in.write(elastic, members=[gone, busy, young], workers=workers)
+    lines = muster("workers", elastic).stdout.splitlines()
+    assert lines == [
+        "worker  rank  state        step    joined      pid  node              beat",
+        "0          0  failed          -         0        -  a-node-of-a-rat…  -",
+        "1          1  active   99999999  99999999  4194304  höst-1            -",
+        "17      4095  syncing         -         -        -  -                 -",
+        "4 ranks are wanted",
+    ]
+    assert max(len(line) for line in lines) <= TERMINAL_COLUMNS
+
+
+def test_an_audit_is_a_table_for_a_terminal(
+    muster: Muster, stand_in: StandIn, elastic: str
+) -> None:
+    million = {"samples": 10**9, "expected_samples": 10**9}
+    stand_in.write(
+        elastic,
+        commits=[commit(10**8, generation=1000)],
+        epochs=[epoch(998, **million), epoch(999, samples=1, hash_sum=1)],
+    )
+    result = muster("audit", elastic)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "epoch     samples          of  hash              expected          once",
+        "  998  1000000000  1000000000  8000000000000000  8000000000000000  yes",
+        "  999           1         100  0000000000000001  8000000000000000  -",
+        "",
+        "     step  epoch  generation  state's sha256    saved at (UTC)",
+        "100000000      0        1000  ddddddddddddddd…  2026-03-01 12:00:00",
+        "",
+        f"{elastic}: not known yet, or its ranks train independently",
+    ]
+    assert "  998  " not in muster("audit", elastic, "--last", "1").stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({}, 0, "read every sample exactly once"),
+        ({"hash_sum": 1}, 1, "did NOT read every sample exactly once"),
+    ],
+)
+def test_an_audit_ends_with_its_verdict(
+    muster: Muster,
+    stand_in: StandIn,
+    elastic: str,
+    changes: dict[str, int],
+    code: int,
+    words: str,
+) -> None:
+    stand_in.write(elastic, epochs=[epoch(0, **changes)])
+    stand_in.move(elastic, JobStatus.COMPLETED)
+    result = muster("audit", elastic)
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (code, f"{elastic} {words}")
+
+
+def typed(port: int, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli", *words],
+        env={"MUSTER_URL": f"http://127.0.0.1:{port}/"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_refusal_is_a_sentence_and_exit_code_1(service: Service, job: str) -> None:
+    for words, sentence in [
+        (("scale", job, "3"), "it keeps its world size of 2"),
+        (("workers", "no/body"), "Nothing is served at this path"),
+        (("audit", "nobody"), "There is no such job"),
+    ]:
+        ended = typed(service.port, *words)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert ended.stderr.startswith("muster: ")
+        assert sentence in ended.stderr
+        assert ended.stderr.count("\n") == 1
+
+
+def test_where_nothing_listens_the_next_command_is_said() -> None:
+    ended = typed(free_port(), "pause", "a")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("start Muster with `muster up`\n")

@@ -1,0 +1,301 @@
+"""Scaling, pausing, leaving and auditing, as a client asks for them."""
+
+import os
+from collections.abc import Callable
+
+import httpx
+import pytest
+from integration.api.service import StandIn
+from store_samples import NOON, commit, epoch, member, worker
+
+from muster.contracts.job import JobId, JobStatus
+
+
+def kinds(client: httpx.Client, job: str) -> list[str]:
+    return [event["kind"] for event in client.get(f"/jobs/{job}/events").json()["events"]]
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """Return the status and the sentence of a problem document."""
+    assert answer.headers["content-type"] == "application/problem+json"
+    return answer.status_code, answer.json()["detail"]
+
+
+# Scaling
+
+
+def test_a_synchronous_job_is_scaled_and_says_so_everywhere(
+    client: httpx.Client, stand_in: StandIn, elastic: str
+) -> None:
+    for size in (6, 6, 2):
+        answer = client.patch(f"/jobs/{elastic}", json={"world_size": size})
+        assert (answer.status_code, answer.json()["world_size"]) == (200, size)
+    assert stand_in.jobs.get(JobId(elastic)).wanted_world_size == 2
+    assert client.get(f"/jobs/{elastic}").json()["world_size"] == 2
+    assert client.get(f"/jobs/{elastic}/workers").json()["world_size"] == 2
+    summary = client.get(f"/jobs/{elastic}/summary").json()
+    assert (summary["world_size"], len(summary["workers"])) == (2, 2)
+    assert client.get(f"/jobs/{elastic}").json()["spec"]["world_size"] == 4, "what was asked for"
+    assert kinds(client, elastic).count("scale_requested") == 2
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_a_size_beyond_the_limits_is_answered_with_them(
+    client: httpx.Client, elastic: str, size: int
+) -> None:
+    answer = client.patch(f"/jobs/{elastic}", json={"world_size": size})
+    code, sentence = refusal(answer)
+    assert code == 422
+    assert "takes 2 to 6 ranks: its min_workers and its max_workers" in sentence
+    assert answer.json()["errors"][0]["loc"] == ["body", "world_size"]
+    assert client.get(f"/jobs/{elastic}").json()["world_size"] == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"", 422),
+        (b"{}", 422),
+        (b"null", 422),
+        (b"4", 422),
+        (b'{"world_size": null}', 422),
+        (b'{"world_size": 0}', 422),
+        (b'{"world_size": -1}', 422),
+        (b'{"world_size": 3.0}', 422),
+        (b'{"world_size": "3"}', 422),
+        (b'{"world_size": true}', 422),
+        (b'{"world_size": NaN}', 422),
+        (b'{"world_size": 1e999}', 422),
+        (b'{"world_size": 99999999999999999999999}', 422),
+        (b'{"world_size": 3, "name": "x"}', 422),
+        (b'{"wrold_size": 3}', 422),
+        (b'{"world_size": ' + b"9" * 5000 + b"}", 400),
+        (b'{"world_size": 3', 422),
+    ],
+)
+def test_what_is_no_size_is_refused_and_nothing_moves(
+    client: httpx.Client, elastic: str, body: bytes, expected: int
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = client.patch(f"/jobs/{elastic}", content=body, headers=headers)
+    assert refusal(answer)[0] == expected
+    assert client.get(f"/jobs/{elastic}").json()["world_size"] == 4
+    assert "scale_requested" not in kinds(client, elastic)
+
+
+def test_an_unknown_job_is_not_scaled(client: httpx.Client) -> None:
+    answer = client.patch("/jobs/nobody", json={"world_size": 3})
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
+
+
+# What does not fit the job
+
+
+WISHES = {
+    "scale": lambda client, job: client.patch(f"/jobs/{job}", json={"world_size": 3}),
+    "pause": lambda client, job: client.post(f"/jobs/{job}/pause"),
+    "resume": lambda client, job: client.post(f"/jobs/{job}/resume"),
+    "leave": lambda client, job: client.post(f"/jobs/{job}/workers/0/leave"),
+}
+wishes = pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
+
+
+@wishes
+def test_an_independent_job_keeps_its_ranks_and_says_why(
+    client: httpx.Client, job: str, wish: Callable[[httpx.Client, str], httpx.Response]
+) -> None:
+    before = client.get(f"/jobs/{job}").json()
+    code, sentence = refusal(wish(client, job))
+    assert code == 409
+    assert f"{job} is independent: " in sentence
+    assert client.get(f"/jobs/{job}").json() == before
+
+
+def test_an_independent_job_keeps_its_world_size_in_these_words(
+    client: httpx.Client, job: str
+) -> None:
+    _, sentence = refusal(client.patch(f"/jobs/{job}", json={"world_size": 3}))
+    assert "it keeps its world size of 2" in sentence
+
+
+@wishes
+@pytest.mark.parametrize("end", [JobStatus.STOPPED, JobStatus.COMPLETED])
+def test_a_job_that_is_over_takes_up_nothing(
+    client: httpx.Client,
+    stand_in: StandIn,
+    elastic: str,
+    wish: Callable[[httpx.Client, str], httpx.Response],
+    end: JobStatus,
+) -> None:
+    stand_in.write(elastic, members=[member(number) for number in range(4)])
+    stand_in.move(elastic, *([JobStatus.STOPPING] if end is JobStatus.STOPPED else []), end)
+    before = client.get(f"/jobs/{elastic}").json()
+    code, sentence = refusal(wish(client, elastic))
+    assert code == 409
+    assert f"is {end}" in sentence
+    assert "resume_from" in sentence
+    assert client.get(f"/jobs/{elastic}").json() == before
+
+
+# Pausing
+
+
+def test_pausing_twice_is_pausing_once_and_resuming_ends_it(
+    client: httpx.Client, stand_in: StandIn, elastic: str
+) -> None:
+    assert client.post(f"/jobs/{elastic}/resume").json()["pause_requested"] is False
+    for _ in range(2):
+        assert client.post(f"/jobs/{elastic}/pause").json()["pause_requested"] is True
+    assert stand_in.jobs.get(JobId(elastic)).pause_request is True
+    for _ in range(2):
+        assert client.post(f"/jobs/{elastic}/resume").json()["pause_requested"] is False
+    assert kinds(client, elastic) == ["submitted", "pause_requested", "resume_requested"]
+
+
+# Workers
+
+
+def test_the_pool_shows_the_living_and_those_who_are_gone(
+    client: httpx.Client, stand_in: StandIn, elastic: str
+) -> None:
+    mine = stand_in.lease.process
+    stand_in.write(
+        elastic,
+        members=[
+            member(0, state="failed"),
+            member(1, backend="shared_memory", gpu_count=2),
+            member(2, rank=0, incarnation=1, state="syncing", joined_step=None, node=None),
+        ],
+        workers=[
+            worker(0, incarnation=1, process=None, state="spawned"),
+            worker(1, process=mine, step=41),
+        ],
+    )
+    found = client.get(f"/jobs/{elastic}/workers").json()
+    assert (found["job_id"], found["world_size"]) == (elastic, 4)
+    failed, active, syncing = found["workers"]
+    assert (failed["worker_id"], failed["state"]) == ("0", "failed")
+    assert (failed["pid"], failed["step"]) == (None, None), "its rank is another's by now"
+    assert active == {
+        "worker_id": "1",
+        "rank": 1,
+        "state": "active",
+        "pid": os.getpid(),
+        "node": "höst-1",
+        "gpu_count": 2,
+        "backend": "shared_memory",
+        "joined_at": NOON.isoformat().replace("+00:00", "Z"),
+        "joined_step": 0,
+        "last_heartbeat_age_seconds": None,
+        "step": 41,
+    }
+    assert (syncing["state"], syncing["pid"], syncing["joined_step"]) == ("syncing", None, None)
+
+
+def test_the_workers_of_an_independent_job_are_its_ranks(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job, worker(1, incarnation=3, process=stand_in.lease.process, step=7))
+    waiting, live = client.get(f"/jobs/{job}/workers").json()["workers"]
+    assert (waiting["rank"], waiting["state"], waiting["pid"]) == (0, "waiting", None)
+    assert (live["worker_id"], live["state"], live["step"]) == ("1.3", "live", 7)
+    assert (live["pid"], live["joined_at"], live["gpu_count"]) == (os.getpid(), None, 0)
+
+
+def test_a_worker_that_is_asked_to_leave_drains_at_once(
+    client: httpx.Client, stand_in: StandIn, elastic: str
+) -> None:
+    stand_in.write(elastic, members=[member(number) for number in range(4)])
+    answer = client.post(f"/jobs/{elastic}/workers/2/leave")
+    assert (answer.status_code, answer.json()["world_size"]) == (200, 3)
+    workers = client.get(f"/jobs/{elastic}/workers").json()["workers"]
+    states = [one["state"] for one in workers]
+    assert states == ["active", "active", "draining", "active"]
+    assert kinds(client, elastic)[-1] == "departure_requested"
+    stand_in.write(elastic, members=[member(2, state="left")])
+    workers = client.get(f"/jobs/{elastic}/workers").json()["workers"]
+    assert workers[2]["state"] == "left"
+
+
+def test_a_worker_that_may_not_leave_stays(
+    client: httpx.Client, stand_in: StandIn, elastic: str
+) -> None:
+    states = ["syncing", "draining", "failed", "left", "active", "active", "active"]
+    stand_in.write(
+        elastic, members=[member(number, state=state) for number, state in enumerate(states)]
+    )
+    for number, state in enumerate(states[:4]):
+        code, sentence = refusal(client.post(f"/jobs/{elastic}/workers/{number}/leave"))
+        assert (code, f"it is {state}, not active" in sentence) == (409, True)
+    assert client.post(f"/jobs/{elastic}/workers/4/leave").status_code == 200
+    code, sentence = refusal(client.post(f"/jobs/{elastic}/workers/4/leave"))
+    assert (code, "asked to already" in sentence) == (409, True)
+    code, sentence = refusal(client.post(f"/jobs/{elastic}/workers/5/leave"))
+    assert (code, "min_workers (2) would be left" in sentence) == (409, True)
+    assert client.get(f"/jobs/{elastic}").json()["world_size"] == 3
+
+
+@pytest.mark.parametrize(
+    "worker_id", ["7", "-1", "0.0", "1e3", "٣", "%00", "none", "9" * 18, "9" * 5000]
+)
+def test_an_unknown_worker_is_not_found(client: httpx.Client, elastic: str, worker_id: str) -> None:
+    answer = client.post(f"/jobs/{elastic}/workers/{worker_id}/leave")
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/worker-not-found")
+
+
+# The audit
+
+
+def test_an_audit_shows_what_was_read_and_what_is_durable(
+    client: httpx.Client, stand_in: StandIn, elastic: str
+) -> None:
+    reading = epoch(1, samples=7, hash_sum=0xAB)
+    stand_in.write(elastic, commits=[commit(5), commit(10, epoch=1)], epochs=[epoch(0), reading])
+    found = client.get(f"/jobs/{elastic}/audit").json()
+    assert found == {
+        "job_id": elastic,
+        "complete": False,
+        "exactly_once": None,
+        "epochs": [
+            {
+                "epoch": 0,
+                "samples": 100,
+                "expected_samples": 100,
+                "hash": "8000000000000000",
+                "expected_hash": "8000000000000000",
+                "exactly_once": True,
+            },
+            {
+                "epoch": 1,
+                "samples": 7,
+                "expected_samples": 100,
+                "hash": "00000000000000ab",
+                "expected_hash": "8000000000000000",
+                "exactly_once": None,
+            },
+        ],
+        "checkpoints": [
+            {
+                "step": step,
+                "epoch": number,
+                "generation": 1,
+                "digest": "d" * 64,
+                "saved_at": NOON.isoformat().replace("+00:00", "Z"),
+            }
+            for number, step in enumerate([5, 10])
+        ],
+    }
+    last = client.get(f"/jobs/{elastic}/audit?limit=1").json()
+    assert (last["epochs"], last["checkpoints"]) == (found["epochs"][1:], found["checkpoints"][1:])
+    for limit in ("0", "1001", "x"):
+        assert client.get(f"/jobs/{elastic}/audit?limit={limit}").status_code == 422
+
+
+def test_an_independent_job_proves_nothing(client: httpx.Client, job: str) -> None:
+    assert client.get(f"/jobs/{job}/audit").json() == {
+        "job_id": job,
+        "complete": False,
+        "exactly_once": None,
+        "epochs": [],
+        "checkpoints": [],
+    }
