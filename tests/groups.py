@@ -3,6 +3,7 @@
 A further transport is one more function, and one more line in `TRANSPORTS`.
 """
 
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +11,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
+from arenas import Host
+
 from muster.collectives.backend import Backend
+from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedGroup
 from muster.collectives.tcp import TcpBackend
 
@@ -51,9 +55,30 @@ def tcp(world_size: int) -> Iterator[Group]:
             backend.close()
 
 
+@contextmanager
+def shared_memory(world_size: int) -> Iterator[Group]:
+    """A pipe whose other end is closed looks like the pidfd of a process that has died."""
+    host = Host(world_size)
+    lives, ends = zip(*(os.pipe() for _ in range(world_size)), strict=True)
+    open_ends = dict(enumerate(ends))
+    pidfds = dict(enumerate(lives))
+    backends: list[Backend] = [
+        SharedMemoryBackend(
+            host.flags(rank, generation=GENERATION, pidfds=pidfds), limit_bytes=LIMIT_BYTES
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        yield Group(backends=backends, kill=lambda rank: os.close(open_ends.pop(rank)))
+    finally:
+        for descriptor in (*lives, *open_ends.values()):
+            os.close(descriptor)
+
+
 TRANSPORTS: Final[Mapping[str, Callable[[int], AbstractContextManager[Group]]]] = {
     "simulated": simulated,
     "tcp": tcp,
+    "shared_memory": shared_memory,
 }
 
 
