@@ -94,7 +94,7 @@ class _SumTogether:
     def __init__(self, flags: Flags, layout: Layout, result: Vector) -> None:
         self._flags = flags
         self._plan = plan_of([block for blocks in layout for block in blocks])
-        part = _part(result.size, flags.rank, flags.world_size)
+        part = part_of(result.size, flags.rank, flags.world_size)
         self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], layout)
         self._target = result[part]
         self._summed = 0
@@ -146,6 +146,7 @@ def _shared_vector(descriptor: int, elements: int) -> Vector:
     return np.ndarray((elements,), np.float32, memory)
 
 
-def _part(elements: int, rank: int, world_size: int) -> slice:
+def part_of(elements: int, rank: int, world_size: int) -> slice:
+    """Return which elements `rank` adds up."""
     start, stop = ranges(-(-elements // PART_ELEMENTS), world_size)[rank]
     return slice(min(start * PART_ELEMENTS, elements), min(stop * PART_ELEMENTS, elements))

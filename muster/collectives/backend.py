@@ -1,6 +1,6 @@
 """What a transport promises; everything else is written once against it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -17,6 +17,12 @@ TIMEOUT_SECONDS: Final = 60.0
 
 MESSAGE_LIMIT_BYTES: Final = 512 << 20
 """A longer length prefix is a corrupt or hostile one, and nothing of that size is allocated."""
+
+Attention: TypeAlias = Callable[[], None]
+"""Asks, while one waits, whether something has become more important; raises if so."""
+
+ATTENTION_SECONDS: Final = 0.02
+"""How often, at least, that is asked."""
 
 
 class Backend(Protocol):

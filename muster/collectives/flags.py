@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from muster.collectives.arena import CLOSED, LINE_WORDS, Arena
+from muster.collectives.backend import Attention
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
     BackendUnavailable,
@@ -49,7 +50,7 @@ class Flags:
         rank: int,
         generation: int,
         pidfds: Mapping[int, int],
-        attention: Callable[[], None],
+        attention: Attention,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Take up `generation`; `arenas` are in rank order, that of `rank` the writable one.

@@ -23,8 +23,9 @@ Transfer: TypeAlias = Sending | Receiving
 class SharedMemoryBackend:
     """One group, one generation. What a peer sent before it went can still be received."""
 
-    def __init__(self, flags: Flags) -> None:
+    def __init__(self, flags: Flags, *, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
         self._flags = flags
+        self._limit_bytes = limit_bytes
         peers = [peer for peer in range(flags.world_size) if peer != flags.rank]
         self._outboxes = {peer: Outbox(flags, peer) for peer in peers}
         self._inboxes = {peer: Inbox(flags, peer) for peer in peers}
@@ -82,7 +83,7 @@ class SharedMemoryBackend:
     def _sending(self, peer: int, data: Data) -> Sending:
         self._check(peer)
         message = memoryview(data).cast("B")
-        check_length(message.nbytes, MESSAGE_LIMIT_BYTES)
+        check_length(message.nbytes, self._limit_bytes)
         if self._flags.is_closed(peer):
             raise ChannelClosed(peer)
         return Sending(self._outboxes[peer], message, peer)

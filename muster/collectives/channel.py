@@ -1,0 +1,222 @@
+"""One connection between two ranks: frames over a socket that never blocks.
+
+A frame is its length (8 bytes, little-endian), the generation of the group, its kind, and that many
+bytes. A message goes straight into the memory of who wants it; what nobody wants yet is kept.
+"""
+
+import contextlib
+import socket
+import struct
+from collections import deque
+from enum import IntEnum
+from itertools import islice
+from threading import Lock
+from typing import Final
+
+from muster.collectives.errors import ChannelClosed, PeerRefused, SizeMismatch, TransportFailed
+
+CHUNK_BYTES: Final = 1 << 19
+"""At most so much goes one way before the other has its turn; 256 KB to 1 MB are equally fast."""
+
+_NOTHING: Final = memoryview(b"")
+_HEADER: Final = struct.Struct("<QQB")
+_BATCH: Final = 16  # buffers in one system call, far below what any kernel allows
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    MESSAGE = 0
+    BARRIER = 1  # "I have come to the next barrier"
+    GOODBYE = 2  # "I am done": without it, the end of the connection is a death
+
+
+class Channel:
+    """Moves what can be moved without waiting; who waits, and for how long, is the caller's.
+
+    One thread at a time writes (`writing` held) and one reads (`reading` held).
+    """
+
+    def __init__(
+        self, connection: socket.socket, peer: int, *, generation: int, limit_bytes: int
+    ) -> None:
+        connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        self.peer = peer
+        self.reading = Lock()
+        self.writing = Lock()
+        self.barriers = 0
+        self.left = False
+        self._socket = connection
+        self._generation = generation
+        self._limit_bytes = limit_bytes
+        self._unsent: deque[memoryview] = deque()
+        self._kept: deque[memoryview] = deque()
+        self._wanted: deque[memoryview] = deque()
+        self._header = bytearray(_HEADER.size)
+        self._header_filled = 0
+        self._length: int | None = None  # of the message whose header has come
+        self._target: memoryview | None = None  # where it is being put
+        self._filled = 0
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    # -- sending: `writing` is held
+
+    @property
+    def sending(self) -> bool:
+        """Whether something is still to go out."""
+        return bool(self._unsent)
+
+    def put(self, kind: Kind, data: memoryview = _NOTHING) -> None:
+        """Take a frame to be sent; `data` is read as it goes, until `keep_unsent`."""
+        header = _HEADER.pack(data.nbytes, self._generation, kind)
+        self._unsent.append(memoryview(header))
+        if data.nbytes:
+            self._unsent.append(data.cast("B"))
+
+    def send_some(self) -> bool:
+        """Hand the kernel what it takes, up to a chunk; return whether that was anything."""
+        try:
+            sent = self._socket.sendmsg(self._batch())
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._failed(error) from error
+        self._drop(sent)
+        return True
+
+    def keep_unsent(self) -> None:
+        """Copy what is not sent yet: its owner may change it from now on."""
+        self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
+
+    def _batch(self) -> list[memoryview]:
+        batch, room_bytes = [], CHUNK_BYTES
+        for view in islice(self._unsent, _BATCH):
+            batch.append(view[:room_bytes])
+            room_bytes -= batch[-1].nbytes
+            if room_bytes == 0:
+                break
+        return batch
+
+    def _drop(self, count: int) -> None:
+        while count and count >= self._unsent[0].nbytes:
+            count -= self._unsent.popleft().nbytes
+        if count:
+            self._unsent[0] = self._unsent[0][count:]
+
+    # -- receiving: `reading` is held
+
+    @property
+    def receiving(self) -> bool:
+        """Whether something is wanted that has not come."""
+        return bool(self._wanted)
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is kept already that nothing more should be read ahead."""
+        return sum(message.nbytes for message in self._kept) >= self._limit_bytes
+
+    def want(self, target: memoryview) -> None:
+        """Take where the next message is to be put; raises `SizeMismatch` if it does not fit."""
+        self._wanted.append(target.cast("B"))
+        self._deliver()
+
+    def stop_wanting(self) -> None:
+        """Touch the targets no more; a message that has half come is kept, and goes on coming."""
+        if self._wanted and self._target is self._wanted[0]:
+            kept = bytearray(self._target.nbytes)
+            kept[: self._filled] = self._target[: self._filled]
+            self._target = memoryview(kept)
+        self._wanted.clear()
+
+    def read_some(self) -> bool:
+        """Read once, a header or up to a chunk; return whether anything came.
+
+        Raises `ChannelClosed` at the end, `PeerRefused` for a frame that cannot be meant, and
+        `SizeMismatch` for a message that does not fit what is wanted; that one stays.
+        """
+        if self._length is None:
+            return self._read_header()
+        if self._target is None:
+            self._target = self._choose_target(self._length)
+        part = self._target[self._filled : self._filled + CHUNK_BYTES]
+        count = self._receive(part) if part.nbytes else 0
+        self._filled += count
+        if self._filled == self._length:
+            self._complete(self._target)
+            return True
+        return count > 0
+
+    def _read_header(self) -> bool:
+        count = self._receive(memoryview(self._header)[self._header_filled :])
+        self._header_filled += count
+        if self._header_filled == _HEADER.size:
+            self._header_filled = 0
+            self._open_frame(*_HEADER.unpack(self._header))
+        return count > 0
+
+    def _open_frame(self, length: int, generation: int, kind: int) -> None:
+        if generation != self._generation:
+            raise self._refused(f"a frame of generation {generation} came, not {self._generation}")
+        if length > (self._limit_bytes if kind == Kind.MESSAGE else 0):
+            raise self._refused(f"a frame of kind {kind} cannot have {length} bytes")
+        match kind:
+            case Kind.MESSAGE:
+                self._length = length
+            case Kind.BARRIER:
+                self.barriers += 1
+            case Kind.GOODBYE:
+                self.left = True
+            case _:
+                raise self._refused(f"there is no frame of kind {kind}")
+
+    def _choose_target(self, length: int) -> memoryview:
+        if self._wanted and self._wanted[0].nbytes != length:
+            raise SizeMismatch(self._wanted[0].nbytes, length)
+        return self._wanted[0] if self._wanted else memoryview(bytearray(length))
+
+    def _complete(self, target: memoryview) -> None:
+        self._length, self._target, self._filled = None, None, 0
+        if self._wanted and target is self._wanted[0]:
+            self._wanted.popleft()
+        else:
+            self._kept.append(target)
+            self._deliver()
+
+    def _deliver(self) -> None:
+        while self._wanted and self._kept:
+            if self._kept[0].nbytes != self._wanted[0].nbytes:
+                raise SizeMismatch(self._wanted[0].nbytes, self._kept[0].nbytes)
+            self._wanted.popleft()[:] = self._kept.popleft()
+
+    def _receive(self, part: memoryview) -> int:
+        try:
+            count = self._socket.recv_into(part)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._failed(error) from error
+        if count == 0:
+            raise ChannelClosed(self.peer)
+        return count
+
+    # -- the end
+
+    def close(self) -> None:
+        """Say goodbye, unless something half sent stands in the way, and give the socket back."""
+        with contextlib.suppress(ChannelClosed, TransportFailed):
+            if not self._unsent:
+                self.put(Kind.GOODBYE)
+                self.send_some()
+        self._socket.close()
+
+    def _refused(self, reason: str) -> PeerRefused:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        return PeerRefused(f"rank {self.peer} broke the protocol: {reason}")
+
+    def _failed(self, error: OSError) -> ChannelClosed | TransportFailed:
+        if isinstance(error, ConnectionError):
+            return ChannelClosed(self.peer)
+        return TransportFailed(f"talking to rank {self.peer} failed: {error}")

@@ -1,0 +1,116 @@
+import os
+import platform
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from muster.collectives.arena import SHORT_BYTES, Arena, Geometry, map_memory
+from muster.collectives.errors import BackendUnavailable, PeerRefused, TransportFailed
+
+GEOMETRY = Geometry(slot_count=3, elements=1000, places=4, ring_bytes=4096)
+LONG = Geometry(slot_count=2, elements=SHORT_BYTES // 4 + 1)
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    descriptor = os.memfd_create("arena")
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_peer_reads_what_the_owner_wrote(memory: int) -> None:
+    own = Arena.create(memory, GEOMETRY)
+    peer = Arena.attach(memory)
+    assert peer.geometry == GEOMETRY
+    own.words[GEOMETRY.sent_word(3)] = -7
+    own.ring(3)[:3] = b"abc"
+    own.slots[2] = 2.5
+    own.halves[1, 0] = 1.5
+    assert peer.words[GEOMETRY.sent_word(3)] == -7
+    assert bytes(peer.ring(3)[:3]) == b"abc"
+    assert (peer.slots[2] == 2.5).all()
+    assert (peer.halves[1, 0] == 1.5).all()
+
+
+def test_only_the_owner_can_write(memory: int) -> None:
+    Arena.create(memory, GEOMETRY)
+    peer = Arena.attach(memory)
+    with pytest.raises(TypeError, match="read-only"):
+        peer.words[0] = 1
+    with pytest.raises(TypeError, match="read-only"):
+        peer.ring(0)[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        peer.slots[0] = 1
+
+
+def test_nothing_overlaps(memory: int) -> None:
+    own = Arena.create(memory, GEOMETRY)
+    regions = [own.words, own.slots, own.halves, *(own.ring(place) for place in range(4))]
+    for number, region in enumerate(regions):
+        np.frombuffer(region, np.uint8)[:] = number + 1
+    for number, region in enumerate(regions):
+        assert (np.frombuffer(region, np.uint8) == number + 1).all()
+    assert Arena.attach(memory).geometry == GEOMETRY
+
+
+def test_words_of_one_rank_lie_on_cache_lines_of_their_own() -> None:
+    words = [
+        *(GEOMETRY.sent_word(place) for place in range(4)),
+        *(GEOMETRY.taken_word(place) for place in range(4)),
+    ]
+    assert len({word // 8 for word in words}) == 8
+    assert min(words) == 32
+    assert max(words) < GEOMETRY.word_count
+
+
+def test_memory_that_is_never_touched_costs_nothing(memory: int) -> None:
+    Arena.create(memory, Geometry(slot_count=32, elements=25_000_000))
+    assert os.fstat(memory).st_size > 32 * 100_000_000
+    assert os.fstat(memory).st_blocks * 512 <= 4096
+
+
+def test_long_vectors_have_no_halves(memory: int) -> None:
+    assert Arena.create(memory, LONG).halves.shape[0] == 0
+
+
+def test_an_arena_is_made_once(memory: int) -> None:
+    own = Arena.create(memory, GEOMETRY)
+    own.slots[:] = 3
+    with pytest.raises(BackendUnavailable, match="before"):
+        Arena.create(memory, LONG)
+    assert Arena.attach(memory).geometry == GEOMETRY
+    assert (own.slots == 3).all()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 9000, b"garbage!" * 2000])
+def test_what_is_no_arena_is_refused(memory: int, content: bytes) -> None:
+    os.write(memory, content)
+    with pytest.raises(PeerRefused, match="no arena"):
+        Arena.attach(memory)
+
+
+def test_an_arena_that_is_shorter_than_it_says_is_refused(memory: int) -> None:
+    Arena.create(memory, GEOMETRY)
+    os.ftruncate(memory, GEOMETRY.size_bytes - 1)
+    with pytest.raises(PeerRefused, match="shorter"):
+        Arena.attach(memory)
+
+
+def test_a_machine_with_another_memory_order_is_refused(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Arena.create(memory, GEOMETRY)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(BackendUnavailable, match="x86-64"):
+        Arena.attach(memory)
+
+
+def test_memory_that_cannot_be_mapped_is_a_failure_of_the_transport() -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(TransportFailed):
+            map_memory(reading, 4096, is_writable=False)
+    finally:
+        os.close(reading)
+        os.close(writing)

@@ -1,0 +1,192 @@
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from arenas import Host, unreachable
+
+from muster.collectives.arena import BARRIER, PUBLISHED, Arena, Geometry
+from muster.collectives.deadline import Deadline
+from muster.collectives.errors import (
+    BackendUnavailable,
+    ChannelClosed,
+    InvalidRank,
+    InvalidWorldSize,
+    PeerRefused,
+    TimedOut,
+)
+from muster.collectives.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Flags
+
+
+class LayoutChanged(Exception):
+    pass
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing until it is killed."""
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def pidfd(process: subprocess.Popen[bytes]) -> Iterator[int]:
+    descriptor = os.pidfd_open(process.pid)
+    yield descriptor
+    os.close(descriptor)
+
+
+def soon() -> Deadline:
+    return Deadline(60.0, "a test")
+
+
+def test_a_count_is_seen_by_all() -> None:
+    host = Host(2)
+    first, second = host.flags(0), host.flags(1)
+    first.raise_to(PUBLISHED, 5)
+    assert second.count(0, PUBLISHED) == 5
+    assert first.count(1, PUBLISHED) == 0
+
+
+def test_what_has_come_already_is_not_slept_for() -> None:
+    host = Host(2)
+    first, second = host.flags(0, sleep=unreachable), host.flags(1)
+    for flags in (first, second):
+        flags.raise_to(PUBLISHED, 1)
+    first.wait_for_all(PUBLISHED, 1, soon())
+
+
+def test_a_rank_that_is_still_in_an_older_generation_has_done_nothing_in_this_one() -> None:
+    host = Host(2)
+    host.flags(1, generation=1).raise_to(PUBLISHED, 100)
+    first = host.flags(0, generation=2)
+    first.raise_to(PUBLISHED, 1)
+    assert first.count(1, PUBLISHED) == 0
+    with pytest.raises(TimedOut):
+        first.wait_for_all(PUBLISHED, 1, Deadline(0.0, "a test"))
+
+
+def test_a_rank_that_has_gone_on_to_another_generation_has_left() -> None:
+    host = Host(2)
+    first = host.flags(0, generation=1)
+    first.raise_to(PUBLISHED, 1)
+    host.flags(1, generation=2).raise_to(PUBLISHED, 1)
+    for act in (
+        lambda: first.count(1, PUBLISHED),
+        lambda: first.confirm(PUBLISHED),
+        lambda: first.wait_for_all(PUBLISHED, 1, soon()),
+    ):
+        with pytest.raises(ChannelClosed) as raised:
+            act()
+        assert raised.value.rank == 1
+
+
+@pytest.mark.parametrize("generation", [0, 1, 2, 1 << 23])
+def test_a_generation_has_to_go_up_and_else_nothing_moves(generation: int) -> None:
+    host = Host(1)
+    host.flags(0, generation=2).raise_to(PUBLISHED, 7)
+    before = list(host.own[0].words)
+    with pytest.raises(ValueError, match="generation"):
+        host.flags(0, generation=generation)
+    assert list(host.own[0].words) == before
+
+
+def test_what_attention_raises_ends_a_wait() -> None:
+    def attention() -> None:
+        raise LayoutChanged
+
+    first = Host(2).flags(0, attention=attention)
+    with pytest.raises(LayoutChanged):
+        first.wait_for_all(BARRIER, 1, soon())
+
+
+def test_pauses_grow_from_short_to_a_millisecond() -> None:
+    pauses: list[float] = []
+    host = Host(2)
+    second = host.flags(1)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 10:
+            second.raise_to(BARRIER, 1)
+
+    first = host.flags(0, sleep=sleep)
+    first.raise_to(BARRIER, 1)
+    first.wait_for_all(BARRIER, 1, soon())
+    assert pauses == sorted(pauses)
+    assert pauses[0] == FIRST_PAUSE_SECONDS
+    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    assert len(pauses) == 10
+
+
+def test_a_peer_that_dies_during_a_wait_ends_it(
+    process: subprocess.Popen[bytes], pidfd: int
+) -> None:
+    def sleep(_: float) -> None:
+        process.kill()
+        process.wait()
+
+    host = Host(3)
+    first = host.flags(0, pidfds={2: pidfd}, sleep=sleep)
+    # It waits for rank 1, which will wait for rank 2 for ever.
+    with pytest.raises(ChannelClosed) as raised:
+        first.wait(lambda: [1], soon())
+    assert raised.value.rank == 2
+
+
+def test_what_a_peer_did_before_it_died_counts(
+    process: subprocess.Popen[bytes], pidfd: int
+) -> None:
+    host = Host(2)
+    second = host.flags(1)
+
+    def attention() -> None:
+        second.raise_to(BARRIER, 1)
+        process.kill()
+        process.wait()
+
+    first = host.flags(0, pidfds={1: pidfd}, attention=attention)
+    first.raise_to(BARRIER, 1)
+    first.wait_for_all(BARRIER, 1, soon())
+
+
+def test_a_peer_that_closed_and_ended_is_missed_only_by_whom_it_owes(
+    process: subprocess.Popen[bytes], pidfd: int
+) -> None:
+    host = Host(3)
+    first, second, third = (host.flags(rank, pidfds={1: pidfd}) for rank in range(3))
+    second.close()
+    process.kill()
+    process.wait()
+    answers = iter([[2]] * 100)
+    first.wait(lambda: next(answers, []), soon())
+    with pytest.raises(ChannelClosed):
+        third.wait(lambda: [1], soon())
+
+
+@pytest.mark.parametrize(
+    ("arenas", "rank", "error"),
+    [(0, 0, InvalidWorldSize), (2, 2, InvalidRank), (2, -1, InvalidRank)],
+)
+def test_a_group_that_cannot_be_is_refused(arenas: int, rank: int, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        flags_of(Host(arenas).own, rank)
+
+
+def test_arenas_of_different_sizes_are_refused() -> None:
+    arenas = [Host(1, elements=5).own[0], Host(1, elements=6).own[0]]
+    with pytest.raises(PeerRefused, match="elements=6"):
+        flags_of(arenas, 0)
+
+
+def test_more_ranks_than_places_are_refused() -> None:
+    memory = os.memfd_create("arena")
+    arena = Arena.create(memory, Geometry(slot_count=1, elements=1, places=2))
+    os.close(memory)
+    with pytest.raises(BackendUnavailable, match="2 ranks, not for 3"):
+        flags_of([arena] * 3, 0)
+
+
+def flags_of(arenas: list[Arena], rank: int) -> Flags:
+    return Flags(arenas=arenas, rank=rank, generation=1, pidfds={}, attention=lambda: None)

@@ -1,0 +1,167 @@
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from muster.collectives.errors import InvalidRank, InvalidWorldSize, PeerRefused, TimedOut
+from muster.collectives.handshake import Membership
+from muster.collectives.lobby import STRANGERS_LIMIT
+from muster.collectives.rendezvous import Address, meet
+from muster.collectives.simulated import run_ranks
+from muster.collectives.tcp import TcpBackend
+
+TOKEN = b"the group's token"
+SOON = 0.2
+
+
+def listening() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def member(rank: int, world_size: int) -> Membership:
+    return Membership(rank=rank, world_size=world_size, generation=7, token=TOKEN)
+
+
+class Party:
+    """Ranks that meet, each in a thread of its own; rank 0 is there from the beginning."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._threads = ThreadPoolExecutor(world_size)
+        listener = listening()
+        self.address: Address = listener.getsockname()
+        self._coming = [
+            self._threads.submit(meet, member(0, world_size), self.address, listener=listener)
+        ]
+
+    def complete(self) -> list[TcpBackend]:
+        """Let the others come; return the backends once all have met."""
+        self._coming += [
+            self._threads.submit(meet, member(rank, self._world_size), self.address)
+            for rank in range(1, self._world_size)
+        ]
+        with self._threads:
+            return [coming.result() for coming in self._coming]
+
+
+def all_talk(backends: list[TcpBackend]) -> None:
+    def rank(backend: TcpBackend) -> None:
+        peers = [peer for peer in range(backend.world_size) if peer != backend.rank]
+        for peer in peers:
+            backend.send(peer, bytes([backend.rank]))
+        assert [backend.receive(peer, 1)[0] for peer in peers] == peers
+        backend.barrier()
+
+    run_ranks(backends, rank)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+def test_all_ranks_meet_and_every_pair_can_talk(world_size: int) -> None:
+    all_talk(Party(world_size).complete())
+
+
+def test_rank_0_may_come_last() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(meet, member(1, 2), address)
+        zero = threads.submit(meet, member(0, 2), address)
+        all_talk([zero.result(), one.result()])
+
+
+STRANGERS: dict[str, Callable[[socket.socket], None]] = {
+    "silent": lambda _: None,
+    "half a hello": lambda connection: connection.sendall(b"muster"),
+    "a web browser": lambda connection: connection.sendall(b"GET / HTTP/1.1\r\n" * 20),
+    "gone": lambda connection: connection.close(),
+    "a huge length": lambda connection: connection.sendall((2**63).to_bytes(8, "little") * 8),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_stranger_disturbs_nobody(stranger: str) -> None:
+    party = Party(3)
+    with socket.create_connection(party.address) as connection:
+        STRANGERS[stranger](connection)
+        all_talk(party.complete())
+
+
+def test_more_strangers_than_the_lobby_holds_disturb_nobody() -> None:
+    party = Party(2)
+    with ExitStack() as stack:
+        for _ in range(STRANGERS_LIMIT + 10):
+            stack.enter_context(socket.create_connection(party.address))
+        all_talk(party.complete())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"token": b"another"}, {"generation": 6}, {"world_size": 4}, {"rank": 3, "world_size": 4}],
+)
+def test_who_knows_another_group_is_turned_away_and_the_others_meet(
+    changed: dict[str, bytes | int],
+) -> None:
+    party = Party(3)
+    with pytest.raises(PeerRefused):
+        meet(replace(member(1, 3), **changed), party.address)
+    all_talk(party.complete())
+
+
+def test_a_rank_takes_nobody_for_rank_0_who_does_not_know_the_token() -> None:
+    with listening() as impostor:
+
+        def answer() -> None:
+            connection, _ = impostor.accept()
+            with connection:
+                connection.sendall(bytes(48))
+                connection.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PeerRefused, match="token"):
+            meet(member(1, 2), impostor.getsockname())
+        thread.join()
+
+
+def test_the_token_is_never_sent() -> None:
+    with listening() as impostor, ThreadPoolExecutor(1) as threads:
+        caller = threads.submit(meet, member(1, 2), impostor.getsockname(), timeout_seconds=SOON)
+        connection, _ = impostor.accept()
+        with connection:
+            assert TOKEN not in connection.recv(4096)
+        assert isinstance(caller.exception(), PeerRefused)
+
+
+def test_not_waiting_for_ever_for_who_does_not_come() -> None:
+    with pytest.raises(TimedOut):
+        meet(member(0, 2), ("127.0.0.1", 0), listener=listening(), timeout_seconds=SOON)
+    with listening() as listener:
+        address = listener.getsockname()
+    with pytest.raises(TimedOut, match=str(address[1])):
+        meet(member(1, 2), address, timeout_seconds=SOON)
+
+
+def test_what_has_become_more_important_ends_the_wait() -> None:
+    class NewLayoutError(Exception):
+        pass
+
+    def attention() -> None:
+        raise NewLayoutError
+
+    with pytest.raises(NewLayoutError):
+        meet(member(0, 2), ("127.0.0.1", 0), listener=listening(), attention=attention)
+    with pytest.raises(NewLayoutError):
+        meet(member(1, 2), ("127.0.0.1", 1), attention=attention)
+
+
+def test_a_group_that_cannot_be_is_refused_and_the_listener_closed() -> None:
+    listener = listening()
+    with pytest.raises(InvalidWorldSize):
+        meet(member(0, 1), listener.getsockname(), listener=listener)
+    assert listener.fileno() == -1
+    with pytest.raises(InvalidRank):
+        meet(member(2, 2), ("127.0.0.1", 1))
