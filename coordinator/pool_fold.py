@@ -82,9 +82,7 @@ def said(
     assert_never(message)
 
 
-def gone(
-    snapshot: JobSnapshot, rank: RankSnapshot, ended: RankSnapshot, now: float
-) -> JobSnapshot:
+def gone(snapshot: JobSnapshot, rank: RankSnapshot, ended: RankSnapshot, now: float) -> JobSnapshot:
     """The process of a worker has ended."""
     if not snapshot.is_synchronous or rank.worker_id is None:
         return snapshot

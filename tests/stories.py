@@ -28,6 +28,7 @@ from muster.contracts.messages import (
     RankSpawned,
     Refused,
 )
+from muster.contracts.pool import Pool
 from muster.contracts.spec import JobSpec
 
 ROUNDS = 20
@@ -44,6 +45,12 @@ def queued_job(**spec: object) -> JobSnapshot:
         spec=job,
         status=JobStatus.QUEUED,
         ranks=tuple(RankSnapshot(rank=rank) for rank in range(job.world_size)),
+        wanted_world_size=job.world_size,
+        pool=Pool(
+            min_workers=job.min_workers,
+            max_workers=job.max_workers or job.world_size,
+            timeout_seconds=job.heartbeat_timeout,
+        ),
     )
 
 

@@ -299,4 +299,4 @@ def decode_layout(payload: bytes) -> Layout:
     try:
         return _LAYOUT.decode(payload)
     except _NOT_A_MESSAGE as error:
-        raise WireError(f"an agent sent what is no layout: {error}") from error
+        raise WireError(f"an agent sent what is no message: {error}") from error

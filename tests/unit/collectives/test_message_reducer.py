@@ -1,6 +1,7 @@
 import random
 
 import numpy as np
+from numpy.typing import NDArray
 import pytest
 
 from muster.collectives.backend import Backend, Vector
@@ -42,9 +43,13 @@ def layout_by_chance(world_size: int, chance: random.Random) -> Layout:
     return [tuple(blocks) for blocks in held]
 
 
+def slots_of(count: int, elements: int) -> NDArray[np.float32]:
+    return np.zeros((count, elements), np.float32)
+
+
 def reduce(backend: Backend, layout: Layout, leaves: list[Vector]) -> list[bytes]:
     """All-reduce the same layout twice, the second time with other values."""
-    reducer = MessageReducer(backend, slots=LEAVES, elements=leaves[0].size)
+    reducer = MessageReducer(backend, slots_of(LEAVES, leaves[0].size))
     results = []
     for factor in (np.float32(1), np.float32(-3)):
         for slot, block in zip(reducer.slots, layout[backend.rank], strict=False):
@@ -92,11 +97,11 @@ def test_every_element_is_added_up_once(elements: int, world_size: int) -> None:
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused(layout: Layout, reason: str) -> None:
-    reducer = MessageReducer(SimulatedGroup(2).backends()[0], slots=1, elements=4)
+    reducer = MessageReducer(SimulatedGroup(2).backends()[0], slots_of(1, 4))
     with pytest.raises(ValueError, match=reason):
         reducer.all_reduce(layout)
 
 
 def test_without_elements_there_is_nothing_to_do() -> None:
-    reducer = MessageReducer(SimulatedGroup(1).backends()[0], slots=1, elements=0)
+    reducer = MessageReducer(SimulatedGroup(1).backends()[0], slots_of(1, 0))
     assert reducer.all_reduce([(Block(0, 0),)]).size == 0

@@ -293,7 +293,7 @@ def test_a_sum_has_the_same_bits_over_every_transport(make: Make) -> None:
         return leaves[start] if stop == start + 1 else tree(start, middle) + tree(middle, stop)
 
     def rank(backend: Backend) -> bytes:
-        reducer = MessageReducer(backend, slots=4, elements=700_000)
+        reducer = MessageReducer(backend, np.zeros((4, 700_000), np.float32))
         for slot, block in zip(reducer.slots, layout[backend.rank], strict=False):
             slot[:] = tree(block.start, block.stop)
         return reducer.all_reduce(layout).tobytes()

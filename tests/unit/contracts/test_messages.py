@@ -8,21 +8,31 @@ from muster.contracts.errors import WireError
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     AgentHello,
+    Announce,
     Beat,
     Dismiss,
+    Disputed,
+    EpochDone,
     Executing,
     Hello,
     KillRank,
+    Layout,
     RankExited,
     RankSaid,
     RankSpawned,
+    Ready,
     Refused,
+    Saved,
+    Seat,
     StartRank,
+    Stranded,
     TerminateRank,
+    TookUp,
     Warned,
     Welcome,
     decode_agent_message,
     decode_coordinator_message,
+    decode_layout,
     decode_rank_message,
     encode,
 )
@@ -61,6 +71,27 @@ FROM_RANKS = [
     LATER_BEAT,
     Warned(message="careful: ü"),
     Refused(reason=Reason.INVALID_PROGRAM, message="no"),
+    Ready(fingerprint="f" * 32, backend="tcp", port=4711),
+    TookUp(generation=3, step=12, digest="d" * 32),
+    Stranded(generation=3, message="the channel to rank 1 is closed"),
+    Disputed(generation=3, workers=(4,), message="differs"),
+    Saved(
+        generation=3,
+        step=12,
+        epoch=1,
+        digest="d" * 32,
+        consumed=64,
+        consumed_hash=2**64 - 1,
+        epochs=(
+            EpochDone(
+                epoch=0,
+                samples=100,
+                hash_sum=2**64 - 1,
+                expected_samples=100,
+                expected_hash_sum=2**64 - 1,
+            ),
+        ),
+    ),
 ]
 FROM_AGENTS = [
     AgentHello(job_uid="uid", generation=1, token="secret"),  # noqa: S106  for a test
@@ -69,11 +100,18 @@ FROM_AGENTS = [
     RankExited(rank=1, incarnation=2, exit_code=0, signal=None, last_lines=()),
     RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=("a", "b")),
 ]
+LAYOUT = Layout(
+    generation=3,
+    token="secret",  # noqa: S106  for a test
+    seats=(Seat(worker_id=4, rank=1, host="127.0.0.1", port=4711),),
+    paused=False,
+)
 FROM_COORDINATORS = [
     Welcome(epoch=4),
     StartRank(rank=1, incarnation=2, environment={"A": "ü"}, working_dir="/"),
     TerminateRank(rank=1, incarnation=2),
     KillRank(rank=1, incarnation=2),
+    Announce(layout=LAYOUT, incarnations=(2,)),
     Dismiss(),
 ]
 
@@ -81,6 +119,7 @@ DIRECTIONS = [
     (decode_rank_message, FROM_RANKS),
     (decode_agent_message, FROM_AGENTS),
     (decode_coordinator_message, FROM_COORDINATORS),
+    (decode_layout, [LAYOUT]),
 ]
 EVERYTHING = [(decode, message) for decode, spoken in DIRECTIONS for message in spoken]
 DECODERS = [decode for decode, _ in DIRECTIONS]
@@ -93,7 +132,8 @@ def test_every_kind_of_message_is_tried_here() -> None:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     }
     tried = {type(message) for _, message in EVERYTHING}
-    assert {kind.__name__ for kind in kinds - tried} == {"_Message"}
+    # Parts of other messages, and what all have in common.
+    assert {kind.__name__ for kind in kinds - tried} == {"_Message", "EpochDone", "Seat"}
 
 
 @pytest.mark.parametrize(("decode", "message"), EVERYTHING)

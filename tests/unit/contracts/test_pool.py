@@ -52,8 +52,8 @@ def joins(rank: int | None = None, now: float = 0.0, step: int = 0) -> Event:
     )
 
 
-def activates(worker_id: int, now: float = 0.0) -> Event:
-    return lambda before: activate(before, worker_id, now=now, step=0)
+def activates(worker_id: int, now: float = 0.0, step: int = 0) -> Event:
+    return lambda before: activate(before, worker_id, now=now, step=step)
 
 
 def leaves(worker_id: int) -> Event:
@@ -146,7 +146,7 @@ def test_a_newcomer_announces_the_epoch_it_has_reached() -> None:
 
 
 def test_each_worker_records_where_and_when_it_joined_and_its_last_heartbeat() -> None:
-    (member,) = pool(joins(now=5.0, step=12), activates(0, now=6.0), beats(0, 8.0)).members
+    (member,) = pool(joins(now=5.0, step=11), activates(0, now=6.0, step=12), beats(0, 8.0)).members
     assert (member.newcomer.node, member.newcomer.gpus) == ("kiwi", 2)
     assert member.newcomer.backend == "numpy"
     assert (member.joined_at, member.joined_step, member.last_heartbeat) == (5.0, 12, 8.0)

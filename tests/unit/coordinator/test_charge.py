@@ -6,7 +6,8 @@ from stories import Story, beat, exited
 
 from coordinator.actions import Move, Start, StartAgent
 from coordinator.charge import Charge
-from coordinator.rows import Attachment, Haste, Moment
+from coordinator.moment import Moment
+from coordinator.rows import Attachment, Haste
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import RankSaid
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from stories import Story, starts
 
+from coordinator.moment import Moment
 from coordinator.rows import (
     Attachment,
     Haste,
-    Moment,
     change_of,
     haste,
     snapshot_of,
@@ -48,7 +48,7 @@ def rows_of(
 def successor(story: Story, stop: StopRequest | None = None) -> Story:
     """Return the story as the next coordinator takes it up, on a clock of its own."""
     row, workers = rows_of(story.job, story.now, stop)
-    taken_up = Story(snapshot_of(row, workers), now=5.0)
+    taken_up = Story(snapshot_of(row, workers, [], Moment(monotonic=5.0, wall=NOON)), now=5.0)
     return taken_up if stop is None else taken_up.is_stopped(stop)
 
 

@@ -177,7 +177,7 @@ def test_a_loss_that_is_no_number_is_none_and_neither_are_such_metrics(
 
 
 def last_beat_metrics(run: object) -> dict[str, float]:
-    return run._beat().metrics  # noqa: SLF001  the value that is sent
+    return run._beat(stopping=False).metrics  # noqa: SLF001  the value that is sent
 
 
 def test_what_a_step_does_not_tell_stays_as_it_was(place: Path, ear: Ear) -> None:
