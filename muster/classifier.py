@@ -9,18 +9,15 @@ bits as one that was not.
 import math
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.contracts.environ import RankSettings
-from muster.contracts.position import Position
-from muster.datasets.contents import read_facts
-from muster.datasets.reader import read_lines
-from muster.datasets.samples import LabelledSample, parse_sample
+from muster.datasets.samples import LabelledSample
+from muster.datasets.shape import SampleShape, shape_of
 from muster.run import Run
 from muster.voice import Voice
 
@@ -92,40 +89,11 @@ def main(settings: RankSettings) -> int:
     if run.samples_per_epoch == 0:
         _say(run, "has no samples: nothing to do")
         return 0
-    _train(run, _shape_of(run))
+    _train(run, shape_of(run.settings.dataset_dir, run.shards))
     return 0
 
 
-class _Shape(NamedTuple):
-    features: int
-    classes: int
-
-    def decoder(self) -> msgspec.json.Decoder[Any]:
-        """Return a decoder that refuses a sample of another shape, saying what is wrong."""
-        length = msgspec.Meta(min_length=self.features, max_length=self.features)
-        label = msgspec.Meta(ge=0, lt=self.classes)
-        sample = msgspec.defstruct(
-            "Sample", [("x", Annotated[list[float], length]), ("y", Annotated[int, label])]
-        )
-        return msgspec.json.Decoder(sample)
-
-
-def _shape_of(run: Run) -> _Shape:
-    """Return the data's shape: as its facts say, or as this rank's own samples show."""
-    facts = read_facts(run.settings.dataset_dir)
-    if facts is not None:
-        return _Shape(facts.features, facts.classes)
-    decoder = msgspec.json.Decoder(LabelledSample)
-    features = classes = 0
-    for line, shard_idx, line_idx in read_lines(run.shards, Position()):
-        shard = run.shards[shard_idx]
-        sample = parse_sample(line, decoder, shard=shard, line_number=line_idx)
-        features = features or len(sample.x)
-        classes = max(classes, sample.y + 1)
-    return _Shape(features, classes)
-
-
-def _train(run: Run, shape: _Shape) -> None:
+def _train(run: Run, shape: SampleShape) -> None:
     state = _state_to_begin_with(run, shape)
     report = _ProgressReport(run)
     saved_at = run.steps_done
@@ -146,7 +114,7 @@ def _train(run: Run, shape: _Shape) -> None:
     _say(run, "is asked to stop; saved" if run.should_stop else "is done")
 
 
-def _state_to_begin_with(run: Run, shape: _Shape) -> State:
+def _state_to_begin_with(run: Run, shape: SampleShape) -> State:
     fresh = initial_state(*shape, seed=run.settings.seed, rank=run.rank)
     restored = run.restore()
     if restored is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
+from muster.contracts.errors import MusterError
 from muster.program import InvalidProgram, Program
 
 FUNCTIONS: Final = {
@@ -67,7 +68,7 @@ def _module_of_file(file: Path, reference: str) -> ModuleType:
     try:
         with _its_errors(f"{file} cannot be imported", file.parent):
             spec.loader.exec_module(module)
-    except InvalidProgram:
+    except BaseException:
         del sys.modules[spec.name]
         raise
     return module
@@ -151,7 +152,7 @@ def _its_errors(what: str, directory: Path) -> Iterator[None]:
     """Turn what a person's code raises into `InvalidProgram`, naming the line of theirs."""
     try:
         yield
-    except InvalidProgram:
+    except MusterError:  # a sentence already, such as one about the data set
         raise
     except (Exception, SystemExit) as error:
         raise InvalidProgram(

@@ -29,6 +29,12 @@ class Leaf(NamedTuple):
     step: int
     shard: int
 
+    def random(self, seed: int) -> np.random.Generator:
+        """Return the generator for this part: no other part's numbers overlap with its own."""
+        key = np.array([seed, self.step], np.uint64)
+        counter = np.array([0, 0, 0, self.shard], np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
     def __str__(self) -> str:
         return f"in step {self.step}, virtual shard {self.shard}"
 

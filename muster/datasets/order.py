@@ -44,12 +44,22 @@ class ShardSamples(NamedTuple):
     """What one virtual shard reads: places [start, stop) in the order of the epoch.
 
     Its size is the same in every step. Where the data ends before the batch is full, it lacks
-    `padded` samples, and copies of any others, with weight 0, fill their places.
+    `padded` samples, and copies with weight 0 fill their places.
     """
 
     start: int
     stop: int
     padded: int
+
+    @property
+    def real(self) -> int:
+        """How many samples are read, and consumed."""
+        return self.stop - self.start
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """1 for every sample that is read, then 0 for every copy."""
+        return np.repeat(np.array([1, 0], np.float32), [self.real, self.padded])
 
 
 def shard_samples(
@@ -86,6 +96,17 @@ def positions(samples: int, *, seed: int, epoch: int, start: int, stop: int) -> 
         found[outside] = network.apply(found[outside])
         outside = outside[found[outside] >= samples]
     return found.astype(np.int64)
+
+
+def positions_of_shard(shard: ShardSamples, samples: int, *, seed: int, epoch: int) -> Numbers:
+    """Return the samples of a virtual shard in its fixed size, copies of the last one at its end.
+
+    Where it reads none at all, all are copies of the last sample of the epoch.
+    """
+    start = min(shard.start, samples - 1)
+    stop = max(shard.stop, start + 1)
+    found = positions(samples, seed=seed, epoch=epoch, start=start, stop=stop)
+    return np.pad(found, (0, shard.real + shard.padded - len(found)), mode="edge")
 
 
 class _Network:

@@ -3,7 +3,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from muster.datasets.order import ShardSamples, positions, shard_samples, steps_per_epoch
+from muster.datasets.order import (
+    ShardSamples,
+    positions,
+    positions_of_shard,
+    shard_samples,
+    steps_per_epoch,
+)
 
 BIG = [1_000_003, 2**31 + 11, 2**40 - 1, 2**62 + 12_345]
 
@@ -125,6 +131,11 @@ def test_the_shards_of_all_steps_read_every_place_once(samples: int, virtual_sha
             )
             assert stop - start + padded == 64 // virtual_shards, "a shard is always of one size"
             read += range(start, stop)
+            if padded == 0:
+                whole = order(samples, seed=2, epoch=5)[start:stop]
+                part = ShardSamples(start, stop, padded)
+                found = positions_of_shard(part, samples, seed=2, epoch=5)
+                assert np.array_equal(found, whole)
     assert read == list(range(samples))
 
 
@@ -137,6 +148,15 @@ def test_where_the_data_ends_the_rest_of_the_batch_is_padding() -> None:
         ShardSamples(10, 11, 1),
         ShardSamples(11, 11, 2),
         ShardSamples(11, 11, 2),
+    ]
+    assert [part.weights.tolist() for part in parts] == [[1, 1], [1, 0], [0, 0], [0, 0]]
+    assert [part.real for part in parts] == [2, 1, 0, 0]
+    *_, before, last = order(11, seed=3, epoch=1).tolist()
+    assert [positions_of_shard(part, 11, seed=3, epoch=1).tolist()[-1] for part in parts] == [
+        before,
+        last,
+        last,
+        last,
     ]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.datasets.errors import DatasetMissing
 from muster.loading import load
 from muster.program import InvalidProgram
 
@@ -163,6 +164,11 @@ def test_a_class_that_cannot_be_made_is_told_with_its_line(tmp_path: Path) -> No
     sentence = refused("train.py:Model", written(tmp_path, text))
     assert "the program 'train.py:Model' cannot be made: " in sentence
     assert f"{tmp_path / 'train.py'}:3, OSError: no disk" in sentence
+
+
+def test_what_is_a_sentence_already_is_told_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(DatasetMissing, match="the data set the data does not exist"):
+        load("muster.programs.classifier:Classifier", tmp_path, dataset_dir=DATA)
 
 
 def test_a_class_that_wants_more_than_the_directory_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Programs for synchronous training that come with Muster."""

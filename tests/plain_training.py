@@ -1,0 +1,91 @@
+"""Synchronous training in a few plain loops: no rank, no failure, no speed.
+
+What it ends with is what every job has to end with, to the bit, whoever computed what.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from muster.datasets.drawing import Drawer, consumed
+from muster.datasets.index import Totals
+from muster.datasets.lines import Line
+from muster.datasets.listing import find_shards
+from muster.datasets.order import positions_of_shard, shard_samples, steps_per_epoch
+from muster.program import Batch, Program, State, decoded, decoder_of
+from muster.shapes import GradientShape, Leaf, Means, StateShape, read_only
+
+
+class Outcome(NamedTuple):
+    state: State
+    means: list[Means]
+    """One a step."""
+    read: list[Totals]
+    """One an epoch: what was consumed in it."""
+
+
+class PlainTraining:
+    """One program on one data set, with V virtual shards."""
+
+    def __init__(
+        self, program: Program, dataset: Path, *, seed: int, batch_size: int, virtual_shards: int
+    ) -> None:
+        self._program = program
+        self._shards = find_shards(dataset)
+        self._seed = seed
+        self._batch_size = batch_size
+        self._virtual_shards = virtual_shards
+        self._shape: GradientShape | None = None
+
+    def run(self, epochs: int) -> Outcome:
+        with Drawer(self._shards) as self._drawer:
+            self._steps = steps_per_epoch(self._drawer.totals.lines, self._batch_size)
+            return self._run(epochs)
+
+    def _run(self, epochs: int) -> Outcome:
+        state = dict(self._program.initial(self._seed))
+        state_shape = StateShape.of(state)
+        means, read = [], []
+        for epoch in range(epochs):
+            lines: list[Line] = []
+            for step in range(epoch * self._steps, (epoch + 1) * self._steps):
+                shards = range(self._virtual_shards)
+                total = summed_by_halves([self._leaf(state, Leaf(step, v), lines) for v in shards])
+                means.append(self._shape.means(total, np.empty_like(total)))
+                new = self._program.update(read_only(state), means[-1].gradients, step)
+                target = {name: np.empty_like(array) for name, array in state.items()}
+                state_shape.write(new, step, target)
+                state = target
+            read.append(consumed(lines))
+        return Outcome(state, means, read)
+
+    def _leaf(self, state: State, leaf: Leaf, lines: list[Line]) -> np.ndarray:
+        """Return the vector of one virtual shard, and add what it consumed to `lines`."""
+        samples = self._drawer.totals.lines
+        epoch, step_in_epoch = divmod(leaf.step, self._steps)
+        place = shard_samples(
+            step_in_epoch,
+            leaf.shard,
+            batch_size=self._batch_size,
+            virtual_shards=self._virtual_shards,
+            samples=samples,
+        )
+        numbers = positions_of_shard(place, samples, seed=self._seed, epoch=epoch)
+        drawn = self._drawer.draw(numbers)
+        lines += drawn[: place.real]
+        batch = Batch(decoded(drawn, decoder_of(self._program)), place.weights)
+        contribution = self._program.gradient(read_only(state), batch, leaf.random(self._seed))
+        self._shape = self._shape or GradientShape.of(state, contribution, leaf)
+        vector = np.empty(self._shape.elements, np.float32)
+        self._shape.write(contribution, float(place.real), leaf, vector)
+        return vector
+
+
+def summed_by_halves(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the sum of all, left half plus right half, all the way down."""
+    if len(vectors) == 1:
+        return vectors[0]
+    middle = len(vectors) // 2
+    return summed_by_halves(vectors[:middle]) + summed_by_halves(vectors[middle:])
