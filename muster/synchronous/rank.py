@@ -21,6 +21,7 @@ from muster.datasets.listing import find_shards
 from muster.loading import load
 from muster.presence import Presence
 from muster.program import Program
+from muster.programs.classifier import Classifier
 from muster.shapes import Means
 from muster.synchronous.course import Course
 from muster.synchronous.keeper import Keeper
@@ -191,7 +192,5 @@ def _meeting_of(settings: RankSettings, shares: Shares, layouts: Layouts) -> Mee
 
 def _program_of(settings: RankSettings, working_dir: Path) -> Program:
     if settings.program is None:
-        from muster.digits_program import Classifier  # noqa: PLC0415
-
         return Classifier(settings.dataset_dir)
     return load(settings.program, working_dir, dataset_dir=settings.dataset_dir)

@@ -1,8 +1,8 @@
 import random
 
 import numpy as np
-from numpy.typing import NDArray
 import pytest
+from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend, Vector
 from muster.collectives.message_reducer import MessageReducer, rounds_of

@@ -195,7 +195,7 @@ def test_a_restored_run_says_what_it_was_restored_from(place: Path, ear: Ear) ->
     first.checkpoint({})
     second = run_of(place, ear.voice)
     second.restore()
-    second._heart.stop()  # noqa: SLF001  its last word is what is asked for
+    second._presence._heart.stop()  # noqa: SLF001  its last word is what is asked for
     beat = last_beat(ear)
     assert (beat.step, beat.checkpoints_saved, beat.last_checkpoint_step) == (1, 0, 1)
 
