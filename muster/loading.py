@@ -45,7 +45,7 @@ def load(reference: str, working_dir: Path, *, dataset_dir: Path) -> Program:
     else:
         module = _module_named(module_name, working_dir, reference)
     found = _found(module, name, reference)
-    with _its_errors(f"the program {reference!r} cannot be made", working_dir):
+    with their_errors(f"the program {reference!r} cannot be made", working_dir):
         made = _made(found, reference, dataset_dir)
     _check_functions(made, reference)
     return cast("Program", made)
@@ -66,7 +66,7 @@ def _module_of_file(file: Path, reference: str) -> ModuleType:
     # Dataclasses, for one, look for their module there.
     sys.modules[spec.name] = module
     try:
-        with _its_errors(f"{file} cannot be imported", file.parent):
+        with their_errors(f"{file} cannot be imported", file.parent):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[spec.name]
@@ -76,7 +76,7 @@ def _module_of_file(file: Path, reference: str) -> ModuleType:
 
 def _module_named(module_name: str, working_dir: Path, reference: str) -> ModuleType:
     _put_first(working_dir)
-    with _its_errors(f"the module of the program {reference!r} cannot be imported", working_dir):
+    with their_errors(f"the module of the program {reference!r} cannot be imported", working_dir):
         return importlib.import_module(module_name)
 
 
@@ -148,8 +148,11 @@ def _check_functions(program: object, reference: str) -> None:
 
 
 @contextmanager
-def _its_errors(what: str, directory: Path) -> Iterator[None]:
-    """Turn what a person's code raises into `InvalidProgram`, naming the line of theirs."""
+def their_errors(what: str, directory: Path) -> Iterator[None]:
+    """Turn what a person's code below `directory` raises into `InvalidProgram`, naming the line.
+
+    What is a `MusterError` is let through. Theirs is the `__cause__`, with its traceback.
+    """
     try:
         yield
     except MusterError:  # a sentence already, such as one about the data set

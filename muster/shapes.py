@@ -73,6 +73,7 @@ class GradientShape:
 
         A gradient that is called like an array of the state must have its shape.
         """
+        _check_contribution(contribution, leaf)
         parts: list[Part] = []
         start = 0
         for name in _sorted(contribution.gradients, f"the gradients {leaf}"):
@@ -100,14 +101,18 @@ class GradientShape:
         Raises `InvalidProgram` for other names, shapes or dtypes than at first, and for a number
         that is not finite; what `target` holds then is of no use.
         """
+        _check_contribution(contribution, leaf)
         self._check_names(contribution, leaf)
         for part in self.parts:
             found = contribution.gradients[part.name]
             _check_gradient(part.name, found, part.shape, leaf)
             target[part.start : part.stop] = found.reshape(-1)
         numbers = (contribution.loss, weight, *(contribution.metrics[m] for m in self.metrics))
-        with np.errstate(over="ignore"):  # told in words below
-            target[self.gradient_elements :] = numbers
+        try:
+            with np.errstate(over="ignore"):  # told in words below
+                target[self.gradient_elements :] = numbers
+        except (TypeError, ValueError) as error:
+            raise InvalidProgram(f"the loss or a metric {leaf} is not a number: {error}") from error
         if not np.isfinite(target).all():
             self._refuse(target, leaf)
 
@@ -194,6 +199,13 @@ def read_only(arrays: State) -> dict[str, NDArray[Any]]:
     return views
 
 
+def _check_contribution(found: object, leaf: Leaf) -> None:
+    if not isinstance(found, Contribution):
+        raise InvalidProgram(
+            f"what gradient() returned {leaf} is {_described(found)}: expected a Contribution"
+        )
+
+
 def _check_gradient(name: str, found: object, shape: tuple[int, ...], leaf: Leaf) -> None:
     right = isinstance(found, np.ndarray) and found.dtype == _FLOAT32 and found.shape == shape
     if not right:
@@ -208,16 +220,18 @@ def _check_gradient(name: str, found: object, shape: tuple[int, ...], leaf: Leaf
         )
 
 
-def _check_same(expected: Iterable[str], found: Mapping[str, object], what: str) -> None:
+def _check_same(expected: Iterable[str], found: object, what: str) -> None:
+    if not isinstance(found, Mapping):
+        raise InvalidProgram(f"{what}: expected a mapping with names, got {_described(found)}")
     if found.keys() != set(expected):
         raise InvalidProgram(
-            f"{what} are called {_listed(found)}: expected {_listed(expected)}, the same every time"
+            f"{what}: expected {_listed(expected)}, the same every time, got {_listed(found)}"
         )
 
 
 def _sorted(found: object, what: str) -> list[str]:
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise InvalidProgram(f"{what} are {_described(found)}: expected a mapping with names")
+        raise InvalidProgram(f"{what}: expected a mapping with names, got {_described(found)}")
     return sorted(found)
 
 

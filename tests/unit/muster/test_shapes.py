@@ -74,8 +74,8 @@ def test_a_program_without_metrics_has_loss_and_weight_behind_its_gradients() ->
 
 
 BAD_ARRAYS = [
-    ({"bias": None}, r"are called 'weights': expected 'bias', 'weights'"),
-    ({"more": np.zeros(1, np.float32)}, r"are called 'bias', 'more', 'weights': expected 'bias'"),
+    ({"bias": None}, r"expected 'bias', 'weights', the same every time, got 'weights'"),
+    ({"more": np.zeros(1, np.float32)}, r"the gradients in .*, got 'bias', 'more', 'weights'"),
     (
         {"weights": np.zeros((3, 2), np.float32)},
         r"'weights' in step 12, virtual shard 5 is an array of float32 3x2: expected .* 2x3",
@@ -101,11 +101,18 @@ def test_a_contribution_that_is_not_as_at_first_is_refused_by_step_shard_and_nam
     ("bad", "problem"),
     [
         (contribution(loss=float("nan")), "the loss in step 12, virtual shard 5 is nan"),
+        (contribution(loss=None), "the loss in step 12, virtual shard 5 is nan"),  # type: ignore[arg-type]
+        (contribution(loss=[1.0, 2.0]), "the loss or a metric in .* is not a number: setting"),  # type: ignore[arg-type]
+        (({}, 1.0), "what gradient.. returned in step 12, .* is a tuple: expected a Contribution"),
+        (
+            Contribution(None, 1.0),
+            "the gradients in .*: expected a mapping with names, got a NoneType",
+        ),  # type: ignore[arg-type]
         (contribution(loss=1e39), "the loss in step 12, virtual shard 5 is inf in float32"),
         (contribution(metrics={"right": 1.0, "hits": float("inf")}), "the metric 'hits' in .* inf"),
         (
             contribution(metrics={"right": 1.0}),
-            "the metrics .* are called 'right': expected 'hits'",
+            "the metrics .*: expected 'hits', 'right', the same every time, got 'right'",
         ),
     ],
 )
@@ -121,8 +128,11 @@ def test_a_loss_or_metric_that_is_no_number_is_refused(
     [
         (contribution(weights=np.zeros((3, 2), np.float32)), "expected an array of float32 2x3"),
         (contribution(other=np.zeros(3)), "'other' in .* is an array of float64 3"),
-        (Contribution([1, 2], 0.0), "the gradients .* are a list: expected a mapping"),  # type: ignore[arg-type]
-        (Contribution({}, 0.0, {3: 1.0}), "the metrics .* are a dict: expected a mapping"),  # type: ignore[dict-item]
+        (Contribution([1, 2], 0.0), "the gradients .*: expected a mapping with names, got a list"),  # type: ignore[arg-type]
+        (
+            Contribution({}, 0.0, {3: 1.0}),
+            "the metrics .*: expected a mapping with names, got a dict",
+        ),  # type: ignore[dict-item]
     ],
 )
 def test_a_first_contribution_has_to_fit_the_state(bad: Contribution, problem: str) -> None:
@@ -149,7 +159,7 @@ def test_a_new_state_is_copied_into_the_other_half() -> None:
         ({"weights": np.ones((3, 2), np.float32)}, "'weights' of .* float32 3x2: expected .* 2x3"),
         ({"steps": np.ones(1, np.int32)}, "an array of int32 1: expected an array of int64 1"),
         ({"bias": 1.0}, "'bias' of .* for step 3 is a float: expected an array"),
-        ({"more": np.ones(1)}, "for step 3 are called 'bias', 'more', 'steps', 'weights'"),
+        ({"more": np.ones(1)}, "for step 3: expected .*, got 'bias', 'more', 'steps', 'weights'"),
     ],
 )
 def test_a_new_state_of_another_shape_is_refused_before_anything_is_written(
@@ -179,9 +189,16 @@ def test_a_first_state_holds_arrays_that_a_checkpoint_can_hold(value: object) ->
         StateShape.of({"w": value})  # type: ignore[dict-item]
 
 
+def test_a_new_state_is_a_mapping() -> None:
+    with pytest.raises(
+        InvalidProgram, match=r"for step 3: expected a mapping with names, got a NoneType"
+    ):
+        StateShape.of(STATE).write(None, 3, {})  # type: ignore[arg-type]
+
+
 def test_a_first_state_is_a_mapping() -> None:
     with pytest.raises(
-        InvalidProgram, match=r"initial\(\) returned are a list: expected a mapping"
+        InvalidProgram, match=r"initial\(\) returned: expected a mapping .* got a list"
     ):
         StateShape.of([np.zeros(1)])  # type: ignore[arg-type]
 
