@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.collectives.errors import ChannelClosed, PeerRefused, SizeMismatch, TransportFailed
 
-CHUNK_BYTES: Final = 1 << 19
+CHUNK_BYTES: Final = 1 << 20
 """At most so much goes one way before the other has its turn; 256 KB to 1 MB are equally fast."""
 
 _NOTHING: Final = memoryview(b"")
