@@ -217,6 +217,6 @@ class Channel:
         return PeerRefused(f"rank {self.peer} broke the protocol: {reason}")
 
     def _failed(self, error: OSError) -> ChannelClosed | TransportFailed:
-        if isinstance(error, ConnectionError):
+        if isinstance(error, ConnectionError | TimeoutError):
             return ChannelClosed(self.peer)
         return TransportFailed(f"talking to rank {self.peer} failed: {error}")

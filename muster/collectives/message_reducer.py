@@ -1,9 +1,9 @@
 """Sums by the fixed tree over messages: across hosts, or wherever memory is not shared.
 
 Each rank owns a contiguous part of the elements. It is sent everybody's slices of that part, adds
-them up and sends the sum to all. This goes in rounds, so that what came is added while it is still
-in the cache; the sums of one round travel with the slices of the next. What is small everybody adds
-up for itself, which saves the second way.
+them up and sends the sum to all: in rounds, so that what comes needs little room; the sums of one
+round travel with the slices of the next. What is small everybody adds up for itself, which saves
+the second way.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +21,9 @@ from muster.contracts.shards import ranges
 PAGE_ELEMENTS: Final = 1024
 """Parts are cut at pages, so that each rank's begins at a cache line of its own."""
 
-ROUND_ELEMENTS: Final = 262_144
-"""1 MB of each slice: long enough for the waits between rounds not to count, short enough for an
-addition to find its operands where the network has just put them."""
+ROUND_ELEMENTS: Final = 4_194_304
+"""16 MB of each slice. At the end of a round everybody waits for everybody, which costs most where
+processors are shared; 1 MB is as fast on an idle machine, and half as slow again on a busy one."""
 
 SMALL_ELEMENTS: Final = 32_768
 """Up to so many elements over all ranks, a second message costs more than another addition."""
@@ -80,8 +80,9 @@ class MessageReducer:
                 f"rank {rank} cannot hold {len(layout[rank])} blocks in {len(self._slots)} slots"
             )
         self._plan = plan_of([block for blocks in layout for block in blocks])
+        longest = max(piece.stop - piece.start for piece in self._rounds[0])
         self._inbox = [
-            np.empty((len(blocks) if peer != rank else 0, ROUND_ELEMENTS), np.float32)
+            np.empty((len(blocks) if peer != rank else 0, longest), np.float32)
             for peer, blocks in enumerate(layout)
         ]
         self._layout = layout
