@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.collectives.errors import ChannelClosed, PeerRefused, SizeMismatch, TransportFailed
 
-CHUNK_BYTES: Final = 1 << 19
+CHUNK_BYTES: Final = 1 << 20
 """At most so much goes one way before the other has its turn; 256 KB to 1 MB are equally fast."""
 
 _NOTHING: Final = memoryview(b"")
@@ -217,6 +217,6 @@ class Channel:
         return PeerRefused(f"rank {self.peer} broke the protocol: {reason}")
 
     def _failed(self, error: OSError) -> ChannelClosed | TransportFailed:
-        if isinstance(error, ConnectionError):
+        if isinstance(error, ConnectionError | TimeoutError):
             return ChannelClosed(self.peer)
         return TransportFailed(f"talking to rank {self.peer} failed: {error}")

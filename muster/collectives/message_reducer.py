@@ -1,8 +1,9 @@
 """Sums by the fixed tree over messages: across hosts, or wherever memory is not shared.
 
 Each rank owns a contiguous part of the elements. It is sent everybody's slices of that part, adds
-them up and sends the sum to all. This goes in rounds, so that what came is added while it is still
-in the cache; the sums of one round travel with the slices of the next.
+them up and sends the sum to all: in rounds, so that what comes needs little room; the sums of one
+round travel with the slices of the next. What is small everybody adds up for itself, which saves
+the second way.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,9 +21,12 @@ from muster.contracts.shards import ranges
 PAGE_ELEMENTS: Final = 1024
 """Parts are cut at pages, so that each rank's begins at a cache line of its own."""
 
-ROUND_ELEMENTS: Final = 262_144
-"""1 MB of each slice: long enough for the waits between rounds not to count, short enough for an
-addition to find its operands where the network has just put them."""
+ROUND_ELEMENTS: Final = 4_194_304
+"""16 MB of each slice. At the end of a round everybody waits for everybody, which costs most where
+processors are shared; 1 MB is as fast on an idle machine, and half as slow again on a busy one."""
+
+SMALL_ELEMENTS: Final = 32_768
+"""Up to so many elements over all ranks, a second message costs more than another addition."""
 
 Layout: TypeAlias = tuple[tuple[Block, ...], ...]
 Pieces: TypeAlias = Sequence[slice]
@@ -37,8 +41,11 @@ class MessageReducer:
         self._peers = [rank for rank in range(backend.world_size) if rank != backend.rank]
         self._slots = np.zeros((slots, elements), np.float32)
         self._result = np.zeros(elements, np.float32)
+        self._nothing: Pieces = [slice(0, 0)] * backend.world_size
+        self._small = elements * backend.world_size <= SMALL_ELEMENTS
         self._rounds = rounds_of(elements, backend.world_size)
-        self._nothing = [slice(0, 0)] * backend.world_size
+        if self._small:
+            self._rounds = [[slice(0, elements)] * backend.world_size]
         self._layout: Layout = ()
         self._plan: Plan
         self._inbox: list[NDArray[np.float32]]
@@ -53,11 +60,11 @@ class MessageReducer:
         """As `Reducer`. Raises ValueError for a layout that does not fit group, tree or slots."""
         deadline = Deadline(timeout_seconds, "an all-reduce")
         self._take_up(tuple(tuple(blocks) for blocks in layout))
-        before: Pieces = self._nothing
+        before = self._nothing
         for pieces in self._rounds:
             self._exchange(pieces, before, deadline)
             self._add_up(pieces[self._backend.rank])
-            before = pieces
+            before = self._nothing if self._small else pieces
         self._exchange(self._nothing, before, deadline)
         return self._result
 
@@ -73,8 +80,9 @@ class MessageReducer:
                 f"rank {rank} cannot hold {len(layout[rank])} blocks in {len(self._slots)} slots"
             )
         self._plan = plan_of([block for blocks in layout for block in blocks])
+        longest = max(piece.stop - piece.start for piece in self._rounds[0])
         self._inbox = [
-            np.empty((len(blocks) if peer != rank else 0, ROUND_ELEMENTS), np.float32)
+            np.empty((len(blocks) if peer != rank else 0, longest), np.float32)
             for peer, blocks in enumerate(layout)
         ]
         self._layout = layout

@@ -28,6 +28,10 @@ Address: TypeAlias = tuple[str, int]
 CONNECT_SECONDS: Final = 5.0
 """A host that does not answer is tried again after so long, until the time is up."""
 
+KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+"""A host that vanished says nothing: after so many seconds without a word it is asked, and after
+three questions more it is gone. Only systems that know these names are told."""
+
 _PLACE: Final = struct.Struct("<46sH")  # the longest numeric address there is, and a port
 
 
@@ -96,7 +100,7 @@ class _Meeting:
                 self._admit(listener)
             unless_all_came.pop_all()
         for connection in self._connections.values():
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _tune(connection)
         return self._connections
 
     def _admit(self, listener: socket.socket) -> dict[int, Address]:
@@ -170,6 +174,15 @@ class _Meeting:
     def _close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+
+
+def _tune(connection: socket.socket) -> None:
+    """Have small frames sent at once, and a lost host noticed; buffers are the kernel's affair."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _listen(address: Address) -> socket.socket:

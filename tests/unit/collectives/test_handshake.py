@@ -1,0 +1,64 @@
+from dataclasses import replace
+
+import pytest
+
+from muster.collectives.errors import PeerRefused
+from muster.collectives.handshake import Caller, Membership, answer, call
+
+ZERO = Membership(rank=0, world_size=3, generation=5, token=b"token")
+ONE = replace(ZERO, rank=1)
+
+
+def talk(caller: Membership, answerer: Membership, peer: int = 0) -> Caller:
+    """Let them shake hands to the end."""
+    calling, answering = call(caller, peer, 4711), answer(answerer)
+    hello, wanted = next(calling).send, next(answering).size_bytes
+    assert len(hello) == wanted
+    with pytest.raises(StopIteration) as end:
+        answering.send(calling.send(answering.send(hello).send).send)
+    found: Caller = end.value.value
+    return found
+
+
+def test_the_answerer_learns_who_called_and_where_it_can_be_called() -> None:
+    assert talk(ONE, ZERO) == Caller(rank=1, port=4711)
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        replace(ONE, token=b"other"),
+        replace(ONE, token=b""),
+        replace(ONE, generation=4),
+        replace(ONE, world_size=2),
+    ],
+)
+def test_another_group_is_refused(caller: Membership) -> None:
+    with pytest.raises(PeerRefused):
+        talk(caller, ZERO)
+
+
+def test_a_caller_that_wants_another_rank_is_refused() -> None:
+    with pytest.raises(PeerRefused, match="looks for rank 2"):
+        talk(ONE, ZERO, peer=2)
+
+
+def test_what_was_heard_once_is_worth_nothing_a_second_time() -> None:
+    calling, answering = call(ONE, 0, 4711), answer(ZERO)
+    hello, _ = next(calling).send, next(answering)
+    proof = calling.send(answering.send(hello).send).send
+    again = answer(ZERO)
+    next(again)
+    again.send(hello)
+    with pytest.raises(PeerRefused, match="token"):
+        again.send(proof)
+
+
+def test_an_answer_that_was_heard_once_is_worth_nothing_to_another_call() -> None:
+    calling, answering = call(ONE, 0, 4711), answer(ZERO)
+    next(answering)
+    heard = answering.send(next(calling).send).send
+    again = call(ONE, 0, 4711)
+    next(again)
+    with pytest.raises(PeerRefused, match="token"):
+        again.send(heard)
