@@ -73,7 +73,7 @@ def start(world_size: int) -> int:
 
 
 class Rank:
-    """One process. Of its memory, one set is for what ranks say between rounds, one for each size."""
+    """One process, with memory for what ranks say between rounds, and for each size."""
 
     def __init__(self, parent: int, port: int, descriptors: list[int]) -> None:
         environ = os.environ
