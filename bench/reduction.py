@@ -21,6 +21,7 @@ import numpy as np
 
 from muster.collectives.arena import Arena, Geometry
 from muster.collectives.arena_reducer import ArenaReducer
+from muster.collectives.errors import PeerRefused
 from muster.collectives.flags import Flags
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.tree import Block
@@ -72,7 +73,7 @@ def start(world_size: int) -> int:
 
 
 class Rank:
-    """One process; a set of memory for each size, the last one for messages between rounds."""
+    """One process, with memory for what ranks say between rounds, and for each size."""
 
     def __init__(self, parent: int, port: int, descriptors: list[int]) -> None:
         environ = os.environ
@@ -99,14 +100,11 @@ class Rank:
 
     def group(self, elements: int) -> tuple[Flags, int]:
         """Return this rank's part of a new group, and the descriptor of its result."""
-        *mine, result = [os.open(next(self._paths), os.O_RDWR) for _ in range(self.world_size + 1)]
-        own = Arena.create(mine[self.rank], Geometry(slot_count=1, elements=elements))
-        arenas = []
-        for rank, descriptor in enumerate(mine):
-            while not (size := os.fstat(descriptor).st_size) or size < own.geometry.size_bytes:
-                time.sleep(0.001)
-            time.sleep(0.01)
-            arenas.append(own if rank == self.rank else Arena.attach(descriptor))
+        *memories, result = [
+            os.open(next(self._paths), os.O_RDWR) for _ in range(self.world_size + 1)
+        ]
+        own = Arena.create(memories[self.rank], Geometry(slot_count=1, elements=elements))
+        arenas = [own if rank == self.rank else peer(each) for rank, each in enumerate(memories)]
         flags = Flags(
             arenas=arenas, rank=self.rank, generation=1, pidfds={}, attention=lambda: None
         )
@@ -165,6 +163,15 @@ class Rank:
         self.backend.close()
         if self.gloo is not None:
             self.gloo.distributed.destroy_process_group()
+
+
+def peer(memory: int) -> Arena:
+    """Nobody announces here that an arena is ready, so it is waited for."""
+    while True:
+        try:
+            return Arena.attach(memory)
+        except PeerRefused:
+            time.sleep(0.001)
 
 
 def line(size: str, median: dict[str, float]) -> str:

@@ -19,6 +19,7 @@ from muster.datasets.errors import (
     ShardChanged,
     ShardUnreadable,
 )
+from muster.program import InvalidProgram
 
 _REASONS: Final[Mapping[type[MusterError], Reason]] = {
     DatasetMissing: Reason.INVALID_DATASET,
@@ -30,6 +31,7 @@ _REASONS: Final[Mapping[type[MusterError], Reason]] = {
     CheckpointMismatch: Reason.INVALID_CHECKPOINT,
     CheckpointNotWritable: Reason.INVALID_CHECKPOINT,
     UnsupportedState: Reason.INVALID_PROGRAM,
+    InvalidProgram: Reason.INVALID_PROGRAM,
 }
 
 

@@ -24,7 +24,7 @@ from muster.collectives.arena import PUBLISHED, SUMMED, map_memory
 from muster.collectives.backend import TIMEOUT_SECONDS, Vector
 from muster.collectives.deadline import Deadline
 from muster.collectives.flags import Flags
-from muster.collectives.summation import add_piece, add_up, plan_of, quietly
+from muster.collectives.summation import add_piece, add_up, plan_of, quiet_context
 from muster.collectives.tree import Block
 from muster.contracts.shards import ranges
 
@@ -120,6 +120,7 @@ class _SumAlone:
         halves = [[arena.halves[half] for arena in flags.arenas] for half in (0, 1)]
         scratch = np.empty((self._plan.temporaries, result.size), np.float32)
         self._buffers = [[*_rows(half, layout), result, *scratch] for half in halves]
+        self._quiet = quiet_context()
         held = len(layout[flags.rank])
         self._source = flags.own.slots[:held]
         self._copies = [half[flags.rank][:held] for half in halves]
@@ -129,8 +130,7 @@ class _SumAlone:
         np.copyto(self._copies[half], self._source)
         flags.raise_to(PUBLISHED, call)
         flags.wait_for_all(PUBLISHED, call, deadline)
-        with quietly():
-            add_piece(self._plan, self._buffers[half])
+        self._quiet.run(add_piece, self._plan, self._buffers[half])
         flags.confirm(PUBLISHED)
 
 

@@ -67,6 +67,7 @@ class Flags:
         self._attention = attention
         self._sleep = sleep
         self._words = [arena.words for arena in self.arenas]
+        self._peers = [(peer, words) for peer, words in enumerate(self._words) if peer != rank]
         self._stamp = generation * (COUNT_MASK + 1)
         self._last = self._stamp + COUNT_MASK
         self._take_up(generation)
@@ -88,19 +89,17 @@ class Flags:
 
     def confirm(self, word: int) -> None:
         """Raise `ChannelClosed` unless all that was read so far was written in this generation."""
-        for rank, words in enumerate(self._words):
+        for rank, words in self._peers:
             if words[word] > self._last:
                 raise ChannelClosed(rank)
 
     def wait_for_all(self, word: int, count: int, deadline: Deadline) -> None:
-        """Return when every rank has raised `word` to `count`."""
+        """Return when every other rank has raised `word` to `count`."""
         least, last = self._stamp + count, self._last
 
         def behind() -> list[int]:
             # One that is in another generation is behind, too, until `_gone` says what it is.
-            return [
-                rank for rank, words in enumerate(self._words) if not least <= words[word] <= last
-            ]
+            return [rank for rank, words in self._peers if not least <= words[word] <= last]
 
         self.wait(behind, deadline)
 
