@@ -302,7 +302,7 @@ class _Witness:
     player: Player
     initial: dict[str, np.ndarray]
 
-    def begin(self, replica: Replica) -> None:
+    def begin(self, _layout: Layout, replica: Replica) -> None:
         if self.stage.kept is None:
             replica.flip(
                 {n: a.copy() for n, a in self.initial.items()}, Committed(position=Position())
@@ -322,6 +322,9 @@ class _Witness:
 
     def stepped(self, replica: Replica, means: Means) -> None:
         self.stage.reaches(replica.position.step)
+
+    def rest(self, attend: Callable[[], None]) -> None:
+        attend()
 
     def keep(self, layout: Layout, replica: Replica) -> None:
         self.stage.kept = (dict(replica.state), replica.committed)

@@ -70,8 +70,6 @@ class Refused(_Message, frozen=True, tag="refused"):
 class Ready(_Message, frozen=True, tag="ready"):
     """A rank of a synchronous job has its program and its data, and waits for a layout."""
 
-    fingerprint: str
-    """Digest of how this process computes; ranks that differ cannot train together."""
     backend: str
     port: int
     """Where its peers reach it over TCP; 0 where they share memory."""

@@ -1,5 +1,6 @@
 """From a layout to a group: the same members, able to exchange."""
 
+import socket
 import time
 from types import TracebackType
 from typing import Final, Self
@@ -12,11 +13,16 @@ from muster.collectives.arena_reducer import ArenaReducer
 from muster.collectives.backend import Backend, Reducer
 from muster.collectives.errors import PeerRefused
 from muster.collectives.flags import Flags
+from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.rendezvous import meet
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedGroup
 from muster.contracts.messages import Layout
 from muster.synchronous.layouts import Gathering, Layouts
+from muster.synchronous.taking_up import PATIENCE_SECONDS
+
+LOOPBACK: Final = "127.0.0.1"
 
 ATTACH_PAUSE_SECONDS: Final = 0.001
 """Between looks at the memory of a peer that has not laid it out yet."""
@@ -39,6 +45,60 @@ class Group:
         trace: TracebackType | None,
     ) -> None:
         self.backend.close()
+
+
+class TcpMeeting:
+    """Meets ranks wherever they are: each listens all the time, all call the first of a layout."""
+
+    def __init__(self, rank: int, slots: NDArray[np.float32], layouts: Layouts) -> None:
+        self._rank: Final = rank
+        self._slots: Final = slots
+        self._layouts: Final = layouts
+        self._listener: Final = socket.create_server((LOOPBACK, 0))
+
+    @property
+    def port(self) -> int:
+        """Where this rank is called."""
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def enter(self, gathering: Gathering) -> Group | None:
+        layout = gathering.layout
+        place = place_of(self._rank, layout)
+        if place is None:
+            return None
+        backend = self._backend(layout, place)
+        return Group(backend, MessageReducer(backend, self._slots))
+
+    def _backend(self, layout: Layout, place: int) -> Backend:
+        first = layout.seats[0]
+        if len(layout.seats) == 1:
+            return alone()
+        membership = Membership(
+            rank=place,
+            world_size=len(layout.seats),
+            generation=layout.generation,
+            token=layout.token.encode(),
+        )
+        return meet(
+            membership,
+            (first.host, first.port),
+            # A meeting closes what it listened with; the next layout needs it again.
+            listener=self._listener.dup(),
+            timeout_seconds=PATIENCE_SECONDS,
+            attention=self._layouts.attend,
+        )
+
+
+class LonelyMeeting:
+    """Meets nobody: for a rank that trains by itself."""
+
+    def __init__(self, slots: NDArray[np.float32]) -> None:
+        self._slots: Final = slots
+
+    def enter(self, _gathering: Gathering) -> Group | None:
+        backend = alone()
+        return Group(backend, MessageReducer(backend, self._slots))
 
 
 class SharedMemoryMeeting:
@@ -81,16 +141,10 @@ class SharedMemoryMeeting:
                 time.sleep(ATTACH_PAUSE_SECONDS)
 
 
-class SimulatedMeeting:
-    """Meets nobody: for a rank that trains by itself."""
-
-    def __init__(self, rank: int, slots: NDArray[np.float32]) -> None:
-        self._rank: Final = rank
-        self._slots: Final = slots
-
-    def enter(self, gathering: Gathering) -> Group | None:
-        (backend,) = SimulatedGroup(len(gathering.layout.seats)).backends()
-        return Group(backend, MessageReducer(backend, self._slots))
+def alone() -> Backend:
+    """Return the backend of a group of one."""
+    (backend,) = SimulatedGroup(1).backends()
+    return backend
 
 
 def place_of(rank: int, layout: Layout) -> int | None:

@@ -12,7 +12,7 @@ newcomer is behind by all of them. Both are healed in the same way, from memory,
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,19 +20,23 @@ from muster.collectives.backend import Backend
 from muster.collectives.gathering import all_gather
 from muster.collectives.tree import Block, deal
 from muster.contracts.errors import MusterError
+from muster.fingerprint import Fingerprint, explain
 from muster.synchronous.replica import Replica
+
+Told = TypeVar("Told")
+
+PATIENCE_SECONDS: Final = 30 * 24 * 3600.0
+"""A rank waits for its peers as long as the layout holds: who is gone is the coordinator's to say,
+and a newer layout ends every wait."""
 
 Blocks: TypeAlias = Sequence[Sequence[Block]]
 
 
 class Differs(MusterError):
-    """Members hold different bits at the same step; `places` says who, within the group."""
+    """Members cannot train with the others; `places` says who, within the group."""
 
-    def __init__(self, step: int, places: Sequence[int], rank: int) -> None:
-        super().__init__(
-            f"at step {step} the state of {len(places)} of the members differs from that of the "
-            "others: they are stopped before they contribute another step"
-        )
+    def __init__(self, message: str, places: Sequence[int], rank: int) -> None:
+        super().__init__(message)
         self.places = tuple(places)
         self.is_me = rank in places
 
@@ -43,6 +47,10 @@ class _Standing(msgspec.Struct, frozen=True):
     step: int
     digest: str
     held: tuple[tuple[int, int], ...]
+    arithmetic: str
+    """The fingerprint's digest."""
+    facts: dict[str, str]
+    """The fingerprint's facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,7 @@ def take_up(
     replica: Replica,
     held: Sequence[Block],
     leaves: int,
+    own: Fingerprint,
     begin: Callable[[], None],
 ) -> Agreement:
     """Bring every member to the same step and state; all of them call this.
@@ -67,22 +76,27 @@ def take_up(
     where no member has a state: the first one calls it. Raises `Differs`, and what the backend
     raises; the replica is whole in any case.
     """
-    standings = _exchange(backend, _Standing(replica.position.step, _digest(replica), _plain(held)))
+    standing = _Standing(
+        replica.position.step, _digest(replica), _plain(held), own.digest, dict(own.facts)
+    )
+    standings = _gather(backend, standing, _Standing)
+    _compare_arithmetic(standings, backend.rank)
     furthest = max(standing.step for standing in standings)
     source = next(place for place, it in enumerate(standings) if it.step == furthest)
     if furthest < 0 and backend.rank == source:
         begin()
     _spread(backend, replica, source, [it.step < furthest or furthest < 0 for it in standings])
-    digests = [it.digest for it in _exchange(backend, _Standing(furthest, replica.digest(), ()))]
-    _compare(digests, replica.position.step, backend.rank)
+    digests = _gather(backend, replica.digest(), str)
+    _compare_states(digests, replica.position.step, backend.rank)
     blocks = [it.held if it.step == furthest else () for it in standings]
     shares = deal([[Block(*block) for block in held] for held in blocks], leaves)
     return Agreement(shares=shares, digest=digests[0])
 
 
-def _exchange(backend: Backend, standing: _Standing) -> list[_Standing]:
-    notes = all_gather(backend, msgspec.msgpack.encode(standing))
-    return [msgspec.msgpack.decode(note, type=_Standing) for note in notes]
+def _gather(backend: Backend, own: Told, kind: type[Told]) -> list[Told]:
+    note = msgspec.msgpack.encode(own)
+    notes = all_gather(backend, note, timeout_seconds=PATIENCE_SECONDS)
+    return [msgspec.msgpack.decode(note, type=kind) for note in notes]
 
 
 def _digest(replica: Replica) -> str:
@@ -102,10 +116,28 @@ def _spread(backend: Backend, replica: Replica, source: int, is_behind: Sequence
         replica.receive(backend, source)
 
 
-def _compare(digests: Sequence[str], step: int, rank: int) -> None:
-    """Who differs from the most common digest, or else from the first member's, is out."""
+def _compare_arithmetic(standings: Sequence[_Standing], rank: int) -> None:
+    """Turn away who computes other bits before it has computed any, and say what to set."""
+    prints = [Fingerprint(digest=it.arithmetic, facts=it.facts) for it in standings]
+    odd = odd_ones([it.digest for it in prints])
+    if odd:
+        right = next(it for place, it in enumerate(prints) if place not in odd)
+        raise Differs(explain(prints[odd[0]], right), odd, rank)
+
+
+def _compare_states(digests: Sequence[str], step: int, rank: int) -> None:
+    odd = odd_ones(digests)
+    if odd:
+        raise Differs(
+            f"at step {step} the state of {len(odd)} of {len(digests)} workers differs from that "
+            "of the others: stopped before the next step",
+            odd,
+            rank,
+        )
+
+
+def odd_ones(digests: Sequence[str]) -> list[int]:
+    """Return who differs from the most common digest, or else from the first one."""
     counts = Counter(digests)
-    if len(counts) == 1:
-        return
     right = max(counts, key=lambda digest: (counts[digest], digest == digests[0]))
-    raise Differs(step, [place for place, it in enumerate(digests) if it != right], rank)
+    return [place for place, digest in enumerate(digests) if digest != right]

@@ -5,7 +5,7 @@ takes up the new layout and goes on: sums of whole blocks that it has already ar
 else is computed again, and the bits do not know.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from typing import Final, Protocol
@@ -16,11 +16,12 @@ from muster.collectives.backend import Backend, Reducer, Vector
 from muster.collectives.errors import CollectiveError
 from muster.collectives.tree import Block, deal
 from muster.contracts.messages import Layout
+from muster.fingerprint import fingerprint
 from muster.shapes import Means
 from muster.synchronous.layouts import Gathering, Layouts, Regroup, Stopped
 from muster.synchronous.replica import Replica
 from muster.synchronous.shares import Shares
-from muster.synchronous.taking_up import Blocks, Differs, take_up
+from muster.synchronous.taking_up import PATIENCE_SECONDS, Blocks, Differs, take_up
 from muster.synchronous.tally import read_tally
 
 
@@ -55,7 +56,7 @@ class Meeting(Protocol):
 class Witness(Protocol):
     """Is told what becomes of the training, and keeps what must not be lost."""
 
-    def begin(self, replica: Replica) -> None:
+    def begin(self, layout: Layout, replica: Replica) -> None:
         """Fill an empty replica: from the newest checkpoint, or else with the initial state."""
 
     def took_up(self, layout: Layout, step: int, digest: str) -> None: ...
@@ -68,6 +69,9 @@ class Witness(Protocol):
 
     def keep(self, layout: Layout, replica: Replica) -> None:
         """Make the replica durable; called by one member of the group."""
+
+    def rest(self, attend: Callable[[], None]) -> None:
+        """Take the pause that the job asks for after each step; calls `attend` meanwhile."""
 
 
 class Trainer:
@@ -89,6 +93,7 @@ class Trainer:
         self._layouts: Final = layouts
         self._meeting: Final = meeting
         self._witness: Final = witness
+        self._arithmetic: Final = fingerprint()
         self._held: Final[list[Block]] = []
         """Blocks of the unfinished step whose sums lie in the slots, in their order."""
         self._layout: Layout | None = None
@@ -122,7 +127,7 @@ class Trainer:
             with meeting as group:
                 shares = self._take_up(layout, group)
                 if layout.paused:
-                    group.backend.barrier()
+                    group.backend.barrier(timeout_seconds=PATIENCE_SECONDS)
                     return None
                 self._steps(layout, group, shares)
                 return Outcome.DONE
@@ -143,7 +148,8 @@ class Trainer:
                 self._replica,
                 self._held,
                 self._course.virtual_shards,
-                lambda: self._witness.begin(self._replica),
+                self._arithmetic,
+                lambda: self._witness.begin(layout, self._replica),
             )
         except Differs as differs:
             self._witness.disputed(layout, differs)
@@ -161,13 +167,15 @@ class Trainer:
         even = deal([()] * group.backend.world_size, self._course.virtual_shards)
         while not self._course.is_over(self._replica.position):
             self._compute(group.reducer, dealt[group.backend.rank])
-            self._commit(group.reducer.all_reduce(dealt))
+            total = group.reducer.all_reduce(dealt, timeout_seconds=PATIENCE_SECONDS)
+            self._commit(total)
             dealt = even
             if self._keeps and self._course.is_checkpoint_due(self._replica.position):
                 self._keep(layout)
+            self._witness.rest(self._layouts.attend)
         if self._keeps:
             self._keep(layout)
-        group.backend.barrier()
+        group.backend.barrier(timeout_seconds=PATIENCE_SECONDS)
 
     def _compute(self, reducer: Reducer, mine: Sequence[Block]) -> None:
         """Bring the sums of this rank's blocks into the slots; those that are held stay."""

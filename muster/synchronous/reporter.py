@@ -1,0 +1,134 @@
+"""The witness of one rank: tells its agent, writes its log, keeps checkpoints when it is to."""
+
+import atexit
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from muster.collectives.errors import CollectiveError
+from muster.contracts.environ import RankSettings
+from muster.contracts.messages import Beat, Disputed, Layout, Saved, Stranded, TookUp
+from muster.contracts.position import Position
+from muster.presence import Presence
+from muster.shapes import Means
+from muster.synchronous.keeper import Keeper
+from muster.synchronous.replica import Arrays, Committed, Replica
+from muster.synchronous.taking_up import Differs
+from muster.synchronous.trainer import Outcome
+from muster.voice import Voice
+
+PROGRESS_SECONDS: Final = 1.0
+"""At most one progress line a second: a log is read by people."""
+
+REST_PIECE_SECONDS: Final = 0.02
+"""A pause is taken in pieces, between which a rank looks whether the layout has changed."""
+
+
+_LAST_WORDS: Final = {
+    Outcome.DONE: "is done",
+    Outcome.STOPPED: "is asked to stop",
+    Outcome.LEFT: "leaves; the others go on",
+}
+
+
+class Reporter:
+    """A `muster.synchronous.trainer.Witness`."""
+
+    def __init__(self, settings: RankSettings) -> None:
+        self.presence: Final = Presence(
+            Voice(settings.agent_fd), settings.heartbeat_seconds, self._beat
+        )
+        self._settings = settings
+        self._total_steps: int | None = None
+        self._initial: Arrays = {}
+        self._keeper = Keeper(settings, self.presence.warn)
+        self._position = Position()
+        self._means: Means | None = None
+        self._checkpoints_saved = 0
+        self._last_checkpoint_step: int | None = None
+        self._next_line = 0.0
+        atexit.register(self._keeper.close)
+
+    def expect(self, initial: Arrays, total_steps: int) -> None:
+        """Say what a job that is not resumed begins with, and how far it goes."""
+        self._initial, self._total_steps = initial, total_steps
+
+    def begin(self, layout: Layout, replica: Replica) -> None:
+        if self._keeper.restore(self._initial, replica):
+            self._last_checkpoint_step = replica.position.step
+            # Whoever saved it may have died before it could say so.
+            self._tell_saved(layout, replica)
+            self._say(replica.position.step, "goes on from the checkpoint")
+        else:
+            initial = {name: array.copy() for name, array in self._initial.items()}
+            replica.flip(initial, Committed(position=Position()))
+
+    def took_up(self, layout: Layout, step: int, digest: str) -> None:
+        self.presence.say(TookUp(generation=layout.generation, step=step, digest=digest))
+        held = "is paused" if layout.paused else "goes on"
+        self._say(step, f"{held} with {len(layout.seats)} workers")
+
+    def stranded(self, layout: Layout, error: CollectiveError) -> None:
+        self.presence.say(Stranded(generation=layout.generation, message=str(error)))
+
+    def disputed(self, layout: Layout, differs: Differs) -> None:
+        workers = tuple(layout.seats[place].worker_id for place in differs.places)
+        self.presence.say(
+            Disputed(generation=layout.generation, workers=workers, message=str(differs))
+        )
+
+    def stepped(self, replica: Replica, means: Means) -> None:
+        self._position, self._means = replica.position, means
+        self.presence.news()
+        now = time.monotonic()
+        if now >= self._next_line:
+            self._next_line = now + PROGRESS_SECONDS
+            self._say(replica.position.step, f"loss {means.loss:.4f}")
+
+    def keep(self, layout: Layout, replica: Replica) -> None:
+        self._keeper.save(layout.generation, len(layout.seats), replica)
+        self._checkpoints_saved += 1
+        self._last_checkpoint_step = replica.position.step
+        self._tell_saved(layout, replica)
+
+    def _tell_saved(self, layout: Layout, replica: Replica) -> None:
+        position = replica.position
+        self.presence.say(
+            Saved(
+                generation=layout.generation,
+                step=position.step,
+                epoch=position.epoch,
+                digest=replica.digest(),
+                consumed=position.consumed,
+                consumed_hash=position.consumed_hash,
+                epochs=replica.committed.epochs,
+            )
+        )
+
+    def say_goodbye(self, outcome: Outcome) -> None:
+        self._say(self._position.step, _LAST_WORDS[outcome])
+
+    def rest(self, attend: Callable[[], None]) -> None:
+        until = time.monotonic() + self._settings.sleep_sec
+        while (left := until - time.monotonic()) > 0:
+            attend()
+            time.sleep(min(left, REST_PIECE_SECONDS))
+
+    def _beat(self, stopping: bool) -> Beat:  # noqa: FBT001  what a beat says of itself
+        position, means = self._position, self._means
+        return Beat(
+            step=position.step,
+            total_steps=self._total_steps,
+            epoch=position.epoch,
+            shard_idx=0,
+            line_idx=position.line_idx,
+            loss=means.loss if means is not None and math.isfinite(means.loss) else None,
+            metrics={} if means is None else dict(means.metrics),
+            checkpoints_saved=self._checkpoints_saved,
+            last_checkpoint_step=self._last_checkpoint_step,
+            stopping=stopping,
+        )
+
+    def _say(self, step: int, words: str) -> None:
+        print(f"rank {self._settings.rank}  step {step}/{self._total_steps}  {words}", flush=True)
