@@ -18,7 +18,7 @@ from muster.contracts.messages import Layout, Seat
 from muster.contracts.position import Position
 from muster.datasets.drawing import Drawer
 from muster.datasets.listing import find_shards
-from muster.program import Batch, Contribution
+from muster.program import Batch, Contribution, State
 from muster.shapes import Means
 from muster.synchronous.course import Course
 from muster.synchronous.layouts import Gathering, Regroup, Stopped
@@ -46,7 +46,7 @@ class Regression:
         weights = draw.standard_normal(FEATURES).astype(np.float32)
         return {"weights": weights, "momentum": np.zeros(FEATURES, np.float32)}
 
-    def gradient(self, state, batch: Batch, random: np.random.Generator) -> Contribution:
+    def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
         inputs = np.array([sample["x"] for sample in batch.samples], np.float32)
         inputs += random.normal(0, 0.01, inputs.shape).astype(np.float32)
         wanted = np.array([sample["y"] for sample in batch.samples], np.float32)
@@ -55,7 +55,7 @@ class Regression:
             {"weights": inputs.T @ errors}, float(errors @ errors), {"bias": float(errors.sum())}
         )
 
-    def update(self, state, gradients, step: int) -> dict[str, np.ndarray]:
+    def update(self, state: State, gradients: State, _step: int) -> dict[str, np.ndarray]:
         momentum = np.float32(0.9) * state["momentum"] + gradients["weights"]
         return {"weights": state["weights"] - np.float32(0.05) * momentum, "momentum": momentum}
 
@@ -320,11 +320,11 @@ class _Witness:
     def disputed(self, layout: Layout, differs: Differs) -> None:
         self.stage.disputes.append(tuple(layout.seats[place].worker_id for place in differs.places))
 
-    def stepped(self, replica: Replica, means: Means) -> None:
+    def stepped(self, replica: Replica, _means: Means) -> None:
         self.stage.reaches(replica.position.step)
 
     def rest(self, attend: Callable[[], None]) -> None:
         attend()
 
-    def keep(self, layout: Layout, replica: Replica) -> None:
+    def keep(self, _layout: Layout, replica: Replica) -> None:
         self.stage.kept = (dict(replica.state), replica.committed)
