@@ -90,11 +90,14 @@ def test_a_stranger_disturbs_nobody(stranger: str) -> None:
         all_talk(party.complete())
 
 
-def test_more_strangers_than_the_lobby_holds_disturb_nobody() -> None:
+def test_when_there_are_too_many_strangers_the_first_goes_and_nobody_is_disturbed() -> None:
     party = Party(2)
     with ExitStack() as stack:
-        for _ in range(STRANGERS_LIMIT + 10):
+        strangers = [
             stack.enter_context(socket.create_connection(party.address))
+            for _ in range(STRANGERS_LIMIT + 1)
+        ]
+        assert strangers[0].recv(1) == b""
         all_talk(party.complete())
 
 
