@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from muster.collectives.errors import InvalidRank, InvalidWorldSize, PeerRefused, TimedOut
+from muster.collectives.errors import (
+    InvalidRank,
+    InvalidWorldSize,
+    PeerRefused,
+    TimedOut,
+    TransportFailed,
+)
 from muster.collectives.handshake import Membership
 from muster.collectives.lobby import STRANGERS_LIMIT
 from muster.collectives.rendezvous import Address, meet
@@ -168,3 +174,8 @@ def test_a_group_that_cannot_be_is_refused_and_the_listener_closed() -> None:
     assert listener.fileno() == -1
     with pytest.raises(InvalidRank):
         meet(member(2, 2), ("127.0.0.1", 1))
+
+
+def test_an_address_that_is_taken_is_said() -> None:
+    with listening() as other, pytest.raises(TransportFailed, match=str(other.getsockname()[1])):
+        meet(member(0, 2), other.getsockname())
