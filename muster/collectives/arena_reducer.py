@@ -67,6 +67,7 @@ class ArenaReducer:
     def all_reduce(
         self, layout: Sequence[Sequence[Block]], *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> Vector:
+        self._flags.check_open()
         self._take_up(tuple(map(tuple, layout)))
         deadline = Deadline(timeout_seconds, "the slowest rank of a sum")
         self._sum.run(self._calls + 1, deadline)
