@@ -37,6 +37,8 @@ def _member_view(
     now: datetime,
 ) -> MemberView:
     process = worker.process if worker else None
+    # A member's own row is written when it moves; its process's, with every few beats.
+    heard_at = worker.last_heartbeat_at if worker else member.last_heartbeat_at
     # A request to leave counts from the moment it was accepted.
     is_draining = asked_to_leave and member.state == ACTIVE
     return MemberView(
@@ -49,7 +51,7 @@ def _member_view(
         backend=member.backend,
         joined_at=member.joined_at,
         joined_step=member.joined_step,
-        last_heartbeat_age_seconds=age_seconds(member.last_heartbeat_at, now),
+        last_heartbeat_age_seconds=age_seconds(heard_at, now),
         step=worker.step if worker else None,
     )
 

@@ -52,10 +52,11 @@ class JobRequest(_Body):
         description="Chosen by you, or made if left out. Free again after a delete.",
     )
     name: str | None = Field(default=None, description="For people.")
-    mode: Mode = Field(
-        default=_DEFAULT.mode,
+    mode: Mode | None = Field(
+        default=None,
         description="In independent mode each rank works through shards of its own; in synchronous "
-        "mode all hold one model, and their number may change while it trains.",
+        "mode all hold one model, and their number may change while it trains. Default: "
+        "independent with a command, else synchronous.",
     )
     world_size: int = _number("world_size", "Number of ranks.")
     min_workers: int = _number("min_workers", "Fewest ranks with which training goes on.")

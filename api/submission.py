@@ -17,7 +17,7 @@ from muster.completion import Completed, complete
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import checkpoints_of_job
-from muster.contracts.spec import JobSpec, checked, checked_job_id
+from muster.contracts.spec import JobSpec, checked, checked_job_id, usual_mode
 from muster.datasets.errors import DatasetError
 
 RESERVED: Final = frozenset({"summaries", "purge"})
@@ -126,5 +126,9 @@ def _holds_anything(directory: Path) -> bool:
 
 def _spec(request: JobRequest) -> JobSpec:
     fields = request.model_dump(exclude={"job_id"})
-    command = fields.pop("command")
-    return JobSpec(**fields, command=None if command is None else tuple(command))
+    command, mode = fields.pop("command"), fields.pop("mode")
+    return JobSpec(
+        **fields,
+        command=None if command is None else tuple(command),
+        mode=mode or usual_mode(command),
+    )

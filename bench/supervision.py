@@ -24,7 +24,8 @@ KILLS = 11
 SUBMISSIONS = 11
 IDLE_SECONDS = 20.0
 BACKOFF_SECONDS = 0.5
-TRAINING = {"epochs": 12, "checkpoint_every": 5, "seed": 0}
+ALONE = {"mode": "independent"}
+TRAINING = {**ALONE, "epochs": 12, "checkpoint_every": 5, "seed": 0}
 SAMPLES = 8192
 
 
@@ -105,7 +106,7 @@ def submissions(services: Services) -> None:
     for number in range(SUBMISSIONS):
         job_id = f"submitted-{number}"
         before = time.time()
-        services.post("/jobs", {"job_id": job_id, "world_size": RANKS, "epochs": 1})
+        services.post("/jobs", {"job_id": job_id, "world_size": RANKS, **ALONE, "epochs": 1})
         delays.append(first_step_at(services, job_id, 0, 0) - before)
         services.wait_for(job_id, "COMPLETED")
     show("POST /jobs -> first step of rank 0, p50, s", statistics.median(delays), "<= 0.5")
@@ -116,7 +117,8 @@ def kills(services: Services) -> None:
     for number in range(KILLS):
         job_id = f"killed-{number}"
         services.post(
-            "/jobs", {"job_id": job_id, "world_size": RANKS, "epochs": 4, "sleep_sec": 0.005}
+            "/jobs",
+            {"job_id": job_id, "world_size": RANKS, **ALONE, "epochs": 4, "sleep_sec": 0.005},
         )
         first_step_at(services, job_id, 2, 0)
         services.wait_for(job_id, "RUNNING")
@@ -137,7 +139,7 @@ def kills(services: Services) -> None:
 
 
 def idle(services: Services) -> None:
-    services.post("/jobs", {"job_id": "idle", "world_size": RANKS, "sleep_sec": 3600})
+    services.post("/jobs", {"job_id": "idle", "world_size": RANKS, **ALONE, "sleep_sec": 3600})
     services.wait_for("idle", "RUNNING")
     children = Path(f"/proc/{services.coordinator.pid}/task/{services.coordinator.pid}/children")
     agent = int(children.read_text().split()[0])

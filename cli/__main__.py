@@ -49,7 +49,7 @@ def up() -> None:
 
 @app.command()
 def demo() -> None:
-    """Train on real data, kill a rank in the middle, and compare the bits with a calm run."""
+    """Train one model while ranks come, die and go; compare the bits with a run of one rank."""
     from cli.demo import show  # noqa: PLC0415
 
     raise typer.Exit(show(_settings(), os.environ))
@@ -68,8 +68,8 @@ def digest(
     """
     from cli.digest import digests  # noqa: PLC0415
 
-    for rank, step, sha256 in digests(job):
-        typer.echo(f"rank {rank}  step {step}  sha256 {sha256}")
+    for whose, step, sha256 in digests(job):
+        typer.echo(f"{whose}  step {step}  sha256 {sha256}")
 
 
 for verb in (pool.scale, pool.pause, pool.resume, pool.workers, pool.audit):

@@ -1,4 +1,4 @@
-"""``muster demo``: kill a rank in the middle of a real training, and compare the bits.
+"""``muster demo``: one model, trained while ranks come, die and go; then the bits are compared.
 
 Everything is real: the services of `muster up` on a database and a port of their own, the
 handwritten digits, processes, SIGKILL. What it leaves in ``<data_dir>/demo`` can be looked at, and
@@ -11,16 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from cli.board import Board
-from cli.digest import digests, newest_checkpoint
+from cli.digest import newest_checkpoint
 from cli.server import Server, ServerUnreachable
+from muster.checkpoints.identity import identity_of
+from muster.checkpoints.reader import Checkpoint
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_job
@@ -30,13 +34,15 @@ from muster.ports import free_port
 from muster.processes import marked
 
 RANKS: Final = 4
-VICTIM: Final = 2
-EPOCHS: Final = 25
-SHARDS: Final = 8
-KILL_AT: Final = 0.4
-"""Share of its steps after which the victim is killed."""
+"""What the elastic job grows to; it begins with two and ends with one less."""
 
-ACCURACY_WANTED: Final = 0.90
+VICTIM: Final = 1
+EPOCHS: Final = 12
+SHARDS: Final = 8
+PAUSE_SECONDS: Final = 0.02
+"""After each step of the elastic job, so that a person sees what happens to it."""
+
+ACCURACY_WANTED: Final = 0.95
 LOOK_SECONDS: Final = 0.1
 START_SECONDS: Final = 30.0
 JOB_SECONDS: Final = 120.0
@@ -48,16 +54,15 @@ class DemoFailed(MusterError):
 
 def show(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Play all acts; return 0, or raise a `MusterError` that says which act failed."""
-    print("A rank is killed in the middle of its training, and nobody can tell from the result.\n")
+    print("Ranks come, die and go while one model is trained, and the result does not know.\n")
     stage = settings.data_dir / "demo"
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     _act_of_data(stage)
     with _services(stage, environ) as server:
-        calm = _calm_run(server, stage)
-        killed = _killed_run(server, stage)
-    _act_of_comparison(stage)
-    _nothing_is_left([calm, killed])
+        uids = [_lonely_run(server, stage), _elastic_run(server, stage)]
+        _act_of_comparison(server, stage)
+    _nothing_is_left(uids)
     print("\nNext: `make up`, then submit a script of your own; the README shows how.")
     return 0
 
@@ -116,51 +121,86 @@ def _wait_for_health(server: Server, services: subprocess.Popen[bytes], stage: P
     raise DemoFailed(f"the services did not come up: see {stage / 'services.log'}")
 
 
-def _calm_run(server: Server, stage: Path) -> str:
-    print(f'3. Job "undisturbed": {RANKS} ranks, each with a classifier and shards of its own')
-    uid = _submit(server, stage, "undisturbed")
+def _lonely_run(server: Server, stage: Path) -> str:
+    print('3. Job "alone": one rank trains the whole model by itself')
+    uid = _submit(server, stage, "alone", world_size=1)
     board = Board()
-    for summary in _summaries(server, "undisturbed"):
+    for summary in _summaries(server, "alone"):
         board.draw(summary)
-    _conclude(server, "undisturbed", board)
+    _conclude(server, "alone", board)
     return uid
 
 
-def _killed_run(server: Server, stage: Path) -> str:
-    print(f'4. Job "killed": the same, but rank {VICTIM} is killed in the middle')
-    uid = _submit(server, stage, "killed")
-    board = Board()
-    before: dict[int, int] = {}
+def _elastic_run(server: Server, stage: Path) -> str:
+    print('4. Job "elastic": the same model and data; ranks come, die and go while it trains')
+    uid = _submit(
+        server, stage, "elastic", world_size=2, max_workers=RANKS, sleep_sec=PAUSE_SECONDS
+    )
+    board, script = Board(), deque(_script(server))
     told = 0
-    for summary in _summaries(server, "killed"):
+    for summary in _summaries(server, "elastic"):
         board.draw(summary)
-        if not before and _is_time(summary):
-            before = _pids(summary)
-            os.kill(before[VICTIM], signal.SIGKILL)
-            step = summary["workers"][VICTIM]["step"]
-            board.say(f"kill -9 {before[VICTIM]}  (rank {VICTIM}, just after step {step})")
-        if before:
-            told = _tell_recovery(server, board, told)
-            _same_processes(before, _pids(summary))
-    _conclude(server, "killed", board)
-    if not before:
-        raise DemoFailed("the job was over before its rank could be killed")
-    print(f"   {_resumption(server)}")
-    others = ", ".join(str(rank) for rank in range(RANKS) if rank != VICTIM)
-    print(f"   ranks {others} kept their processes")
+        told = _tell_events(server, board, told)
+        if script and _has_reached(summary, script[0]):
+            board.say(script.popleft().act(summary))
+    _tell_events(server, board, told)
+    _conclude(server, "elastic", board)
+    if script:
+        raise DemoFailed("the job was over before its script was")
     return uid
 
 
-def _submit(server: Server, stage: Path, job_id: str) -> str:
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Something done to the job, once so many ranks have come so far."""
+
+    at: float
+    """Share of the steps."""
+    ranks: int
+    act: Callable[[Mapping[str, Any]], str]
+    """Does it to the job of a summary, and says what it did."""
+
+
+def _script(server: Server) -> Iterator[_Turn]:
+    survivors: dict[int, int] = {}
+
+    def scale(world_size: int) -> str:
+        server.patch("/jobs/elastic", {"world_size": world_size})
+        return f"PATCH /jobs/elastic  world_size {world_size}"
+
+    def kill(summary: Mapping[str, Any]) -> str:
+        survivors.update(_pids(summary))
+        pid = survivors.pop(VICTIM)
+        os.kill(pid, signal.SIGKILL)
+        return f"kill -9 {pid}  (rank {VICTIM})"
+
+    def shrink(summary: Mapping[str, Any]) -> str:
+        for rank, pid in _pids(summary).items():
+            if survivors.get(rank, pid) != pid:
+                raise DemoFailed(f"rank {rank} lost its process, though nobody had touched it")
+        return scale(RANKS - 1)
+
+    yield _Turn(0.2, 2, lambda _summary: scale(RANKS))
+    yield _Turn(0.45, RANKS, kill)
+    yield _Turn(0.7, RANKS, shrink)
+
+
+def _has_reached(summary: Mapping[str, Any], turn: _Turn) -> bool:
+    """Whether the ranks that the turn needs are all training, and far enough."""
+    training = [w for w in summary["workers"] if w["pid"] and w["step"]]
+    total = summary["total_steps"] or 0
+    return len(training) >= turn.ranks and summary["step"] >= turn.at * total > 0
+
+
+def _submit(server: Server, stage: Path, job_id: str, **fields: object) -> str:
     job = server.post(
         "/jobs",
         {
             "job_id": job_id,
-            "world_size": RANKS,
             "epochs": EPOCHS,
-            "sleep_sec": 0.01,
             "dataset_dir": str(stage / "digits"),
             "checkpoint_dir": str(stage / "checkpoints"),
+            **fields,
         },
     )
     return str(job["job_uid"])
@@ -190,66 +230,45 @@ def _conclude(server: Server, job_id: str, board: Board) -> None:
     )
 
 
-def _is_time(summary: Mapping[str, Any]) -> bool:
-    return any(
-        worker["rank"] == VICTIM
-        and worker["pid"] is not None
-        and worker["step"] >= KILL_AT * (worker["total_steps"] or float("inf"))
-        for worker in summary["workers"]
-    )
-
-
 def _pids(summary: Mapping[str, Any]) -> dict[int, int]:
     return {worker["rank"]: worker["pid"] for worker in summary["workers"] if worker["pid"]}
 
 
-def _same_processes(before: Mapping[int, int], now: Mapping[int, int]) -> None:
-    for rank, pid in now.items():
-        if rank != VICTIM and pid != before.get(rank):
-            raise DemoFailed(f"rank {rank} lost its process, though nobody had touched it")
+def _tell_events(server: Server, board: Board, told: int) -> int:
+    """Print what has happened to the elastic job since the last look; return how much there is."""
+    events = server.get("/jobs/elastic/events")["events"]
+    for event in events[told:]:
+        board.say(f"{event['at'][11:23]}  {event['message']}")
+    return len(events)
 
 
-def _tell_recovery(server: Server, board: Board, told: int) -> int:
-    """Print what the job's events say of the victim since it was killed."""
-    events = server.get("/jobs/killed/events")["events"]
-    exits = [i for i, event in enumerate(events) if event["kind"] == "rank_exited"]
-    news = events[exits[0] :] if exits else []
-    for event in news[told:]:
-        if event["rank"] in {VICTIM, None} and "exited with code 0" not in event["message"]:
-            board.say(f"{event['at'][11:23]}  {event['message']}")
-    return len(news)
+def _act_of_comparison(server: Server, stage: Path) -> None:
+    print("5. Compared: the last checkpoint of each, weights and position to the last bit")
+    directories = [checkpoints_of_job(stage / "checkpoints", job) for job in ("alone", "elastic")]
+    alone, elastic = (newest_checkpoint(directory, 0) for directory in directories)
+    digests = [identity_of(checkpoint) for checkpoint in (alone, elastic)]
+    reached = _accuracy(stage, elastic)
+    audit = server.get("/jobs/elastic/audit")
+    once = sum(epoch["exactly_once"] is True for epoch in audit["epochs"])
+    print(f"   sha256, alone     {digests[0]}")
+    print(f"   sha256, elastic   {digests[1]}")
+    print(f"   accuracy          {reached:.3f} on the held-out digits")
+    print(f"   audit             every sample exactly once in {once} of {EPOCHS} epochs")
+    if digests[0] != digests[1]:
+        raise DemoFailed("the elastic job has another result than the lonely one")
+    if reached < ACCURACY_WANTED:
+        raise DemoFailed(f"the model names only {reached:.1%} of the held-out digits")
+    if not audit["exactly_once"]:
+        raise DemoFailed("the audit does not prove that every sample was counted exactly once")
+    print("\nOne rank alone, and ranks that came, died and went: the same bits.")
 
 
-def _resumption(server: Server) -> str:
-    """Return the victim's own words about where its new process went on."""
-    logs = server.get(f"/jobs/killed/logs?rank={VICTIM}&tail=1000")
-    words = "goes on from its checkpoint of step"
-    line = next((entry["line"] for entry in logs["lines"] if words in entry["line"]), None)
-    if line is None:
-        raise DemoFailed(f"rank {VICTIM} began afresh and not from its checkpoint")
-    return f"rank {VICTIM} {line[line.index(words) :]}"
-
-
-def _act_of_comparison(stage: Path) -> None:
-    print("5. Compared: the newest checkpoint of every rank, weights and position to the last bit")
+def _accuracy(stage: Path, checkpoint: Checkpoint) -> float:
     from muster.classifier import accuracy  # noqa: PLC0415  brings in numpy
 
     lines = (stage / "digits" / HELD_OUT_NAME).read_bytes().splitlines()
     held_out = [msgspec.json.decode(line, type=LabelledSample) for line in lines]
-    checkpoints = stage / "checkpoints"
-    calm = list(digests(checkpoints_of_job(checkpoints, "undisturbed")))
-    killed = list(digests(checkpoints_of_job(checkpoints, "killed")))
-    print("   rank  accuracy  sha256, undisturbed  sha256, killed")
-    for (rank, _, of_calm), (_, _, of_killed) in zip(calm, killed, strict=True):
-        directory = checkpoints_of_job(checkpoints, "killed") / f"worker_{rank}"
-        reached = accuracy(newest_checkpoint(directory, rank).state, held_out)
-        verdict = "equal" if of_calm == of_killed else "DIFFERENT"
-        print(f"   {rank:>4}  {reached:>8.3f}  {of_calm[:16]}     {of_killed[:16]}  {verdict}")
-        if reached < ACCURACY_WANTED:
-            raise DemoFailed(f"rank {rank} names only {reached:.1%} of the held-out digits")
-    if calm != killed:
-        raise DemoFailed("the killed job has another result than the undisturbed one")
-    print(f"\nThe killed job has the same bits as the undisturbed one, on all {RANKS} ranks.")
+    return accuracy(checkpoint.state, held_out)
 
 
 def _nothing_is_left(uids: list[str]) -> None:

@@ -7,22 +7,26 @@ from pathlib import Path
 from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.checkpoints.identity import identity_of
+from muster.checkpoints.names import LATEST
 from muster.checkpoints.reader import Checkpoint, Reader
 
 
-def digests(job: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield (rank, step, sha256) for every rank that has saved below a job's checkpoint directory.
+def digests(job: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield (whose, step, sha256) of the newest checkpoints in a job's checkpoint directory.
 
-    Raises a `CheckpointError` if one has nothing intact, or if there is none.
+    Those of every rank, or the one of all ranks of a synchronous job. Raises a `CheckpointError` if
+    one has nothing intact, or if there is none.
     """
-    ranks = _ranks(job)
-    if not ranks:
+    places = [(f"rank {rank}", rank, directory) for rank, directory in _ranks(job)]
+    if (job / LATEST).exists():
+        places.append(("all ranks", 0, job))
+    if not places:
         raise CheckpointDamaged(
-            f"{job} holds no rank's checkpoints: name a directory such as ./checkpoints/my-job"
+            f"{job} holds no checkpoints: name a directory such as ./checkpoints/my-job"
         )
-    for rank, directory in ranks:
+    for whose, rank, directory in places:
         checkpoint = newest_checkpoint(directory, rank)
-        yield rank, checkpoint.step, identity_of(checkpoint)
+        yield whose, checkpoint.step, identity_of(checkpoint)
 
 
 def newest_checkpoint(directory: Path, rank: int) -> Checkpoint:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coordinator import actions, happenings
 from coordinator.happenings import Happening
 from coordinator.snapshot import JobSnapshot
-from coordinator.wording import describe_exit
+from coordinator.wording import describe_exit, describe_layout
 from muster.contracts.messages import RankExited, RankSaid, RankSpawned, Warned
 
 
@@ -47,6 +47,8 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
     match action:
         case actions.KillProcess():
             return _of_rank(after, action.rank, "rank_killed", action.cause.message)
+        case actions.Announce():
+            return Entry(kind="layout_announced", message=describe_layout(action.layout))
         case actions.Suspect():
             return _of_rank(after, action.rank, "rank_suspected", "is late with its heartbeat")
         case actions.Move() if before.status is not after.status:

@@ -188,7 +188,8 @@ def _from_rank(
                 boot_id=message.boot_id,
                 node=message.node,
             )
-            return snapshot.with_rank(replace(rank, identity=identity))
+            located = pool_fold.located(snapshot, rank, message.node)
+            return located.with_rank(replace(rank, identity=identity))
         case RankSaid():
             return _said(snapshot, rank, message.message, now)
         case RankExited():

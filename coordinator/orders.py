@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Final, TypeAlias
 
+import msgspec
+
 from coordinator.charge import Charge
+from coordinator.snapshot import JobSnapshot
 from muster.contracts.environ import Assignment, rank_environment
 from muster.contracts.messages import (
     Announce,
@@ -15,6 +18,7 @@ from muster.contracts.messages import (
     StartRank,
     TerminateRank,
 )
+from muster.contracts.spec import JobSpec
 
 Order: TypeAlias = StartRank | TerminateRank | KillRank | Announce | Dismiss
 
@@ -40,7 +44,7 @@ def start_order(charge: Charge, number: int) -> StartRank:
     return StartRank(
         rank=number,
         incarnation=rank.incarnation,
-        environment=rank_environment(charge.snapshot.spec, assignment),
+        environment=rank_environment(_spec_now(charge.snapshot), assignment),
         working_dir=str(places.working_dir),
     )
 
@@ -56,6 +60,11 @@ def standing_orders(charge: Charge) -> Iterator[Order]:
             yield kill_order(charge, rank.rank)
     if charge.snapshot.layout.workers:
         yield announce_order(charge)
+
+
+def _spec_now(snapshot: JobSnapshot) -> JobSpec:
+    """Return the spec with the world size of this moment, which includes every rank there is."""
+    return msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
 
 
 def announce_order(charge: Charge) -> Announce:

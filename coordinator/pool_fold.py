@@ -81,6 +81,13 @@ def _joined(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapsho
     return replace(snapshot.with_rank(changed), pool=pool)
 
 
+def located(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
+    """A worker's process is there, on that machine."""
+    if not snapshot.is_synchronous or rank.worker_id is None:
+        return snapshot
+    return replace(snapshot, pool=pools.located(snapshot.pool, rank.worker_id, node))
+
+
 def emptied(pool: Pool) -> Pool:
     """Return the pool once every process of the job has ended."""
     for member in pool.members:

@@ -26,28 +26,22 @@ def pool_of(spec: JobSpec, members: Sequence[Member], now: Moment) -> Pool:
 
 def members_of(snapshot: JobSnapshot, now: Moment) -> list[Member]:
     """Return the rows of everybody who is or was in the pool."""
-    heard = {rank.worker_id: rank for rank in snapshot.ranks if rank.is_alive}
-    rows = []
-    for member in snapshot.pool.members:
-        rank = heard.get(member.worker_id)
-        identity = None if rank is None else rank.identity
-        rows.append(
-            Member(
-                worker_id=member.worker_id,
-                rank=member.rank,
-                incarnation=member.newcomer.incarnation,
-                state=member.state,
-                node=member.newcomer.node if identity is None else identity.node,
-                gpu_count=member.newcomer.gpus,
-                backend=member.newcomer.backend,
-                joined_at=now.wall_of(member.joined_at) or now.wall,
-                joined_step=None if member.state is WorkerState.SYNCING else member.joined_step,
-                last_heartbeat_at=now.wall_of(
-                    member.last_heartbeat if rank is None else rank.heard_at
-                ),
-            )
+    heard_at = {rank.worker_id: rank.heard_at for rank in snapshot.ranks if rank.is_alive}
+    return [
+        Member(
+            worker_id=member.worker_id,
+            rank=member.rank,
+            incarnation=member.newcomer.incarnation,
+            state=member.state,
+            node=member.newcomer.node,
+            gpu_count=member.newcomer.gpus,
+            backend=member.newcomer.backend,
+            joined_at=now.wall_of(member.joined_at) or now.wall,
+            joined_step=None if member.state is WorkerState.SYNCING else member.joined_step,
+            last_heartbeat_at=now.wall_of(heard_at.get(member.worker_id, member.last_heartbeat)),
         )
-    return rows
+        for member in snapshot.pool.members
+    ]
 
 
 def commit_of(saved: Saved, now: Moment) -> Commit:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from coordinator.snapshot import Cause, JobSnapshot, RankSnapshot
+from coordinator.snapshot import Cause, JobSnapshot, LayoutSnapshot, RankSnapshot
 from muster.contracts.endings import describe_end
 
 QUOTE_LIMIT: Final = 200
@@ -28,6 +28,15 @@ def quote_end(last_lines: Sequence[str]) -> str:
     """Return the last line of a log in brackets: with a traceback, that is what went wrong."""
     line = next((line.strip() for line in reversed(last_lines) if line.strip()), "")
     return f" ({line[:QUOTE_LIMIT]})" if line else ""
+
+
+def describe_layout(layout: LayoutSnapshot) -> str:
+    """Return who trains together from now on."""
+    ranks = ", ".join(map(str, sorted(layout.ranks)))
+    if layout.paused:
+        return f"no step is taken until the job is resumed (ranks {ranks})"
+    one = len(layout.ranks) == 1
+    return f"rank {ranks} trains alone" if one else f"ranks {ranks} train together"
 
 
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:

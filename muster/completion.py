@@ -59,7 +59,8 @@ def _dataset(
     if named is not None:
         return named, None
     default = settings.dataset_dir
-    if spec.command is not None or _holds_data(default):
+    is_builtin = spec.command is None and spec.program is None
+    if not is_builtin or _holds_data(default):
         return default, None
     return DataDirectory(settings.data_dir).synthetic_dataset, (
         f"no data set was named and none is at {default}: a small synthetic one will be used"

@@ -190,8 +190,8 @@ class Installation:
         return self._client.request(method, path, **arguments)
 
     def submit(self, **fields: object) -> str:
-        """Submit a job; return its id."""
-        answer = self._client.post("/jobs", json=fields)
+        """Submit a job, of independent ranks unless `fields` say else; return its id."""
+        answer = self._client.post("/jobs", json={"mode": "independent", **fields})
         assert answer.status_code == httpx.codes.CREATED, answer.text
         job = answer.json()
         self.uids[job["job_id"]] = job["job_uid"]

@@ -18,11 +18,12 @@ from muster.contracts.messages import Layout, Seat
 from muster.contracts.position import Position
 from muster.datasets.drawing import Drawer
 from muster.datasets.listing import find_shards
-from muster.program import Batch, Contribution
+from muster.program import Batch, Contribution, State
 from muster.shapes import Means
 from muster.synchronous.course import Course
 from muster.synchronous.layouts import Gathering, Regroup, Stopped
 from muster.synchronous.meeting import Group, place_of
+from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Committed, Replica
 from muster.synchronous.shares import Shares
 from muster.synchronous.taking_up import Differs
@@ -46,7 +47,7 @@ class Regression:
         weights = draw.standard_normal(FEATURES).astype(np.float32)
         return {"weights": weights, "momentum": np.zeros(FEATURES, np.float32)}
 
-    def gradient(self, state, batch: Batch, random: np.random.Generator) -> Contribution:
+    def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
         inputs = np.array([sample["x"] for sample in batch.samples], np.float32)
         inputs += random.normal(0, 0.01, inputs.shape).astype(np.float32)
         wanted = np.array([sample["y"] for sample in batch.samples], np.float32)
@@ -55,7 +56,7 @@ class Regression:
             {"weights": inputs.T @ errors}, float(errors @ errors), {"bias": float(errors.sum())}
         )
 
-    def update(self, state, gradients, step: int) -> dict[str, np.ndarray]:
+    def update(self, state: State, gradients: State, _step: int) -> dict[str, np.ndarray]:
         momentum = np.float32(0.9) * state["momentum"] + gradients["weights"]
         return {"weights": state["weights"] - np.float32(0.05) * momentum, "momentum": momentum}
 
@@ -135,6 +136,7 @@ class Stage:
     virtual_shards: int = 8
     program: type = Regression
     checkpoint_every: int = 4
+    replay_every: int | None = None
     script: dict[int, list[Callable[[], None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,6 +150,7 @@ class Stage:
         self.disputes: list[tuple[int, ...]] = []
         self.reached = -1
         self.drawers: list[Drawer] = []
+        self.when_disputed: Callable[[tuple[int, ...]], object] = lambda _workers: None
 
     # What happens to the pool
 
@@ -203,7 +206,7 @@ class Stage:
         for drawer in self.drawers:
             drawer.close()
         for player in self.players:
-            if isinstance(player.outcome, Exception):
+            if isinstance(player.outcome, Exception) and not isinstance(player.outcome, Differs):
                 raise player.outcome
         return self
 
@@ -249,12 +252,15 @@ class Stage:
         player.slots = np.zeros((self.virtual_shards, shares.elements), np.float32)
         trainer = Trainer(
             shares=shares,
+            replay=Replay(shares, self.replay_every),
             replica=player.replica,
             layouts=player.layouts,
             meeting=_Meeting(self, player),
             witness=_Witness(self, player, initial),
         )
-        player.thread = threading.Thread(target=self._run, args=(player, trainer), daemon=True)
+        player.thread = threading.Thread(
+            target=self._run, args=(player, trainer), name=f"worker-{worker_id}", daemon=True
+        )
         return player
 
     def _run(self, player: Player, trainer: Trainer) -> None:
@@ -275,6 +281,13 @@ class Stage:
             group.kill(NOBODY)
         for player in self.players:
             player.layouts.put(layout)
+
+    def disputed(self, workers: tuple[int, ...]) -> None:
+        """As the coordinator would: who is disputed goes, once."""
+        with self.lock:
+            self.disputes.append(workers)
+            if self.disputes.count(workers) == 1:
+                self.when_disputed(workers)
 
     def reaches(self, step: int) -> None:
         """Act out the script up to `step`; each act once, in the thread of who came there first."""
@@ -318,13 +331,13 @@ class _Witness:
         pass
 
     def disputed(self, layout: Layout, differs: Differs) -> None:
-        self.stage.disputes.append(tuple(layout.seats[place].worker_id for place in differs.places))
+        self.stage.disputed(tuple(layout.seats[place].worker_id for place in differs.places))
 
-    def stepped(self, replica: Replica, means: Means) -> None:
+    def stepped(self, replica: Replica, _means: Means) -> None:
         self.stage.reaches(replica.position.step)
 
     def rest(self, attend: Callable[[], None]) -> None:
         attend()
 
-    def keep(self, layout: Layout, replica: Replica) -> None:
+    def keep(self, _layout: Layout, replica: Replica) -> None:
         self.stage.kept = (dict(replica.state), replica.committed)

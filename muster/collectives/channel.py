@@ -5,6 +5,7 @@ bytes. A message goes straight into the memory of who wants it; what nobody want
 """
 
 import contextlib
+import select
 import socket
 import struct
 from collections import deque
@@ -17,6 +18,9 @@ from muster.collectives.errors import ChannelClosed, PeerRefused, SizeMismatch, 
 
 CHUNK_BYTES: Final = 1 << 20
 """At most so much goes one way before the other has its turn; 256 KB to 1 MB are equally fast."""
+
+GOODBYE_SECONDS: Final = 0.2
+"""A peer that takes nothing for so long is not told, and will take the end for a death."""
 
 _NOTHING: Final = memoryview(b"")
 _HEADER: Final = struct.Struct("<QQB")
@@ -207,9 +211,23 @@ class Channel:
         """Say goodbye, unless something half sent stands in the way, and give the socket back."""
         with contextlib.suppress(ChannelClosed, TransportFailed):
             if not self._unsent:
-                self.put(Kind.GOODBYE)
-                self.send_some()
+                self._say_goodbye()
+            self._discard_unread()
         self._socket.close()
+
+    def _say_goodbye(self) -> None:
+        """Wait a little if what was sent last fills the kernel's buffer."""
+        self.put(Kind.GOODBYE)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        while self._unsent and poll.poll(GOODBYE_SECONDS * 1000):
+            self.send_some()
+
+    def _discard_unread(self) -> None:
+        """Had the kernel something unread, it would throw away what is still on its way out."""
+        scratch = memoryview(bytearray(CHUNK_BYTES))
+        while self._receive(scratch):
+            pass
 
     def _refused(self, reason: str) -> PeerRefused:
         with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from muster.collectives.arena import CLOSED, LINE_WORDS, Arena
@@ -67,6 +68,7 @@ class Flags:
         self._attention = attention
         self._sleep = sleep
         self._words = [arena.words for arena in self.arenas]
+        self._own_words = self.own.words
         self._peers = [(peer, words) for peer, words in enumerate(self._words) if peer != rank]
         self._stamp = generation * (COUNT_MASK + 1)
         self._last = self._stamp + COUNT_MASK
@@ -77,8 +79,13 @@ class Flags:
         return len(self.arenas)
 
     def raise_to(self, word: int, count: int) -> None:
-        """Say that one's own `word` has come to `count`, taken modulo 2^40."""
-        self._words[self.rank][word] = self._stamp + (count & COUNT_MASK)
+        """Say that one's own `word` has come to `count`, taken modulo 2^40.
+
+        Raises `ChannelClosed` if this very process has taken up another generation since.
+        """
+        if self._own_words[word] > self._last:
+            raise ChannelClosed(self.rank)
+        self._own_words[word] = self._stamp + (count & COUNT_MASK)
 
     def count(self, rank: int, word: int) -> int:
         """Return what `rank` has come to; raises `ChannelClosed` if it has left the group."""
@@ -115,9 +122,19 @@ class Flags:
             os.sched_yield()
         self._wait_asleep(missing, deadline)
 
+    def is_closed(self, rank: int) -> bool:
+        """Whether `rank` has closed, in this generation."""
+        return self.count(rank, CLOSED) > 0
+
+    def check_open(self) -> None:
+        """Raise `ChannelClosed` if this rank itself has closed or has left the group."""
+        if self.is_closed(self.rank):
+            raise ChannelClosed(self.rank)
+
     def close(self) -> None:
         """Say that this rank waits and answers no more. What it has said already still holds."""
-        self.raise_to(CLOSED, 1)
+        with suppress(ChannelClosed):  # who has gone on to another generation has left this one
+            self.raise_to(CLOSED, 1)
 
     @property
     def _ranks(self) -> range:
@@ -142,9 +159,6 @@ class Flags:
             if rank in awaited or rank == self.rank if self.is_closed(rank) else rank in dead:
                 yield rank
 
-    def is_closed(self, rank: int) -> bool:
-        return self.count(rank, CLOSED) > 0
-
     def _dead(self) -> set[int]:
         """Return whose pidfd is readable."""
         poll = select.poll()  # one per call: it must not be shared between threads
@@ -154,7 +168,7 @@ class Flags:
         return {ranks[descriptor] for descriptor, _ in poll.poll(0)}
 
     def _take_up(self, generation: int) -> None:
-        words = self._words[self.rank]
+        words = self._own_words
         if not max(words) < self._stamp < _GENERATIONS * (COUNT_MASK + 1):
             raise ValueError(
                 f"generation {generation} is not above all that this arena has seen and below "

@@ -18,7 +18,7 @@ from muster.collectives.backend import (
     Attention,
 )
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import InvalidRank, InvalidWorldSize, PeerRefused
+from muster.collectives.errors import InvalidRank, InvalidWorldSize, PeerRefused, TransportFailed
 from muster.collectives.handshake import Membership, Steps, answer, call
 from muster.collectives.lobby import Lobby
 from muster.collectives.tcp import LEAST_WORLD_SIZE, TcpBackend
@@ -48,14 +48,17 @@ def meet(
 
     A `listener` is this rank's own, bound already; it is closed in the end, whatever happens.
     Raises `PeerRefused` if another rank knows another token, generation or world size, `TimedOut`
-    if not all come, and whatever `attention` raises.
+    if not all come, `TransportFailed` if the system is in the way, and whatever `attention` raises.
     """
     with ExitStack() as listeners:
         if listener is not None:
             listeners.enter_context(listener)
         _check(own)
         meeting = _Meeting(own, Deadline(timeout_seconds, f"the ranks at {address}"), attention)
-        connections = meeting.connections(address, listener, listeners)
+        try:
+            connections = meeting.connections(address, listener, listeners)
+        except OSError as error:
+            raise TransportFailed(f"meeting the ranks at {address} failed: {error}") from error
     return TcpBackend(
         own.rank,
         own.world_size,

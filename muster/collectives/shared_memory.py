@@ -70,7 +70,7 @@ class SharedMemoryBackend:
         self._carry_out([*sendings, *receivings], deadline)
 
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self._check_open()
+        self._flags.check_open()
         # Counted when it is over: one that timed out is the same one when it is called again.
         barrier = self._barriers + 1
         self._flags.raise_to(BARRIER, barrier)
@@ -125,8 +125,4 @@ class SharedMemoryBackend:
 
     def _check(self, peer: int) -> None:
         check_peer(peer, self.rank, self.world_size)
-        self._check_open()
-
-    def _check_open(self) -> None:
-        if self._flags.is_closed(self.rank):
-            raise ChannelClosed(self.rank)
+        self._flags.check_open()

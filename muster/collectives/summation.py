@@ -87,7 +87,7 @@ def add_piece(plan: Plan, buffers: Sequence[Vector]) -> None:
     `buffers` are numbered as the plan says: its blocks, the result, its temporaries.
     """
     for target, left, right in plan.additions:
-        np.add(buffers[left], buffers[right], out=buffers[target])
+        np.add(buffers[left], buffers[right], buffers[target])
     result = buffers[len(plan.blocks)]
     if not plan.additions:
         np.copyto(result, buffers[0])

@@ -6,7 +6,7 @@ is commutative but not associative: fixing the tree fixes the bits, for every nu
 every history of failures.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from muster.contracts.shards import ranges
@@ -84,6 +84,15 @@ def deal(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Block, ...]
             left -= end - at
             at = end
     return [tuple(blocks) for blocks in dealt]
+
+
+def isolate(block: Block, leaves: Collection[int]) -> Iterator[Block]:
+    """Yield the fewest nodes that are exactly `block`, with each of `leaves` as one of its own."""
+    if block.level == 0 or not any(block.start <= leaf < block.stop for leaf in leaves):
+        yield block
+        return
+    for half in block.halves:
+        yield from isolate(half, leaves)
 
 
 def _runs(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:

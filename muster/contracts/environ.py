@@ -24,6 +24,7 @@ from muster.contracts.spec import (
     JobSpec,
     Mode,
     is_program,
+    usual_mode,
 )
 
 DEFAULT_CHECKPOINT_DIR: Final = "./checkpoints"
@@ -190,6 +191,7 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
     """Return the job that the public names describe, for a coordinator started by hand."""
     default = JobSpec()
     managed = _managed(environ)
+    command = _command(environ["MUSTER_COMMAND"]) if environ.get("MUSTER_COMMAND") else None
     return JobSpec(
         world_size=_integer(environ, "WORLD_SIZE", default.world_size, low=1),
         checkpoint_every=_integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
@@ -201,8 +203,8 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
         epochs=_integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
         batch_size=managed.batch_size,
         seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
-        command=_command(environ["MUSTER_COMMAND"]) if environ.get("MUSTER_COMMAND") else None,
-        mode=managed.mode,
+        command=command,
+        mode=managed.mode if environ.get("MUSTER_MODE") else usual_mode(command),
         program=managed.program,
         virtual_shards=managed.virtual_shards,
         backend=managed.backend,

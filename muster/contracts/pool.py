@@ -231,6 +231,12 @@ def activate(pool: Pool, worker_id: int, *, now: float, step: int) -> Pool:
     return _with(pool, replace(active, joined_step=step, last_heartbeat=now))
 
 
+def located(pool: Pool, worker_id: int, node: str) -> Pool:
+    """Note on which machine a worker runs."""
+    member = _member(pool, worker_id)
+    return _with(pool, replace(member, newcomer=replace(member.newcomer, node=node)))
+
+
 def leave(pool: Pool, worker_id: int) -> Pool:
     """Ask a worker to leave: it does not count from now on. Raises `CannotLeave`."""
     member = _member(pool, worker_id)

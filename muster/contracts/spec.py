@@ -6,7 +6,7 @@ One frozen value, the same over REST, in the database, on the wire and from the 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -149,6 +149,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.mode == "independent" or self.max_workers is None:
             return self.world_size
         return self.max_workers
+
+
+def usual_mode(command: Sequence[str] | None) -> Mode:
+    """Return the mode of a job that names none: a command is a program that we do not manage."""
+    return "synchronous" if command is None else "independent"
 
 
 def checked(spec: JobSpec) -> JobSpec:

@@ -19,8 +19,8 @@ from muster.collectives.rendezvous import meet
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedGroup
 from muster.contracts.messages import Layout
+from muster.synchronous.gathering import PATIENCE_SECONDS
 from muster.synchronous.layouts import Gathering, Layouts
-from muster.synchronous.taking_up import PATIENCE_SECONDS
 
 LOOPBACK: Final = "127.0.0.1"
 

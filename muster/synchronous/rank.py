@@ -18,6 +18,7 @@ from muster.programs.classifier import Classifier
 from muster.synchronous.course import Course
 from muster.synchronous.layouts import Alone, AnnouncedLayouts, Layouts
 from muster.synchronous.meeting import LonelyMeeting, SharedMemoryMeeting, TcpMeeting
+from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Replica
 from muster.synchronous.reporter import Reporter
 from muster.synchronous.shares import Shares
@@ -48,6 +49,7 @@ def main(settings: RankSettings, working_dir: Path) -> int:
     meeting = _meeting_of(settings, shares, layouts)
     trainer = Trainer(
         shares=shares,
+        replay=Replay(shares, settings.replay_every),
         replica=Replica(initial),
         layouts=layouts,
         meeting=meeting,

@@ -13,22 +13,16 @@ newcomer is behind by all of them. Both are healed in the same way, from memory,
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
 from muster.collectives.backend import Backend
-from muster.collectives.gathering import all_gather
 from muster.collectives.tree import Block, deal
 from muster.contracts.errors import MusterError
 from muster.fingerprint import Fingerprint, explain
+from muster.synchronous.gathering import gather
 from muster.synchronous.replica import Replica
-
-Told = TypeVar("Told")
-
-PATIENCE_SECONDS: Final = 30 * 24 * 3600.0
-"""A rank waits for its peers as long as the layout holds: who is gone is the coordinator's to say,
-and a newer layout ends every wait."""
 
 Blocks: TypeAlias = Sequence[Sequence[Block]]
 
@@ -59,7 +53,9 @@ class Agreement:
     """What the members of a layout have agreed on."""
 
     shares: Blocks
-    """Which blocks of the next sum each member contributes."""
+    """Which blocks of the next sum each member contributes, those that it holds first."""
+    held: Blocks
+    """Those whose sums there are already."""
     digest: str
 
 
@@ -80,7 +76,7 @@ def take_up(
     standing = _Standing(
         replica.position.step, _digest(replica), _plain(held), own.digest, dict(own.facts)
     )
-    standings = _gather(backend, standing, _Standing)
+    standings = gather(backend, standing, _Standing)
     _compare_arithmetic(standings, backend.rank)
     furthest = max(standing.step for standing in standings)
     source = next(place for place, it in enumerate(standings) if it.step == furthest)
@@ -89,17 +85,11 @@ def take_up(
     is_behind = [it.step < furthest or furthest < 0 for it in standings]
     _compare_states([it.digest for it in standings], is_behind, backend.rank)
     _spread(backend, replica, source, is_behind)
-    digests = _gather(backend, replica.digest(), str)
+    digests = gather(backend, replica.digest(), str)
     _compare_states(digests, [False] * len(digests), backend.rank)
     blocks = [it.held if it.step == furthest else () for it in standings]
-    shares = deal([[Block(*block) for block in held] for held in blocks], leaves)
-    return Agreement(shares=shares, digest=digests[0])
-
-
-def _gather(backend: Backend, own: Told, kind: type[Told]) -> list[Told]:
-    note = msgspec.msgpack.encode(own)
-    notes = all_gather(backend, note, timeout_seconds=PATIENCE_SECONDS)
-    return [msgspec.msgpack.decode(note, type=kind) for note in notes]
+    kept = [[Block(*block) for block in held] for held in blocks]
+    return Agreement(shares=deal(kept, leaves), held=kept, digest=digests[0])
 
 
 def _digest(replica: Replica) -> str:

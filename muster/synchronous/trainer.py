@@ -18,10 +18,12 @@ from muster.collectives.tree import Block, deal
 from muster.contracts.messages import Layout
 from muster.fingerprint import fingerprint
 from muster.shapes import Means
+from muster.synchronous.gathering import PATIENCE_SECONDS
 from muster.synchronous.layouts import Gathering, Layouts, Regroup, Stopped
+from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Replica
 from muster.synchronous.shares import Shares
-from muster.synchronous.taking_up import PATIENCE_SECONDS, Blocks, Differs, take_up
+from muster.synchronous.taking_up import Blocks, Differs, take_up
 from muster.synchronous.tally import read_tally
 
 
@@ -81,6 +83,7 @@ class Trainer:
         self,
         *,
         shares: Shares,
+        replay: Replay,
         replica: Replica,
         layouts: Layouts,
         meeting: Meeting,
@@ -89,6 +92,7 @@ class Trainer:
         self._shares: Final = shares
         self._course: Final = shares.course
         self._means: Final = np.empty(shares.shape.elements, np.float32)
+        self._replay: Final = replay
         self._replica: Final = replica
         self._layouts: Final = layouts
         self._meeting: Final = meeting
@@ -133,6 +137,11 @@ class Trainer:
                     return None
                 self._steps(layout, group, shares)
                 return Outcome.DONE
+        except Differs as differs:
+            self._witness.disputed(layout, differs)
+            if differs.is_me:
+                raise
+            return None
         except Regroup:
             return None
         except CollectiveError as error:
@@ -144,34 +153,30 @@ class Trainer:
     def _take_up(self, layout: Layout, group: Group) -> Blocks:
         """Come to stand where all members stand; return which blocks each is to contribute."""
         before = self._replica.position
-        try:
-            agreement = take_up(
-                group.backend,
-                self._replica,
-                self._held,
-                self._course.virtual_shards,
-                self._arithmetic,
-                lambda: self._witness.begin(layout, self._replica),
-            )
-        except Differs as differs:
-            self._witness.disputed(layout, differs)
-            if differs.is_me:
-                raise
-            raise Regroup from differs
+        agreement = take_up(
+            group.backend,
+            self._replica,
+            self._held,
+            self._course.virtual_shards,
+            self._arithmetic,
+            lambda: self._witness.begin(layout, self._replica),
+        )
         if self._replica.position != before:
             self._held.clear()
         self._keeps = group.backend.rank == 0
         self._witness.took_up(layout, self._replica.position.step, agreement.digest)
-        return agreement.shares
+        return self._replay.deal(agreement.shares, self._replica.position.step, agreement.held)
 
     def _steps(self, layout: Layout, group: Group, dealt: Blocks) -> None:
         """Take every step that is left, and part once the last checkpoint is durable."""
         even = deal([()] * group.backend.world_size, self._course.virtual_shards)
         while not self._course.is_over(self._replica.position):
+            step = self._replica.position.step
             self._compute(group.reducer, dealt[group.backend.rank])
             total = group.reducer.all_reduce(dealt, timeout_seconds=PATIENCE_SECONDS)
+            self._replay.check(group.backend, self._replica.state, step, dealt, group.reducer.slots)
             self._commit(total)
-            dealt = even
+            dealt = self._replay.deal(even, step + 1)
             if self._keeps and self._course.is_checkpoint_due(self._replica.position):
                 self._keep(layout)
             self._witness.rest(self._layouts.attend)

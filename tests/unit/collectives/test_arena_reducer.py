@@ -137,6 +137,17 @@ def test_a_layout_that_does_not_fit_is_refused_before_anything_is_said(
 
 
 @pytest.mark.parametrize("elements", [10, 5000])
+def test_the_reducer_of_an_old_generation_touches_nothing_any_more(elements: int) -> None:
+    host, flags = group(1, elements)
+    (old,) = host.reducers(flags)
+    host.flags(0, generation=2)
+    old.slots[:] = 666
+    with pytest.raises(ChannelClosed):
+        old.all_reduce([(Block(0, 0),)])
+    assert not (host.own[0].halves == 666).any()
+
+
+@pytest.mark.parametrize("elements", [10, 5000])
 def test_a_peer_that_closed_is_not_waited_for(elements: int) -> None:
     host, flags = group(2, elements)
     first, _ = host.reducers(flags)

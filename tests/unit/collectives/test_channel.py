@@ -46,6 +46,7 @@ def group() -> Iterator[tuple[TcpBackend, socket.socket, TcpBackend]]:
         (frame(1, kind=Kind.BARRIER), "cannot have 1 bytes"),
         (b"GET / HTTP/1.1\r\nHost: x\r\n", "generation"),
     ],
+    ids=["huge", "too long", "old generation", "unknown kind", "long barrier", "garbage"],
 )
 def test_what_cannot_be_meant_closes_that_channel_and_no_other(
     group: tuple[TcpBackend, socket.socket, TcpBackend], sent: bytes, reason: str

@@ -82,6 +82,19 @@ def test_a_rank_that_has_gone_on_to_another_generation_has_left() -> None:
         assert raised.value.rank == 1
 
 
+def test_what_is_left_of_an_old_generation_cannot_speak_in_the_new() -> None:
+    host = Host(2)
+    old = host.flags(0, generation=1)
+    new, peer = (host.flags(rank, generation=2) for rank in range(2))
+    new.raise_to(PUBLISHED, 3)
+    with pytest.raises(ChannelClosed) as raised:
+        old.raise_to(PUBLISHED, 9)
+    assert raised.value.rank == 0
+    old.close()
+    assert peer.count(0, PUBLISHED) == 3
+    assert not peer.is_closed(0)
+
+
 @pytest.mark.parametrize("generation", [0, 1, 2, 1 << 23])
 def test_a_generation_has_to_go_up_and_else_nothing_moves(generation: int) -> None:
     host = Host(1)

@@ -232,6 +232,37 @@ def test_what_a_rank_sent_before_it_closed_still_comes(make: Make) -> None:
         zero.receive(1, 1)
 
 
+def test_what_a_rank_left_unread_does_not_cost_what_it_sent(make: Make) -> None:
+    def rank(backend: Backend) -> bool:
+        if backend.rank == 1:
+            backend.send(0, LARGE)
+            return True
+        backend.send(1, b"never read")
+        return backend.receive(1, len(LARGE)) == LARGE
+
+    for _ in range(3):
+        assert run_ranks(make(2).backends, rank) == [True, True]
+
+
+def test_a_rank_that_sent_much_may_go_at_once(make: Make) -> None:
+    """Its goodbye has to find room behind what it sent: else it would look like a death."""
+
+    def rank(backend: Backend) -> bool:
+        if backend.rank == 0:
+            backend.send(1, LARGE)
+            return True
+        if backend.rank == 1:
+            came = backend.receive(0, len(LARGE)) == LARGE
+            backend.send(2, b"ask")
+            return came and backend.receive(2, 6) == b"answer"
+        backend.receive(1, 3)
+        backend.send(1, b"answer")
+        return True
+
+    for _ in range(3):
+        assert all(run_ranks(make(3).backends, rank))
+
+
 def test_a_rank_that_is_done_may_go_while_others_finish(make: Make) -> None:
     zero, one, two = make(3).backends
     one.close()

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from muster.collectives.errors import InvalidRank, InvalidWorldSize, PeerRefused, TimedOut
+from muster.collectives.errors import (
+    InvalidRank,
+    InvalidWorldSize,
+    PeerRefused,
+    TimedOut,
+    TransportFailed,
+)
 from muster.collectives.handshake import Membership
 from muster.collectives.lobby import STRANGERS_LIMIT
 from muster.collectives.rendezvous import Address, meet
@@ -90,11 +96,14 @@ def test_a_stranger_disturbs_nobody(stranger: str) -> None:
         all_talk(party.complete())
 
 
-def test_more_strangers_than_the_lobby_holds_disturb_nobody() -> None:
+def test_when_there_are_too_many_strangers_the_first_goes_and_nobody_is_disturbed() -> None:
     party = Party(2)
     with ExitStack() as stack:
-        for _ in range(STRANGERS_LIMIT + 10):
+        strangers = [
             stack.enter_context(socket.create_connection(party.address))
+            for _ in range(STRANGERS_LIMIT + 1)
+        ]
+        assert strangers[0].recv(1) == b""
         all_talk(party.complete())
 
 
@@ -165,3 +174,8 @@ def test_a_group_that_cannot_be_is_refused_and_the_listener_closed() -> None:
     assert listener.fileno() == -1
     with pytest.raises(InvalidRank):
         meet(member(2, 2), ("127.0.0.1", 1))
+
+
+def test_an_address_that_is_taken_is_said() -> None:
+    with listening() as other, pytest.raises(TransportFailed, match=str(other.getsockname()[1])):
+        meet(member(0, 2), other.getsockname())

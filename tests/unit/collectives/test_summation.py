@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from muster.collectives.backend import Vector
-from muster.collectives.summation import PIECE_ELEMENTS, add_up, plan_of
+from muster.collectives.summation import PIECE_ELEMENTS, Addition, add_up, plan_of
 from muster.collectives.tree import Block, blocks_of_range, root_of
 
 Bits = NDArray[np.uint32]
@@ -117,6 +117,12 @@ def test_the_sum_of_nothing_but_negative_zeros_is_negative() -> None:
     out = np.empty(3, np.float32)
     add_up(plan_of([Block(0, number) for number in range(4)]), zeros, out)
     assert np.signbit(out).all()
+
+
+def test_the_left_operand_comes_first_and_temporaries_are_used_again() -> None:
+    plan = plan_of([Block(0, 3), Block(0, 1), Block(0, 0), Block(0, 2)])
+    assert plan.additions == (Addition(4, 2, 1), Addition(5, 3, 0), Addition(4, 4, 5))
+    assert plan.temporaries == 1
 
 
 @pytest.mark.parametrize("leaves", [2, 8, 64])

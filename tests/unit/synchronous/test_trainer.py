@@ -1,9 +1,14 @@
 """The same bits for every number of ranks and every history, in one process."""
 
+import itertools
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
-from stage import Stage, write_samples
+from stage import Regression, Stage, write_samples
+
+from muster.program import Batch, Contribution, InvalidProgram, State
 
 
 @pytest.fixture
@@ -43,3 +48,43 @@ def test_every_sample_of_every_epoch_is_counted_once(data: Path) -> None:
     for epoch in stage.finished[0].replica.committed.epochs:
         assert (epoch.samples, epoch.hash_sum) == (150, epoch.expected_hash_sum)
     assert [epoch.epoch for epoch in stage.finished[0].replica.committed.epochs] == [0, 1]
+
+
+def test_leaves_that_are_computed_twice_change_nothing(data: Path, undisturbed: str) -> None:
+    stage = Stage(data, replay_every=3)
+    stage.at(5, lambda: stage.dies(1)).at(7, lambda: stage.joins(rank=1))
+    assert stage.plays(3).digest == undisturbed
+
+
+class Forgetful(Regression):
+    """Keeps count of its calls, and lets that count."""
+
+    calls = itertools.count()
+
+    def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
+        contribution = super().gradient(state, batch, random)
+        noise = np.float32(next(self.calls) % 7)
+        return Contribution({"weights": contribution.gradients["weights"] + noise}, 0.0)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_program_that_contradicts_itself_is_refused(data: Path, world_size: int) -> None:
+    with pytest.raises(InvalidProgram, match="came out differently when it was computed again"):
+        Stage(data, program=Forgetful, replay_every=5).plays(world_size)
+
+
+class Faulty(Regression):
+    """Runs on a processor that is wrong in one place, for one of its ranks."""
+
+    def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
+        contribution = super().gradient(state, batch, random)
+        if threading.current_thread().name == "worker-1":
+            contribution.gradients["weights"][0] *= np.float32(1 + 1e-6)
+        return contribution
+
+
+def test_a_rank_that_computes_wrongly_is_found_and_goes(data: Path, undisturbed: str) -> None:
+    stage = Stage(data, program=Faulty, replay_every=1)
+    stage.when_disputed = lambda workers: [stage.leaves(worker) for worker in workers]
+    assert stage.plays(3).digest == undisturbed
+    assert set(stage.disputes) == {(1,)}
