@@ -324,4 +324,5 @@ class _Witness:
         self.stage.reaches(replica.position.step)
 
     def keep(self, layout: Layout, replica: Replica) -> None:
-        self.stage.kept = (dict(replica.state), replica.committed)
+        state = {name: array.copy() for name, array in replica.state.items()}
+        self.stage.kept = (state, replica.committed)
