@@ -15,7 +15,6 @@ from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Reader
 from muster.processes import mark_of, marked
 
-
 ALONE = {"MUSTER_MODE": "independent"}
 
 
