@@ -56,6 +56,11 @@ INDEPENDENT_BATCH_SIZE: Final = 16
 SYNCHRONOUS_BATCH_SIZE: Final = 64
 
 
+GROUP_LIMIT: Final = 250
+"""Most ranks of a synchronous job: their memory is handed over as descriptors, and the kernel takes
+253 at once."""
+
+
 class Range(msgspec.Struct, frozen=True):
     """Inclusive limits of a number."""
 
@@ -245,11 +250,24 @@ def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             )
         if spec.program and not is_program(spec.program):
             yield FieldProblem("program", f"use {PROGRAM_WANTED}")
+        yield from _group_problems(spec)
         return
     if spec.program:
         yield FieldProblem("program", "needs mode synchronous; a script goes into command")
     if spec.replay_every is not None:
         yield FieldProblem("replay_every", "needs mode synchronous")
+
+
+def _group_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    field = "world_size" if spec.max_workers is None else "max_workers"
+    if spec.largest_world_size > GROUP_LIMIT:
+        yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
+    elif spec.largest_world_size > spec.virtual_shards:
+        yield FieldProblem(
+            field,
+            f"{spec.largest_world_size} ranks cannot share {spec.virtual_shards} virtual shards: "
+            "ask for fewer, or raise virtual_shards (and batch_size with it)",
+        )
 
 
 def is_program(reference: str) -> bool:

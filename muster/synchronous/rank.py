@@ -9,6 +9,7 @@ import numpy as np
 from muster.collectives.arena import Geometry
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import Ready
+from muster.contracts.spec import GROUP_LIMIT
 from muster.datasets.drawing import Drawer
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.listing import find_shards
@@ -77,7 +78,9 @@ def _meeting_of(settings: RankSettings, shares: Shares, layouts: Layouts) -> Mee
     if settings.backend == "tcp":
         slots = np.zeros((leaves, shares.elements), np.float32)
         return TcpMeeting(settings.rank, slots, layouts)
-    geometry = Geometry(slot_count=leaves, elements=shares.elements)
+    # No job has more ranks than virtual shards, and none more than a group can have.
+    places = min(leaves, GROUP_LIMIT)
+    geometry = Geometry(slot_count=leaves, elements=shares.elements, places=places)
     return SharedMemoryMeeting(settings.rank, geometry, layouts)
 
 
