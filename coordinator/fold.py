@@ -84,15 +84,10 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
         case actions.Move():
             return _job_moved(snapshot, action)
         case actions.Enlist() | actions.Retire() | actions.Announce():
-            return pool_fold.taken(snapshot, action)
+            return pool_fold.taken(snapshot, action, now)
         case _:
             rank = rank_fold.taken(snapshot.ranks[action.rank], action, now)
-            changed = snapshot.with_rank(rank)
-            return pool_fold.joined(changed, rank, now) if _joins(snapshot, action) else changed
-
-
-def _joins(snapshot: JobSnapshot, action: actions.Action) -> bool:
-    return snapshot.is_synchronous and isinstance(action, actions.Start)
+            return pool_fold.followed(snapshot.with_rank(rank), rank, action, now)
 
 
 def _job_moved(snapshot: JobSnapshot, move: actions.Move) -> JobSnapshot:
@@ -234,18 +229,24 @@ def _forgiven(snapshot: JobSnapshot) -> JobSnapshot:
 def _exited(
     snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, now: float
 ) -> JobSnapshot:
-    ended = rank_fold.exited(rank, exited)
+    ended = pool_fold.judged(snapshot, rank_fold.exited(rank, exited))
     snapshot = pool_fold.gone(snapshot, rank, ended, now)
     if not rank.in_service:
         return snapshot.with_rank(replace(ended, finished=False, trouble=None))
     if snapshot.is_ending or ended.finished:
         return snapshot.with_rank(ended)
-    if exited.exit_code == 0:  # somebody else had asked it to go: it comes back, at no charge
+    if exited.exit_code == 0 and rank.stopping:
+        # Somebody else had asked it to go: it comes back, at no charge.
         return snapshot.with_rank(_delayed(snapshot, ended, now))
+    trouble = rank.kill or pool_fold.dispute(snapshot, rank) or _cause(ended, exited)
+    return _failed(snapshot, replace(ended, trouble=trouble), exited, now)
+
+
+def _cause(ended: RankSnapshot, exited: RankExited) -> Cause:
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""
-    cause = rank.kill or Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended) + quote)
-    return _failed(snapshot, replace(ended, trouble=cause), exited, now)
+    early = " before its training was over" if exited.exit_code == 0 else ""
+    return Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended) + early + quote)
 
 
 def _failed(

@@ -5,7 +5,7 @@ what a rule wants done again is wanted again at the next look, until the world a
 """
 
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from coordinator.actions import (
     Action,
@@ -19,8 +19,10 @@ from coordinator.actions import (
     Terminate,
 )
 from coordinator.pool_plan import (
+    is_to_step,
     layout_fits_the_pool,
     layout_moments,
+    newcomers_limit,
     pool_has_its_size,
     status_of_pool,
     who_differs_is_stopped,
@@ -38,6 +40,10 @@ is broken."""
 KILL_GRACE_SECONDS = 10.0
 """An agent sends SIGKILL at once and reports within its containment time; one that has not by then
 hangs itself."""
+
+PARTING_SECONDS = 2.0
+"""Ranks part at the same moment, and then each has only to exit. One that heard of a new layout in
+that very moment waits for peers that are gone, and has to be told."""
 
 NEVER_AGAIN = float("inf")
 
@@ -106,7 +112,9 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
 
 def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
     limit = snapshot.spec.progress_timeout_seconds
-    return rank.beats and limit is not None and now >= rank.progressed_at + limit
+    if limit is None or not rank.beats or not is_to_step(snapshot, rank):
+        return False
+    return now >= rank.progressed_at + limit
 
 
 def _start_timeout(seconds: float) -> Cause:
@@ -140,13 +148,14 @@ def _ranks_are_ended(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
             continue
         if kill:
             yield KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
-        elif not rank.terminated and not _is_through(snapshot, rank):
+        elif not rank.terminated and not _is_parting(snapshot, rank, now):
             yield Terminate(rank=rank.rank)
 
 
-def _is_through(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
-    """Whether a rank took part in a job that is done, and is about to exit by itself."""
-    return snapshot.done and rank.took_up >= 0
+def _is_parting(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
+    """Whether a rank took part in a job that is done, and may be about to exit by itself."""
+    is_early = now < snapshot.stop_at + PARTING_SECONDS
+    return snapshot.done and rank.took_up >= 0 and is_early
 
 
 def _patience_is_over(snapshot: JobSnapshot, now: float) -> bool:
@@ -165,14 +174,8 @@ def _end_of_job(snapshot: JobSnapshot) -> Cause:
 def _ranks_are_started(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if snapshot.is_ending or snapshot.agent is not AgentState.CONNECTED:
         return
-    for rank in snapshot.ranks:
-        if rank.is_down and now >= rank.start_at and _has_room(snapshot):
-            yield Start(rank=rank.rank)
-
-
-def _has_room(snapshot: JobSnapshot) -> bool:
-    """Whether the pool accepts a newcomer; where there is none, everybody is welcome."""
-    return snapshot.pool.has_room or not snapshot.is_synchronous
+    due = (rank for rank in snapshot.ranks if rank.is_down and now >= rank.start_at)
+    yield from (Start(rank=rank.rank) for rank in islice(due, newcomers_limit(snapshot)))
 
 
 def _job_ends(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -275,6 +278,7 @@ def _moments(snapshot: JobSnapshot) -> Iterator[float]:
     yield from layout_moments(snapshot)
     if snapshot.is_ending:
         yield snapshot.stop_at + snapshot.stop_grace_seconds
+        yield snapshot.stop_at + PARTING_SECONDS
     for rank in snapshot.ranks:
         yield from _moments_of_rank(snapshot, rank)
 

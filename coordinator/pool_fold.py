@@ -4,13 +4,19 @@ from dataclasses import replace
 from typing import Final, TypeAlias, assert_never
 
 from coordinator import actions, happenings
-from coordinator.snapshot import JobSnapshot, RankSnapshot
+from coordinator.snapshot import Cause, JobSnapshot, RankSnapshot
 from muster.contracts import pool as pools
+from muster.contracts.job import Reason
 from muster.contracts.messages import Disputed, Ready, Saved, Stranded, TookUp
 from muster.contracts.pool import Newcomer, Pool, WorkerState
 
 LOCAL_NODE: Final = "local"
 """Until the process is there and says which machine it is on."""
+
+DIFFERED: Final = Cause(
+    reason=Reason.DIFFERENT_BITS,
+    message="held other bits than the other workers and was stopped before its next step",
+)
 
 PoolMessage: TypeAlias = Ready | TookUp | Stranded | Disputed | Saved
 
@@ -31,7 +37,9 @@ def asked(
 
 
 def taken(
-    snapshot: JobSnapshot, action: actions.Enlist | actions.Retire | actions.Announce
+    snapshot: JobSnapshot,
+    action: actions.Enlist | actions.Retire | actions.Announce,
+    now: float,
 ) -> JobSnapshot:
     match action:
         case actions.Enlist():
@@ -39,11 +47,26 @@ def taken(
         case actions.Retire():
             return _retired(snapshot, snapshot.ranks[action.rank])
         case actions.Announce():
-            return replace(snapshot, layout=action.layout)
+            return _announced(snapshot, action, now)
     assert_never(action)
 
 
-def joined(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
+def followed(
+    snapshot: JobSnapshot, rank: RankSnapshot, action: actions.RankAction, now: float
+) -> JobSnapshot:
+    """Note what an action on a rank means for its worker."""
+    if not snapshot.is_synchronous:
+        return snapshot
+    match action:
+        case actions.Start():
+            return _joined(snapshot, rank, now)
+        case actions.Terminate():
+            return replace(snapshot, pool=_asked_away(snapshot.pool, rank))
+        case _:
+            return snapshot
+
+
+def _joined(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
     """A process is being started for `rank`: it is a new worker."""
     newcomer = Newcomer(
         rank=rank.rank,
@@ -89,34 +112,59 @@ def said(
     assert_never(message)
 
 
+def judged(snapshot: JobSnapshot, ended: RankSnapshot) -> RankSnapshot:
+    """Return a rank that has exited, finished only if the last step was taken.
+
+    A program can end its process with code 0 wherever it likes: that is no end of the training.
+    """
+    if not snapshot.is_synchronous or not ended.finished:
+        return ended
+    total = ended.total_steps
+    is_through = ended.took_up >= 0 and total is not None and snapshot.step >= total
+    return replace(ended, finished=is_through and ended.in_service)
+
+
+def dispute(snapshot: JobSnapshot, rank: RankSnapshot) -> Cause | None:
+    """Return why a rank has ended that the others, or it itself, found to be different."""
+    return DIFFERED if rank.worker_id in snapshot.disputed else None
+
+
 def gone(snapshot: JobSnapshot, rank: RankSnapshot, ended: RankSnapshot, now: float) -> JobSnapshot:
     """The process of a worker has ended."""
     if not snapshot.is_synchronous or rank.worker_id is None:
         return snapshot
-    changed = replace(snapshot, pool=pools.gone(snapshot.pool, rank.worker_id))
-    if snapshot.is_ending or not (ended.finished and rank.in_service and rank.took_up >= 0):
+    # Who exits well was through, or was asked to go, by whomever.
+    pool = _asked_away(snapshot.pool, rank) if ended.exit_code == 0 else snapshot.pool
+    changed = replace(snapshot, pool=pools.gone(pool, rank.worker_id))
+    if snapshot.is_ending or not ended.finished:
         return changed
     return replace(
         changed, done=True, stop_at=now, stop_grace_seconds=snapshot.spec.stop_grace_seconds
     )
 
 
+def _announced(snapshot: JobSnapshot, action: actions.Announce, now: float) -> JobSnapshot:
+    """Who had to wait for this layout has its whole time for the next step."""
+    ranks = tuple(replace(rank, progressed_at=now) for rank in snapshot.ranks)
+    return replace(snapshot, layout=action.layout, ranks=ranks)
+
+
 def _took_up(snapshot: JobSnapshot, rank: RankSnapshot, message: TookUp, now: float) -> JobSnapshot:
-    if message.generation != snapshot.layout.generation or rank.worker_id is None:
+    layout = snapshot.layout
+    if message.generation != layout.generation or rank.worker_id not in layout.workers:
         return snapshot
     pool = snapshot.pool
     if pool.members[rank.worker_id].state is WorkerState.SYNCING:
         pool = pools.activate(pool, rank.worker_id, now=now, step=message.step)
-    changed = replace(snapshot, pool=pool).with_rank(replace(rank, took_up=message.generation))
-    in_force = all(
-        changed.ranks[number].took_up == message.generation for number in snapshot.layout.ranks
-    )
+    arrived = replace(rank, took_up=message.generation, step=message.step)
+    changed = replace(snapshot, pool=pool).with_rank(arrived)
+    in_force = all(changed.ranks[number].took_up == message.generation for number in layout.ranks)
     return replace(changed, pool=pools.settled(pool)) if in_force else changed
 
 
 def _asked_to_leave(snapshot: JobSnapshot, worker_id: int) -> JobSnapshot:
     for rank in snapshot.in_service:
-        if rank.worker_id == worker_id and rank.is_alive:
+        if rank.worker_id == worker_id:
             return _retired(snapshot, rank)
     return snapshot
 
@@ -129,8 +177,12 @@ def _enlisted(snapshot: JobSnapshot, number: int) -> JobSnapshot:
 
 
 def _retired(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
-    pool = snapshot.pool
-    if rank.is_alive and rank.worker_id is not None and pool.is_active(rank.worker_id):
-        pool = pools.leave(pool, rank.worker_id)
     changed = replace(rank, in_service=False, trouble=None)
-    return replace(snapshot.with_rank(changed), pool=pool)
+    return replace(snapshot.with_rank(changed), pool=_asked_away(snapshot.pool, rank))
+
+
+def _asked_away(pool: Pool, rank: RankSnapshot) -> Pool:
+    """Return the pool without counting on the worker of `rank` any more."""
+    if rank.worker_id is None or not pool.is_active(rank.worker_id):
+        return pool
+    return pools.leave(pool, rank.worker_id)

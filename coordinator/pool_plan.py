@@ -6,18 +6,15 @@ Rules of `coordinator.plan`, kept apart because they are about the group and not
 from collections.abc import Iterator
 
 from coordinator.actions import Action, Announce, Enlist, KillProcess, Move, Retire, Terminate
-from coordinator.snapshot import AgentState, Cause, JobSnapshot, LayoutSnapshot, RankSnapshot
+from coordinator.pool_fold import DIFFERED
+from coordinator.snapshot import AgentState, JobSnapshot, LayoutSnapshot, RankSnapshot
+from coordinator.wording import describe_recovery
 from muster.contracts.job import JobStatus, Reason
 
 COMPANY_SECONDS = 1.0
 """How long a newcomer waits for others that were started with it: one layout is cheaper."""
 
 _TRAINS = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
-
-DIFFERED = Cause(
-    reason=Reason.DIFFERENT_BITS,
-    message="held other bits than the other workers and was stopped before its next step",
-)
 
 
 def pool_has_its_size(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -27,7 +24,9 @@ def pool_has_its_size(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
     serving = [rank.rank for rank in snapshot.in_service]
     missing = snapshot.wanted_world_size - len(serving)
     if missing > 0:
-        free = (rank for rank in range(snapshot.wanted_world_size) if rank not in serving)
+        # A rank that was retired and has not gone yet keeps its place.
+        taken = {rank.rank for rank in snapshot.ranks if rank.in_service or rank.is_alive}
+        free = (rank for rank in range(snapshot.wanted_world_size) if rank not in taken)
         yield from (Enlist(rank=rank) for rank, _ in zip(free, range(missing), strict=False))
     elif missing < 0:
         yield from (Retire(rank=rank) for rank in serving[missing:])
@@ -74,16 +73,13 @@ def layout_fits_the_pool(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 def status_of_pool(snapshot: JobSnapshot) -> Move | None:
     """Return what the group has to say of the job's status, if anything."""
     layout = snapshot.layout
-    if not snapshot.is_synchronous or snapshot.status not in _TRAINS:
+    if not snapshot.is_synchronous or snapshot.is_ending or snapshot.status not in _TRAINS:
         return None
     if snapshot.pool.is_paused:
         return Move(
             status=JobStatus.PAUSED,
             reason=Reason.TOO_FEW_WORKERS,
-            message=(
-                f"{snapshot.pool.world_size} of at least {snapshot.pool.min_workers} workers are "
-                "active; training goes on by itself when there are enough"
-            ),
+            message=_shortage(snapshot),
         )
     if layout.paused and all(snapshot.ranks[n].took_up == layout.generation for n in layout.ranks):
         return Move(
@@ -92,6 +88,31 @@ def status_of_pool(snapshot: JobSnapshot) -> Move | None:
             message="paused on request; resume it to go on from the same step",
         )
     return None
+
+
+def _shortage(snapshot: JobSnapshot) -> str:
+    pool = snapshot.pool
+    causes = [
+        describe_recovery(snapshot, rank, rank.trouble) for rank in snapshot.ranks if rank.trouble
+    ]
+    count = (
+        f"{pool.world_size} of at least {pool.min_workers} workers are active; training goes on by "
+        "itself when there are enough"
+    )
+    return ". ".join([*causes[:1], count])
+
+
+def is_to_step(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """Whether a rank that takes no step is to be blamed: not while it waits for others, by rule."""
+    if not snapshot.is_synchronous:
+        return True
+    holds = snapshot.layout.paused or snapshot.pool.is_paused
+    return not holds and rank.worker_id in snapshot.layout.workers
+
+
+def newcomers_limit(snapshot: JobSnapshot) -> int | None:
+    """Return how many may join now; None: everybody, where there is no pool."""
+    return snapshot.pool.room if snapshot.is_synchronous else None
 
 
 def layout_moments(snapshot: JobSnapshot) -> Iterator[float]:

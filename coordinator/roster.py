@@ -89,7 +89,9 @@ class Roster:
 
     def _used_slots(self) -> int:
         return sum(
-            not rank.finished for charge in self.admitted() for rank in charge.snapshot.ranks
+            rank.is_alive or rank.is_down
+            for charge in self.admitted()
+            for rank in charge.snapshot.ranks
         )
 
     async def _refresh(self, now: Moment) -> None:
@@ -156,10 +158,21 @@ def _charge_of(
     job: Job, rows: Sequence[Worker], members: Sequence[Member], files: JobFiles, now: Moment
 ) -> Charge:
     return Charge(
-        snapshot=snapshot_of(job, [as_recorded(row, files) for row in rows], members, now),
+        snapshot=snapshot_of(job, _ends_heard(job, rows, files), members, now),
         attachment=Attachment(started_at=job.started_at),
         committed_workers={row.rank: row for row in rows},
     )
+
+
+def _ends_heard(job: Job, rows: Sequence[Worker], files: JobFiles) -> list[Worker]:
+    """Return the rows with what nobody had heard; of a pool's workers code 0 says too little.
+
+    One that was let go and one that was done exit alike. Nothing is lost by asking again: ranks
+    that are all done take no step before they say so.
+    """
+    if job.spec.mode == "synchronous":
+        return list(rows)
+    return [as_recorded(row, files) for row in rows]
 
 
 def _stay(message: str) -> Move:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from coordinator.actions import Action, KillProcess, Move, Start, Terminate
+from coordinator.actions import Action, Announce, KillProcess, Move, Start, Terminate
 from coordinator.fold import fold
 from coordinator.happenings import (
     AgentDropped,
@@ -13,20 +13,27 @@ from coordinator.happenings import (
     Condemned,
     Happening,
     Interrupted,
+    LeaveAsked,
+    PauseAsked,
+    Scaled,
     StopAsked,
     Taken,
 )
 from coordinator.plan import plan, wake_at
-from coordinator.snapshot import Cause, JobSnapshot, RankSnapshot, Verdict
+from coordinator.snapshot import Cause, JobSnapshot, LayoutSnapshot, RankSnapshot, Verdict
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import (
     Beat,
+    Disputed,
     Hello,
     RankExited,
     RankMessage,
     RankSaid,
     RankSpawned,
+    Ready,
     Refused,
+    Stranded,
+    TookUp,
 )
 from muster.contracts.pool import Pool
 from muster.contracts.spec import JobSpec
@@ -115,6 +122,19 @@ class Story:
         assert story.job.status is JobStatus.RUNNING
         return story
 
+    @classmethod
+    def gathering(cls, **spec: object) -> Self:
+        """A synchronous job whose ranks were all started, and are not ready yet."""
+        return cls.starting(**{"mode": "synchronous", **spec})
+
+    @classmethod
+    def training(cls, **spec: object) -> Self:
+        """A synchronous job whose ranks all take steps together."""
+        story = cls.gathering(**spec)
+        story.settles()
+        assert story.job.status is JobStatus.RUNNING
+        return story
+
     def rank(self, number: int) -> RankSnapshot:
         return self.job.ranks[number]
 
@@ -194,6 +214,71 @@ class Story:
         verdict = Verdict(reason=Reason.INVALID_DATASET, message=message)
         return self.hears(Condemned(verdict=verdict))
 
+    # What happens to a pool
+
+    def is_ready(self, *ranks: int) -> Self:
+        for rank in ranks:
+            self.says_hello(rank).rank_says(rank, Ready(backend="auto", port=0))
+        return self
+
+    def takes_up(self, *ranks: int, step: int = 0, generation: int | None = None) -> Self:
+        """Say that the newest layout is in force for these ranks."""
+        if generation is None:
+            generation = self.job.layout.generation
+        for rank in ranks:
+            self.rank_says(rank, TookUp(generation=generation, step=step, digest=32 * "0"))
+        return self
+
+    def all_take_up(self, step: int = 0) -> Self:
+        return self.takes_up(*self.job.layout.ranks, step=step)
+
+    def is_stranded(self, *ranks: int) -> Self:
+        generation = self.job.layout.generation
+        for rank in ranks:
+            self.rank_says(rank, Stranded(generation=generation, message="a peer is gone"))
+        return self
+
+    def disputes(self, rank: int, *workers: int) -> Self:
+        generation = self.job.layout.generation
+        said = Disputed(generation=generation, workers=workers, message="other bits")
+        return self.rank_says(rank, said)
+
+    def is_scaled(self, world_size: int) -> Self:
+        return self.hears(Scaled(world_size=world_size))
+
+    def is_paused(self) -> Self:
+        return self.hears(PauseAsked(paused=True))
+
+    def is_resumed(self) -> Self:
+        return self.hears(PauseAsked(paused=False))
+
+    def is_to_let_go(self, worker_id: int) -> Self:
+        return self.hears(LeaveAsked(worker_id=worker_id))
+
+    def settles(self, step: int = 0) -> list[Action]:
+        """Let every rank do its part, in no time, until there is nothing left to do for anybody."""
+        done: list[Action] = []
+        for _ in range(ROUNDS):
+            before = self.job
+            self.is_ready(*(rank.rank for rank in before.ranks if rank.is_alive and not rank.ready))
+            done += self.plans()
+            for rank in self.job.ranks:
+                if rank.is_alive:
+                    self._does_its_part(rank, step)
+            done += self.plans()
+            if self.job == before:
+                return done
+        raise AssertionError("the pool does not come to rest")
+
+    def _does_its_part(self, rank: RankSnapshot, step: int) -> None:
+        layout = self.job.layout
+        if rank.kill is not None:
+            self.dies(rank.rank)
+        elif rank.terminated or (rank.took_up >= 0 and rank.worker_id not in layout.workers):
+            self.exits(rank.rank)
+        elif rank.took_up < layout.generation and rank.worker_id in layout.workers:
+            self.takes_up(rank.rank, step=step)
+
     def passes(self, seconds: float) -> Self:
         """Let time go by in which nobody says anything."""
         self.now += seconds
@@ -233,6 +318,11 @@ class Story:
 def starts(actions: Sequence[Action]) -> list[int]:
     """Return the ranks that are started."""
     return [action.rank for action in actions if isinstance(action, Start)]
+
+
+def layouts(actions: Sequence[Action]) -> list[LayoutSnapshot]:
+    """Return the layouts that are announced."""
+    return [action.layout for action in actions if isinstance(action, Announce)]
 
 
 def terminations(actions: Sequence[Action]) -> list[int]:

@@ -46,7 +46,8 @@ TRANSITIONS: Final[Mapping[JobStatus, frozenset[JobStatus]]] = {
     ),
     _S.RUNNING: frozenset({_S.RECOVERING, _S.PAUSED, _S.STOPPING, _S.COMPLETED, _S.FAILED}),
     _S.RECOVERING: frozenset({_S.RUNNING, _S.PAUSED, _S.STOPPING, _S.COMPLETED, _S.FAILED}),
-    _S.PAUSED: frozenset({_S.RUNNING, _S.RECOVERING, _S.STOPPING, _S.FAILED}),
+    # COMPLETED: who is left may be too few to train, and have nothing more to do.
+    _S.PAUSED: frozenset({_S.RUNNING, _S.RECOVERING, _S.STOPPING, _S.COMPLETED, _S.FAILED}),
     # Back to QUEUED when the whole service was told to shut down: the job resumes at the next up.
     _S.STOPPING: frozenset({_S.STOPPED, _S.COMPLETED, _S.FAILED, _S.QUEUED}),
     _S.COMPLETED: frozenset(),

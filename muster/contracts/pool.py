@@ -165,9 +165,9 @@ class Pool:
         return self.world_size < self.min_workers
 
     @property
-    def has_room(self) -> bool:
-        """Whether a newcomer would be accepted."""
-        return sum(m.state in _COUNTED for m in self.members) < self.max_workers
+    def room(self) -> int:
+        """How many newcomers would be accepted."""
+        return self.max_workers - sum(m.state in _COUNTED for m in self.members)
 
     def is_active(self, worker_id: int) -> bool:
         """Whether that worker computes."""
@@ -203,7 +203,7 @@ def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
 
     Raises `PoolFull` or `RankTaken`.
     """
-    if not pool.has_room:
+    if pool.room < 1:
         raise PoolFull(pool.max_workers)
     for member in pool.members:
         if member.rank == newcomer.rank and member.state in LIVING:

@@ -1,8 +1,9 @@
 """How the members of a new layout come to stand at one step with one state.
 
     everybody tells everybody: where I stand, the digest of my state, which sums I hold
-    the one that is furthest (the first of them) gives its state to all who are behind
-    digests are compared, of those that were furthest and of those that received
+    of those that are furthest, whoever differs from the others is out: before it gives to anybody
+    the first that is furthest gives its state to all who are behind
+    digests are compared once more, now of all: what was given has arrived
     what nobody holds of the unfinished step is dealt out
 
 A member that is behind by a step was interrupted after its peers had committed that step; a
@@ -81,9 +82,11 @@ def take_up(
     source = next(place for place, it in enumerate(standings) if it.step == furthest)
     if furthest < 0 and backend.rank == source:
         begin()
-    _spread(backend, replica, source, [it.step < furthest or furthest < 0 for it in standings])
+    is_behind = [it.step < furthest or furthest < 0 for it in standings]
+    _compare_states([it.digest for it in standings], is_behind, backend.rank)
+    _spread(backend, replica, source, is_behind)
     digests = gather(backend, replica.digest(), str)
-    _compare_states(digests, replica.position.step, backend.rank)
+    _compare_states(digests, [False] * len(digests), backend.rank)
     blocks = [it.held if it.step == furthest else () for it in standings]
     kept = [[Block(*block) for block in held] for held in blocks]
     return Agreement(shares=deal(kept, leaves), held=kept, digest=digests[0])
@@ -115,15 +118,20 @@ def _compare_arithmetic(standings: Sequence[_Standing], rank: int) -> None:
         raise Differs(explain(prints[odd[0]], right), odd, rank)
 
 
-def _compare_states(digests: Sequence[str], step: int, rank: int) -> None:
-    odd = odd_ones(digests)
-    if odd:
-        raise Differs(
-            f"at step {step} the state of {len(odd)} of {len(digests)} workers differs from that "
-            "of the others: stopped before the next step",
-            odd,
-            rank,
-        )
+def _compare_states(digests: Sequence[str], is_behind: Sequence[bool], rank: int) -> None:
+    """Where no state is more common than any other, nobody knows which is right: all are out."""
+    places = [place for place, behind in enumerate(is_behind) if not behind]
+    counts = Counter(digests[place] for place in places)
+    if len(counts) < 2:  # noqa: PLR2004  all alike
+        return
+    (right, most), (_, next_most) = counts.most_common(2)
+    odd = [place for place in places if digests[place] != right or most == next_most]
+    raise Differs(
+        f"the state of {len(odd)} of {len(places)} workers differs from that of the others at the "
+        "same step: stopped before the next one",
+        odd,
+        rank,
+    )
 
 
 def odd_ones(digests: Sequence[str]) -> list[int]:

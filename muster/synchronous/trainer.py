@@ -122,12 +122,14 @@ class Trainer:
 
     def _train_with(self, gathering: Gathering) -> Outcome | None:
         """Train with the members of one layout; return None if there is to be another one."""
-        layout = self._layout = gathering.layout
+        layout, is_newcomer = gathering.layout, self._layout is None
         self._keeps = False
         try:
             meeting = self._meeting.enter(gathering)
             if meeting is None:
-                return Outcome.LEFT
+                # A newcomer hears of layouts that were made before anybody knew that it was ready.
+                return None if is_newcomer else Outcome.LEFT
+            self._layout = layout
             with meeting as group:
                 shares = self._take_up(layout, group)
                 if layout.paused:

@@ -1,6 +1,6 @@
 """No history whatever leads a job astray: random happenings at random times, and what must hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,14 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stories import Story
 
-from coordinator.actions import Start
+from coordinator.actions import Announce, Start
 from coordinator.plan import plan, wake_at
-from coordinator.snapshot import AgentState, JobSnapshot
+from coordinator.snapshot import AgentState, JobSnapshot, RankSnapshot
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Warned
+from muster.contracts.pool import LIVING, TRANSITIONS, WorkerState
 
 RANKS: Final = 3
 MAX_RESTARTS: Final = 2
+MAX_WORKERS: Final = 4
 
 Deed = Callable[[Story, int], object]
 
@@ -47,6 +49,32 @@ OF_THE_JOB: Final[dict[str, Callable[[Story], object]]] = {
     "is condemned": lambda story: _if_admitted(story, story.is_condemned),
     "is let in": lambda story: story.job.status is JobStatus.QUEUED and story.is_admitted(),
 }
+
+OF_A_POOLED_RANK: Final[dict[str, Deed]] = {
+    "is ready": lambda story, rank: story.is_ready(rank),
+    "takes up": lambda story, rank: story.takes_up(rank),
+    "takes up what is past": lambda story, rank: story.takes_up(
+        rank, generation=max(0, story.job.layout.generation - 1)
+    ),
+    "is stranded": lambda story, rank: story.is_stranded(rank),
+    "disputes another": lambda story, rank: story.disputes(rank, rank + 1),
+    "takes the last step": lambda story, rank: story.beats(rank, 100),
+    "is to let go": lambda story, rank: story.is_to_let_go(rank),
+    "is to let the last go": lambda story, _: story.is_to_let_go(len(story.job.pool.members) - 1),
+}
+
+OF_A_POOL: Final[dict[str, Callable[[Story], object]]] = {
+    **{
+        f"is scaled to {world_size}": lambda story, to=world_size: story.is_scaled(to)
+        for world_size in range(1, MAX_WORKERS + 1)
+    },
+    "is paused": lambda story: story.is_paused(),
+    "is resumed": lambda story: story.is_resumed(),
+    "settles": lambda story: story.job.status is not JobStatus.QUEUED and story.settles(),
+}
+
+DEEDS_OF_A_RANK: Final = OF_A_RANK | OF_A_POOLED_RANK
+DEEDS_OF_THE_JOB: Final = OF_THE_JOB | OF_A_POOL
 
 MOMENTS: Final = [0.0, 0.0, 0.1, 1.0, 4.9, 5.0, 10.0, 31.0, 61.0, 121.0]
 
@@ -85,13 +113,13 @@ def _if_admitted(story: Story, deed: Callable[[], object]) -> None:
         deed()
 
 
-def events() -> st.SearchStrategy[Event]:
-    often = sorted((OF_A_RANK.keys() | OF_THE_JOB.keys()) - ENDINGS)
+def events(deeds: Collection[str], ranks: int) -> st.SearchStrategy[Event]:
+    often = sorted(set(deeds) - ENDINGS)
     return st.builds(
         Event,
         seconds=st.sampled_from(MOMENTS),
         deed=st.sampled_from([*often * 3, *sorted(ENDINGS)]),
-        rank=st.integers(0, RANKS - 1),
+        rank=st.integers(0, ranks - 1),
         plans_first=st.booleans(),
     )
 
@@ -104,13 +132,45 @@ def events() -> st.SearchStrategy[Event]:
 )
 @given(
     st.sampled_from([Story.submitted, Story.starting, Story.running]),
-    st.lists(events(), max_size=40),
+    st.lists(events(OF_A_RANK.keys() | OF_THE_JOB.keys(), RANKS), max_size=40),
     st.sampled_from([None, 20.0]),
 )
 def test_no_history_leads_a_job_astray(
     begin: Callable[..., Story], history: list[Event], progress: float | None
 ) -> None:
-    story = begin(world_size=RANKS, max_restarts=MAX_RESTARTS, progress_timeout_seconds=progress)
+    acts_out(
+        begin(world_size=RANKS, max_restarts=MAX_RESTARTS, progress_timeout_seconds=progress),
+        history,
+    )
+
+
+@settings(
+    derandomize=True,
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    st.sampled_from([Story.submitted, Story.starting, Story.training]),
+    st.lists(events(DEEDS_OF_A_RANK.keys() | DEEDS_OF_THE_JOB.keys(), MAX_WORKERS), max_size=40),
+    st.sampled_from([None, 20.0]),
+    st.integers(1, RANKS),
+)
+def test_no_history_leads_a_pool_astray(
+    begin: Callable[..., Story], history: list[Event], progress: float | None, least: int
+) -> None:
+    story = begin(
+        mode="synchronous",
+        world_size=RANKS,
+        min_workers=least,
+        max_workers=MAX_WORKERS,
+        max_restarts=MAX_RESTARTS,
+        progress_timeout_seconds=progress,
+    )
+    acts_out(story, history)
+
+
+def acts_out(story: Story, history: list[Event]) -> None:
     for event in history:
         story.passes(event.seconds)
         if event.plans_first:
@@ -121,13 +181,14 @@ def test_no_history_leads_a_job_astray(
 
 def happens(story: Story, event: Event) -> None:
     before = story.job
-    if event.deed in OF_A_RANK:
-        OF_A_RANK[event.deed](story, event.rank)
-    else:
-        OF_THE_JOB[event.deed](story)
+    if event.deed not in DEEDS_OF_A_RANK:
+        DEEDS_OF_THE_JOB[event.deed](story)
+    elif event.rank < len(before.ranks):
+        DEEDS_OF_A_RANK[event.deed](story, event.rank)
     if before.status in TERMINAL:
         assert story.job.status is before.status, "what is over stays over"
-    compare(before, story.job)
+    if event.deed != "settles":
+        compare(before, story.job)
 
 
 def plans_soundly(story: Story) -> None:
@@ -145,6 +206,9 @@ def plans_soundly(story: Story) -> None:
             assert not rank.finished
             assert not before.is_ending
             assert before.agent is AgentState.CONNECTED
+        for action in actions:
+            if isinstance(action, Announce):
+                check_announcement(before, action)
         assert len(actions) == len({repr(action) for action in actions}), "everything once"
         story.takes(*actions)
         compare(before, story.job)
@@ -172,15 +236,58 @@ def check(job: JobSnapshot) -> None:
         assert job.agent is AgentState.ABSENT
     if job.status is JobStatus.COMPLETED:
         assert job.all_finished
-    if job.status is JobStatus.RUNNING and job.verdict is None:
-        assert all(rank.is_well for rank in job.ranks)
+    if job.status is JobStatus.RUNNING and job.verdict is None and not job.done:
+        assert not any(rank.trouble for rank in job.in_service)
+        # A newcomer to a pool disturbs nobody.
+        assert all(rank.is_well for rank in job.ranks if is_at_work(job, rank))
+    if job.is_synchronous:
+        check_pool(job)
+
+
+def is_at_work(job: JobSnapshot, rank: RankSnapshot) -> bool:
+    return not job.is_synchronous or job.pool.is_active(rank.worker_id)
+
+
+def check_pool(job: JobSnapshot) -> None:
+    living = {one.worker_id: one.rank for one in job.pool.members if one.state in LIVING}
+    assert living == {rank.worker_id: rank.rank for rank in job.ranks if rank.is_alive}
+    assert job.pool.room >= 0
+    assert len(job.in_service) <= MAX_WORKERS
+    if job.done:
+        assert job.step >= 100, "nobody is done before the last step"
+
+
+def check_announcement(job: JobSnapshot, announced: Announce) -> None:
+    layout = announced.layout
+    assert layout.generation == job.layout.generation + 1
+    assert list(layout.workers) == sorted(set(layout.workers))
+    assert len(layout.workers) >= job.spec.min_workers
+    for worker, number, incarnation in zip(
+        layout.workers, layout.ranks, layout.incarnations, strict=True
+    ):
+        rank = job.ranks[number]
+        assert (rank.worker_id, rank.incarnation) == (worker, incarnation)
+        assert rank.is_alive
+        assert rank.ready
+        assert rank.in_service
+        assert job.pool.members[worker].state in {WorkerState.SYNCING, WorkerState.ACTIVE}
 
 
 def compare(before: JobSnapshot, after: JobSnapshot) -> None:
     assert after.generation >= before.generation
-    for old, new in zip(before.ranks, after.ranks, strict=True):
+    assert after.layout.generation - before.layout.generation in {0, 1}
+    assert len(after.ranks) >= len(before.ranks), "a place is for ever"
+    for old, new in zip(before.pool.members, after.pool.members, strict=False):
+        assert new.worker_id == old.worker_id
+        assert new.rank == old.rank
+        assert new.state in reachable(old.state)
+    for old, new in zip(before.ranks, after.ranks, strict=False):
         assert new.incarnation - old.incarnation in {0, 1}, "they go up, one by one"
         assert new.restarts - old.restarts in {0, 1}
         assert new.finished >= old.finished, "what is done stays done"
         if new.incarnation > old.incarnation:
             assert not old.is_alive, "one living process per rank"
+
+
+def reachable(state: WorkerState) -> set[WorkerState]:
+    return {state}.union(*(reachable(after) for after in TRANSITIONS[state]))
