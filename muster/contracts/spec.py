@@ -149,6 +149,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return max(SYNCHRONOUS_BATCH_SIZE, SAMPLES_PER_SHARD_MIN * self.virtual_shards)
 
     @property
+    def effective_backend(self) -> str:
+        """How ranks of this job talk: through shared memory, as they are on one host."""
+        return "shared_memory" if self.backend == "auto" else self.backend
+
+    @property
     def largest_world_size(self) -> int:
         """The most ranks the job may ever have; an independent one keeps its number."""
         if self.mode == "independent" or self.max_workers is None:
