@@ -267,12 +267,6 @@ def _group_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     field = "world_size" if spec.max_workers is None else "max_workers"
     if spec.largest_world_size > GROUP_LIMIT:
         yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
-    elif spec.largest_world_size > spec.virtual_shards:
-        yield FieldProblem(
-            field,
-            f"{spec.largest_world_size} ranks cannot share {spec.virtual_shards} virtual shards: "
-            "ask for fewer, or raise virtual_shards (and batch_size with it)",
-        )
 
 
 def is_program(reference: str) -> bool:
