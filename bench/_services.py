@@ -53,10 +53,13 @@ class Services:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._ask(path, json.dumps(body).encode())
+        return self._ask("POST", path, json.dumps(body).encode())
+
+    def patch(self, path: str, body: dict[str, Any]) -> Any:
+        return self._ask("PATCH", path, json.dumps(body).encode())
 
     def get(self, path: str) -> Any:
-        return self._ask(path, None)
+        return self._ask("GET", path, None)
 
     def wait_for(self, job_id: str, *statuses: str) -> Any:
         """Return the job's summary once its status is one of these."""
@@ -84,9 +87,10 @@ class Services:
         except OSError:
             return False
 
-    def _ask(self, path: str, body: bytes | None) -> Any:
+    def _ask(self, method: str, path: str, body: bytes | None) -> Any:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
+            method=method,
             data=body,
             headers={"content-type": "application/json"},
         )

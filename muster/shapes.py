@@ -116,6 +116,24 @@ class GradientShape:
         if not np.isfinite(target).all():
             self._refuse(target, leaf)
 
+    def arrays(self, contribution: Contribution, leaf: Leaf) -> list[Vector]:
+        """Return the gradients in their order, as they are; raises `InvalidProgram` as `write`.
+
+        Whether they are finite is not looked at.
+        """
+        if not self._fits(contribution):
+            self.write(contribution, 1.0, leaf, np.empty(self.elements, np.float32))  # says why
+        return [contribution.gradients[part.name] for part in self.parts]
+
+    def numbers(self, contribution: Contribution, weight: float) -> tuple[float, ...]:
+        """Return what `write` puts behind the gradients."""
+        metrics = contribution.metrics
+        return (contribution.loss, weight, *(metrics[name] for name in self.metrics))
+
+    def views(self, vector: Vector) -> list[Vector]:
+        """Return where the gradients are in a vector, in their order and shapes."""
+        return [vector[part.start : part.stop].reshape(part.shape) for part in self.parts]
+
     def means(self, total: Vector, target: Vector) -> Means:
         """Divide a global batch's `total` by its weight, into `target`, of which views are given.
 
@@ -123,11 +141,30 @@ class GradientShape:
         """
         end = self.gradient_elements
         np.divide(total, total[end + 1], out=target)
-        gradients = {part.name: target[part.start : part.stop] for part in self.parts}
+        names = (part.name for part in self.parts)
         return Means(
-            gradients=read_only({p.name: gradients[p.name].reshape(p.shape) for p in self.parts}),
+            gradients=read_only(dict(zip(names, self.views(target), strict=True))),
             loss=float(target[end]),
             metrics=dict(zip(self.metrics, target[end + 2 :].tolist(), strict=True)),
+        )
+
+    def _fits(self, contribution: object) -> bool:
+        """Whether names, shapes and dtypes are as at first: the quick look, without a reason."""
+        if not isinstance(contribution, Contribution):
+            return False
+        gradients: object = contribution.gradients
+        metrics: object = contribution.metrics
+        if not (isinstance(gradients, Mapping) and isinstance(metrics, Mapping)):
+            return False
+        if len(gradients) != len(self.parts) or len(metrics) != len(self.metrics):
+            return False
+        arrays = [gradients.get(part.name) for part in self.parts]
+        return all(map(metrics.__contains__, self.metrics)) and all(
+            isinstance(array, np.ndarray)
+            and array.dtype == _FLOAT32
+            and array.shape == part.shape
+            and array.flags.c_contiguous
+            for array, part in zip(arrays, self.parts, strict=True)
         )
 
     def _check_names(self, contribution: Contribution, leaf: Leaf) -> None:

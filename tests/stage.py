@@ -370,4 +370,5 @@ class _Witness:
         attend()
 
     def keep(self, _layout: Layout, replica: Replica) -> None:
-        self.stage.kept = (dict(replica.state), replica.committed)
+        state = {name: array.copy() for name, array in replica.state.items()}
+        self.stage.kept = (state, replica.committed)

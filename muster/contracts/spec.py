@@ -56,6 +56,11 @@ INDEPENDENT_BATCH_SIZE: Final = 16
 SYNCHRONOUS_BATCH_SIZE: Final = 64
 
 
+GROUP_LIMIT: Final = 250
+"""Most ranks of a synchronous job: their memory is handed over as descriptors, and the kernel takes
+253 at once."""
+
+
 class Range(msgspec.Struct, frozen=True):
     """Inclusive limits of a number."""
 
@@ -142,6 +147,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.mode == "independent":
             return INDEPENDENT_BATCH_SIZE
         return max(SYNCHRONOUS_BATCH_SIZE, SAMPLES_PER_SHARD_MIN * self.virtual_shards)
+
+    @property
+    def effective_backend(self) -> str:
+        """How ranks of this job talk: through shared memory, as they are on one host."""
+        return "shared_memory" if self.backend == "auto" else self.backend
 
     @property
     def largest_world_size(self) -> int:
@@ -245,11 +255,18 @@ def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             )
         if spec.program and not is_program(spec.program):
             yield FieldProblem("program", f"use {PROGRAM_WANTED}")
+        yield from _group_problems(spec)
         return
     if spec.program:
         yield FieldProblem("program", "needs mode synchronous; a script goes into command")
     if spec.replay_every is not None:
         yield FieldProblem("replay_every", "needs mode synchronous")
+
+
+def _group_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    field = "world_size" if spec.max_workers is None else "max_workers"
+    if spec.largest_world_size > GROUP_LIMIT:
+        yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
 
 
 def is_program(reference: str) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from muster.collectives.arena import Geometry
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import Ready
+from muster.contracts.spec import GROUP_LIMIT
 from muster.datasets.drawing import Drawer
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.listing import find_shards
@@ -77,7 +78,7 @@ def _meeting_of(settings: RankSettings, shares: Shares, layouts: Layouts) -> Mee
     if settings.backend == "tcp":
         slots = np.zeros((leaves, shares.elements), np.float32)
         return TcpMeeting(settings.rank, slots, layouts)
-    geometry = Geometry(slot_count=leaves, elements=shares.elements)
+    geometry = Geometry(slot_count=leaves, elements=shares.elements, places=GROUP_LIMIT)
     return SharedMemoryMeeting(settings.rank, geometry, layouts)
 
 

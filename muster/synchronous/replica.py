@@ -1,7 +1,8 @@
 """A rank's copy of the one model: the state, and where in the data it stands.
 
-A step makes a new state beside the old one and then takes it over in one assignment. Whatever goes
-wrong before that leaves the last committed state whole, ready to be given to somebody else.
+There are two sets of arrays, used in turn: a step writes its new state into the half that is not in
+use and then takes it over in one assignment. Whatever goes wrong before that leaves the last
+committed state whole, ready to be given to somebody else.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from xxhash import xxh3_128
 from muster.collectives.backend import Backend
 from muster.contracts.messages import EpochDone
 from muster.contracts.position import Position
+from muster.shapes import read_only
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -35,11 +37,10 @@ class Replica:
 
     def __init__(self, shape: Arrays) -> None:
         """`shape` is any state of the program: its names, shapes and dtypes hold for ever."""
-        self._shape: Final = {
-            name: (shape[name].shape, shape[name].dtype) for name in sorted(shape)
-        }
         self.state: Arrays = {}
+        """To be read, and only until the next step but one is taken."""
         self.committed = NOTHING
+        self._half, self.other = _memory(shape), _memory(shape)
 
     @property
     def is_empty(self) -> bool:
@@ -50,10 +51,12 @@ class Replica:
         return self.committed.position
 
     def flip(self, state: Arrays, committed: Committed) -> None:
-        """Take over a state that is complete. It is frozen: nobody changes what is committed."""
-        for array in state.values():
-            array.flags.writeable = False
-        self.state, self.committed = {name: state[name] for name in self._shape}, committed
+        """Take over a state that is complete: `other`, or one that is copied there."""
+        if state is not self.other:
+            for name, array in self.other.items():
+                array[...] = state[name]
+        self._half, self.other = self.other, self._half
+        self.state, self.committed = read_only(self._half), committed
 
     def digest(self) -> str:
         """Return 32 hexadecimal digits of state and position: equal bits, equal digits."""
@@ -75,10 +78,14 @@ class Replica:
         """Become what a peer sends; a transfer that is cut short changes nothing."""
         size_bytes = int.from_bytes(backend.receive(peer, 8), "little")
         committed = msgspec.msgpack.decode(backend.receive(peer, size_bytes), type=Committed)
-        state = {name: np.empty(shape, dtype) for name, (shape, dtype) in self._shape.items()}
-        for array in state.values():
+        for array in self.other.values():
             backend.receive_into(peer, _bytes_of(array))
-        self.flip(state, committed)
+        self.flip(self.other, committed)
+
+
+def _memory(shape: Arrays) -> dict[str, NDArray[Any]]:
+    """Return arrays to write to, in the order of their names; untouched, they take no room."""
+    return {name: np.empty(shape[name].shape, shape[name].dtype) for name in sorted(shape)}
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

@@ -4,23 +4,25 @@ A leaf is one virtual shard. Its samples, its shape and its random numbers are f
 epoch, step, shard) alone, so it comes to the same bits on whatever rank, however often.
 """
 
-from collections.abc import Callable
-from typing import Any, Final
+import math
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muster.collectives.backend import Vector
 from muster.collectives.tree import Block
-from muster.datasets.drawing import Drawer, consumed
-from muster.datasets.index import Totals
-from muster.datasets.order import positions, shard_samples
-from muster.program import Batch, Contribution, Program, State, decoded, decoder_of
+from muster.datasets.drawing import Drawer
+from muster.program import Batch, Contribution, Program, State, decoder_of
 from muster.shapes import GradientShape, Leaf, StateShape, read_only
+from muster.synchronous.adding import Adder, quietly
+from muster.synchronous.chance import Chance
 from muster.synchronous.course import Course
-from muster.synchronous.tally import TALLY_ELEMENTS, write_tally
+from muster.synchronous.supply import Portion, Supply
+from muster.synchronous.tally import TALLY_ELEMENTS
 
-_FIRST_LINE: Final = np.zeros(1, np.int64)
+Rows = NDArray[np.float32]
 
 
 class Shares:
@@ -30,15 +32,14 @@ class Shares:
         """`state` is any state; the first leaf of all shows what contributions look like."""
         self.course: Final = course
         self._program: Final = program
-        self._drawer: Final = drawer
-        self._decode: Final[Callable[[bytes], Any]] = decoder_of(program)
+        self._supply: Final = Supply(course, drawer, decoder_of(program))
+        self._chance: Final = Chance(course.seed)
         self._state_shape: Final = StateShape.of(state)
         first = Leaf(step=0, shard=0)
-        contribution, _, _ = self._contribution(state, first)
+        (batch,) = self._supply.portion(0, Block(0, 0)).batches
+        contribution = self._contribution(read_only(state), batch, first)
         self.shape: Final = GradientShape.of(state, contribution, first)
-        self._scratch: Final = np.empty(
-            (course.virtual_shards.bit_length(), self.elements), np.float32
-        )
+        self._adder: Final = Adder(self.shape, course.virtual_shards)
 
     @property
     def elements(self) -> int:
@@ -46,58 +47,69 @@ class Shares:
         return self.shape.elements + TALLY_ELEMENTS
 
     def write(self, block: Block, state: State, step: int, out: Vector) -> None:
-        """Fill `out` with the sum of a block, added up as the tree wants it."""
-        if block.level == 0:
-            self._write_leaf(state, Leaf(step=step, shard=block.number), out)
-            return
-        left, right = block.halves
-        other = self._scratch[right.level]
-        self.write(left, state, step, out)
-        self.write(right, state, step, other)
-        np.add(out, other, out=out)
+        """Fill `out` with the sum of a block, added up as the tree wants it.
 
-    def updated(self, state: State, gradients: State, step: int) -> dict[str, NDArray[Any]]:
-        """Return the state after a step, in arrays of its own; raises `InvalidProgram`."""
+        Raises `InvalidProgram`, also for a number that is not finite; what `out` holds then is of
+        no use.
+        """
+        state = read_only(state)
+        portion = self._supply.portion(step, block)
+        numbers: list[Sequence[float]] = [()] * block.size
+
+        def compute(shard: int) -> Sequence[Vector]:
+            leaf, place = Leaf(step=step, shard=shard), shard - block.start
+            contribution = self._contribution(state, portion.batches[place], leaf)
+            arrays = self.shape.arrays(contribution, leaf)
+            numbers[place] = self.shape.numbers(contribution, portion.weights[place])
+            return arrays
+
+        end = self.shape.gradient_elements
+        self._adder.add_up(block, compute, out[:end])
+        try:
+            rows = _rows(numbers, portion)
+        except (TypeError, ValueError):
+            self._look_closely(block, state, step, portion)
+            raise
+        out[end:] = _sum_of_rows(rows)
+        if not (_is_finite(out[:end]) and np.isfinite(rows).all()):
+            self._look_closely(block, state, step, portion)
+
+    def update(self, state: State, gradients: State, step: int, target: State) -> None:
+        """Write the state after a step into `target`, or raise `InvalidProgram` before that."""
         returned = self._program.update(read_only(state), gradients, step)
-        fresh = {name: np.empty_like(array) for name, array in state.items()}
-        self._state_shape.write(returned, step, fresh)
-        return fresh
+        self._state_shape.write(returned, step, target)
 
-    def _write_leaf(self, state: State, leaf: Leaf, out: Vector) -> None:
-        contribution, weight, read = self._contribution(state, leaf)
-        self.shape.write(contribution, weight, leaf, out[: self.shape.elements])
-        write_tally(read, out[self.shape.elements :])
+    def _contribution(self, state: State, batch: Batch, leaf: Leaf) -> Contribution:
+        epoch, _ = self.course.place(leaf.step)
+        return self._program.gradient(state, batch, self._chance.of(epoch, leaf))
 
-    def _contribution(self, state: State, leaf: Leaf) -> tuple[Contribution, float, Totals]:
-        epoch, step_in_epoch = self.course.place(leaf.step)
-        batch, read = self._batch(epoch, step_in_epoch, leaf.shard)
-        random = _random(self.course.seed, epoch, leaf)
-        contribution = self._program.gradient(read_only(state), batch, random)
-        return contribution, float(batch.weights.sum()), read
+    def _look_closely(self, block: Block, state: State, step: int, portion: Portion) -> None:
+        """Compute a block again, one leaf at a time, and say which is wrong: none may be.
 
-    def _batch(self, epoch: int, step_in_epoch: int, shard: int) -> tuple[Batch, Totals]:
-        """Return what a virtual shard reads, filled up to its size, and what of it counts."""
-        course = self.course
-        part = shard_samples(
-            step_in_epoch,
-            shard,
-            batch_size=course.batch_size,
-            virtual_shards=course.virtual_shards,
-            samples=course.totals.lines,
-        )
-        numbers = positions(
-            course.totals.lines, seed=course.seed, epoch=epoch, start=part.start, stop=part.stop
-        )
-        lines = self._drawer.draw(numbers)
-        filling = lines[:1] or self._drawer.draw(_FIRST_LINE)
-        samples = decoded(lines + filling * part.padded, self._decode)
-        weights = np.ones(len(samples), np.float32)
-        weights[len(lines) :] = 0
-        return Batch(samples, weights), consumed(lines)
+        The sum of numbers that are finite can be infinite.
+        """
+        target = np.empty(self.shape.elements, np.float32)
+        for place, batch in enumerate(portion.batches):
+            leaf = Leaf(step=step, shard=block.start + place)
+            contribution = self._contribution(state, batch, leaf)
+            self.shape.write(contribution, portion.weights[place], leaf, target)
 
 
-def _random(seed: int, epoch: int, leaf: Leaf) -> np.random.Generator:
-    """Return numbers that are the leaf's own: a counter-based generator has a place for each."""
-    counter = np.array([0, epoch, leaf.step, leaf.shard], np.uint64)
-    key = np.array([seed, 0], np.uint64)
-    return np.random.Generator(np.random.Philox(counter=counter, key=key))
+def _is_finite(vector: Vector) -> bool:
+    """No sum of squares hides what is not finite; that of large numbers is looked at again."""
+    return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())
+
+
+def _rows(numbers: Sequence[Sequence[float]], portion: Portion) -> Rows:
+    """Return a row per leaf: its loss, weight, metrics and tally."""
+    with quietly():
+        return np.hstack((np.array(numbers, np.float32), portion.tally))
+
+
+def _sum_of_rows(rows: Rows) -> Vector:
+    """Add rows up as the tree wants it, a whole level at once."""
+    with quietly():
+        while len(rows) > 1:
+            rows = rows[0::2] + rows[1::2]
+    total: Vector = rows[0]
+    return total

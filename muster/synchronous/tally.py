@@ -9,6 +9,7 @@ beside the gradients, and what a rank read that died counts for nobody.
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muster.collectives.backend import Vector
 from muster.contracts.position import HASH_MODULUS
@@ -19,10 +20,12 @@ TALLY_ELEMENTS: Final = 9
 _BYTES: Final = 8
 
 
-def write_tally(consumed: Totals, target: Vector) -> None:
-    """Fill the (9,) elements of one leaf."""
-    target[0] = consumed.lines
-    target[1:] = np.frombuffer(consumed.hash_sum.to_bytes(_BYTES, "little"), np.uint8)
+def tally_of(counts: NDArray[np.float32], hash_sums: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """Return (leaves, 9) elements for (leaves,) counts of lines and sums of their hashes."""
+    tally = np.empty((len(counts), TALLY_ELEMENTS), np.float32)
+    tally[:, 0] = counts
+    tally[:, 1:] = hash_sums.astype("<u8").view(np.uint8).reshape(-1, _BYTES)
+    return tally
 
 
 def read_tally(total: Vector) -> Totals:

@@ -199,7 +199,8 @@ class Trainer:
         elements = self._shares.shape.elements
         means = self._shares.shape.means(total[:elements], self._means)
         consumed = read_tally(total[elements:])
-        state = self._shares.updated(self._replica.state, means.gradients, step)
+        state = self._replica.other
+        self._shares.update(self._replica.state, means.gradients, step, state)
         self._held.clear()
         self._replica.flip(state, self._course.after(self._replica.committed, consumed))
         self._witness.stepped(self._replica, means)

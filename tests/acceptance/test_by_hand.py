@@ -15,6 +15,8 @@ from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Reader
 from muster.processes import mark_of, marked
 
+ALONE = {"MUSTER_MODE": "independent"}
+
 
 class Terminal:
     """Runs commands in one directory, as a person would."""
@@ -118,7 +120,7 @@ def test_a_worker_says_what_is_wrong_with_its_environment(
 def test_a_coordinator_with_a_job_id_runs_that_job(
     terminal: Terminal, undisturbed: Undisturbed
 ) -> None:
-    code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", WORLD_SIZE="2")
+    code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", WORLD_SIZE="2", **ALONE)
     assert code == 0, output
     assert "the job is COMPLETED" in output
     assert [terminal.digest("one", rank, 2) for rank in range(2)] == undisturbed(world_size=2)
@@ -144,7 +146,7 @@ def test_a_command_that_fails_is_exit_code_1(terminal: Terminal) -> None:
 def test_the_same_command_goes_on_after_an_interruption(
     terminal: Terminal, undisturbed: Undisturbed, number: signal.Signals
 ) -> None:
-    job = {"WORLD_SIZE": "2", "MUSTER_EPOCHS": "3"}
+    job = {"WORLD_SIZE": "2", "MUSTER_EPOCHS": "3", **ALONE}
     first = terminal.start("-P", "-m", "coordinator", JOB_ID="one", SLEEP_SEC="0.05", **job)
     latest = [terminal.directory / f"checkpoints/one/worker_{rank}/LATEST" for rank in range(2)]
     await_value(lambda: all(path.exists() for path in latest), str)

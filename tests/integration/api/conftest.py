@@ -42,8 +42,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def job(client: httpx.Client, stand_in: StandIn, name: str) -> Iterator[str]:
-    """A queued job of two ranks."""
-    client.post("/jobs", json={"job_id": name, "world_size": 2}).raise_for_status()
+    """A queued job of two independent ranks."""
+    fields = {"mode": "independent", "world_size": 2}
+    client.post("/jobs", json={"job_id": name, **fields}).raise_for_status()
     yield name
     stand_in.end(name)
 

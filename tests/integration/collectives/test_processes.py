@@ -20,6 +20,7 @@ LAYOUT = [[Block(0, 3), Block(1, 0)], [Block(0, 2)], [Block(2, 1)]]
 
 RANK = """
 import hashlib, json, socket, sys
+import numpy
 from numpy.random import default_rng
 from muster.collectives.errors import ChannelClosed
 from muster.collectives.handshake import Membership
@@ -33,7 +34,7 @@ own = Membership(rank=rank, world_size=len(layout), generation=1, token=b"token"
 listener = socket.socket(fileno=facts["listener"]) if rank == 0 else None
 backend = meet(own, tuple(facts["address"]), listener=listener)
 
-reducer = MessageReducer(backend, slots=2, elements=facts["elements"])
+reducer = MessageReducer(backend, numpy.zeros((2, facts["elements"]), numpy.float32))
 for slot, block in zip(reducer.slots, layout[rank]):
     slot[:] = default_rng(list(block)).standard_normal(facts["elements"])
 print(hashlib.sha256(reducer.all_reduce(layout)).hexdigest(), flush=True)

@@ -45,7 +45,14 @@ def test_a_made_id_sorts_by_time(submitter: Submitter) -> None:
 def test_every_field_of_a_spec_can_be_asked_for() -> None:
     assert set(JobRequest.model_fields) == {"job_id", *JobSpec.__struct_fields__}
     asked = JobRequest().model_dump(exclude={"job_id"})
-    assert asked == {name: getattr(JobSpec(), name) for name in JobSpec.__struct_fields__}
+    defaults = {name: getattr(JobSpec(), name) for name in JobSpec.__struct_fields__}
+    assert asked == defaults | {"mode": None}
+
+
+def test_a_job_without_a_command_trains_on_all_ranks_together(submitter: Submitter) -> None:
+    assert submitter.prepare(JobRequest()).spec.mode == "synchronous"
+    assert submitter.prepare(JobRequest(command=["true"])).spec.mode == "independent"
+    assert submitter.prepare(JobRequest(mode="independent")).spec.mode == "independent"
 
 
 def test_relative_paths_are_the_servers(submitter: Submitter, tmp_path: Path) -> None:

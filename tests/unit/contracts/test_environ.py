@@ -109,7 +109,8 @@ def test_no_field_of_the_spec_is_lost_or_changed_on_the_way(field: str) -> None:
 )
 def test_the_batch_size_is_what_the_mode_makes_of_it(environ: dict[str, str], size: int) -> None:
     assert read_rank(environ).batch_size == size
-    assert spec_from_environment(environ).effective_batch_size == size
+    told = {"MUSTER_MODE": "independent"} | environ
+    assert spec_from_environment(told).effective_batch_size == size
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 0.2), (5.0, 1.0), (10.0, 2.0), (1e6, 2.0)])
@@ -225,7 +226,9 @@ def test_the_public_names_describe_a_job() -> None:
 
 
 def test_no_name_at_all_is_a_job_of_defaults() -> None:
-    assert spec_from_environment({}) == JobSpec()
+    assert spec_from_environment({}) == JobSpec(mode="synchronous")
+    commanded = spec_from_environment({"MUSTER_COMMAND": '["true"]'})
+    assert commanded == JobSpec(mode="independent", command=("true",))
 
 
 def test_a_service_has_its_defaults() -> None:

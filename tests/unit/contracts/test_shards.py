@@ -2,7 +2,7 @@ from itertools import chain
 
 import pytest
 
-from muster.contracts.shards import shards_of_rank
+from muster.contracts.shards import ranges, shards_of_rank
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 10])
@@ -24,3 +24,11 @@ def test_a_rank_beyond_the_shards_has_none() -> None:
 def test_a_rank_that_is_not_in_the_job_is_refused(rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match=rf"rank {rank} is not in \[0, {world_size}\)"):
         shards_of_rank(["a"], rank, world_size)
+
+
+def test_ranges_are_contiguous_and_the_first_ones_longer() -> None:
+    assert ranges(100, 3) == [(0, 34), (34, 67), (67, 100)]
+    assert ranges(0, 3) == [(0, 0)] * 3
+    assert ranges(5, 0) == []
+    cut = ranges(10_007, 5)
+    assert [number for start, stop in cut for number in range(start, stop)] == list(range(10_007))

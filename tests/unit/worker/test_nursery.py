@@ -118,7 +118,11 @@ def exit_of(
 
 
 def test_a_life_is_reported_in_order_and_its_end_is_on_disk_first(house: House) -> None:
-    house.starts(SAY_HELLO + "print('the end', flush=True); os._exit(3)")
+    # It lives until it was heard: who is gone before anybody could look has no start to report.
+    calm = "import signal; signal.signal(signal.SIGTERM, lambda *_: os._exit(3)); "
+    house.starts(calm + "print('the end', flush=True); " + SAY_HELLO + WAIT)
+    house.lives_until(house.has_heard_hello)
+    house.nursery.send(0, 0, signal.SIGTERM)
     house.lives_until_it_is_empty()
     spawned, said, exited = house.reports
     assert isinstance(spawned, RankSpawned)

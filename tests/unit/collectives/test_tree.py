@@ -1,0 +1,78 @@
+"""The fixed tree: blocks cover what they should, and everybody deals alike."""
+
+import random
+
+import pytest
+
+from muster.collectives.tree import Block, blocks_of_range, deal, gaps, isolate, root_of
+from muster.contracts.shards import ranges
+
+
+def leaves_of(blocks: list[Block]) -> list[int]:
+    return [leaf for block in blocks for leaf in range(block.start, block.stop)]
+
+
+def test_a_block_is_the_sum_of_its_halves_left_first() -> None:
+    left, right = Block(3, 1).halves
+    assert (left, right) == (Block(2, 2), Block(2, 3))
+    assert (left.start, left.stop, right.start, right.stop) == (8, 12, 12, 16)
+
+
+@pytest.mark.parametrize("leaves", [0, 3, 12, -4])
+def test_only_a_power_of_two_makes_a_balanced_tree(leaves: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        root_of(leaves)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "blocks"),
+    [
+        (0, 11, [Block(3, 0), Block(1, 4), Block(0, 10)]),
+        (11, 16, [Block(0, 11), Block(2, 3)]),
+        (5, 5, []),
+        (0, 16, [Block(4, 0)]),
+    ],
+)
+def test_a_range_is_the_fewest_blocks(start: int, stop: int, blocks: list[Block]) -> None:
+    assert list(blocks_of_range(start, stop)) == blocks
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("leaves", [1, 2, 8, 32, 64])
+def test_where_nobody_holds_anything_each_gets_a_contiguous_range(leaves: int, ranks: int) -> None:
+    dealt = deal([()] * ranks, leaves)
+    expected = [list(range(start, stop)) for start, stop in ranges(leaves, ranks)]
+    assert [leaves_of(list(blocks)) for blocks in dealt] == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_held_stays_first_and_the_rest_is_dealt_once(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311  repeatable, not secret
+    before = deal([()] * (draw.randint(1, 6) + 1), 32)
+    survivors = before[1:]
+    held = [tuple(block for block in blocks if draw.random() < 0.6) for blocks in survivors]
+    dealt = deal(held, 32)
+    assert sorted(leaves_of([block for blocks in dealt for block in blocks])) == list(range(32))
+    for kept, blocks in zip(held, dealt, strict=True):
+        assert blocks[: len(kept)] == kept
+    new = [
+        sum(b.size for b in blocks) - sum(b.size for b in kept)
+        for kept, blocks in zip(held, dealt, strict=True)
+    ]
+    assert max(new) - min(new) <= 1
+
+
+def test_gaps_are_what_nobody_holds() -> None:
+    assert gaps([Block(1, 1), Block(2, 2)], 16) == [Block(1, 0), Block(2, 1), Block(2, 3)]
+    assert gaps([Block(4, 0)], 16) == []
+
+
+def test_a_leaf_is_isolated_and_its_neighbours_stay_together() -> None:
+    assert list(isolate(Block(3, 0), [5])) == [
+        Block(2, 0),
+        Block(0, 4),
+        Block(0, 5),
+        Block(1, 3),
+    ]
+    assert list(isolate(Block(3, 0), [8])) == [Block(3, 0)]
+    assert leaves_of(list(isolate(Block(3, 0), range(8)))) == list(range(8))

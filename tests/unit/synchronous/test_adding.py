@@ -1,0 +1,102 @@
+"""The sum of a block against the naive recursion, whatever the program does with its memory."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from muster.collectives.tree import Block
+from muster.program import Contribution
+from muster.shapes import GradientShape, Leaf
+from muster.synchronous.adding import Adder
+
+LEAVES = 16
+
+Gradients = dict[str, np.ndarray]
+
+
+def gradients(leaf: int) -> Gradients:
+    """Numbers of very different sizes: in another order they come to other bits."""
+    draw = np.random.default_rng(leaf)
+    scale = np.float32(10) ** draw.integers(-6, 6, (3, 4)).astype(np.float32)
+    matrix = draw.standard_normal((3, 4)).astype(np.float32) * scale
+    return {"bias": np.array(draw.standard_normal(), np.float32), "weights": matrix}
+
+
+SHAPE = GradientShape.of({}, Contribution(gradients(0), 0.0), Leaf(0, 0))
+
+
+def flat(made: Gradients) -> np.ndarray:
+    return np.concatenate([made[name].reshape(-1) for name in sorted(made)])
+
+
+def naive(block: Block) -> np.ndarray:
+    if block.level == 0:
+        return flat(gradients(block.number))
+    left, right = block.halves
+    return naive(left) + naive(right)
+
+
+class Fresh:
+    def __call__(self, leaf: int) -> Sequence[np.ndarray]:
+        made = gradients(leaf)
+        return [made[name] for name in sorted(made)]
+
+
+class OneBuffer(Fresh):
+    """Writes every gradient over the one before."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(13, np.float32)
+        self.calls: list[int] = []
+
+    def __call__(self, leaf: int) -> Sequence[np.ndarray]:
+        self.calls.append(leaf)
+        self.buffer[:] = flat(gradients(leaf))
+        return [self.buffer[:1].reshape(()), self.buffer[1:].reshape(3, 4)]
+
+
+class TwoBuffers(Fresh):
+    """Takes turns between two of them, after it has used one for all."""
+
+    def __init__(self) -> None:
+        self.buffers = [OneBuffer(), OneBuffer()]
+        self.turn = 0
+
+    def __call__(self, leaf: int) -> Sequence[np.ndarray]:
+        self.turn += 1
+        return self.buffers[self.turn % 2 if self.turn < 8 else 0](leaf)
+
+
+BLOCKS = [Block(0, 5), Block(1, 3), Block(2, 1), Block(3, 1), Block(4, 0)]
+
+
+@pytest.mark.parametrize("program", [Fresh, OneBuffer, TwoBuffers])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_comes_to_the_bits_of_the_tree(block: Block, program: Callable[[], Fresh]) -> None:
+    out = np.full(SHAPE.gradient_elements, 7, np.float32)
+    Adder(SHAPE, LEAVES).add_up(block, program(), out)
+    assert out.tobytes() == naive(block).tobytes()
+
+
+def test_an_adder_serves_one_block_after_the_other() -> None:
+    adder, compute = Adder(SHAPE, LEAVES), OneBuffer()
+    for block in BLOCKS:
+        out = np.empty(SHAPE.gradient_elements, np.float32)
+        adder.add_up(block, compute, out)
+        assert out.tobytes() == naive(block).tobytes()
+
+
+def test_only_the_first_reuse_of_memory_costs_anything_twice() -> None:
+    program = OneBuffer()
+    out = np.empty(SHAPE.gradient_elements, np.float32)
+    Adder(SHAPE, LEAVES).add_up(Block(3, 0), program, out)
+    assert program.calls == [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_is_not_finite_goes_through_without_a_warning() -> None:
+    large = np.full(13, 3e38, np.float32)
+    out = np.empty(13, np.float32)
+    views = [large[:1].reshape(()), large[1:].reshape(3, 4)]
+    Adder(SHAPE, LEAVES).add_up(Block(2, 0), lambda _: [view.copy() for view in views], out)
+    assert np.isinf(out).all()

@@ -1,0 +1,96 @@
+"""What a block reads is what its leaves read by themselves."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stage import write_samples
+
+from muster.collectives.tree import Block
+from muster.datasets.drawing import Drawer, consumed
+from muster.datasets.listing import find_shards
+from muster.datasets.order import positions_of_shard, shard_samples
+from muster.synchronous.course import Course
+from muster.synchronous.supply import Portion, Supply
+from muster.synchronous.tally import read_tally
+
+SAMPLES = 150
+SHARDS = 8
+BATCH = 32
+
+
+@pytest.fixture(scope="module")
+def drawer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drawer]:
+    directory: Path = tmp_path_factory.mktemp("data")
+    with Drawer(find_shards(write_samples(directory, SAMPLES))) as drawer:
+        yield drawer
+
+
+@pytest.fixture
+def course(drawer: Drawer) -> Course:
+    return Course(
+        totals=drawer.totals,
+        batch_size=BATCH,
+        virtual_shards=SHARDS,
+        epochs=2,
+        seed=3,
+        checkpoint_every=1,
+    )
+
+
+@pytest.fixture
+def supply(course: Course, drawer: Drawer) -> Supply:
+    return Supply(course, drawer, bytes)
+
+
+ROOT = Block(3, 0)
+
+
+@pytest.mark.parametrize("step", [0, 4, 7, 9])
+def test_every_leaf_reads_its_places_in_the_order_of_the_epoch(
+    step: int, supply: Supply, course: Course, drawer: Drawer
+) -> None:
+    epoch, step_in_epoch = course.place(step)
+    portion = supply.portion(step, ROOT)
+    for shard, batch in enumerate(portion.batches):
+        part = shard_samples(
+            step_in_epoch, shard, batch_size=BATCH, virtual_shards=SHARDS, samples=SAMPLES
+        )
+        numbers = positions_of_shard(part, SAMPLES, seed=3, epoch=epoch)[: part.real]
+        lines = drawer.draw(numbers)
+        assert batch.samples[: part.real] == [line.content for line in lines]
+        assert batch.weights.tolist() == part.weights.tolist()
+        assert portion.weights[shard] == part.real
+        assert read_tally(portion.tally[shard]) == consumed(lines)
+
+
+@pytest.mark.parametrize("step", [0, 4, 9])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_part_of_a_block_reads_its_part(step: int, level: int, supply: Supply) -> None:
+    whole = supply.portion(step, ROOT)
+    parts = [supply.portion(step, Block(level, number)) for number in range(SHARDS >> level)]
+    assert contents(whole) == [row for part in parts for row in contents(part)]
+
+
+def test_the_last_step_fills_up_with_copies_that_have_no_weight(supply: Supply) -> None:
+    last = supply.portion(4, ROOT)  # 150 = 4 · 32 + 22: five leaves are full, one half full
+    assert last.weights.tolist() == [4, 4, 4, 4, 4, 2, 0, 0]
+    half = last.batches[5]
+    assert half.samples[2:] == [half.samples[0]] * 2
+    assert len(set(last.batches[6].samples + last.batches[7].samples)) == 1
+
+
+def test_whatever_order_steps_come_in_they_read_the_same(supply: Supply) -> None:
+    forwards = [contents(supply.portion(step, ROOT)) for step in range(10)]
+    backwards = [contents(supply.portion(step, ROOT)) for step in reversed(range(10))]
+    assert forwards == backwards[::-1]
+
+
+def contents(portion: Portion) -> list[tuple[object, ...]]:
+    return [
+        (list(batch.samples), batch.weights.tolist(), float(weight), np.array(tally).tolist())
+        for batch, weight, tally in zip(
+            portion.batches, portion.weights, portion.tally, strict=True
+        )
+    ]
