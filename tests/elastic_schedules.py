@@ -26,7 +26,8 @@ KILLS = 10
 OTHERS = 12
 """Things that happen beside the kills."""
 
-MOST_WORKERS = 6
+LEAST_WORKERS, MOST_WORKERS = 3, 6
+"""Of those that are asked for. With fewer, all kills meet the same ranks, and the backoff is long."""
 LONG: dict[str, Any] = {"epochs": 60, "max_workers": MOST_WORKERS, "heartbeat_timeout": 2}
 SLOW_SECONDS = 0.05
 """Of one virtual shard: far more steps than a schedule lasts."""
@@ -55,7 +56,7 @@ class Schedule:
 
     def runs(self) -> str:
         """Act it all out; return the digest of the end."""
-        world_size = self._chance.randint(1, 4)
+        world_size = self._chance.randint(LEAST_WORKERS, 4)
         self._job = PooledJob(
             self.installation,
             pace_seconds=SLOW_SECONDS,
@@ -132,7 +133,7 @@ class Schedule:
 
     def _scales(self, difference: int) -> None:
         wanted = self.installation.see(self._job.job_id)["world_size"] + difference
-        self._job.scales(min(MOST_WORKERS, max(1, wanted)))
+        self._job.scales(min(MOST_WORKERS, max(LEAST_WORKERS, wanted)))
         self.done["grow" if difference > 0 else "shrink"] += 1
 
     def _somebody(self) -> int:

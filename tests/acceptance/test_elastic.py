@@ -188,11 +188,8 @@ def test_the_audit_of_a_job_that_goes_on_knows_what_is_durable(installation: Ins
     assert [epoch["exactly_once"] for epoch in job.audit()["epochs"]] == [True] * 12
 
 
-@pytest.mark.parametrize(("seed", "backend"), [(2, "shared_memory"), (4, "tcp")])
-def test_a_random_schedule_changes_no_bit(
-    installation: Installation, seed: int, backend: str
-) -> None:
+def test_a_random_schedule_changes_no_bit(installation: Installation) -> None:
     undisturbed = PooledJob(installation, world_size=1, epochs=LONG["epochs"])
     undisturbed.hurries()
-    schedule = Schedule(installation, seed, backend, kills=4, others=5)
+    schedule = Schedule(installation, seed=2, backend="shared_memory", kills=4, others=5)
     assert schedule.runs() == undisturbed.completes()
