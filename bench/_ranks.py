@@ -25,6 +25,7 @@ from muster.datasets.drawing import Drawer
 from muster.datasets.listing import find_shards
 from muster.program import decoder_of
 from muster.shapes import Leaf
+from muster.synchronous.allocator import keep_freed_memory
 from muster.synchronous.chance import Chance
 from muster.synchronous.course import Course
 from muster.synchronous.layouts import Gathering
@@ -150,6 +151,7 @@ def main() -> None:
     how, data, *numbers = sys.argv[1:]
     batch_size, rank, parent, *memory = map(int, numbers)
     opened = [os.open(f"/proc/{parent}/fd/{number}", os.O_RDWR) for number in memory]
+    keep_freed_memory()
     process = Rank(Path(data), batch_size, rank, tuple(opened))
     process.tree() if how == "tree" else process.plain()
     first, last = process.times[WARM_UP_STEPS], process.times[-1]

@@ -73,7 +73,7 @@ def _joined(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapsho
         incarnation=rank.incarnation,
         node=LOCAL_NODE,
         gpus=0,
-        backend=snapshot.spec.backend,
+        backend=snapshot.spec.effective_backend,
         epoch=rank.epoch,
     )
     pool = pools.join(snapshot.pool, newcomer, now=now, step=snapshot.step)

@@ -9,6 +9,7 @@ import platform
 import signal
 from collections.abc import Iterable, Iterator
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -156,8 +157,10 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
+    # Not by way of a Path, at half the cost: when one process ends, all of them are looked at.
     try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
+        with FileIO(f"{_PROC}/{pid}/stat") as file:
+            text = file.read()
     except OSError:
         return None
     return text[text.rindex(b")") + 2 :].decode().split()

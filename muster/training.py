@@ -8,8 +8,10 @@ from muster.contracts.environ import RankSettings
 def main(settings: RankSettings) -> int:
     """Train as the settings say; return the exit code."""
     if settings.mode == "synchronous":
+        from muster.synchronous.allocator import keep_freed_memory  # noqa: PLC0415  what is needed
         from muster.synchronous.rank import main as train_together  # noqa: PLC0415  what is needed
 
+        keep_freed_memory()
         return train_together(settings, Path.cwd())
     from muster.classifier import main as train_alone  # noqa: PLC0415  what is needed
 

@@ -149,6 +149,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return max(SYNCHRONOUS_BATCH_SIZE, SAMPLES_PER_SHARD_MIN * self.virtual_shards)
 
     @property
+    def effective_backend(self) -> str:
+        """How ranks of this job talk: through shared memory, as they are on one host."""
+        return "shared_memory" if self.backend == "auto" else self.backend
+
+    @property
     def largest_world_size(self) -> int:
         """The most ranks the job may ever have; an independent one keeps its number."""
         if self.mode == "independent" or self.max_workers is None:
@@ -262,12 +267,6 @@ def _group_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     field = "world_size" if spec.max_workers is None else "max_workers"
     if spec.largest_world_size > GROUP_LIMIT:
         yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
-    elif spec.largest_world_size > spec.virtual_shards:
-        yield FieldProblem(
-            field,
-            f"{spec.largest_world_size} ranks cannot share {spec.virtual_shards} virtual shards: "
-            "ask for fewer, or raise virtual_shards (and batch_size with it)",
-        )
 
 
 def is_program(reference: str) -> bool:

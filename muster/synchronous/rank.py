@@ -78,9 +78,7 @@ def _meeting_of(settings: RankSettings, shares: Shares, layouts: Layouts) -> Mee
     if settings.backend == "tcp":
         slots = np.zeros((leaves, shares.elements), np.float32)
         return TcpMeeting(settings.rank, slots, layouts)
-    # No job has more ranks than virtual shards, and none more than a group can have.
-    places = min(leaves, GROUP_LIMIT)
-    geometry = Geometry(slot_count=leaves, elements=shares.elements, places=places)
+    geometry = Geometry(slot_count=leaves, elements=shares.elements, places=GROUP_LIMIT)
     return SharedMemoryMeeting(settings.rank, geometry, layouts)
 
 

@@ -330,3 +330,18 @@ def test_a_misspelt_field_is_refused() -> None:
 def test_defaults_are_nobodys_to_change_for_others() -> None:
     JobSpec().env["A"] = "b"
     assert JobSpec().env == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [({"world_size": 251}, "world_size"), ({"world_size": 2, "max_workers": 251}, "max_workers")],
+)
+def test_no_more_ranks_than_a_group_can_have_train_together(
+    fields: dict[str, int], field: str
+) -> None:
+    (problem,) = problems(JobSpec(mode="synchronous", **fields))
+    assert (problem.field, problem.message) == (
+        field,
+        "more than 250 ranks cannot train one model together",
+    )
+    assert list(problems(JobSpec(mode="independent", **fields))) == []

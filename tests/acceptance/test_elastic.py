@@ -1,0 +1,185 @@
+"""Ranks come, die and go while one model trains, and its bits do not know."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from installation import Installation, pids
+from pools import PooledJob
+
+from muster.processes import identify
+
+
+@pytest.fixture(scope="session")
+def undisturbed(_shared: Installation) -> str:
+    """The digest of one rank that trains alone and in peace."""
+    return PooledJob(_shared, world_size=1).completes()
+
+
+@pytest.mark.parametrize("backend", ["shared_memory", "tcp"])
+def test_a_rank_killed_in_the_middle_changes_no_bit_and_disturbs_nobody(
+    installation: Installation, undisturbed: str, backend: str
+) -> None:
+    job = PooledJob(installation, world_size=4, backend=backend)
+    before = job.trains_with(0, 1, 2, 3)
+    job.wait_for_steps()
+    job.signals(1)
+    after = job.trains_with(0, 2, 3, 4)
+    assert all(after[survivor] == before[survivor] for survivor in (0, 2, 3))
+    assert job.completes() == undisturbed
+    assert {worker["rank"] for worker in job.workers() if worker["worker_id"] == "4"} == {1}
+    assert job.states() == {0: "left", 1: "failed", 2: "left", 3: "left", 4: "left"}
+
+
+def test_a_job_grows_loses_a_rank_and_shrinks(installation: Installation, undisturbed: str) -> None:
+    job = PooledJob(installation, world_size=2, max_workers=4)
+    first = job.trains_with(0, 1)
+    job.scales(4)
+    job.trains_with(0, 1, 2, 3)
+    job.signals(2)
+    job.trains_with(0, 1, 3, 4)
+    job.scales(3)
+    last = job.trains_with(0, 1, 4)  # the highest rank went
+    assert {worker: last[worker] for worker in first} == first
+    assert job.completes() == undisturbed
+
+
+def test_a_pause_holds_the_step(installation: Installation, undisturbed: str) -> None:
+    job = PooledJob(installation, world_size=2)
+    before = job.trains_with(0, 1)
+    job.wait_for_steps()
+    job.pauses()
+    seen = job.wait_for_status("PAUSED")
+    assert seen["reason"] == "paused_by_user"
+    job.hurries()
+    step = max(worker["step"] for worker in job.see()["workers"])
+    job.signals(1)
+    job.wait_until(lambda: set(job.active()) == {0, 2})
+    job.wait_for_status("PAUSED")
+    assert job.see()["step"] == step, "not even for a newcomer"
+    assert job.active()[0] == before[0]
+    job.resumes()
+    assert job.completes() == undisturbed
+
+
+def test_a_named_worker_leaves(installation: Installation, undisturbed: str) -> None:
+    job = PooledJob(installation, world_size=3)
+    before = job.trains_with(0, 1, 2)
+    job.lets_go(1)
+    assert job.trains_with(0, 2) == {0: before[0], 2: before[2]}
+    job.wait_until(lambda: job.states()[1] == "left")
+    assert job.completes() == undisturbed
+    assert job.see()["restarts"] == 0
+
+
+def test_everybody_killed_at_once_goes_on_from_the_checkpoint(
+    installation: Installation, undisturbed: str
+) -> None:
+    job = PooledJob(installation, world_size=2)
+    job.trains_with(0, 1)
+    job.wait_until(lambda: job.audit()["checkpoints"])
+    for worker in job.active():
+        job.signals(worker)
+    job.trains_with(2, 3)
+    assert job.completes() == undisturbed
+    assert "goes on from the checkpoint" in installation.log(job.job_id)
+
+
+def test_the_end_of_the_coordinator_is_not_that_of_the_training(
+    installation: Installation, undisturbed: str
+) -> None:
+    job = PooledJob(installation, world_size=2)
+    job.trains_with(0, 1)
+    job.wait_for_steps()
+    installation.restart_coordinator()
+    job.trains_with(2, 3)
+    assert job.completes() == undisturbed
+
+
+def test_a_rank_that_stands_still_is_replaced(installation: Installation, undisturbed: str) -> None:
+    job = PooledJob(installation, world_size=3, heartbeat_timeout=1)
+    before = job.trains_with(0, 1, 2)
+    stopped = identify(job.signals(0, signal.SIGSTOP))
+    assert stopped is not None
+    after = job.trains_with(1, 2, 3)
+    assert all(after[survivor] == before[survivor] for survivor in (1, 2))
+    assert identify(stopped.pid) != stopped, "nothing is left that SIGCONT could wake"
+    assert job.completes() == undisturbed
+    told = [event["message"] for event in installation.events(job.job_id)]
+    assert "rank 0 sent no heartbeat for 1 s and was killed" in told
+
+
+def test_a_stopped_job_can_be_gone_on_with(installation: Installation, undisturbed: str) -> None:
+    job = PooledJob(installation, world_size=2)
+    job.trains_with(0, 1)
+    job.wait_for_steps()
+    installation.stop(job.job_id)
+    job.wait_for_status("STOPPED")
+    assert set(job.states().values()) == {"left"}
+    other = PooledJob(installation, world_size=3, resume_from=job.job_id)
+    other.hurries()
+    installation.complete(other.job_id)
+    assert other.digest() == undisturbed
+
+
+FAULTS = {
+    "its import": "import there_is_no_such_module",
+    "the wrong shape": "GRADIENT = np.zeros(3, np.float32)",
+    "a NaN": "GRADIENT = np.full(8, np.nan, np.float32)",
+    "its end in the middle": "sys.exit(0)",
+}
+
+FAULTY = """
+import sys
+import numpy as np
+from muster.program import Contribution
+
+{fault}
+
+class Faulty:
+    def initial(self, seed):
+        return {{"weights": np.zeros(8, np.float32)}}
+
+    def gradient(self, state, batch, random):
+        return Contribution({{"weights": GRADIENT}}, 0.0)
+
+    def update(self, state, gradients, step):
+        return state
+"""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_program_that_cannot_work_fails_with_a_sentence(
+    installation: Installation, tmp_path: Path, fault: str
+) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY.format(fault=FAULTS[fault]))
+    job_id = installation.submit(
+        mode="synchronous", world_size=2, program="faulty.py:Faulty", working_dir=str(tmp_path)
+    )
+    job = installation.fail(job_id)
+    assert job["reason"] == "invalid_program"
+    assert "Traceback" not in job["message"]
+    assert len(job["message"]) > len("rank 0: ")
+
+
+def test_an_independent_job_keeps_its_world_size(installation: Installation) -> None:
+    job_id = installation.submit(world_size=2, sleep_sec=0.1)
+    installation.wait_until(job_id, lambda seen: all(pids(seen)))
+    refused = installation.request("PATCH", f"/jobs/{job_id}", json={"world_size": 3})
+    assert refused.status_code == httpx.codes.CONFLICT
+    assert "keeps its world size of 2" in refused.text
+    assert len(installation.see(job_id)["workers"]) == 2
+
+
+def test_the_audit_of_a_job_that_goes_on_knows_what_is_durable(installation: Installation) -> None:
+    job = PooledJob(installation, world_size=2)
+    job.trains_with(0, 1)
+    job.wait_until(lambda: job.audit()["epochs"])
+    audit = job.audit()
+    assert (audit["complete"], audit["exactly_once"]) == (False, None)
+    assert audit["epochs"][0]["samples"] == audit["epochs"][0]["expected_samples"] == 512
+    os.kill(job.active()[0], signal.SIGKILL)
+    job.completes()
+    assert [epoch["exactly_once"] for epoch in job.audit()["epochs"]] == [True] * 12

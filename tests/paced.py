@@ -1,0 +1,48 @@
+"""A program that trains as slowly as a test needs, without a bit of difference.
+
+While the file that `PACE_FILE` names exists, every virtual shard takes as many seconds as it says.
+So what is to happen to a job happens in its middle, however slow the machine is.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from muster.program import Batch, Contribution
+
+PACE_FILE = "PACE_FILE"
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Paced:
+    """A regression with everything that could break identity: noise, momentum, a metric."""
+
+    def __init__(self) -> None:
+        self._pace = Path(os.environ[PACE_FILE])
+
+    def initial(self, seed: int) -> dict[str, np.ndarray]:
+        weights = np.random.default_rng(seed).standard_normal(8).astype(np.float32)
+        return {"weights": weights, "momentum": np.zeros(8, np.float32)}
+
+    def gradient(self, state: Arrays, batch: Batch, random: np.random.Generator) -> Contribution:
+        self._take_time()
+        inputs = np.array([sample["x"] for sample in batch.samples], np.float32)
+        inputs += random.normal(0, 0.01, inputs.shape).astype(np.float32)
+        wanted = np.array([sample["y"] for sample in batch.samples], np.float32)
+        errors = (inputs @ state["weights"] - wanted) * batch.weights
+        bias = {"bias": float(errors.sum())}
+        return Contribution({"weights": inputs.T @ errors}, float(errors @ errors), bias)
+
+    def update(self, state: Arrays, gradients: Arrays, _step: int) -> dict[str, np.ndarray]:
+        momentum = np.float32(0.9) * state["momentum"] + gradients["weights"]
+        return {"weights": state["weights"] - np.float32(0.05) * momentum, "momentum": momentum}
+
+    def _take_time(self) -> None:
+        try:
+            time.sleep(float(self._pace.read_text()))
+        except FileNotFoundError:
+            return
