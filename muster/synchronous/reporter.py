@@ -12,6 +12,7 @@ from muster.contracts.messages import Beat, Disputed, Layout, Saved, Stranded, T
 from muster.contracts.position import Position
 from muster.presence import Presence
 from muster.shapes import Means
+from muster.synchronous.course import Course
 from muster.synchronous.keeper import Keeper
 from muster.synchronous.replica import Arrays, Committed, Replica
 from muster.synchronous.taking_up import Differs
@@ -42,6 +43,7 @@ class Reporter:
             Voice(settings.agent_fd), settings.heartbeat_seconds, self._beat
         )
         self._settings = settings
+        self._course: Course
         self._total_steps: int | None = None
         self._initial: Arrays = {}
         self._keeper = Keeper(settings, self.presence.warn)
@@ -53,12 +55,13 @@ class Reporter:
         self._next_line = 0.0
         atexit.register(self._keeper.close)
 
-    def expect(self, initial: Arrays, total_steps: int) -> None:
-        """Say what a job that is not resumed begins with, and how far it goes."""
-        self._initial, self._total_steps = initial, total_steps
+    def expect(self, initial: Arrays, course: Course) -> None:
+        """Say what a job that is not resumed begins with, and which way it goes."""
+        self._initial, self._course = initial, course
+        self._total_steps = course.total_steps
 
     def begin(self, layout: Layout, replica: Replica) -> None:
-        if self._keeper.restore(self._initial, replica):
+        if self._keeper.restore(self._initial, replica, self._course):
             self._last_checkpoint_step = replica.position.step
             # Whoever saved it may have died before it could say so.
             self._tell_saved(layout, replica)
@@ -93,7 +96,7 @@ class Reporter:
             self._say(replica.position.step, f"loss {means.loss:.4f}")
 
     def keep(self, layout: Layout, replica: Replica) -> None:
-        self._keeper.save(layout.generation, len(layout.seats), replica)
+        self._keeper.save(layout.generation, len(layout.seats), replica, self._course)
         self._checkpoints_saved += 1
         self._last_checkpoint_step = replica.position.step
         self._tell_saved(layout, replica)

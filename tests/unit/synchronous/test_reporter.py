@@ -1,14 +1,19 @@
 """What the coordinator hears of a rank that trains with others."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from ranks import Ear, settings_of
 
+from muster.checkpoints.errors import CheckpointMismatch
 from muster.contracts.messages import Beat, EpochDone, Layout, RankMessage, Saved, Seat
 from muster.contracts.position import Position
+from muster.datasets.index import Totals
+from muster.synchronous.course import Course
 from muster.synchronous.replica import Committed, Replica
 from muster.synchronous.reporter import EPOCHS_AT_ONCE, Reporter
 from muster.synchronous.trainer import Outcome
@@ -28,10 +33,20 @@ def ear() -> Iterator[Ear]:
     ear.close()
 
 
-def reporter_of(directory: Path, ear: Ear) -> Reporter:
+COURSE = Course(
+    totals=Totals(lines=16, hash_sum=BIGGEST),
+    batch_size=16,
+    virtual_shards=8,
+    epochs=100,
+    seed=3,
+    checkpoint_every=5,
+)
+
+
+def reporter_of(directory: Path, ear: Ear, course: Course = COURSE) -> Reporter:
     settings = settings_of(directory, JOB_ID="job", MUSTER_AGENT_FD=ear.descriptor)
     reporter = Reporter(settings)
-    reporter.expect(STATE, total_steps=100)
+    reporter.expect(STATE, course)
     return reporter
 
 
@@ -102,3 +117,32 @@ def test_who_goes_on_from_the_last_step_and_has_nothing_to_do_says_where_it_stan
     (beat,) = ear.heard()
     assert isinstance(beat, Beat)
     assert beat.step == 100
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 8},
+        {"seed": 4},
+        {"totals": Totals(lines=17, hash_sum=BIGGEST)},
+        {"totals": Totals(lines=16, hash_sum=0)},
+    ],
+)
+def test_a_checkpoint_made_on_another_way_through_the_data_is_refused(
+    tmp_path: Path, ear: Ear, other: dict[str, Any]
+) -> None:
+    reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(3))
+    replica = Replica(STATE)
+    with pytest.raises(CheckpointMismatch, match="another batch size, seed or data set"):
+        reporter_of(tmp_path, ear, replace(COURSE, **other)).begin(LAYOUT, replica)
+    assert replica.is_empty
+
+
+@pytest.mark.parametrize("other", [{"virtual_shards": 4}, {"epochs": 7}, {"checkpoint_every": 1}])
+def test_a_checkpoint_is_good_for_more_passes_and_other_virtual_shards(
+    tmp_path: Path, ear: Ear, other: dict[str, Any]
+) -> None:
+    reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(3))
+    replica = Replica(STATE)
+    reporter_of(tmp_path, ear, replace(COURSE, **other)).begin(LAYOUT, replica)
+    assert replica.position.step == 3
