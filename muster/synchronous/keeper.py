@@ -126,8 +126,8 @@ def _refuse_other_course(step: int, before: object, course: Course) -> None:
         return
     raise CheckpointMismatch(
         f"the checkpoint of step {step} was made with another batch size, seed or data set, so "
-        "some samples would be read twice and others never. Take those it was made with, or begin a "
-        "job that does not resume"
+        "some samples would be read twice and others never. Take those it was made with, or begin "
+        "a job that does not resume"
     )
 
 
