@@ -59,6 +59,7 @@ class Supply:
         samples = decoded(lines + self._filling(lines, size, wanted), self._decode)
         weights = np.zeros(wanted, np.float32)
         weights[:read] = 1
+        weights.flags.writeable = False
         hashes = np.zeros(wanted, np.uint64)
         hashes[:read] = [line_hash(line.content) for line in lines]
         parts = [slice(start, start + size) for start in range(0, wanted, size)]
