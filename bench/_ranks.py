@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from _programs import Perceptron
@@ -30,6 +29,7 @@ from muster.synchronous.chance import Chance
 from muster.synchronous.course import Course
 from muster.synchronous.layouts import Gathering
 from muster.synchronous.meeting import Group, SharedMemoryMeeting
+from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Committed, Replica
 from muster.synchronous.shares import Shares
 from muster.synchronous.supply import Supply
@@ -91,8 +91,7 @@ class Rank:
     def next(self) -> Gathering:
         return self.gathering
 
-    def begin(self, *known: Any) -> None:
-        *_, replica = known
+    def begin(self, _layout: Layout, replica: Replica) -> None:
         replica.flip(self.initial, Committed(position=Position()))
 
     def stepped(self, *_: object) -> None:
@@ -108,7 +107,12 @@ class Rank:
     def tree(self) -> None:
         replica = Replica(self.initial)
         trainer = Trainer(
-            shares=self.shares, replica=replica, layouts=self, meeting=self.meeting, witness=self
+            shares=self.shares,
+            replay=Replay(self.shares, None),
+            replica=replica,
+            layouts=self,
+            meeting=self.meeting,
+            witness=self,
         )
         trainer.run()
 
