@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check test bench lock clean
+.PHONY: help up demo check test chaos bench lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -33,6 +33,9 @@ check: $(STAMP) ## format, lint, types, import floors, unit tests: stops at the 
 # still has to do; until then neighbours stay together and share their module's fixtures.
 test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choose)
 	$(BIN)/pytest -n 2 --dist worksteal --durations 10 $(ARGS)
+
+chaos: $(STAMP) ## random kills, pauses and sizes for real jobs, ten minutes (ARGS='SCHEDULES SEED')
+	$(BIN)/python tests/elastic_schedules.py $(ARGS)
 
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench

@@ -30,10 +30,12 @@ PROGRAM: Mapping[str, Any] = {
 class PooledJob:
     """One job. It trains slowly until somebody lets it hurry."""
 
-    def __init__(self, installation: Installation, **fields: object) -> None:
+    def __init__(
+        self, installation: Installation, *, pace_seconds: float = PACE_SECONDS, **fields: object
+    ) -> None:
         self.installation = installation
         self._pace = installation.root / f"pace-{uuid4().hex}"
-        self._pace.write_text(str(PACE_SECONDS))
+        self._pace.write_text(str(pace_seconds))
         described = {**PROGRAM, **fields, "env": {PACE_FILE: str(self._pace)}}
         self.job_id = installation.submit(**described)
 

@@ -93,6 +93,11 @@ class ScriptedLayouts:
             self.killed = True
             self._changed.notify_all()
 
+    def stop(self) -> None:
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
+
     def attend(self) -> None:
         if self.killed:
             raise Killed
@@ -124,6 +129,8 @@ class Player:
     thread: threading.Thread | None = None
     slots: np.ndarray | None = None
     outcome: Outcome | BaseException | None = None
+    took_up: int = 0
+    """The last generation that was in force for it; 0: none."""
 
 
 @dataclass
@@ -137,6 +144,8 @@ class Stage:
     program: type = Regression
     checkpoint_every: int = 4
     replay_every: int | None = None
+    drawer: type[Drawer] = Drawer
+    reducer: type[MessageReducer] = MessageReducer
     script: dict[int, list[Callable[[], None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -150,6 +159,8 @@ class Stage:
         self.disputes: list[tuple[int, ...]] = []
         self.reached = -1
         self.drawers: list[Drawer] = []
+        self.held: tuple[int, Callable[[], object]] = (NOBODY, lambda: None)
+        """The generation of the layout that is to end when all have taken it up, and how."""
         self.when_disputed: Callable[[tuple[int, ...]], object] = lambda _workers: None
 
     # What happens to the pool
@@ -166,6 +177,8 @@ class Stage:
 
     def leaves(self, worker_id: int) -> None:
         with self.lock:
+            if not self.players[worker_id].took_up:
+                self.players[worker_id].layouts.stop()
             self._announce([p for p in self.members if p.worker_id != worker_id])
 
     def dies(self, worker_id: int) -> None:
@@ -181,6 +194,12 @@ class Stage:
     def pauses(self) -> None:
         with self.lock:
             self._announce(self.members, paused=True)
+
+    def holds(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Pause until all have taken that up, do something, and go on."""
+        with self.lock:
+            self.pauses()
+            self.held = (self.generation, meanwhile)
 
     def resumes(self) -> None:
         with self.lock:
@@ -231,11 +250,11 @@ class Stage:
                 raise Regroup
             group = self.groups.setdefault(layout.generation, SimulatedGroup(len(layout.seats)))
         backend = group.backends()[place]
-        reducer = MessageReducer(backend, player.slots)
+        reducer = self.reducer(backend, player.slots)
         return Group(backend, reducer)
 
     def _player(self, worker_id: int, rank: int) -> Player:
-        drawer = Drawer(find_shards(self.data))
+        drawer = self.drawer(find_shards(self.data))
         self.drawers.append(drawer)
         course = Course(
             totals=drawer.totals,
@@ -282,6 +301,17 @@ class Stage:
         for player in self.players:
             player.layouts.put(layout)
 
+    def took_up(self, player: Player, layout: Layout, step: int, digest: str) -> None:
+        with self.lock:
+            player.took_up = layout.generation
+            self.taken.append((layout.generation, step, digest))
+            generation, meanwhile = self.held
+            if layout.generation != self.generation or generation != self.generation:
+                return
+            if all(member.took_up == generation for member in self.members):
+                meanwhile()
+                self.resumes()
+
     def disputed(self, workers: tuple[int, ...]) -> None:
         """As the coordinator would: who is disputed goes, once."""
         with self.lock:
@@ -325,7 +355,7 @@ class _Witness:
             replica.flip({name: array.copy() for name, array in state.items()}, committed)
 
     def took_up(self, layout: Layout, replica: Replica, digest: str) -> None:
-        self.stage.taken.append((layout.generation, replica.position.step, digest))
+        self.stage.took_up(self.player, layout, replica.position.step, digest)
 
     def stranded(self, layout: Layout, error: CollectiveError) -> None:
         pass

@@ -1,0 +1,126 @@
+"""What a rank adds to a sum: the same bits for every cut of the tree, however often."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stage import Regression, write_samples
+
+from muster.collectives.tree import Block
+from muster.datasets.drawing import Drawer
+from muster.datasets.listing import find_shards
+from muster.program import InvalidProgram, State
+from muster.synchronous.course import Course
+from muster.synchronous.shares import Shares
+from muster.synchronous.tally import TALLY_ELEMENTS, read_tally
+
+LEAVES = 8
+SAMPLES = 50
+"""Three full batches of 16 and one of 2."""
+
+
+@pytest.fixture
+def drawer(tmp_path: Path) -> Iterator[Drawer]:
+    with Drawer(find_shards(write_samples(tmp_path, SAMPLES))) as drawer:
+        yield drawer
+
+
+def shares_of(drawer: Drawer, program: Regression | None = None) -> Shares:
+    course = Course(
+        totals=drawer.totals,
+        batch_size=16,
+        virtual_shards=LEAVES,
+        epochs=2,
+        seed=3,
+        checkpoint_every=5,
+    )
+    program = program or Regression()
+    return Shares(program, course, drawer, program.initial(3))
+
+
+def sum_of(shares: Shares, block: Block, step: int) -> np.ndarray:
+    out = np.full(shares.elements, np.nan, np.float32)
+    shares.write(block, Regression().initial(3), step, out)
+    return out
+
+
+def test_a_block_is_the_sum_of_its_halves_all_the_way_down(drawer: Drawer) -> None:
+    shares = shares_of(drawer)
+
+    def by_halves(block: Block) -> np.ndarray:
+        if block.level == 0:
+            return sum_of(shares, block, step=1)
+        left, right = block.halves
+        return by_halves(left) + by_halves(right)
+
+    root = Block(3, 0)
+    assert sum_of(shares, root, step=1).tobytes() == by_halves(root).tobytes()
+
+
+def test_a_leaf_comes_out_the_same_on_another_rank_and_another_time(drawer: Drawer) -> None:
+    leaf = Block(0, 5)
+    shares = shares_of(drawer)
+    first = sum_of(shares, leaf, step=2)
+    sum_of(shares, Block(3, 0), step=6)
+    assert sum_of(shares, leaf, step=2).tobytes() == first.tobytes()
+    assert sum_of(shares_of(drawer), leaf, step=2).tobytes() == first.tobytes()
+
+
+def test_no_two_leaves_and_no_two_epochs_are_alike(drawer: Drawer) -> None:
+    shares = shares_of(drawer)
+    leaves = {sum_of(shares, Block(0, n), step).tobytes() for n in range(LEAVES) for step in (0, 4)}
+    assert len(leaves) == 2 * LEAVES
+
+
+def test_the_steps_of_an_epoch_read_every_sample_once(drawer: Drawer) -> None:
+    shares = shares_of(drawer)
+    read = [
+        read_tally(sum_of(shares, Block(3, 0), step)[-TALLY_ELEMENTS:])
+        for step in range(shares.course.steps_per_epoch)
+    ]
+    assert [one.lines for one in read] == [16, 16, 16, 2]
+    assert sum(one.hash_sum for one in read) % 2**64 == drawer.totals.hash_sum
+
+
+def test_an_update_makes_arrays_of_its_own(drawer: Drawer) -> None:
+    shares = shares_of(drawer)
+    state = Regression().initial(3)
+    gradients = {"weights": np.ones(5, np.float32)}
+    after = shares.updated(state, gradients, step=0)
+    assert not any(np.shares_memory(after[name], state[name]) for name in state)
+    after["weights"][:] = 0
+    assert shares.updated(state, gradients, step=0)["weights"].any()
+
+
+class Meddling(Regression):
+    """Writes to what it was given."""
+
+    def update(self, state: State, gradients: State, step: int) -> dict[str, np.ndarray]:
+        state["weights"][:] = 0
+        return super().update(state, gradients, step)
+
+
+class Growing(Regression):
+    """Returns another shape than it was given."""
+
+    def update(self, state: State, gradients: State, step: int) -> dict[str, np.ndarray]:
+        after = super().update(state, gradients, step)
+        return {**after, "weights": np.append(after["weights"], np.float32(1))}
+
+
+def test_a_state_cannot_be_written_to(drawer: Drawer) -> None:
+    program = Meddling()
+    state = program.initial(3)
+    before = state["weights"].copy()
+    with pytest.raises(ValueError, match="read-only"):
+        shares_of(drawer, program).updated(state, {"weights": np.ones(5, np.float32)}, step=0)
+    assert (state["weights"] == before).all()
+
+
+def test_a_state_of_another_shape_is_refused(drawer: Drawer) -> None:
+    program = Growing()
+    with pytest.raises(InvalidProgram, match="weights"):
+        shares_of(drawer, program).updated(
+            program.initial(3), {"weights": np.ones(5, np.float32)}, step=0
+        )
