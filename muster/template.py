@@ -10,7 +10,6 @@ descriptors, the answer is a pid. The rank is forked twice, so that the agent, a
 becomes its parent and learns how it ends.
 """
 
-import atexit
 import ctypes
 import gc
 import os
@@ -29,6 +28,7 @@ import muster.synchronous.rank  # noqa: F401
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, RankSettings
 from muster.contracts.spec import JobSpec
+from muster.training import end_process
 from muster.training import main as train
 
 REQUEST_LIMIT_BYTES: Final = 1 << 17
@@ -93,10 +93,7 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
     except BaseException:  # noqa: BLE001  the process's last word, as the interpreter has it
         sys.excepthook(*sys.exc_info())
     finally:
-        atexit._run_exitfuncs()  # noqa: SLF001  os._exit leaves them out
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_process(code)
 
 
 def _wear_mark(mark: str) -> None:

@@ -1,6 +1,10 @@
 """Which of our own trainings a rank is to run, once it is known that it runs no command."""
 
+import atexit
+import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from muster.contracts.environ import RankSettings
 
@@ -16,3 +20,11 @@ def main(settings: RankSettings) -> int:
     from muster.classifier import main as train_alone  # noqa: PLC0415  what is needed
 
     return train_alone(settings)
+
+
+def end_process(code: int) -> NoReturn:
+    """End as the interpreter does, but wait for no thread that a program has left running."""
+    atexit._run_exitfuncs()  # noqa: SLF001  os._exit leaves them out
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -21,7 +21,7 @@ NOT_EXECUTABLE: Final = 126
 
 
 def main() -> int:
-    """Become the rank's program; return only if that is the built-in one, or cannot be."""
+    """Become the rank's program; return only if it cannot be read."""
     try:
         settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
     except InvalidEnvironment as error:
@@ -35,13 +35,20 @@ def main() -> int:
     return train(settings)
 
 
-def train(settings: RankSettings) -> int:
-    """Run a training of ours; return the exit code."""
+def train(settings: RankSettings) -> NoReturn:
+    """Run a training of ours, and end the process with it."""
     for name, threads in THREAD_PINS.items():
         os.environ.setdefault(name, threads)
-    from muster.training import main as train_as_told  # noqa: PLC0415  after the pins
+    from muster.training import end_process  # noqa: PLC0415  after the pins
+    from muster.training import main as train_as_told  # noqa: PLC0415
 
-    return train_as_told(settings)
+    code = 1
+    try:
+        code = train_as_told(settings)
+    except BaseException:  # noqa: BLE001  the process's last word, as the interpreter has it
+        sys.excepthook(*sys.exc_info())
+    finally:
+        end_process(code)
 
 
 def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:

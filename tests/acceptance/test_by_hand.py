@@ -105,6 +105,40 @@ def test_a_worker_that_is_terminated_goes_on_at_the_next_call(
     assert terminal.digest("test", 0, 2) == undisturbed(world_size=2)[0]
 
 
+BUSY = """
+import threading
+import numpy as np
+from muster.program import Contribution
+
+threading.Thread(target=threading.Event().wait).start()
+
+class Busy:
+    def initial(self, seed):
+        return {"weights": np.zeros(8, np.float32)}
+
+    def gradient(self, state, batch, random):
+        return Contribution({"weights": np.zeros(8, np.float32)}, 0.0)
+
+    def update(self, state, gradients, step):
+        if step == FAILS_AT:
+            raise RuntimeError("seven is not a colour")
+        return state
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "code", "words"), [(3, 1, "seven is not a colour"), (None, 0, "is done")]
+)
+def test_no_thread_of_a_program_outlives_its_training(
+    terminal: Terminal, fails_at: int | None, code: int, words: str
+) -> None:
+    (terminal.directory / "busy.py").write_text(f"FAILS_AT = {fails_at}\n{BUSY}")
+    rank = {"JOB_ID": "test", "RANK": "0", "WORLD_SIZE": "1"}
+    program = {"MUSTER_MODE": "synchronous", "MUSTER_PROGRAM": "busy.py:Busy"}
+    ended, output = terminal.run("-P", "-m", "worker", **rank, **program)
+    assert (ended, words in output) == (code, True), output
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("RANK", "4"), ("RANK", "one"), ("WORLD_SIZE", "0"), ("SLEEP_SEC", "nan")]
 )
