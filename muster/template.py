@@ -62,11 +62,13 @@ def _fork_orphan(request: ForkRequest, log: int, rank_channel: int, channel: soc
     if middle == 0:
         rank = os.fork()
         if rank == 0:
+            # Who is known by its pid leads its group: what is sent to that reaches it.
+            os.setsid()
+            os.write(writing, FORKED_PID.pack(os.getpid()))
             os.close(reading)
             os.close(writing)
             channel.close()
             _be_rank(request, log, rank_channel)
-        os.write(writing, FORKED_PID.pack(rank))
         os._exit(0)
     os.waitpid(middle, 0)
     os.close(writing)
@@ -79,7 +81,6 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
     """Become what ``python -P -m worker`` would be with this environment, and end as it would."""
     code = 1
     try:
-        os.setsid()
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

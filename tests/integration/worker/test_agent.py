@@ -424,6 +424,18 @@ def test_ranks_of_the_built_in_program_are_forked_and_end_like_others(stage: Sta
     assert not stage.running()
 
 
+def test_a_forked_rank_can_be_ended_as_soon_as_it_is_there(stage: Stage) -> None:
+    write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
+    stage.start_agent(is_builtin=True)
+    agent = stage.meet()
+    for incarnation in range(20):
+        start = stage.order(None, incarnation=incarnation)
+        agent.say(start, KillRank(rank=0, incarnation=incarnation))
+        assert agent.hear_of(RankExited, 0).signal == signal.SIGKILL
+    agent.say(Dismiss())
+    assert stage.exit_code() == 0
+
+
 def test_a_template_that_was_killed_is_done_without(stage: Stage) -> None:
     write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
     stage.start_agent(is_builtin=True)
