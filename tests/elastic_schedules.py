@@ -27,7 +27,7 @@ OTHERS = 12
 """Things that happen beside the kills."""
 
 LEAST_WORKERS, MOST_WORKERS = 3, 6
-"""Of those that are asked for. With fewer, all kills meet the same ranks, and the backoff is long."""
+"""Of those asked for. With fewer, all kills meet the same ranks, and the backoff is long."""
 LONG: dict[str, Any] = {"epochs": 60, "max_workers": MOST_WORKERS, "heartbeat_timeout": 2}
 SLOW_SECONDS = 0.05
 """Of one virtual shard: far more steps than a schedule lasts."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from muster.contracts.position import HASH_MODULUS
 from muster.datasets.index import Totals
-from muster.synchronous.tally import TALLY_ELEMENTS, read_tally, write_tally
+from muster.synchronous.tally import TALLY_ELEMENTS, read_tally, tally_of
 
 SHARDS_LIMIT = 4096
 
@@ -14,9 +14,9 @@ totals = st.builds(Totals, lines=st.integers(0, 244), hash_sum=st.integers(0, HA
 
 
 def summed(read: list[Totals]) -> Totals:
-    leaves = np.zeros((len(read), TALLY_ELEMENTS), np.float32)
-    for leaf, one in zip(leaves, read, strict=True):
-        write_tally(one, leaf)
+    counts = np.array([one.lines for one in read], np.float32)
+    hash_sums = np.array([one.hash_sum for one in read], np.uint64)
+    leaves = tally_of(counts, hash_sums)
     total = np.zeros(TALLY_ELEMENTS, np.float32)
     for leaf in leaves:
         total += leaf
