@@ -22,6 +22,7 @@ from coordinator.pool_plan import (
     is_to_step,
     layout_fits_the_pool,
     layout_moments,
+    may_go,
     newcomers_limit,
     pool_has_its_size,
     status_of_pool,
@@ -148,7 +149,7 @@ def _ranks_are_ended(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
             continue
         if kill:
             yield KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
-        elif not rank.terminated and not _is_parting(snapshot, rank, now):
+        elif not (rank.terminated or _is_parting(snapshot, rank, now)) and may_go(snapshot, rank):
             yield Terminate(rank=rank.rank)
 
 

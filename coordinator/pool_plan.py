@@ -9,7 +9,7 @@ from coordinator.actions import Action, Announce, Enlist, KillProcess, Move, Ret
 from coordinator.pool_fold import DIFFERED
 from coordinator.snapshot import AgentState, JobSnapshot, LayoutSnapshot, RankSnapshot
 from coordinator.wording import describe_recovery
-from muster.contracts.job import JobStatus, Reason
+from muster.contracts.job import JobStatus, Reason, StopRequest
 
 COMPANY_SECONDS = 1.0
 """How long a newcomer waits for others that were started with it: one layout is cheaper."""
@@ -50,9 +50,9 @@ def who_differs_is_stopped(snapshot: JobSnapshot, _now: float) -> Iterator[Actio
 
 def layout_fits_the_pool(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Announce another layout when the members change, when one is stranded, or for a pause."""
-    if not snapshot.is_synchronous or snapshot.is_ending:
+    if not snapshot.is_synchronous or snapshot.agent is not AgentState.CONNECTED:
         return
-    if snapshot.agent is not AgentState.CONNECTED:
+    if snapshot.is_ending and not _lacks_a_keeper(snapshot):
         return
     members = sorted(filter(_can_train, snapshot.ranks), key=lambda rank: rank.worker_id or 0)
     present = snapshot.layout
@@ -61,13 +61,29 @@ def layout_fits_the_pool(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         workers=tuple(rank.worker_id or 0 for rank in members),
         ranks=tuple(rank.rank for rank in members),
         incarnations=tuple(rank.incarnation for rank in members),
-        paused=snapshot.pause_asked,
+        paused=snapshot.pause_asked or snapshot.is_ending,
     )
-    if len(members) < max(1, snapshot.spec.min_workers):
+    if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
         return  # who is left waits at the step it is at
     if not _differs(snapshot, wanted) or _company_is_coming(snapshot, now):
         return
     yield Announce(layout=wanted)
+
+
+def may_go(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """Whether a rank of a job that ends may be asked to go: the one that saves for all goes first.
+
+    Should it die before it has saved, a last layout makes another one the keeper: no work is lost
+    as long as anybody lives who holds it.
+    """
+    if not snapshot.is_synchronous or snapshot.done or rank.took_up < 0 or not _can_train(rank):
+        return True
+    keeper = _keeper(snapshot)
+    if keeper is None:
+        return False
+    if keeper.rank == rank.rank:
+        return rank.took_up == snapshot.layout.generation
+    return not keeper.is_alive and keeper.exit_code == 0
 
 
 def status_of_pool(snapshot: JobSnapshot) -> Move | None:
@@ -121,6 +137,32 @@ def layout_moments(snapshot: JobSnapshot) -> Iterator[float]:
         for rank in snapshot.ranks:
             if rank.is_alive and rank.ready is None:
                 yield rank.spawned_at + COMPANY_SECONDS
+
+
+def _lacks_a_keeper(snapshot: JobSnapshot) -> bool:
+    """Whether somebody holds work that nobody will save, in a job that is to end in peace."""
+    if snapshot.done or snapshot.verdict is not None or snapshot.stop is StopRequest.FORCED:
+        return False
+    keeper = _keeper(snapshot)
+    if keeper is not None and _has_saved_or_will(keeper, snapshot.layout):
+        return False
+    return any(_can_train(rank) and rank.took_up >= 0 for rank in snapshot.ranks)
+
+
+def _has_saved_or_will(keeper: RankSnapshot, layout: LayoutSnapshot) -> bool:
+    if not keeper.is_alive:
+        return keeper.exit_code == 0
+    is_asked = keeper.terminated or keeper.stopping
+    return keeper.kill is None and (is_asked or keeper.took_up == layout.generation)
+
+
+def _keeper(snapshot: JobSnapshot) -> RankSnapshot | None:
+    """Return the rank that saves for all, None if its process has been replaced since."""
+    layout = snapshot.layout
+    if not layout.ranks:
+        return None
+    first = snapshot.ranks[layout.ranks[0]]
+    return first if first.incarnation == layout.incarnations[0] else None
 
 
 def _can_train(rank: RankSnapshot) -> bool:

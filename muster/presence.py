@@ -47,6 +47,10 @@ class Presence:
     def say(self, message: RankMessage) -> None:
         self._voice.say(message)
 
+    def say_patiently(self, message: RankMessage) -> None:
+        """Say what is better late than never."""
+        self._voice.say_patiently(message)
+
     def warn(self, sentence: str) -> None:
         """Tell a person: in the log, and in the job's events."""
         print(f"muster: warning: {sentence}", file=sys.stderr, flush=True)

@@ -34,8 +34,11 @@ _REASONS: Final[Mapping[type[MusterError], Reason]] = {
     InvalidProgram: Reason.INVALID_PROGRAM,
 }
 
+MESSAGE_LIMIT: Final = 8192
+"""Characters of a reason: a longer message would not fit into the channel, and not be heard."""
+
 
 def refusal_of(error: MusterError) -> Refused | None:
     """Return what to tell the agent, or None if starting again may help."""
     reason = _REASONS.get(type(error))
-    return None if reason is None else Refused(reason=reason, message=str(error))
+    return None if reason is None else Refused(reason=reason, message=str(error)[:MESSAGE_LIMIT])

@@ -7,7 +7,7 @@ the same tree, and none depends on who computed what:
     gradient "a" · gradient "b" · … · loss · weight · metric "a" · metric "b" · …
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -21,6 +21,10 @@ from muster.program import Contribution, InvalidProgram, State
 Vector: TypeAlias = NDArray[np.float32]
 
 _FLOAT32: Final = np.dtype(np.float32)
+
+METRICS_LIMIT: Final = 256
+METRIC_NAME_LIMIT: Final = 128
+"""Characters. All metrics go into one beat, and a beat that is too long is none."""
 
 
 class Leaf(NamedTuple):
@@ -83,6 +87,7 @@ class GradientShape:
             parts.append(Part(name, shape, start))
             start = parts[-1].stop
         metrics = _sorted(contribution.metrics, f"the metrics {leaf}")
+        _check_metrics(metrics, leaf)
         return cls(parts=tuple(parts), metrics=tuple(metrics))
 
     @property
@@ -240,6 +245,16 @@ def _check_contribution(found: object, leaf: Leaf) -> None:
     if not isinstance(found, Contribution):
         raise InvalidProgram(
             f"what gradient() returned {leaf} is {_described(found)}: expected a Contribution"
+        )
+
+
+def _check_metrics(names: Sequence[str], leaf: Leaf) -> None:
+    longest = max(map(len, names), default=0)
+    if len(names) > METRICS_LIMIT or longest > METRIC_NAME_LIMIT:
+        raise InvalidProgram(
+            f"there are {len(names)} metrics {leaf}, the longest name of {longest} characters: at "
+            f"most {METRICS_LIMIT} of up to {METRIC_NAME_LIMIT} characters are shown with each "
+            "beat, so leave some out, or write them into the log"
         )
 
 

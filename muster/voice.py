@@ -4,6 +4,7 @@ Training never waits for supervision. A message is sent whole or, if nobody empt
 not at all; the next beat says everything again. Without an agent there is nobody to tell.
 """
 
+import select
 import socket
 import threading
 import time
@@ -17,6 +18,10 @@ NEWS_SECONDS: Final = 0.2
 """A step is told at once if the last one was told at least this long ago."""
 
 
+PATIENCE_SECONDS: Final = 1.0
+"""How long something that will not be said again waits for an agent that is behind."""
+
+
 class Voice:
     """Sends messages to the agent; any thread may use it."""
 
@@ -28,6 +33,14 @@ class Voice:
         if self._channel is not None:
             with suppress(OSError):
                 self._channel.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def say_patiently(self, message: RankMessage) -> None:
+        """Send a message, and wait a moment for room if there is none."""
+        if self._channel is not None:
+            room = select.poll()
+            room.register(self._channel, select.POLLOUT)
+            room.poll(1000 * PATIENCE_SECONDS)
+        self.say(message)
 
 
 def _channel(agent_fd: int) -> socket.socket | None:

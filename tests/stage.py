@@ -354,8 +354,8 @@ class _Witness:
             state, committed = self.stage.kept
             replica.flip({name: array.copy() for name, array in state.items()}, committed)
 
-    def took_up(self, layout: Layout, step: int, digest: str) -> None:
-        self.stage.took_up(self.player, layout, step, digest)
+    def took_up(self, layout: Layout, replica: Replica, digest: str) -> None:
+        self.stage.took_up(self.player, layout, replica.position.step, digest)
 
     def stranded(self, layout: Layout, error: CollectiveError) -> None:
         pass

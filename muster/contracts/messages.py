@@ -120,7 +120,8 @@ class Saved(_Message, frozen=True, tag="saved"):
     consumed: Count
     consumed_hash: int
     epochs: tuple[EpochDone, ...]
-    """Every pass that is over, the oldest first: they become durable with it."""
+    """Passes that are over and durable with it, the oldest first. Those that do not fit into one
+    message are told in further ones, of the same step."""
 
 
 RankMessage: TypeAlias = (

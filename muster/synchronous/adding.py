@@ -6,7 +6,8 @@ the next in whatever order.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from itertools import product, starmap
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,10 @@ Arrays: TypeAlias = Sequence[Vector]
 Compute: TypeAlias = Callable[[int], Arrays]
 """Returns the arrays of a leaf; called again, it comes to the same bits."""
 
+CLOSE_LOOKS: Final = 16
+"""So many pairs of leaves are searched for shared memory in full, every array with every other: a
+program that takes turns with a few buffers shows it at once. Later only like with like."""
+
 
 class Adder:
     """Sums blocks of at most `leaves` leaves; for one thread."""
@@ -30,6 +35,7 @@ class Adder:
         self._scratch_views = [shape.views(row) for row in self._scratch]
         self._reuses_memory = False
         """The program returns the same memory every time: what is to outlive a call is copied."""
+        self._close_looks = CLOSE_LOOKS
 
     def add_up(self, block: Block, compute: Compute, out: Vector) -> None:
         """Write the sum of a block into `out`, where all its gradients lie one after the other."""
@@ -56,7 +62,7 @@ class Adder:
             _copy(first, views)
             first = views
         second = compute(right)
-        if not self._reuses_memory and any(map(np.may_share_memory, first, second)):
+        if not self._reuses_memory and self._overlap(first, second):
             # Then nothing is left of the first one, and both are computed again.
             self._reuses_memory = True
             self._add_leaves(left, right, compute, views)
@@ -64,6 +70,12 @@ class Adder:
         with quietly():
             for one, other, target in zip(first, second, views, strict=True):
                 np.add(one, other, out=target)
+
+    def _overlap(self, first: Arrays, second: Arrays) -> bool:
+        if not self._close_looks:
+            return any(map(np.may_share_memory, first, second))
+        self._close_looks -= 1
+        return any(starmap(np.may_share_memory, product(first, second)))
 
 
 def quietly() -> np.errstate:

@@ -19,10 +19,14 @@ from muster.checkpoints.vault import Vault
 from muster.contracts.environ import RankSettings
 from muster.contracts.layout import checkpoints_of_job
 from muster.contracts.messages import EpochDone
+from muster.synchronous.course import Course
 from muster.synchronous.replica import Arrays, Committed, Replica
 
 EPOCHS: Final = "muster.epochs"
 """The name of what every whole pass has consumed, beside the program's own arrays."""
+
+COURSE: Final = "muster.course"
+"""The name of what decides which sample is read when: a position means nothing on another one."""
 
 
 class Keeper:
@@ -34,23 +38,27 @@ class Keeper:
         self._vault: Vault | None = None
         self._generation = -1
 
-    def save(self, generation: int, world_size: int, replica: Replica) -> None:
+    def save(self, generation: int, world_size: int, replica: Replica, course: Course) -> None:
         """Make the replica durable. Raises a `CheckpointError`; every older one is as it was."""
         vault = self._vault_of(generation, world_size)
         epochs = msgspec.to_builtins(replica.committed.epochs)
         position = replica.position
-        vault.save(position.step, position, {**replica.state, EPOCHS: epochs})
+        vault.save(
+            position.step, position, {**replica.state, EPOCHS: epochs, COURSE: _facts(course)}
+        )
 
-    def restore(self, initial: Arrays, replica: Replica) -> bool:
+    def restore(self, initial: Arrays, replica: Replica, course: Course) -> bool:
         """Fill the replica from the newest intact checkpoint; return whether there is one.
 
-        Raises a `CheckpointError`: `CheckpointMismatch` for a state of another shape.
+        Raises a `CheckpointError`: `CheckpointMismatch` for a state of another shape or on
+        another course.
         """
         checkpoint = self._newest()
         if checkpoint is None:
             return False
         state = dict(checkpoint.state)
         epochs = msgspec.convert(state.pop(EPOCHS, ()), tuple[EpochDone, ...])
+        _refuse_other_course(checkpoint.step, state.pop(COURSE, None), course)
         if _shapes(state) != _shapes(initial):
             raise CheckpointMismatch(
                 f"the checkpoint of step {checkpoint.step} holds a state of another shape than the "
@@ -102,6 +110,25 @@ class Keeper:
             world_size=None,
             warn=self._warn,
         )
+
+
+def _facts(course: Course) -> dict[str, int]:
+    return {
+        "batch_size": course.batch_size,
+        "seed": course.seed,
+        "lines": course.totals.lines,
+        "hash_sum": course.totals.hash_sum,
+    }
+
+
+def _refuse_other_course(step: int, before: object, course: Course) -> None:
+    if before == _facts(course):
+        return
+    raise CheckpointMismatch(
+        f"the checkpoint of step {step} was made with another batch size, seed or data set, so "
+        "some samples would be read twice and others never. Take those it was made with, or begin "
+        "a job that does not resume"
+    )
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

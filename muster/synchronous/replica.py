@@ -84,8 +84,12 @@ class Replica:
 
 
 def _memory(shape: Arrays) -> dict[str, NDArray[Any]]:
-    """Return arrays to write to, in the order of their names; untouched, they take no room."""
-    return {name: np.empty(shape[name].shape, shape[name].dtype) for name in sorted(shape)}
+    """Return arrays to write to, in the order of their names.
+
+    Their pages are faulted in here, while the others still train without this rank: `np.zeros`
+    would leave that for the step in which all wait for it.
+    """
+    return {name: np.full(shape[name].shape, 0, shape[name].dtype) for name in sorted(shape)}
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

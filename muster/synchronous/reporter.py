@@ -12,6 +12,7 @@ from muster.contracts.messages import Beat, Disputed, Layout, Saved, Stranded, T
 from muster.contracts.position import Position
 from muster.presence import Presence
 from muster.shapes import Means
+from muster.synchronous.course import Course
 from muster.synchronous.keeper import Keeper
 from muster.synchronous.replica import Arrays, Committed, Replica
 from muster.synchronous.taking_up import Differs
@@ -24,6 +25,8 @@ PROGRESS_SECONDS: Final = 1.0
 REST_PIECE_SECONDS: Final = 0.02
 """A pause is taken in pieces, between which a rank looks whether the layout has changed."""
 
+EPOCHS_AT_ONCE: Final = 256
+"""Most passes that one message tells of: whatever a job's length, it fits into the channel."""
 
 _LAST_WORDS: Final = {
     Outcome.DONE: "is done",
@@ -40,6 +43,7 @@ class Reporter:
             Voice(settings.agent_fd), settings.heartbeat_seconds, self._beat
         )
         self._settings = settings
+        self._course: Course
         self._total_steps: int | None = None
         self._initial: Arrays = {}
         self._keeper = Keeper(settings, self.presence.warn)
@@ -47,15 +51,17 @@ class Reporter:
         self._means: Means | None = None
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
+        self._epochs_told = 0
         self._next_line = 0.0
         atexit.register(self._keeper.close)
 
-    def expect(self, initial: Arrays, total_steps: int) -> None:
-        """Say what a job that is not resumed begins with, and how far it goes."""
-        self._initial, self._total_steps = initial, total_steps
+    def expect(self, initial: Arrays, course: Course) -> None:
+        """Say what a job that is not resumed begins with, and which way it goes."""
+        self._initial, self._course = initial, course
+        self._total_steps = course.total_steps
 
     def begin(self, layout: Layout, replica: Replica) -> None:
-        if self._keeper.restore(self._initial, replica):
+        if self._keeper.restore(self._initial, replica, self._course):
             self._last_checkpoint_step = replica.position.step
             # Whoever saved it may have died before it could say so.
             self._tell_saved(layout, replica)
@@ -64,7 +70,10 @@ class Reporter:
             initial = {name: array.copy() for name, array in self._initial.items()}
             replica.flip(initial, Committed(position=Position()))
 
-    def took_up(self, layout: Layout, step: int, digest: str) -> None:
+    def took_up(self, layout: Layout, replica: Replica, digest: str) -> None:
+        # Who has nothing left to do beats no other step than this one.
+        self._position = replica.position
+        step = replica.position.step
         self.presence.say(TookUp(generation=layout.generation, step=step, digest=digest))
         held = "is paused" if layout.paused else "goes on"
         self._say(step, f"{held} with {len(layout.seats)} workers")
@@ -87,24 +96,32 @@ class Reporter:
             self._say(replica.position.step, f"loss {means.loss:.4f}")
 
     def keep(self, layout: Layout, replica: Replica) -> None:
-        self._keeper.save(layout.generation, len(layout.seats), replica)
+        self._keeper.save(layout.generation, len(layout.seats), replica, self._course)
         self._checkpoints_saved += 1
         self._last_checkpoint_step = replica.position.step
         self._tell_saved(layout, replica)
 
     def _tell_saved(self, layout: Layout, replica: Replica) -> None:
-        position = replica.position
-        self.presence.say(
-            Saved(
-                generation=layout.generation,
-                step=position.step,
-                epoch=position.epoch,
-                digest=replica.digest(),
-                consumed=position.consumed,
-                consumed_hash=position.consumed_hash,
-                epochs=replica.committed.epochs,
+        """Tell of the checkpoint, with every pass that this process has not told of yet.
+
+        The last ones are told again: should a message get lost, the next ones make up for it.
+        """
+        position, epochs = replica.position, replica.committed.epochs
+        first = min(self._epochs_told, max(0, len(epochs) - EPOCHS_AT_ONCE))
+        self._epochs_told = len(epochs)
+        digest = replica.digest()
+        for start in range(first, max(len(epochs), first + 1), EPOCHS_AT_ONCE):
+            self.presence.say_patiently(
+                Saved(
+                    generation=layout.generation,
+                    step=position.step,
+                    epoch=position.epoch,
+                    digest=digest,
+                    consumed=position.consumed,
+                    consumed_hash=position.consumed_hash,
+                    epochs=epochs[start : start + EPOCHS_AT_ONCE],
+                )
             )
-        )
 
     def say_goodbye(self, outcome: Outcome) -> None:
         self._say(self._position.step, _LAST_WORDS[outcome])

@@ -52,13 +52,16 @@ class Supply:
         size = course.batch_size // course.virtual_shards
         first = step_in_epoch * course.batch_size + block.start * size
         wanted = block.size * size
-        real = max(0, min(wanted, course.totals.lines - first))
-        lines = self._drawer.draw(self._order.cut(epoch, first, first + real)) if real else []
+        stop = min(first + wanted, course.totals.lines)
+        lines = self._drawer.draw(self._order.cut(epoch, first, stop)) if first < stop else []
+        # What counts is what was read, not what should have been: the audit has to see it.
+        read = len(lines)
         samples = decoded(lines + self._filling(lines, size, wanted), self._decode)
         weights = np.zeros(wanted, np.float32)
-        weights[:real] = 1
+        weights[:read] = 1
+        weights.flags.writeable = False
         hashes = np.zeros(wanted, np.uint64)
-        hashes[:real] = [line_hash(line.content) for line in lines]
+        hashes[:read] = [line_hash(line.content) for line in lines]
         parts = [slice(start, start + size) for start in range(0, wanted, size)]
         counts = weights.reshape(-1, size).sum(axis=1)
         return Portion(

@@ -61,7 +61,7 @@ class Witness(Protocol):
     def begin(self, layout: Layout, replica: Replica) -> None:
         """Fill an empty replica: from the newest checkpoint, or else with the initial state."""
 
-    def took_up(self, layout: Layout, step: int, digest: str) -> None: ...
+    def took_up(self, layout: Layout, replica: Replica, digest: str) -> None: ...
 
     def stranded(self, layout: Layout, error: CollectiveError) -> None: ...
 
@@ -164,7 +164,7 @@ class Trainer:
         if self._replica.position != before:
             self._held.clear()
         self._keeps = group.backend.rank == 0
-        self._witness.took_up(layout, self._replica.position.step, agreement.digest)
+        self._witness.took_up(layout, self._replica, agreement.digest)
         return self._replay.deal(agreement.shares, self._replica.position.step, agreement.held)
 
     def _steps(self, layout: Layout, group: Group, dealt: Blocks) -> None:

@@ -415,13 +415,49 @@ def test_code_0_of_a_program_that_never_trained_is_a_failure() -> None:
 # Ends from outside
 
 
-def test_a_stop_lets_everybody_go_at_a_step_boundary() -> None:
-    story = Story.training(world_size=2).is_stopped()
-    assert terminations(story.plans()) == [0, 1]
-    assert states(story) == [DRAINING, DRAINING]
-    assert story.exits(0).exits(1).plans()
+def test_at_a_stop_the_one_that_saves_goes_first() -> None:
+    story = Story.training(world_size=3).is_stopped()
+    assert terminations(story.plans()) == [0]
+    assert story.plans() == []
+    assert terminations(story.exits(0).plans()) == [1, 2]
+    assert states(story) == [LEFT, DRAINING, DRAINING]
+    assert story.exits(1).exits(2).plans()
     assert story.job.status is JobStatus.STOPPED
-    assert states(story) == [LEFT, LEFT]
+    assert states(story) == [LEFT, LEFT, LEFT]
+
+
+def test_a_stop_loses_no_work_when_the_one_that_saves_dies() -> None:
+    story = Story.training(world_size=3).is_stopped()
+    story.plans()
+    (last,) = layouts(story.dies(0).plans())
+    assert members(last) == {1: 1, 2: 2}
+    assert last.paused
+    assert story.plans() == [], "nobody goes before somebody can save"
+    assert terminations(story.all_take_up(step=7).plans()) == [1]
+    assert terminations(story.exits(1).plans()) == [2]
+    story.exits(2).plans()
+    assert story.job.status is JobStatus.STOPPED
+
+
+def test_a_stop_loses_no_work_when_the_one_that_saves_has_just_died() -> None:
+    story = Story.training(world_size=2, min_workers=2).dies(0).is_stopped()
+    (last,) = layouts(story.plans())
+    assert members(last) == {1: 1}
+    assert terminations(story.all_take_up(step=7).plans()) == [1]
+
+
+def test_a_stop_waits_for_nobody_where_there_is_nothing_to_save() -> None:
+    story = Story.gathering(world_size=2).is_ready(0, 1).is_stopped()
+    assert terminations(story.plans()) == [0, 1]
+
+
+def test_a_stop_before_a_layout_is_in_force_replaces_one_with_a_dead_member() -> None:
+    story = Story.training(world_size=3).dies(2)
+    story.plans()
+    story.dies(1).is_stopped()
+    (last,) = layouts(story.plans())
+    assert members(last) == {0: 0}
+    assert terminations(story.all_take_up(step=7).plans()) == [0]
 
 
 def test_a_paused_job_can_be_stopped() -> None:

@@ -12,7 +12,7 @@ from muster.checkpoints.errors import (
 )
 from muster.contracts.errors import MusterError
 from muster.contracts.job import Reason
-from muster.contracts.messages import Refused
+from muster.contracts.messages import Refused, encode
 from muster.datasets.errors import (
     DatasetEmpty,
     DatasetMissing,
@@ -56,3 +56,9 @@ def test_what_a_restart_would_only_meet_again_is_refused(
 )
 def test_what_may_pass_is_tried_again(error: MusterError) -> None:
     assert refusal_of(error) is None
+
+
+def test_a_reason_without_end_is_cut_so_that_it_is_heard() -> None:
+    refused = refusal_of(DatasetEmpty(HERE, "\N{SNOWMAN}" * 100_000))
+    assert refused is not None
+    assert len(encode(refused)) < 1 << 16

@@ -73,6 +73,14 @@ def test_a_program_without_metrics_has_loss_and_weight_behind_its_gradients() ->
     assert shape.means(vector, vector.copy()).metrics == {}
 
 
+@pytest.mark.parametrize(
+    "metrics", [{f"m{number}": 1.0 for number in range(257)}, {"m" * 129: 1.0}]
+)
+def test_more_metrics_than_a_beat_can_hold_are_refused(metrics: dict[str, float]) -> None:
+    with pytest.raises(InvalidProgram, match="at most 256 of up to 128 characters"):
+        GradientShape.of(STATE, contribution(metrics=metrics), LEAF)
+
+
 BAD_ARRAYS = [
     ({"bias": None}, r"expected 'bias', 'weights', the same every time, got 'weights'"),
     ({"more": np.zeros(1, np.float32)}, r"the gradients in .*, got 'bias', 'more', 'weights'"),

@@ -68,10 +68,26 @@ class TwoBuffers(Fresh):
         return self.buffers[self.turn % 2 if self.turn < 8 else 0](leaf)
 
 
+class ThreeBuffers(Fresh):
+    """Takes the next of three buffers for each of its two gradients."""
+
+    def __init__(self) -> None:
+        self.buffers = [np.empty(12, np.float32) for _ in range(3)]
+
+    def __call__(self, leaf: int) -> Sequence[np.ndarray]:
+        return [self.taken(array) for array in super().__call__(leaf)]
+
+    def taken(self, array: np.ndarray) -> np.ndarray:
+        self.buffers.append(self.buffers.pop(0))
+        place = self.buffers[0][: array.size].reshape(array.shape)
+        place[...] = array
+        return place
+
+
 BLOCKS = [Block(0, 5), Block(1, 3), Block(2, 1), Block(3, 1), Block(4, 0)]
 
 
-@pytest.mark.parametrize("program", [Fresh, OneBuffer, TwoBuffers])
+@pytest.mark.parametrize("program", [Fresh, OneBuffer, TwoBuffers, ThreeBuffers])
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_comes_to_the_bits_of_the_tree(block: Block, program: Callable[[], Fresh]) -> None:
     out = np.full(SHAPE.gradient_elements, 7, np.float32)

@@ -9,9 +9,19 @@ from ranks import settings_of
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
 from muster.contracts.messages import EpochDone
 from muster.contracts.position import Position
+from muster.datasets.index import Totals
+from muster.synchronous.course import Course
 from muster.synchronous.keeper import Keeper
 from muster.synchronous.replica import Committed, Replica
 
+COURSE = Course(
+    totals=Totals(lines=9, hash_sum=5),
+    batch_size=4,
+    virtual_shards=2,
+    epochs=2,
+    seed=3,
+    checkpoint_every=5,
+)
 EPOCH = EpochDone(epoch=0, samples=9, hash_sum=5, expected_samples=9, expected_hash_sum=5)
 
 
@@ -34,40 +44,40 @@ def keeper(directory: Path, **names: object) -> Keeper:
 
 def test_a_job_that_has_saved_nothing_begins_by_itself(tmp_path: Path) -> None:
     replica = Replica(initial())
-    assert not keeper(tmp_path).restore(initial(), replica)
+    assert not keeper(tmp_path).restore(initial(), replica, COURSE)
     assert replica.is_empty
 
 
 def test_whoever_is_the_first_of_the_next_group_goes_on_from_what_was_kept(tmp_path: Path) -> None:
     kept = replica_at(5)
     writer = keeper(tmp_path, RANK=0)
-    writer.save(1, 4, kept)
+    writer.save(1, 4, kept, COURSE)
     writer.close()
     replica = Replica(initial())
-    assert keeper(tmp_path, RANK=3).restore(initial(), replica)
+    assert keeper(tmp_path, RANK=3).restore(initial(), replica, COURSE)
     assert replica.digest() == kept.digest()
     assert replica.committed == kept.committed
 
 
 def test_the_latest_step_counts_whoever_wrote_it(tmp_path: Path) -> None:
     first, second = keeper(tmp_path, RANK=0), keeper(tmp_path, RANK=1)
-    first.save(1, 2, replica_at(5))
-    second.save(2, 1, replica_at(10))
+    first.save(1, 2, replica_at(5), COURSE)
+    second.save(2, 1, replica_at(10), COURSE)
     first.close()
     second.close()
     replica = Replica(initial())
-    assert keeper(tmp_path).restore(initial(), replica)
+    assert keeper(tmp_path).restore(initial(), replica, COURSE)
     assert replica.position.step == 10
 
 
 def test_who_still_writes_for_an_older_layout_is_refused(tmp_path: Path) -> None:
     late, present = keeper(tmp_path, RANK=0), keeper(tmp_path, RANK=1)
-    late.save(1, 2, replica_at(5))
-    present.save(2, 1, replica_at(10))
+    late.save(1, 2, replica_at(5), COURSE)
+    present.save(2, 1, replica_at(10), COURSE)
     with pytest.raises(CheckpointError):
-        late.save(1, 2, replica_at(15))
+        late.save(1, 2, replica_at(15), COURSE)
     replica = Replica(initial())
-    keeper(tmp_path).restore(initial(), replica)
+    keeper(tmp_path).restore(initial(), replica, COURSE)
     assert replica.position.step == 10
     late.close()
     present.close()
@@ -75,19 +85,21 @@ def test_who_still_writes_for_an_older_layout_is_refused(tmp_path: Path) -> None
 
 def test_a_state_of_another_shape_is_refused_and_nothing_has_moved(tmp_path: Path) -> None:
     writer = keeper(tmp_path)
-    writer.save(1, 1, replica_at(5))
+    writer.save(1, 1, replica_at(5), COURSE)
     writer.close()
     replica = Replica(initial(3))
     with pytest.raises(CheckpointMismatch, match="another shape than the program begins with"):
-        keeper(tmp_path).restore(initial(3), replica)
+        keeper(tmp_path).restore(initial(3), replica, COURSE)
     assert replica.is_empty
 
 
 def test_another_job_can_go_on_from_it_when_it_is_told_to(tmp_path: Path) -> None:
     writer = keeper(tmp_path)
-    writer.save(1, 1, replica_at(5))
+    writer.save(1, 1, replica_at(5), COURSE)
     writer.close()
     replica = Replica(initial())
-    assert not keeper(tmp_path, JOB_ID="other").restore(initial(), replica)
-    assert keeper(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM="job").restore(initial(), replica)
+    assert not keeper(tmp_path, JOB_ID="other").restore(initial(), replica, COURSE)
+    assert keeper(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM="job").restore(
+        initial(), replica, COURSE
+    )
     assert replica.position.step == 5

@@ -1,0 +1,148 @@
+"""What the coordinator hears of a rank that trains with others."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import Ear, settings_of
+
+from muster.checkpoints.errors import CheckpointMismatch
+from muster.contracts.messages import Beat, EpochDone, Layout, RankMessage, Saved, Seat
+from muster.contracts.position import Position
+from muster.datasets.index import Totals
+from muster.synchronous.course import Course
+from muster.synchronous.replica import Committed, Replica
+from muster.synchronous.reporter import EPOCHS_AT_ONCE, Reporter
+from muster.synchronous.trainer import Outcome
+
+STATE = {"weights": np.arange(3, dtype=np.float32)}
+
+SEAT = Seat(worker_id=0, rank=0, host="", port=0)
+LAYOUT = Layout(generation=1, token="", seats=(SEAT,), paused=False)
+
+BIGGEST = 2**64 - 1
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    ear = Ear()
+    yield ear
+    ear.close()
+
+
+COURSE = Course(
+    totals=Totals(lines=16, hash_sum=BIGGEST),
+    batch_size=16,
+    virtual_shards=8,
+    epochs=100,
+    seed=3,
+    checkpoint_every=5,
+)
+
+
+def reporter_of(directory: Path, ear: Ear, course: Course = COURSE) -> Reporter:
+    settings = settings_of(directory, JOB_ID="job", MUSTER_AGENT_FD=ear.descriptor)
+    reporter = Reporter(settings)
+    reporter.expect(STATE, course)
+    return reporter
+
+
+def replica_at(step: int, epochs: int = 0) -> Replica:
+    """Return a replica of one step an epoch, whose numbers are as long as they can be."""
+    done = tuple(
+        EpochDone(
+            epoch=epoch,
+            samples=2**63 - 1,
+            hash_sum=BIGGEST,
+            expected_samples=2**63 - 1,
+            expected_hash_sum=BIGGEST,
+        )
+        for epoch in range(epochs)
+    )
+    replica = Replica(STATE)
+    replica.flip(STATE, Committed(position=Position(step=step), epochs=done))
+    return replica
+
+
+def epochs_told(messages: list[RankMessage]) -> list[int]:
+    saved = [message for message in messages if isinstance(message, Saved)]
+    return [epoch.epoch for message in saved for epoch in message.epochs]
+
+
+def test_every_pass_is_told_however_many_there_are(tmp_path: Path, ear: Ear) -> None:
+    passes = 5 * EPOCHS_AT_ONCE + 1
+    reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(passes, epochs=passes))
+    assert epochs_told(ear.heard()) == list(range(passes))
+
+
+def test_who_goes_on_from_a_checkpoint_tells_every_pass_behind_it(tmp_path: Path, ear: Ear) -> None:
+    passes = 2 * EPOCHS_AT_ONCE
+    reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(passes, epochs=passes))
+    ear.heard()
+    reporter_of(tmp_path, ear).begin(LAYOUT, Replica(STATE))
+    assert epochs_told(ear.heard()) == list(range(passes))
+
+
+def test_a_later_checkpoint_tells_the_last_passes_again_and_not_all(
+    tmp_path: Path, ear: Ear
+) -> None:
+    passes = 3 * EPOCHS_AT_ONCE
+    reporter = reporter_of(tmp_path, ear)
+    reporter.keep(LAYOUT, replica_at(passes, epochs=passes))
+    ear.heard()
+    reporter.keep(LAYOUT, replica_at(passes + 1, epochs=passes + 1))
+    assert epochs_told(ear.heard()) == list(range(passes + 1))[-EPOCHS_AT_ONCE:]
+
+
+def test_a_checkpoint_before_the_first_pass_is_over_is_told(tmp_path: Path, ear: Ear) -> None:
+    reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(3))
+    (saved,) = ear.heard()
+    assert isinstance(saved, Saved)
+    assert (saved.step, saved.epochs) == (3, ())
+
+
+def test_who_goes_on_from_the_last_step_and_has_nothing_to_do_says_where_it_stands(
+    tmp_path: Path, ear: Ear
+) -> None:
+    reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(100))
+    reporter, replica = reporter_of(tmp_path, ear), Replica(STATE)
+    reporter.begin(LAYOUT, replica)
+    reporter.took_up(LAYOUT, replica, replica.digest())
+    ear.heard()
+    reporter.presence.news()
+    reporter.say_goodbye(Outcome.DONE)
+    (beat,) = ear.heard()
+    assert isinstance(beat, Beat)
+    assert beat.step == 100
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 8},
+        {"seed": 4},
+        {"totals": Totals(lines=17, hash_sum=BIGGEST)},
+        {"totals": Totals(lines=16, hash_sum=0)},
+    ],
+)
+def test_a_checkpoint_made_on_another_way_through_the_data_is_refused(
+    tmp_path: Path, ear: Ear, other: dict[str, Any]
+) -> None:
+    reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(3))
+    replica = Replica(STATE)
+    with pytest.raises(CheckpointMismatch, match="another batch size, seed or data set"):
+        reporter_of(tmp_path, ear, replace(COURSE, **other)).begin(LAYOUT, replica)
+    assert replica.is_empty
+
+
+@pytest.mark.parametrize("other", [{"virtual_shards": 4}, {"epochs": 7}, {"checkpoint_every": 1}])
+def test_a_checkpoint_is_good_for_more_passes_and_other_virtual_shards(
+    tmp_path: Path, ear: Ear, other: dict[str, Any]
+) -> None:
+    reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(3))
+    replica = Replica(STATE)
+    reporter_of(tmp_path, ear, replace(COURSE, **other)).begin(LAYOUT, replica)
+    assert replica.position.step == 3
