@@ -158,6 +158,7 @@ class Stage:
         self.taken: list[tuple[int, int, str]] = []
         self.disputes: list[tuple[int, ...]] = []
         self.reached = -1
+        self.is_over = False
         self.drawers: list[Drawer] = []
         self.held: tuple[int, Callable[[], object]] = (NOBODY, lambda: None)
         """The generation of the layout that is to end when all have taken it up, and how."""
@@ -172,7 +173,7 @@ class Stage:
             player = self._player(len(self.players), place)
             self.players.append(player)
             self._announce([*self.members, player])
-        player.thread.start()
+            player.thread.start()
         return player
 
     def leaves(self, worker_id: int) -> None:
@@ -246,7 +247,7 @@ class Stage:
         if place is None or layout.seats[place].worker_id != player.worker_id:
             return None
         with self.lock:
-            if layout.generation < self.generation:
+            if layout.generation < self.generation or self.is_over:
                 raise Regroup
             group = self.groups.setdefault(layout.generation, SimulatedGroup(len(layout.seats)))
         backend = group.backends()[place]
@@ -287,6 +288,17 @@ class Stage:
             player.outcome = trainer.run()
         except BaseException as error:  # noqa: BLE001  the test asks for it
             player.outcome = error
+        if player.outcome is Outcome.DONE:
+            with self.lock:
+                self.is_over = True
+                self._part()
+
+    def _part(self) -> None:
+        """As the coordinator would: when one is done, nobody waits for it in a later layout."""
+        for group in self.groups.values():
+            group.kill(NOBODY)
+        for player in self.players:
+            player.layouts.stop()
 
     def _announce(self, members: Iterable[Player], *, paused: bool = False) -> None:
         self.members = sorted(members, key=lambda player: player.worker_id)
@@ -300,6 +312,8 @@ class Stage:
             group.kill(NOBODY)
         for player in self.players:
             player.layouts.put(layout)
+        if self.is_over:
+            self._part()
 
     def took_up(self, player: Player, layout: Layout, step: int, digest: str) -> None:
         with self.lock:
