@@ -47,7 +47,9 @@ class CheckpointView(BaseModel):
     step: int
     epoch: int
     generation: int
-    digest: str = Field(description="sha256 of the state")
+    digest: str = Field(
+        description="Equal bits, equal digits: of weights, optimizer state and position."
+    )
     saved_at: datetime
 
 

@@ -23,7 +23,7 @@ HASH_WIDTH: Final = 16
 
 _WORKER_HEADER: Final = ("worker", "rank", "state", "step", "joined", "pid", "node", "beat")
 _EPOCH_HEADER: Final = ("epoch", "samples", "of", "hash", "expected", "once")
-_CHECKPOINT_HEADER: Final = ("step", "epoch", "generation", "state's sha256", "saved at (UTC)")
+_CHECKPOINT_HEADER: Final = ("step", "epoch", "generation", "state's digest", "saved at (UTC)")
 _VERDICTS: Final = {
     True: "{job} read every sample exactly once",
     False: "{job} did NOT read every sample exactly once",

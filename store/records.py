@@ -147,7 +147,7 @@ class Commit:
     """That of the layout which saved it."""
     epoch: int
     digest: str
-    """The sha256 of the state, in hex."""
+    """Of state and position, in hex: equal bits, equal digits."""
     consumed: int
     """Samples of this epoch whose steps are in the checkpoint."""
     consumed_hash: int

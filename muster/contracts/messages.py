@@ -116,7 +116,7 @@ class Saved(_Message, frozen=True, tag="saved"):
     step: Count
     epoch: Count
     digest: str
-    """Sha256 of the state and the position: its identity."""
+    """Of state and position, in hexadecimal digits."""
     consumed: Count
     consumed_hash: int
     epochs: tuple[EpochDone, ...]

@@ -81,7 +81,7 @@ def test_an_audit_is_a_table_for_a_terminal(
         "  998  1000000000  1000000000  8000000000000000  8000000000000000  yes",
         "  999           1         100  0000000000000001  8000000000000000  -",
         "",
-        "     step  epoch  generation  state's sha256    saved at (UTC)",
+        "     step  epoch  generation  state's digest    saved at (UTC)",
         "100000000      0        1000  ddddddddddddddd…  2026-03-01 12:00:00",
         "",
         f"{elastic}: not known yet, or its ranks train independently",
