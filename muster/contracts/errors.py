@@ -5,9 +5,20 @@ MusterError
 ├── InvalidSpec            a job was described in a way that cannot be run: the person's to mend
 ├── InvalidEnvironment     an environment variable says something that cannot be meant
 ├── WireError              the other end of a connection broke the protocol
+├── PoolError …            muster/contracts/pool.py
+├── CollectiveError …      muster/collectives/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── DatasetError …         muster/datasets/errors.py
-└── StoreError …           store/errors.py
+├── InvalidProgram         muster/program.py
+├── Differs                muster/synchronous/taking_up.py
+├── StoreError …           store/errors.py
+├── Problem …              api/problems.py: what a client is answered
+├── NotLoopback            api/door.py
+├── PortTaken              api/__main__.py and cli/up.py, each in its own words
+├── AlreadyUp              cli/up.py
+├── DemoFailed             cli/demo.py
+├── ServerUnreachable      cli/server.py
+└── ServerRefused          cli/server.py
 
 Every message is a sentence that says what happened, where, and what to do next.
 """
