@@ -86,7 +86,7 @@ class JobRequest(_Body):
     )
     checkpoint_dir: str | None = Field(default=None, description="Default: the server's.")
     command: list[str] | None = Field(
-        default=None, description="The argv every rank becomes. Default: a built-in classifier."
+        default=None, description="The argv every rank becomes. Default: `program`."
     )
     program: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""A warm process from which ranks of the built-in program are forked.
+"""A warm process from which ranks are forked that run a training of ours.
 
 Started by an agent as ``python -P -m muster.template``. Importing numpy costs more than everything
 else a rank does before its first step. The template has paid for it once; a fork of it is a rank
@@ -22,9 +22,8 @@ from typing import Final, NoReturn
 import msgspec
 import numpy as np
 
-# What a rank needs is imported before it is forked.
 import muster.classifier
-import muster.synchronous.rank  # noqa: F401
+import muster.synchronous.rank  # noqa: F401  what a rank needs is there before it is forked
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, RankSettings
 from muster.contracts.spec import JobSpec

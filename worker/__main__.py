@@ -1,7 +1,7 @@
 """One rank: ``python -P -m worker`` reads its place from the environment and becomes the program.
 
 A command is *exec*ed, so that the process keeps its pid, its channel and its log, and nothing of
-ours stays in memory beside the user's program. Without a command it is the built-in classifier.
+ours stays in memory beside the user's program. Without a command it is a training of ours.
 """
 
 import os
@@ -21,7 +21,7 @@ NOT_EXECUTABLE: Final = 126
 
 
 def main() -> int:
-    """Become the rank's program; return only if it cannot be read."""
+    """Become the rank's program; return only if the environment cannot be read."""
     try:
         settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
     except InvalidEnvironment as error:

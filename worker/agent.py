@@ -56,7 +56,7 @@ class Agent:
         self._assignment = assignment
         self._selector = selectors.DefaultSelector()
         self._uplink = Uplink(Path(assignment.address_file), self._selector, self._hear_coordinator)
-        self._starter: Starter = Fork(assignment.job_uid) if assignment.is_builtin else Exec()
+        self._starter: Starter = Fork(assignment.job_uid) if assignment.is_managed else Exec()
         self._nursery = Nursery(
             JobFiles(Path(assignment.job_root)), self._selector, self._starter, self._uplink.send
         )

@@ -1,6 +1,6 @@
 """Two ways from an order to a process.
 
-Exec is right for every program; a fork of the warm template is fast for the built-in one.
+Exec is right for every program; a fork of the warm template is fast for a training of ours.
 Either way the process leads a session of its own, has its log as output and a channel to us, and
 is a child of this process.
 """

@@ -24,8 +24,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The job's directory, see `muster.contracts.layout.JobFiles`."""
     address_file: str
     """Holds a `CoordinatorAddress`; read anew at every attempt to connect."""
-    is_builtin: bool
-    """The ranks run the built-in program as it is, so they may be forked from a warm template."""
+    is_managed: bool
+    """The ranks run a training of ours, as it is: they may be forked from a warm template."""
     orphan_timeout_seconds: float
     """Without a coordinator for this long, ranks are asked to save and exit."""
     stop_grace_seconds: float

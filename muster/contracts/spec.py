@@ -113,13 +113,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_last: int = 3
     """Checkpoints kept per rank."""
     sleep_sec: float = 0.0
-    """Pause of the built-in program after each step, for demonstrations."""
+    """Pause after each step of a training of ours, for demonstrations."""
     dataset_dir: str | None = None
     """None: the default place, or a small synthetic data set where there is none."""
     checkpoint_dir: str | None = None
     """None: the server's default."""
     command: tuple[str, ...] | None = None
-    """The argv every rank becomes. None: the built-in classifier."""
+    """The argv every rank becomes. None: a training of ours, see `program`."""
     program: str | None = None
     """What a synchronous job trains: ``file.py:Name`` or ``package.module:Name``. None: the
     built-in classifier."""

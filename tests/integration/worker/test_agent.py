@@ -102,7 +102,7 @@ class Stage:
         self._conversations: list[Conversation] = []
 
     def start_agent(
-        self, *, orphan_timeout_seconds: float = 600.0, is_builtin: bool = False
+        self, *, orphan_timeout_seconds: float = 600.0, is_managed: bool = False
     ) -> None:
         assignment = AgentAssignment(
             job_uid=self.uid,
@@ -110,7 +110,7 @@ class Stage:
             token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
             job_root=str(self.files.root),
             address_file=str(self._address),
-            is_builtin=is_builtin,
+            is_managed=is_managed,
             orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=1.0,
         )
@@ -412,7 +412,7 @@ def test_what_shed_its_mark_is_gone_with_the_job(stage: Stage) -> None:
 
 def test_ranks_of_the_built_in_program_are_forked_and_end_like_others(stage: Stage) -> None:
     write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
-    stage.start_agent(is_builtin=True)
+    stage.start_agent(is_managed=True)
     agent = stage.meet()
     for rank in (0, 3):
         agent.say(stage.order(None, rank=rank))
@@ -426,7 +426,7 @@ def test_ranks_of_the_built_in_program_are_forked_and_end_like_others(stage: Sta
 
 def test_a_forked_rank_can_be_ended_as_soon_as_it_is_there(stage: Stage) -> None:
     write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
-    stage.start_agent(is_builtin=True)
+    stage.start_agent(is_managed=True)
     agent = stage.meet()
     for incarnation in range(20):
         start = stage.order(None, incarnation=incarnation)
@@ -438,7 +438,7 @@ def test_a_forked_rank_can_be_ended_as_soon_as_it_is_there(stage: Stage) -> None
 
 def test_a_template_that_was_killed_is_done_without(stage: Stage) -> None:
     write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
-    stage.start_agent(is_builtin=True)
+    stage.start_agent(is_managed=True)
     agent = stage.meet()
     (template,) = await_value(
         lambda: [r for r in stage.running() if "template" in (mark_of(r.pid) or "")], str
