@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from virtual_shards import consumed, positions_of_shard, shard_samples
 
-from muster.datasets.drawing import Drawer, consumed
+from muster.datasets.drawing import Drawer
 from muster.datasets.index import Totals
 from muster.datasets.lines import Line
 from muster.datasets.listing import find_shards
-from muster.datasets.order import positions_of_shard, shard_samples, steps_per_epoch
+from muster.datasets.order import steps_per_epoch
 from muster.program import Batch, Program, State, decoded, decoder_of
 from muster.shapes import GradientShape, Leaf, Means, StateShape, read_only
 

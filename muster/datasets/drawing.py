@@ -6,7 +6,7 @@ in the shard's index on disk, so memory does not grow with the data.
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from muster.contracts.position import HASH_MODULUS
 from muster.datasets.errors import InvalidSample, ShardChanged
 from muster.datasets.index import ShardIndex, Totals
-from muster.datasets.lines import Fingerprint, Line, line_hash, reading
+from muster.datasets.lines import Fingerprint, Line, reading
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -135,9 +135,3 @@ class _OpenShard:
 
     def close(self) -> None:
         self._files.close()
-
-
-def consumed(lines: Iterable[Line]) -> Totals:
-    """Return count and sum of hashes of `lines`, from the bytes that were read."""
-    hashes = [line_hash(line.content) for line in lines]
-    return Totals(lines=len(hashes), hash_sum=sum(hashes) % HASH_MODULUS)

@@ -14,7 +14,7 @@ import math
 import struct
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,48 +40,6 @@ def steps_per_epoch(samples: int, batch_size: int) -> int:
     return math.ceil(samples / batch_size)
 
 
-class ShardSamples(NamedTuple):
-    """What one virtual shard reads: places [start, stop) in the order of the epoch.
-
-    Its size is the same in every step. Where the data ends before the batch is full, it lacks
-    `padded` samples, and copies with weight 0 fill their places.
-    """
-
-    start: int
-    stop: int
-    padded: int
-
-    @property
-    def real(self) -> int:
-        """How many samples are read, and consumed."""
-        return self.stop - self.start
-
-    @property
-    def weights(self) -> NDArray[np.float32]:
-        """1 for every sample that is read, then 0 for every copy."""
-        return np.repeat(np.array([1, 0], np.float32), [self.real, self.padded])
-
-
-def shard_samples(
-    step_in_epoch: int, shard: int, *, batch_size: int, virtual_shards: int, samples: int
-) -> ShardSamples:
-    """Return what virtual shard `shard` reads in that step.
-
-    Shards take equal parts of the batch in their order, so `batch_size` is a multiple of
-    `virtual_shards`. Raises ValueError for a step or a shard that there is not.
-    """
-    if batch_size % virtual_shards:
-        raise ValueError(f"{virtual_shards} shards cannot share a batch of {batch_size} equally")
-    if not 0 <= shard < virtual_shards:
-        raise ValueError(f"shard {shard} is not in [0, {virtual_shards})")
-    if not 0 <= step_in_epoch < steps_per_epoch(samples, batch_size):
-        raise ValueError(f"an epoch of {samples} samples has no step {step_in_epoch}")
-    size = batch_size // virtual_shards
-    first = step_in_epoch * batch_size + shard * size
-    start, stop = min(first, samples), min(first + size, samples)
-    return ShardSamples(start, stop, size - (stop - start))
-
-
 def positions(samples: int, *, seed: int, epoch: int, start: int, stop: int) -> Numbers:
     """Return which samples come at the places [start, stop) of an epoch, in that order.
 
@@ -96,17 +54,6 @@ def positions(samples: int, *, seed: int, epoch: int, start: int, stop: int) -> 
         found[outside] = network.apply(found[outside])
         outside = outside[found[outside] >= samples]
     return found.astype(np.int64)
-
-
-def positions_of_shard(shard: ShardSamples, samples: int, *, seed: int, epoch: int) -> Numbers:
-    """Return the samples of a virtual shard in its fixed size, copies of the last one at its end.
-
-    Where it reads none at all, all are copies of the last sample of the epoch.
-    """
-    start = min(shard.start, samples - 1)
-    stop = max(shard.stop, start + 1)
-    found = positions(samples, seed=seed, epoch=epoch, start=start, stop=stop)
-    return np.pad(found, (0, shard.real + shard.padded - len(found)), mode="edge")
 
 
 class _Network:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from virtual_shards import consumed
 
 from muster.contracts.position import Position
 from muster.datasets import drawing
-from muster.datasets.drawing import Drawer, consumed
+from muster.datasets.drawing import Drawer
 from muster.datasets.errors import InvalidSample, ShardChanged, ShardUnreadable
 from muster.datasets.index import ShardIndex, index_beside, totals_of
 from muster.datasets.lines import Line

@@ -2,14 +2,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from virtual_shards import ShardSamples, positions_of_shard, shard_samples
 
-from muster.datasets.order import (
-    ShardSamples,
-    positions,
-    positions_of_shard,
-    shard_samples,
-    steps_per_epoch,
-)
+from muster.datasets.order import positions, steps_per_epoch
 
 BIG = [1_000_003, 2**31 + 11, 2**40 - 1, 2**62 + 12_345]
 
@@ -158,20 +153,3 @@ def test_where_the_data_ends_the_rest_of_the_batch_is_padding() -> None:
         last,
         last,
     ]
-
-
-@pytest.mark.parametrize(
-    ("step", "shard", "batch_size", "problem"),
-    [
-        (2, 0, 8, "an epoch of 11 samples has no step 2"),
-        (-1, 0, 8, "no step -1"),
-        (0, 4, 8, r"shard 4 is not in \[0, 4\)"),
-        (0, -1, 8, "shard -1"),
-        (0, 0, 9, "4 shards cannot share a batch of 9 equally"),
-    ],
-)
-def test_a_step_or_a_shard_that_is_not_there_is_refused(
-    step: int, shard: int, batch_size: int, problem: str
-) -> None:
-    with pytest.raises(ValueError, match=problem):
-        shard_samples(step, shard, batch_size=batch_size, virtual_shards=4, samples=11)

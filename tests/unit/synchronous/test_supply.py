@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stage import write_samples
+from virtual_shards import consumed, positions_of_shard, shard_samples
 
 from muster.collectives.tree import Block
-from muster.datasets.drawing import Drawer, consumed
+from muster.datasets.drawing import Drawer
 from muster.datasets.listing import find_shards
-from muster.datasets.order import positions_of_shard, shard_samples
 from muster.synchronous.course import Course
 from muster.synchronous.supply import Portion, Supply
 from muster.synchronous.tally import read_tally
