@@ -7,7 +7,7 @@ newest layout counts; what it came with is closed when a newer one comes.
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -38,8 +38,7 @@ class Gathering:
     memory: tuple[int, ...] = ()
 
     def close(self) -> None:
-        for descriptor in self.memory:
-            os.close(descriptor)
+        _close(self.memory)
 
 
 class Layouts(Protocol):
@@ -102,7 +101,7 @@ class AnnouncedLayouts:
         try:
             heard = Gathering(layout=decode_layout(content), memory=tuple(memory))
         except WireError:
-            Gathering(layout=_NONE, memory=tuple(memory)).close()
+            _close(memory)
             return
         known = self._generation if self._newest is None else self._newest.layout.generation
         if heard.layout.generation <= known:
@@ -129,4 +128,6 @@ class Alone:
         return Gathering(layout=self._layout)
 
 
-_NONE: Final = Layout(generation=-1, token="", seats=(), paused=True)
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
