@@ -5,7 +5,7 @@ from datetime import datetime
 
 from api.pool_schemas import MemberList, MemberView
 from api.summary import age_seconds, every_rank, state
-from store.members import ACTIVE
+from muster.contracts.pool import WorkerState
 from store.records import Job, Member, Worker
 
 
@@ -40,11 +40,11 @@ def _member_view(
     # A member's own row is written when it moves; its process's, with every few beats.
     heard_at = worker.last_heartbeat_at if worker else member.last_heartbeat_at
     # A request to leave counts from the moment it was accepted.
-    is_draining = asked_to_leave and member.state == ACTIVE
+    is_draining = asked_to_leave and member.state == WorkerState.ACTIVE
     return MemberView(
         worker_id=str(member.worker_id),
         rank=member.rank,
-        state="draining" if is_draining else member.state,
+        state=WorkerState.DRAINING if is_draining else member.state,
         pid=process.pid if process else None,
         node=member.node,
         gpu_count=member.gpu_count,

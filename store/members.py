@@ -6,15 +6,13 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, bindparam, insert, select
 
 from muster.contracts.job import JobId
+from muster.contracts.pool import WorkerState
 from store.clock import Clock, utc_now
 from store.database import Database
 from store.errors import DepartureRefused, MemberMissing
 from store.records import Job, Member
 from store.rows import append_event, get_continuing_job, update_job
 from store.tables import DEPARTURES, MEMBERS
-
-ACTIVE: Final = "active"
-"""The state of a member that takes part in every step."""
 
 _OF_JOBS: Final = (
     select(MEMBERS)
@@ -69,11 +67,15 @@ def _refuse(job: Job, pool: Sequence[Member], leaving: Collection[int], worker_i
     states = {member.worker_id: member.state for member in pool}
     if worker_id not in states:
         raise MemberMissing(job.job_id, worker_id)
-    if worker_id in leaving and states[worker_id] == ACTIVE:
+    is_active = states[worker_id] == WorkerState.ACTIVE
+    if worker_id in leaving and is_active:
         raise DepartureRefused(job.job_id, worker_id, "it was asked to already")
-    if states[worker_id] != ACTIVE:
-        raise DepartureRefused(job.job_id, worker_id, f"it is {states[worker_id]}, not {ACTIVE}")
-    staying = [one for one, state in states.items() if state == ACTIVE and one not in leaving]
+    if not is_active:
+        why = f"it is {states[worker_id]}, not {WorkerState.ACTIVE}"
+        raise DepartureRefused(job.job_id, worker_id, why)
+    staying = [
+        one for one, state in states.items() if state == WorkerState.ACTIVE and one not in leaving
+    ]
     if min(len(staying), job.world_size) <= job.spec.min_workers:
         raise DepartureRefused(
             job.job_id,
