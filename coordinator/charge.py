@@ -22,7 +22,7 @@ from muster.contracts.messages import RankSaid, Saved
 from muster.contracts.process import ProcessRecord
 from store.records import Commit, EpochRecord, Event, JobChange, JobWrite, Member, Worker
 
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_NO_TIME: Final = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class Charge:
         self.is_fresh = bool(self.decided)
         self.look_at = wake_at(self.snapshot, now.monotonic)
 
-    def draft(self, now: Moment) -> "Draft":
+    def draft(self, now: Moment) -> Draft:
         """Return everything that differs from the rows."""
         workers = {worker.rank: worker for worker in workers_of(self.snapshot, now)}
         change = change_of(self.snapshot, self.attachment, now)
@@ -154,7 +154,7 @@ class Charge:
             haste=max(self._own_haste(change), *hastes.values(), Haste.NONE),
         )
 
-    def written(self, draft: "Draft") -> None:
+    def written(self, draft: Draft) -> None:
         """Remember that a draft is in the rows."""
         self.committed_change = draft.change
         self.committed_workers = draft.workers
@@ -183,5 +183,8 @@ class Charge:
 
 
 def _outline(member: Member) -> Member:
-    """Return a member without what changes all the time: a beat alone is no reason to write it."""
-    return replace(member, joined_at=_EPOCH, last_heartbeat_at=None)
+    """Return a member without its times, which are no reason to write it.
+
+    Every beat changes the one; the other is reckoned anew from two clocks that drift apart.
+    """
+    return replace(member, joined_at=_NO_TIME, last_heartbeat_at=None)
