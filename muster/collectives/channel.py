@@ -44,7 +44,7 @@ class Channel:
     def __init__(
         self, connection: socket.socket, peer: int, *, generation: int, limit_bytes: int
     ) -> None:
-        connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        connection.setblocking(False)  # noqa: FBT003  the standard library's signature
         self.peer = peer
         self.reading = Lock()
         self.writing = Lock()

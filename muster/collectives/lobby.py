@@ -23,7 +23,7 @@ class Guest:
     """A connection, and how far its handshake is."""
 
     def __init__(self, connection: socket.socket, steps: Steps[Caller]) -> None:
-        connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        connection.setblocking(False)  # noqa: FBT003  the standard library's signature
         self.connection = connection
         self._steps = steps
         self._came = b""
@@ -54,7 +54,7 @@ class Lobby:
     """Lets the expected ranks in, and nobody else."""
 
     def __init__(self, listener: socket.socket, answer: Callable[[], Steps[Caller]]) -> None:
-        listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        listener.setblocking(False)  # noqa: FBT003  the standard library's signature
         self._listener = listener
         self._answer = answer
         self._guests: dict[int, Guest] = {}

@@ -59,7 +59,7 @@ def group(world_size: int, elements: int, **options: object) -> tuple[Host, list
 @pytest.mark.parametrize("elements", LENGTHS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 7, 8])
 def test_the_bits_do_not_depend_on_who_has_what(world_size: int, elements: int) -> None:
-    chance = random.Random(world_size * elements)  # noqa: S311 - repeatable, not secret
+    chance = random.Random(world_size * elements)  # noqa: S311  repeatable, not secret
     leaves = leaves_of(elements)
     layouts = [deal([()] * world_size, LEAVES), layout_by_chance(world_size, chance)] * 2
 
@@ -214,7 +214,7 @@ def test_a_rank_of_an_old_generation_that_runs_on_changes_nothing_for_the_new(
         np.frombuffer(host.own[1].words, np.int64)[:] = -1 + (1 << 62)
         for place in range(4):
             host.own[1].ring(place)[:] = b"\xff" * len(host.own[1].ring(place))
-        stale._result[:] = 666  # noqa: SLF001 - what a rank of the old group has at hand
+        stale._result[:] = 666  # noqa: SLF001  what a rank of the old group has at hand
 
     def train(rank: int, reducer: ArenaReducer) -> list[float]:
         totals = []

@@ -61,7 +61,7 @@ def reduce(backend: Backend, layout: Layout, leaves: list[Vector]) -> list[bytes
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 7, 8])
 @pytest.mark.parametrize("elements", [1, 1000, 40_000])
 def test_the_bits_do_not_depend_on_who_has_what(world_size: int, elements: int) -> None:
-    chance = random.Random(world_size)  # noqa: S311 - repeatable, not secret
+    chance = random.Random(world_size)  # noqa: S311  repeatable, not secret
     leaves = leaves_of(elements)
     expected = [
         whole(leaves).tobytes(),
@@ -69,7 +69,7 @@ def test_the_bits_do_not_depend_on_who_has_what(world_size: int, elements: int) 
     ]
     for layout in (deal([()] * world_size, LEAVES), layout_by_chance(world_size, chance)):
         group = SimulatedGroup(world_size)
-        results = run_ranks(group.backends(), lambda backend: reduce(backend, layout, leaves))  # noqa: B023 - run before the next turn
+        results = run_ranks(group.backends(), lambda backend: reduce(backend, layout, leaves))  # noqa: B023  run before the next turn
         assert results == [expected] * world_size
 
 

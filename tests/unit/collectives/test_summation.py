@@ -69,7 +69,7 @@ def blocks_by_chance(leaves: int, chance: random.Random) -> list[Block]:
 @pytest.mark.filterwarnings("ignore:.*encountered in add:RuntimeWarning")
 @pytest.mark.parametrize("seed", range(60))
 def test_whoever_has_which_blocks_the_bits_are_those_of_the_definition(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    chance = random.Random(seed)  # noqa: S311  repeatable, not secret
     count = 2 ** chance.randint(0, 6)
     leaves = vectors_of(count, chance.randint(1, 300), seed)
     blocks = blocks_by_chance(count, chance)
