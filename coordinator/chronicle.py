@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from coordinator import actions, happenings
 from coordinator.happenings import Happening
 from coordinator.snapshot import JobSnapshot
-from coordinator.wording import describe_exit, describe_layout
-from muster.contracts.messages import RankExited, RankSaid, RankSpawned, Warned
+from coordinator.wording import describe_exit, describe_layout, legible
+from muster.contracts.messages import Disputed, RankExited, RankSaid, RankSpawned, Warned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
     match happening:
         case RankSaid(message=Warned(message=warning)):
             return _of_rank(after, happening.rank, "warned", warning)
+        case RankSaid(message=Disputed() as disputed):
+            return _of_dispute(disputed)
         case RankSpawned():
             return _of_rank(after, happening.rank, "rank_started", f"runs as pid {happening.pid}")
         case RankExited():
@@ -59,6 +61,14 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
             )
         case _:
             return None
+
+
+def _of_dispute(disputed: Disputed) -> Entry:
+    """Tell who differs, and in what: for a person to mend if it is a machine's setting."""
+    workers = ", ".join(map(str, disputed.workers))
+    one = len(disputed.workers) == 1
+    message = f"worker{'' if one else 's'} {workers}: {legible(disputed.message)}"
+    return Entry(kind="workers_disputed", message=message)
 
 
 def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> Entry:

@@ -6,7 +6,7 @@ from coordinator.chronicle import Entry, narrate
 from coordinator.happenings import AgentLost, Happening, StopAsked, Taken
 from coordinator.snapshot import Cause
 from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.messages import Hello, RankSaid, RankSpawned, Warned
+from muster.contracts.messages import Disputed, Hello, RankSaid, RankSpawned, Warned
 
 SILENT = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message="sent no heartbeat for 10 s")
 
@@ -98,3 +98,13 @@ def test_the_next_incarnation_may_warn_of_the_same() -> None:
     entry = told(story, again)
     assert entry is not None
     assert entry.incarnation == 1
+
+
+def test_in_what_a_worker_differs_is_told_though_several_say_so() -> None:
+    story = Story.training(world_size=3)
+    said = Disputed(generation=1, workers=(1,), message="numpy is 2.4 here and 2.5 there")
+    dispute = RankSaid(rank=0, incarnation=0, message=said)
+    again = RankSaid(rank=2, incarnation=0, message=said)
+    sentence = "worker 1: numpy is 2.4 here and 2.5 there"
+    assert told(story, dispute) == Entry(kind="workers_disputed", message=sentence)
+    assert told(story, again) is None
