@@ -218,7 +218,7 @@ class Story:
 
     def is_ready(self, *ranks: int) -> Self:
         for rank in ranks:
-            self.says_hello(rank).rank_says(rank, Ready(backend="auto", port=0))
+            self.says_hello(rank).rank_says(rank, Ready(port=0))
         return self
 
     def takes_up(self, *ranks: int, step: int = 0, generation: int | None = None) -> Self:

@@ -70,7 +70,6 @@ class Refused(_Message, frozen=True, tag="refused"):
 class Ready(_Message, frozen=True, tag="ready"):
     """A rank of a synchronous job has its program and its data, and waits for a layout."""
 
-    backend: str
     port: int
     """Where its peers reach it over TCP; 0 where they share memory."""
 

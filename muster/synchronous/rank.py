@@ -57,7 +57,7 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         witness=reporter,
     )
     port = meeting.port if isinstance(meeting, TcpMeeting) else 0
-    reporter.presence.say(Ready(backend=settings.backend, port=port))
+    reporter.presence.say(Ready(port=port))
     outcome = trainer.run()
     reporter.say_goodbye(outcome)
     return 0
