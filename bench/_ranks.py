@@ -1,9 +1,11 @@
 """Ranks over shared memory without a service: the trainer, and a bare loop to hold against it.
 
-    python bench/_ranks.py tree|plain DATA BATCH_SIZE RANK PARENT DESCRIPTOR ...
+    python bench/_ranks.py alone|beside DATA BATCH_SIZE RANK PARENT DESCRIPTOR ...
 
 The bare loop computes the same leaves of the same batches and adds them one after the other into
 one vector per rank. What ranks have added up is exchanged in the same way. It checks nothing.
+*Beside* takes turns: after each step of the trainer one of the bare loop, in the same process, so
+that both have the same memory, the same cores and the same neighbours on them.
 """
 
 import json
@@ -11,7 +13,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from _programs import Perceptron
@@ -36,13 +42,23 @@ from muster.synchronous.supply import Supply
 from muster.synchronous.trainer import Trainer
 
 VIRTUAL_SHARDS = 32
-STEPS = 12
-WARM_UP_STEPS = 2
+STEPS = 24
+WARM_UP_STEPS = 4
 
 
-def run(how: str, data: Path, batch_size: int, world_size: int) -> tuple[float, float]:
-    """Return the CPU seconds of a step, of all ranks together, and its seconds on the clock."""
-    memory = [os.memfd_create("bench") for _ in range(world_size + 1)]
+class Cost(NamedTuple):
+    """What a step took, in seconds; medians over the steps."""
+
+    cpu: float
+    """Of all ranks together."""
+    plain_cpu: float
+    """The same of the bare loop; 0 if it did not run."""
+    clock: float
+
+
+def run(how: str, data: Path, batch_size: int, world_size: int) -> Cost:
+    """Train with so many ranks and return what a step cost."""
+    memory = [os.memfd_create("bench") for _ in range(2 * (world_size + 1))]
     common = (how, data, batch_size)
     ranks = [
         subprocess.Popen(
@@ -55,7 +71,19 @@ def run(how: str, data: Path, batch_size: int, world_size: int) -> tuple[float, 
     said = [json.loads(rank.communicate()[0]) for rank in ranks]
     for descriptor in memory:
         os.close(descriptor)
-    return sum(cpu for cpu, _ in said), max(clock for _, clock in said)
+    cpu, plain_cpu, clock = zip(*said, strict=True)
+    return Cost(sum(cpu), sum(plain_cpu), max(clock))
+
+
+class Instant(NamedTuple):
+    """In seconds of this process's CPU time, and of the clock."""
+
+    cpu: float
+    clock: float
+
+    @classmethod
+    def now(cls) -> "Instant":
+        return cls(time.process_time(), time.monotonic())
 
 
 class Rank:
@@ -75,13 +103,15 @@ class Rank:
         self.initial = self.program.initial(0)
         self.shares = Shares(self.program, self.course, drawer, self.initial)
         self.supply = Supply(self.course, drawer, decoder_of(self.program))
-        self.rank, self.world_size = rank, len(memory) - 1
+        self.rank, self.world_size = rank, len(memory) // 2 - 1
         seats = [Seat(worker_id=n, rank=n, host="", port=0) for n in range(self.world_size)]
         layout = Layout(generation=1, token="", seats=tuple(seats), paused=False)
-        self.gathering = Gathering(layout=layout, memory=memory)
-        geometry = Geometry(slot_count=VIRTUAL_SHARDS, elements=self.shares.elements)
-        self.meeting = SharedMemoryMeeting(rank, geometry, self)
-        self.times: list[tuple[float, float]] = []
+        half = len(memory) // 2
+        self.gathering = Gathering(layout=layout, memory=memory[:half])
+        self.plain_gathering = Gathering(layout=layout, memory=memory[half:])
+        self.geometry = Geometry(slot_count=VIRTUAL_SHARDS, elements=self.shares.elements)
+        self.steps: list[tuple[Instant, Instant]] = []
+        """When each of the trainer's steps was taken, and when the training went on."""
 
     # The layouts of a trainer, and its witness
 
@@ -94,39 +124,51 @@ class Rank:
     def begin(self, _layout: Layout, replica: Replica) -> None:
         replica.flip(self.initial, Committed(position=Position()))
 
-    def stepped(self, *_: object) -> None:
-        self.times.append((time.process_time(), time.monotonic()))
-
     def nothing(self, *_: object) -> None:
         """Nobody is told."""
 
-    took_up = stranded = disputed = keep = rest = nothing
+    took_up = stranded = disputed = keep = stepped = nothing
+
+    def rest(self, _attend: object) -> None:
+        before = Instant.now()
+        if self.plain is not None:
+            next(self.plain)
+        self.steps.append((before, Instant.now()))
 
     # Two ways to train
 
-    def tree(self) -> None:
-        replica = Replica(self.initial)
+    def train(self, *, is_beside: bool) -> None:
+        self.plain = self.plain_steps() if is_beside else None
         trainer = Trainer(
             shares=self.shares,
             replay=Replay(self.shares, None),
-            replica=replica,
+            replica=Replica(self.initial),
             layouts=self,
-            meeting=self.meeting,
+            meeting=SharedMemoryMeeting(self.rank, self.geometry, self),
             witness=self,
         )
         trainer.run()
 
-    def plain(self) -> None:
+    def costs(self) -> Cost:
+        taken = self.steps[WARM_UP_STEPS:]
+        return Cost(
+            median(after[0].cpu - before[1].cpu for before, after in pairwise(taken)),
+            median(after.cpu - before.cpu for before, after in taken),
+            median(after[0].clock - before[1].clock for before, after in pairwise(taken)),
+        )
+
+    def plain_steps(self) -> Iterator[None]:
         level = (VIRTUAL_SHARDS // self.world_size).bit_length() - 1
         blocks = [(Block(level, rank),) for rank in range(self.world_size)]
         state = self.initial
-        group = self.meeting.enter(self.gathering)
+        meeting = SharedMemoryMeeting(self.rank, self.geometry, self)
+        group = meeting.enter(self.plain_gathering)
         if group is None:
             raise RuntimeError("a rank is not among the members of its own layout")
         with group:
             for step in range(self.course.total_steps):
                 state = self.plain_step(group, blocks, state, step)
-                self.stepped()
+                yield
 
     def plain_step(self, group: Group, blocks: list, state: dict, step: int) -> dict:
         (mine,) = blocks[self.rank]
@@ -157,10 +199,8 @@ def main() -> None:
     opened = [os.open(f"/proc/{parent}/fd/{number}", os.O_RDWR) for number in memory]
     keep_freed_memory()
     process = Rank(Path(data), batch_size, rank, tuple(opened))
-    process.tree() if how == "tree" else process.plain()
-    first, last = process.times[WARM_UP_STEPS], process.times[-1]
-    count = len(process.times) - 1 - WARM_UP_STEPS
-    print(json.dumps([(end - start) / count for start, end in zip(first, last, strict=True)]))
+    process.train(is_beside=how == "beside")
+    print(json.dumps(process.costs()))
 
 
 if __name__ == "__main__":

@@ -58,18 +58,17 @@ def main() -> None:
 
 def costs(data: Path) -> None:
     for world_size in (1, 2, 4):
-        ratios = []
-        for number in range(REPETITIONS):
-            order = ("tree", "plain")[:: 1 if number % 2 else -1]
-            cpu = {how: _ranks.run(how, data, BATCH_SIZE, world_size)[0] for how in order}
-            ratios.append(cpu["tree"] / cpu["plain"])
+        found = [_ranks.run("beside", data, BATCH_SIZE, world_size) for _ in range(REPETITIONS)]
+        ratios = [cost.cpu / cost.plain_cpu for cost in found]
         show(f"CPU time ÷ plain accumulation, {world_size} ranks", ratios, "<= 1.03")
 
 
 def speed(data: Path) -> None:
     ratios = []
     for _ in range(REPETITIONS):
-        alone, together = (_ranks.run("tree", data, DEAR_BATCH_SIZE, size)[1] for size in (1, 2))
+        alone, together = (
+            _ranks.run("alone", data, DEAR_BATCH_SIZE, size).clock for size in (1, 2)
+        )
         ratios.append(alone / together)
     show("a step of one rank ÷ that of two", ratios, ">= 1.8")
 

@@ -33,12 +33,6 @@ class Leaf(NamedTuple):
     step: int
     shard: int
 
-    def random(self, seed: int) -> np.random.Generator:
-        """Return the generator for this part: no other part's numbers overlap with its own."""
-        key = np.array([seed, self.step], np.uint64)
-        counter = np.array([0, 0, 0, self.shard], np.uint64)
-        return np.random.Generator(np.random.Philox(key=key, counter=counter))
-
     def __str__(self) -> str:
         return f"in step {self.step}, virtual shard {self.shard}"
 
@@ -126,9 +120,11 @@ class GradientShape:
 
         Whether they are finite is not looked at.
         """
-        if not self._fits(contribution):
+        found = self._fitting(contribution)
+        if found is None:
             self.write(contribution, 1.0, leaf, np.empty(self.elements, np.float32))  # says why
-        return [contribution.gradients[part.name] for part in self.parts]
+            found = [contribution.gradients[part.name] for part in self.parts]
+        return found
 
     def numbers(self, contribution: Contribution, weight: float) -> tuple[float, ...]:
         """Return what `write` puts behind the gradients."""
@@ -153,24 +149,28 @@ class GradientShape:
             metrics=dict(zip(self.metrics, target[end + 2 :].tolist(), strict=True)),
         )
 
-    def _fits(self, contribution: object) -> bool:
-        """Whether names, shapes and dtypes are as at first: the quick look, without a reason."""
-        if not isinstance(contribution, Contribution):
-            return False
-        gradients: object = contribution.gradients
-        metrics: object = contribution.metrics
-        if not (isinstance(gradients, Mapping) and isinstance(metrics, Mapping)):
-            return False
-        if len(gradients) != len(self.parts) or len(metrics) != len(self.metrics):
-            return False
-        arrays = [gradients.get(part.name) for part in self.parts]
-        return all(map(metrics.__contains__, self.metrics)) and all(
-            isinstance(array, np.ndarray)
-            and array.dtype == _FLOAT32
-            and array.shape == part.shape
-            and array.flags.c_contiguous
-            for array, part in zip(arrays, self.parts, strict=True)
-        )
+    def _fitting(self, contribution: object) -> list[Vector] | None:
+        """Return the gradients if names, shapes and dtypes are plainly as at first, else None.
+
+        Once per leaf, when the program has just driven everything else out of the cache: what
+        counts here is how little is touched. Whoever gets None looks closely.
+        """
+        if type(contribution) is not Contribution:
+            return None
+        gradients, metrics = contribution.gradients, contribution.metrics
+        if type(gradients) is not dict or len(gradients) != len(self.parts):
+            return None
+        if type(metrics) is not dict or len(metrics) != len(self.metrics):
+            return None
+        found: list[Vector] = []
+        for name, shape, _ in self.parts:
+            array = gradients.get(name)
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype != _FLOAT32:
+                return None
+            if not array.flags.c_contiguous:
+                return None
+            found.append(array)
+        return found if all(name in metrics for name in self.metrics) else None
 
     def _check_names(self, contribution: Contribution, leaf: Leaf) -> None:
         expected = [part.name for part in self.parts]

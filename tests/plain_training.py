@@ -77,11 +77,19 @@ class PlainTraining:
         drawn = self._drawer.draw(numbers)
         lines += drawn[: place.real]
         batch = Batch(decoded(drawn, decoder_of(self._program)), place.weights)
-        contribution = self._program.gradient(read_only(state), batch, leaf.random(self._seed))
+        random = random_of(self._seed, epoch, leaf)
+        contribution = self._program.gradient(read_only(state), batch, random)
         self._shape = self._shape or GradientShape.of(state, contribution, leaf)
         vector = np.empty(self._shape.elements, np.float32)
         self._shape.write(contribution, float(place.real), leaf, vector)
         return vector
+
+
+def random_of(seed: int, epoch: int, leaf: Leaf) -> np.random.Generator:
+    """Return the numbers of a virtual shard from a generator made for it alone."""
+    key = np.array([seed, 0], np.uint64)
+    counter = np.array([0, epoch, leaf.step, leaf.shard], np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
 def summed_by_halves(vectors: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,13 +1,16 @@
-"""Adds gradients up as the tree wants it, straight from where the program left them.
+"""Adds gradients up as the tree wants it, in place, in the memory that the program made for them.
 
-A leaf's arrays are held, not copied, until those of its sibling are there; their sum is the first
-thing that is written. So n leaves cost n - 1 additions and nothing else, as much as adding one to
-the next in whatever order.
+The sum of a block grows in the arrays of its first leaf, if nobody but us can see them: a gradient
+that a program has just made, returned and forgotten is ours to write to. So n leaves cost n - 1
+additions in place, each of what has just been computed, as much as adding one to the next in
+whatever order. Arrays that the program may still look at, or write to in its next call, are copied
+before they are added to.
 """
 
+import sys
 from collections.abc import Callable, Sequence
-from itertools import product, starmap
 from typing import Final, TypeAlias
+from weakref import getweakrefcount
 
 import numpy as np
 
@@ -17,12 +20,8 @@ from muster.shapes import GradientShape
 
 Arrays: TypeAlias = Sequence[Vector]
 
-Compute: TypeAlias = Callable[[int], Arrays]
-"""Returns the arrays of a leaf; called again, it comes to the same bits."""
-
-CLOSE_LOOKS: Final = 16
-"""So many pairs of leaves are searched for shared memory in full, every array with every other: a
-program that takes turns with a few buffers shows it at once. Later only like with like."""
+Compute: TypeAlias = Callable[[int], list[Vector]]
+"""Returns the arrays of a leaf in a list of their own; they are read, and may be written to."""
 
 
 class Adder:
@@ -30,52 +29,67 @@ class Adder:
 
     def __init__(self, shape: GradientShape, leaves: int) -> None:
         self._shape = shape
-        levels = leaves.bit_length()
-        self._scratch = np.empty((levels, shape.gradient_elements), np.float32)
-        self._scratch_views = [shape.views(row) for row in self._scratch]
-        self._reuses_memory = False
-        """The program returns the same memory every time: what is to outlive a call is copied."""
-        self._close_looks = CLOSE_LOOKS
+        # A row is touched, and so takes memory, only if a leaf has to be copied.
+        self._copies = np.empty((leaves.bit_length() - 1, shape.gradient_elements), np.float32)
 
     def add_up(self, block: Block, compute: Compute, out: Vector) -> None:
         """Write the sum of a block into `out`, where all its gradients lie one after the other."""
         views = self._shape.views(out)
         if block.level == 0:
             _copy(compute(block.number), views)
-        else:
-            self._add_up(block, compute, out, views)
-
-    def _add_up(self, block: Block, compute: Compute, out: Vector, views: Arrays) -> None:
+            return
         left, right = block.halves
-        if block.level == 1:
-            self._add_leaves(left.number, right.number, compute, views)
-            return
-        other = self._scratch[right.level]
-        self._add_up(left, compute, out, views)
-        self._add_up(right, compute, other, self._scratch_views[right.level])
         with quietly():
-            np.add(out, other, out=out)
+            # Until the last addition `out` is free: a first leaf that is not ours goes there.
+            self._add(self._sum(left, compute, views), right, compute, views)
 
-    def _add_leaves(self, left: int, right: int, compute: Compute, views: Arrays) -> None:
-        first = compute(left)
-        if self._reuses_memory:
-            _copy(first, views)
-            first = views
-        second = compute(right)
-        if not self._reuses_memory and self._overlap(first, second):
-            # Then nothing is left of the first one, and both are computed again.
-            self._reuses_memory = True
-            self._add_leaves(left, right, compute, views)
-            return
-        with quietly():
-            for one, other, target in zip(first, second, views, strict=True):
-                np.add(one, other, out=target)
+    def _sum(self, block: Block, compute: Compute, home: Arrays) -> Arrays:
+        """Return the sum of a block in arrays that are ours: the first leaf's, or else `home`."""
+        if block.level == 0:
+            arrays = compute(block.number)
+            if are_ours(arrays):
+                return arrays
+            _copy(arrays, home)
+            return home
+        left, right = block.halves
+        sums = self._sum(left, compute, home)
+        self._add(sums, right, compute, sums)
+        return sums
 
-    def _overlap(self, first: Arrays, second: Arrays) -> bool:
-        if not self._close_looks:
-            return any(map(np.may_share_memory, first, second))
-        self._close_looks -= 1
-        return any(starmap(np.may_share_memory, product(first, second)))
+    def _add(self, sums: Arrays, right: Block, compute: Compute, target: Arrays) -> None:
+        """Write `sums` plus the sum of the block to the right of theirs into `target`."""
+        if right.level == 0:
+            others: Arrays = compute(
+                right.number
+            )  # read once and let go: whose they are is no matter
+        else:
+            others = self._sum(right, compute, self._shape.views(self._copies[right.level]))
+        for one, other, place in zip(sums, others, target, strict=True):
+            np.add(one, other, out=place)
+
+
+def are_ours(arrays: list[Vector]) -> bool:
+    """Whether nobody but the holder of this list can see any of the arrays, nor its memory.
+
+    A view, an export of the buffer and a name that a program keeps each hold a reference to the
+    array that has the memory; one that owns none, or may not be written to, is somebody else's.
+    """
+    return all(
+        type(array) is np.ndarray
+        and sys.getrefcount(array) == _REFERENCES_OF_OURS
+        and array.flags.owndata
+        and array.flags.writeable
+        and not getweakrefcount(array)
+        for array in arrays
+    )
+
+
+def _references_of_ours() -> int:
+    """How many references such an array has where `are_ours` looks, by this interpreter's count."""
+    return max(sys.getrefcount(array) for array in [np.empty(1, np.float32)])
+
+
+_REFERENCES_OF_OURS: Final = _references_of_ours()
 
 
 def quietly() -> np.errstate:

@@ -56,7 +56,7 @@ class Shares:
         portion = self._supply.portion(step, block)
         numbers: list[Sequence[float]] = [()] * block.size
 
-        def compute(shard: int) -> Sequence[Vector]:
+        def compute(shard: int) -> list[Vector]:
             leaf, place = Leaf(step=step, shard=shard), shard - block.start
             contribution = self._contribution(state, portion.batches[place], leaf)
             arrays = self.shape.arrays(contribution, leaf)

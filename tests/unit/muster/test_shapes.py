@@ -211,15 +211,6 @@ def test_a_first_state_is_a_mapping() -> None:
         StateShape.of([np.zeros(1)])  # type: ignore[arg-type]
 
 
-def test_every_part_of_every_step_has_random_numbers_of_its_own() -> None:
-    def drawn(seed: int, step: int, shard: int) -> bytes:
-        return Leaf(step, shard).random(seed).random(8).tobytes()
-
-    parts = [(seed, step, shard) for seed in range(4) for step in range(4) for shard in range(4)]
-    assert len({drawn(*part) for part in parts}) == len(parts)
-    assert drawn(2**63 - 1, 7, 3) == drawn(2**63 - 1, 7, 3)
-
-
 def test_views_to_be_read_refuse_to_be_written_to() -> None:
     state = {"weights": np.zeros(2, np.float32)}
     with pytest.raises(ValueError, match="read-only"):

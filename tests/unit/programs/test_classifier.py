@@ -18,6 +18,7 @@ from muster.loading import load
 from muster.program import Batch
 from muster.programs.classifier import Classifier
 from muster.shapes import Leaf
+from muster.synchronous.chance import Chance
 
 FEATURES, CLASSES = 5, 3
 
@@ -51,7 +52,7 @@ def weights(*values: float) -> np.ndarray:
 
 def contribution(program: Classifier, of: list[LabelledSample], by: np.ndarray) -> dict:
     state = program.initial(1)
-    made = program.gradient(state, Batch(of, by), Leaf(0, 0).random(1))
+    made = program.gradient(state, Batch(of, by), Chance(1).of(0, Leaf(0, 0)))
     return {**made.gradients, "loss": made.loss, **made.metrics}
 
 
@@ -80,7 +81,7 @@ def test_its_sum_over_a_batch_is_what_the_independent_one_means(dataset: Path) -
     state = initial_state(FEATURES, CLASSES, seed=1, rank=0)
     loss = train_step(state, inputs, np.array([sample.y for sample in batch]))
     first = program.initial(1)
-    made = program.gradient(first, Batch(batch, weights(*[1] * 8)), Leaf(0, 0).random(1))
+    made = program.gradient(first, Batch(batch, weights(*[1] * 8)), Chance(1).of(0, Leaf(0, 0)))
     means = {name: array / np.float32(8) for name, array in made.gradients.items()}
     assert made.loss / 8 == pytest.approx(loss, rel=1e-6)
     for name, array in program.update(first, means, 0).items():

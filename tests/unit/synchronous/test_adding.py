@@ -1,6 +1,7 @@
 """The sum of a block against the naive recursion, whatever the program does with its memory."""
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from muster.collectives.tree import Block
 from muster.program import Contribution
 from muster.shapes import GradientShape, Leaf
-from muster.synchronous.adding import Adder
+from muster.synchronous.adding import Adder, are_ours
 
 LEAVES = 16
 
@@ -38,7 +39,7 @@ def naive(block: Block) -> np.ndarray:
 
 
 class Fresh:
-    def __call__(self, leaf: int) -> Sequence[np.ndarray]:
+    def __call__(self, leaf: int) -> list[np.ndarray]:
         made = gradients(leaf)
         return [made[name] for name in sorted(made)]
 
@@ -50,7 +51,7 @@ class OneBuffer(Fresh):
         self.buffer = np.empty(13, np.float32)
         self.calls: list[int] = []
 
-    def __call__(self, leaf: int) -> Sequence[np.ndarray]:
+    def __call__(self, leaf: int) -> list[np.ndarray]:
         self.calls.append(leaf)
         self.buffer[:] = flat(gradients(leaf))
         return [self.buffer[:1].reshape(()), self.buffer[1:].reshape(3, 4)]
@@ -63,7 +64,7 @@ class TwoBuffers(Fresh):
         self.buffers = [OneBuffer(), OneBuffer()]
         self.turn = 0
 
-    def __call__(self, leaf: int) -> Sequence[np.ndarray]:
+    def __call__(self, leaf: int) -> list[np.ndarray]:
         self.turn += 1
         return self.buffers[self.turn % 2 if self.turn < 8 else 0](leaf)
 
@@ -74,7 +75,7 @@ class ThreeBuffers(Fresh):
     def __init__(self) -> None:
         self.buffers = [np.empty(12, np.float32) for _ in range(3)]
 
-    def __call__(self, leaf: int) -> Sequence[np.ndarray]:
+    def __call__(self, leaf: int) -> list[np.ndarray]:
         return [self.taken(array) for array in super().__call__(leaf)]
 
     def taken(self, array: np.ndarray) -> np.ndarray:
@@ -103,11 +104,58 @@ def test_an_adder_serves_one_block_after_the_other() -> None:
         assert out.tobytes() == naive(block).tobytes()
 
 
-def test_only_the_first_reuse_of_memory_costs_anything_twice() -> None:
+def test_every_leaf_is_computed_once() -> None:
     program = OneBuffer()
+    Adder(SHAPE, LEAVES).add_up(Block(3, 0), program, np.empty(SHAPE.gradient_elements, np.float32))
+    assert program.calls == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+class Keeper(Fresh):
+    """Looks at what it returned, some way or other, once all is added up."""
+
+    def __init__(self, keep: Callable[[list[np.ndarray]], object]) -> None:
+        self.keep = keep
+        self.kept: list[object] = []
+
+    def __call__(self, leaf: int) -> list[np.ndarray]:
+        made = list(super().__call__(leaf))
+        self.kept.append(self.keep(made))
+        return made
+
+
+KEEPING: dict[str, Callable[[list[np.ndarray]], object]] = {
+    "arrays": lambda made: made[1],
+    "views": lambda made: made[1][1:],
+    "buffers": lambda made: memoryview(made[1]),
+    "weak references": lambda made: weakref.ref(made[1]),
+}
+
+
+@pytest.mark.parametrize("how", KEEPING)
+def test_what_a_program_still_sees_is_never_written_to(how: str) -> None:
+    program = Keeper(KEEPING[how])
     out = np.empty(SHAPE.gradient_elements, np.float32)
     Adder(SHAPE, LEAVES).add_up(Block(3, 0), program, out)
-    assert program.calls == [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert out.tobytes() == naive(Block(3, 0)).tobytes()
+    for leaf, kept in enumerate(program.kept):
+        weights = gradients(leaf)["weights"]
+        seen = kept() if isinstance(kept, weakref.ref) else kept
+        if seen is not None:
+            found = np.asarray(seen)
+            assert found.tobytes() == weights[-len(found) :].tobytes()
+
+
+def test_what_was_made_and_forgotten_is_ours_and_nothing_else() -> None:
+    assert are_ours([np.empty(3, np.float32), np.empty((), np.float32)])
+    frozen = np.empty(3, np.float32)
+    frozen.flags.writeable = False
+    name = np.empty(3, np.float32)
+    twice = [np.empty(3, np.float32)] * 2
+    view = [np.empty(6, np.float32)[:3]]
+    bytes_of_another = [np.frombuffer(bytearray(12), np.float32)]
+    matrix = [np.empty((1, 3), np.float32).view(np.matrix)]
+    for arrays in ([frozen], [name], twice, view, bytes_of_another, matrix):
+        assert not are_ours(arrays)
 
 
 def test_what_is_not_finite_goes_through_without_a_warning() -> None:

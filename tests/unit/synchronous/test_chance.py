@@ -1,4 +1,5 @@
 import numpy as np
+from plain_training import random_of
 
 from muster.shapes import Leaf
 from muster.synchronous.chance import Chance
@@ -14,10 +15,7 @@ def drawn(random: np.random.Generator) -> bytes:
 def test_a_leaf_meets_the_numbers_of_a_generator_made_for_it() -> None:
     chance = Chance(2**63 - 1)
     for epoch, leaf in LEAVES:
-        counter = np.array([0, epoch, leaf.step, leaf.shard], np.uint64)
-        key = np.array([2**63 - 1, 0], np.uint64)
-        fresh = np.random.Generator(np.random.Philox(counter=counter, key=key))
-        assert drawn(chance.of(epoch, leaf)) == drawn(fresh)
+        assert drawn(chance.of(epoch, leaf)) == drawn(random_of(2**63 - 1, epoch, leaf))
 
 
 def test_what_was_drawn_before_leaves_no_trace() -> None:
