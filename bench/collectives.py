@@ -73,8 +73,8 @@ def run(rank: int, address: Address, port: int, listener: socket.socket | None) 
 def ours_of(backend: Backend, size_bytes: int) -> Reduce:
     reducer = MessageReducer(backend, np.zeros((1, size_bytes // 4), np.float32))
     reducer.slots[:] = 1
-    layout = deal([()] * WORLD_SIZE, LEAVES)
-    return lambda: reducer.all_reduce(layout)
+    dealt = deal([()] * WORLD_SIZE, LEAVES)
+    return lambda: reducer.all_reduce(dealt)
 
 
 def gloo_of(rank: int, port: int) -> Callable[[int], Reduce] | None:

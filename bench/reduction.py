@@ -114,10 +114,10 @@ class Rank:
         elements = size_bytes // 4
         reducer = ArenaReducer(*self.group(elements))
         reducer.slots[0] = self.rank + 1
-        layout = [[Block(0, rank)] for rank in range(self.world_size)]
+        dealt = [(Block(0, rank),) for rank in range(self.world_size)]
         source, target = np.ones(elements, np.float32), np.zeros(elements, np.float32)
         found: dict[str, Callable[[], object]] = {
-            "muster": lambda: reducer.all_reduce(layout),
+            "muster": lambda: reducer.all_reduce(dealt),
             "memcpy": lambda: np.copyto(target, source),
         }
         if self.gloo is not None:

@@ -15,7 +15,7 @@ others still sum them here. They notice at the end (`Flags.confirm`) and return 
 """
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,14 @@ from muster.collectives.backend import TIMEOUT_SECONDS, Vector
 from muster.collectives.deadline import Deadline
 from muster.collectives.flags import Flags
 from muster.collectives.summation import add_piece, add_up, plan_of, quiet_context
-from muster.collectives.tree import Block
+from muster.collectives.tree import Block, Deal
 from muster.contracts.shards import ranges
-
-Layout: TypeAlias = tuple[tuple[Block, ...], ...]
 
 PART_ELEMENTS: Final = 1024
 """Parts are whole pages: no two ranks write to one cache line. Where a vector is cut changes no
 bit, for every element is summed alone."""
+
+_WAITED_FOR: Final = "the slowest rank of a sum"
 
 
 class ArenaReducer:
@@ -56,7 +56,7 @@ class ArenaReducer:
         )
         self._view = self._result.view()
         self._view.flags.writeable = False
-        self._layout: Layout = ()
+        self._deal: Deal = []
         self._sum: _SumAlone | _SumTogether
         self._calls = 0
 
@@ -64,44 +64,40 @@ class ArenaReducer:
     def slots(self) -> NDArray[np.float32]:
         return self._flags.own.slots
 
-    def all_reduce(
-        self, layout: Sequence[Sequence[Block]], *, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> Vector:
+    def all_reduce(self, deal: Deal, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Vector:
         self._flags.check_open()
-        self._take_up(tuple(map(tuple, layout)))
-        deadline = Deadline(timeout_seconds, "the slowest rank of a sum")
-        self._sum.run(self._calls + 1, deadline)
+        if deal != self._deal:
+            self._take_up([tuple(blocks) for blocks in deal])
+        self._sum.run(self._calls + 1, timeout_seconds)
         self._calls += 1
         return self._view
 
-    def _take_up(self, layout: Layout) -> None:
-        """Plan for `layout`, unless it is that of the last call."""
-        if layout == self._layout:
-            return
+    def _take_up(self, deal: list[tuple[Block, ...]]) -> None:
+        """Plan for `deal`, which is good until another one comes."""
         world_size, slot_count = self._flags.world_size, len(self.slots)
-        if len(layout) != world_size or max(map(len, layout)) > slot_count:
+        if len(deal) != world_size or max(map(len, deal)) > slot_count:
             raise ValueError(
-                f"the layout has {[len(blocks) for blocks in layout]} blocks; there are "
+                f"{[len(blocks) for blocks in deal]} blocks are dealt out; there are "
                 f"{world_size} ranks with {slot_count} slots each"
             )
         way = _SumAlone if self._flags.own.geometry.is_short else _SumTogether
-        self._sum = way(self._flags, layout, self._result)
-        self._layout = layout
+        self._sum = way(self._flags, deal, self._result)
+        self._deal = deal
 
 
 class _SumTogether:
     """Each rank sums its part of the elements into the shared result."""
 
-    def __init__(self, flags: Flags, layout: Layout, result: Vector) -> None:
+    def __init__(self, flags: Flags, deal: Deal, result: Vector) -> None:
         self._flags = flags
-        self._plan = plan_of([block for blocks in layout for block in blocks])
+        self._plan = plan_of([block for blocks in deal for block in blocks])
         part = part_of(result.size, flags.rank, flags.world_size)
-        self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], layout)
+        self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], deal)
         self._target = result[part]
         self._summed = 0
 
-    def run(self, call: int, deadline: Deadline) -> None:
-        flags = self._flags
+    def run(self, call: int, timeout_seconds: float) -> None:
+        flags, deadline = self._flags, Deadline(timeout_seconds, _WAITED_FOR)
         flags.raise_to(PUBLISHED, call)
         flags.wait_for_all(PUBLISHED, call, deadline)
         if self._summed != call:  # else the call was interrupted later, and others may be past it
@@ -115,31 +111,30 @@ class _SumTogether:
 class _SumAlone:
     """Each rank sums everything, from the halves that are this call's."""
 
-    def __init__(self, flags: Flags, layout: Layout, result: Vector) -> None:
+    def __init__(self, flags: Flags, deal: Deal, result: Vector) -> None:
         self._flags = flags
-        self._plan = plan_of([block for blocks in layout for block in blocks])
+        self._plan = plan_of([block for blocks in deal for block in blocks])
         halves = [[arena.halves[half] for arena in flags.arenas] for half in (0, 1)]
         scratch = np.empty((self._plan.temporaries, result.size), np.float32)
-        self._buffers = [[*_rows(half, layout), result, *scratch] for half in halves]
+        self._buffers = [[*_rows(half, deal), result, *scratch] for half in halves]
         self._quiet = quiet_context()
-        held = len(layout[flags.rank])
+        held = len(deal[flags.rank])
         self._source = flags.own.slots[:held].reshape(-1).data
         self._copies = [half[flags.rank][:held].reshape(-1).data for half in halves]
 
-    def run(self, call: int, deadline: Deadline) -> None:
+    def run(self, call: int, timeout_seconds: float) -> None:
         flags, half = self._flags, call % 2
         self._copies[half][:] = self._source  # for so few bytes numpy would take longer
         flags.raise_to(PUBLISHED, call)
-        flags.wait_for_all(PUBLISHED, call, deadline)
+        if not flags.have_all(PUBLISHED, call):  # who comes last waits for nobody
+            flags.wait_for_all(PUBLISHED, call, Deadline(timeout_seconds, _WAITED_FOR))
         self._quiet.run(add_piece, self._plan, self._buffers[half])
         flags.confirm(PUBLISHED)
 
 
-def _rows(arrays: Sequence[NDArray[np.float32]], layout: Layout) -> list[Vector]:
-    """Return the vectors of all blocks in the order of the layout, each rank's from its array."""
-    return [
-        row for array, blocks in zip(arrays, layout, strict=True) for row in array[: len(blocks)]
-    ]
+def _rows(arrays: Sequence[NDArray[np.float32]], deal: Deal) -> list[Vector]:
+    """Return the vectors of all blocks in the order of the deal, each rank's from its array."""
+    return [row for array, blocks in zip(arrays, deal, strict=True) for row in array[: len(blocks)]]
 
 
 def _shared_vector(descriptor: int, elements: int) -> Vector:

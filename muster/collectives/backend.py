@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.collectives.errors import InvalidRank, SelfMessage, Unsupported
-from muster.collectives.tree import Block
+from muster.collectives.tree import Deal
 
 Vector: TypeAlias = NDArray[np.float32]
 Data: TypeAlias = bytes | bytearray | memoryview
@@ -115,12 +115,10 @@ class Reducer(Protocol):
     def slots(self) -> NDArray[np.float32]:
         """(slot count, elements) float32; to be written to while no `all_reduce` is under way."""
 
-    def all_reduce(
-        self, layout: Sequence[Sequence[Block]], *, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> Vector:
+    def all_reduce(self, deal: Deal, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Vector:
         """Return the root's sum, (elements,), to be read until the next call.
 
-        `layout` says which blocks each rank holds, the same on every rank; together they are all
+        `deal` says which blocks each rank holds, the same on every rank; together they are all
         leaves, once. Slot i of this rank holds its block i. A NaN comes out as 0x7fc00000.
         After any error the group is to be left: who has which part of the sum is not known.
         """

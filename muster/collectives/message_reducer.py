@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend, Vector
 from muster.collectives.deadline import Deadline
 from muster.collectives.summation import Plan, add_up, plan_of
-from muster.collectives.tree import Block
+from muster.collectives.tree import Block, Deal
 from muster.contracts.shards import ranges
 
 PAGE_ELEMENTS: Final = 1024
@@ -28,7 +28,6 @@ processors are shared; 1 MB is as fast on an idle machine, and half as slow agai
 SMALL_ELEMENTS: Final = 32_768
 """Up to so many elements over all ranks, a second message costs more than another addition."""
 
-Layout: TypeAlias = tuple[tuple[Block, ...], ...]
 Pieces: TypeAlias = Sequence[slice]
 """For each rank the piece of the elements that it adds up in one round."""
 
@@ -48,7 +47,7 @@ class MessageReducer:
         self._rounds = rounds_of(elements, backend.world_size)
         if self._small:
             self._rounds = [[slice(0, elements)] * backend.world_size]
-        self._layout: Layout = ()
+        self._deal: Deal = []
         self._plan: Plan
         self._inbox: list[NDArray[np.float32]]
 
@@ -56,12 +55,11 @@ class MessageReducer:
     def slots(self) -> NDArray[np.float32]:
         return self._slots
 
-    def all_reduce(
-        self, layout: Sequence[Sequence[Block]], *, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> Vector:
-        """As `Reducer`. Raises ValueError for a layout that does not fit group, tree or slots."""
+    def all_reduce(self, deal: Deal, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Vector:
+        """As `Reducer`. Raises ValueError for a deal that does not fit group, tree or slots."""
         deadline = Deadline(timeout_seconds, "an all-reduce")
-        self._take_up(tuple(tuple(blocks) for blocks in layout))
+        if deal != self._deal:
+            self._take_up([tuple(blocks) for blocks in deal])
         before = self._nothing
         for pieces in self._rounds:
             self._exchange(pieces, before, deadline)
@@ -70,29 +68,27 @@ class MessageReducer:
         self._exchange(self._nothing, before, deadline)
         return self._result
 
-    def _take_up(self, layout: Layout) -> None:
-        """Make plan and inbox; a layout that is repeated costs nothing."""
-        if layout == self._layout:
-            return
+    def _take_up(self, deal: list[tuple[Block, ...]]) -> None:
+        """Make plan and inbox for `deal`, which is good until another one comes."""
         rank, world_size = self._backend.rank, self._backend.world_size
-        if len(layout) != world_size:
-            raise ValueError(f"a layout of {len(layout)} ranks is not one of {world_size}")
-        if len(layout[rank]) > len(self._slots):
+        if len(deal) != world_size:
+            raise ValueError(f"a deal to {len(deal)} ranks is not one to {world_size}")
+        if len(deal[rank]) > len(self._slots):
             raise ValueError(
-                f"rank {rank} cannot hold {len(layout[rank])} blocks in {len(self._slots)} slots"
+                f"rank {rank} cannot hold {len(deal[rank])} blocks in {len(self._slots)} slots"
             )
-        self._plan = plan_of([block for blocks in layout for block in blocks])
+        self._plan = plan_of([block for blocks in deal for block in blocks])
         longest = max(piece.stop - piece.start for piece in self._rounds[0])
         self._inbox = [
             np.empty((len(blocks) if peer != rank else 0, longest), np.float32)
-            for peer, blocks in enumerate(layout)
+            for peer, blocks in enumerate(deal)
         ]
-        self._layout = layout
+        self._deal = deal
 
     def _exchange(self, pieces: Pieces, before: Pieces, deadline: Deadline) -> None:
         """Exchange the slices of `pieces`, and the sums of the round `before`."""
         rank = self._backend.rank
-        held = self._slots[: len(self._layout[rank])]
+        held = self._slots[: len(self._deal[rank])]
         outgoing: list[tuple[int, memoryview]] = []
         incoming: list[tuple[int, memoryview]] = []
         for peer in self._peers:
@@ -105,7 +101,7 @@ class MessageReducer:
     def _add_up(self, piece: slice) -> None:
         rank = self._backend.rank
         operands: list[Vector] = []
-        for peer, blocks in enumerate(self._layout):
+        for peer, blocks in enumerate(self._deal):
             own = self._slots[: len(blocks), piece]
             operands.extend(own if peer == rank else self._came(peer, piece))
         add_up(self._plan, operands, self._result[piece])

@@ -7,7 +7,7 @@ every history of failures.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from muster.contracts.shards import ranges
 
@@ -34,6 +34,10 @@ class Block(NamedTuple):
     def halves(self) -> "tuple[Block, Block]":
         """The two nodes whose sum this one is, left operand first."""
         return Block(self.level - 1, 2 * self.number), Block(self.level - 1, 2 * self.number + 1)
+
+
+Deal: TypeAlias = Sequence[Sequence[Block]]
+"""Which blocks each rank has, in their order in its slots. All together are the whole tree."""
 
 
 def root_of(leaves: int) -> Block:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from muster.collectives.backend import Backend, Vector
-from muster.collectives.tree import Block, isolate
+from muster.collectives.tree import Block, Deal, isolate
 from muster.program import InvalidProgram, State
 from muster.synchronous.gathering import gather
 from muster.synchronous.shares import Shares
-from muster.synchronous.taking_up import Blocks, Differs, odd_ones
+from muster.synchronous.taking_up import Differs, odd_ones
 
 
 class Replay:
@@ -36,7 +36,7 @@ class Replay:
         first = -step * self._shares.course.virtual_shards % self._every
         return list(range(first, self._shares.course.virtual_shards, self._every))
 
-    def deal(self, dealt: Blocks, step: int, held: Blocks = ()) -> Blocks:
+    def deal(self, dealt: Deal, step: int, held: Deal = ()) -> Deal:
         """Return the same shares, with a slot of its own for each leaf that is compared.
 
         Blocks that are `held`, the first of each share, are summed already and stay as they are.
@@ -49,7 +49,7 @@ class Replay:
         ]
 
     def check(
-        self, backend: Backend, state: State, step: int, dealt: Blocks, slots: NDArray[np.float32]
+        self, backend: Backend, state: State, step: int, dealt: Deal, slots: NDArray[np.float32]
     ) -> None:
         """Compare the leaves of a step that is summed and not committed; all ranks call this.
 

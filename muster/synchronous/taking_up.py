@@ -13,18 +13,15 @@ newcomer is behind by all of them. Both are healed in the same way, from memory,
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import msgspec
 
 from muster.collectives.backend import Backend
-from muster.collectives.tree import Block, deal
+from muster.collectives.tree import Block, Deal, deal
 from muster.contracts.errors import MusterError
 from muster.fingerprint import Fingerprint, explain
 from muster.synchronous.gathering import gather
 from muster.synchronous.replica import Replica
-
-Blocks: TypeAlias = Sequence[Sequence[Block]]
 
 
 class Differs(MusterError):
@@ -52,9 +49,9 @@ class _Standing(msgspec.Struct, frozen=True):
 class Agreement:
     """What the members of a layout have agreed on."""
 
-    shares: Blocks
+    shares: Deal
     """Which blocks of the next sum each member contributes, those that it holds first."""
-    held: Blocks
+    held: Deal
     """Those whose sums there are already."""
     digest: str
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from muster.collectives.backend import Backend, Reducer, Vector
 from muster.collectives.errors import CollectiveError
-from muster.collectives.tree import Block, deal
+from muster.collectives.tree import Block, Deal, deal
 from muster.contracts.messages import Layout
 from muster.fingerprint import fingerprint
 from muster.shapes import Means
@@ -23,7 +23,7 @@ from muster.synchronous.layouts import Gathering, Layouts, Regroup, Stopped
 from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Replica
 from muster.synchronous.shares import Shares
-from muster.synchronous.taking_up import Blocks, Differs, take_up
+from muster.synchronous.taking_up import Differs, take_up
 from muster.synchronous.tally import read_tally
 
 
@@ -150,7 +150,7 @@ class Trainer:
         finally:
             gathering.close()
 
-    def _take_up(self, layout: Layout, group: Group) -> Blocks:
+    def _take_up(self, layout: Layout, group: Group) -> Deal:
         """Come to stand where all members stand; return which blocks each is to contribute."""
         before = self._replica.position
         agreement = take_up(
@@ -167,7 +167,7 @@ class Trainer:
         self._witness.took_up(layout, self._replica, agreement.digest)
         return self._replay.deal(agreement.shares, self._replica.position.step, agreement.held)
 
-    def _steps(self, layout: Layout, group: Group, dealt: Blocks) -> None:
+    def _steps(self, layout: Layout, group: Group, dealt: Deal) -> None:
         """Take every step that is left, and part once the last checkpoint is durable."""
         even = deal([()] * group.backend.world_size, self._course.virtual_shards)
         while not self._course.is_over(self._replica.position):
