@@ -15,7 +15,7 @@ from coordinator.agents import token_digest
 from coordinator.charge import Charge
 from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess, Launcher
-from coordinator.preparation import Unprepared, prepare
+from coordinator.preparation import Places, Unprepared, prepare
 from coordinator.snapshot import AgentState
 from muster.contracts.agent import AgentAssignment
 from muster.contracts.endings import describe_status
@@ -24,6 +24,7 @@ from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
+from store.records import Job
 
 FAREWELL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is ended."""
@@ -55,11 +56,24 @@ class Attendants:
     def equip(self, charge: Charge) -> None:
         """Give the next agent a token of its own, and its ranks a port nobody else uses."""
         charge.token = secrets.token_urlsafe(32)
-        charge.master_port = free_port()
-        charge.attach(agent=None, agent_token_sha256=token_digest(charge.token))
+        charge.attach(
+            agent=None, agent_token_sha256=token_digest(charge.token), master_port=free_port()
+        )
 
     def start(self, charge: Charge, hear: Hear) -> None:
-        self._run(self._attend(charge, hear))
+        self._run(self._attend(charge, hear, self._bring_up))
+
+    async def find(self, job: Job) -> AgentProcess | None:
+        """Return the agent that a predecessor has started for a job, if it runs."""
+        return await self._launcher.adopt(job.uid, job.agent)
+
+    async def inherit(self, charge: Charge, hear: Hear) -> None:
+        """Attend to an agent that was found, as soon as what its ranks need is there."""
+        try:
+            charge.places = await self._prepare(charge)
+        except Unprepared as error:
+            hear(charge.snapshot.uid, happenings.Condemned(verdict=error.verdict))
+        self._run(self._attend(charge, hear, self._await_end))
 
     def kill(self, charge: Charge) -> None:
         """End the agent; its attendant does the rest."""
@@ -83,10 +97,13 @@ class Attendants:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _attend(self, charge: Charge, hear: Hear) -> None:
+    async def _attend(
+        self, charge: Charge, hear: Hear, serve: Callable[[Charge], Awaitable[str]]
+    ) -> None:
+        """`serve` returns when the agent has ended, and says how."""
         uid, generation = charge.snapshot.uid, charge.snapshot.generation
         try:
-            message = await self._bring_up(charge)
+            message = await serve(charge)
         except Unprepared as error:
             hear(uid, happenings.Condemned(verdict=error.verdict))
             return
@@ -102,14 +119,21 @@ class Attendants:
 
     async def _bring_up(self, charge: Charge) -> str:
         """Prepare the job, start the agent, and return how it ended."""
-        charge.places = await asyncio.to_thread(prepare, charge.snapshot.spec, self._settings)
+        charge.places = await self._prepare(charge)
         agent = await self._launcher.start(self._assignment(charge))
         charge.agent = agent
         charge.attach(agent=agent.record)
         if charge.snapshot.agent is AgentState.ABSENT:  # dismissed while it was being started
             await self._launcher.kill(agent)
-        ending = describe_status(await agent.ended)
+        return await self._await_end(charge)
+
+    async def _await_end(self, charge: Charge) -> str:
+        status = None if charge.agent is None else await charge.agent.ended
+        ending = "ended" if status is None else describe_status(status)
         return f"the job's agent {ending}; its ranks were ended and go on from their checkpoints"
+
+    async def _prepare(self, charge: Charge) -> Places:
+        return await asyncio.to_thread(prepare, charge.snapshot.spec, self._settings)
 
     async def _see_off(self, agent: AgentProcess) -> None:
         with suppress(TimeoutError):

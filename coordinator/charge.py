@@ -1,5 +1,6 @@
 """One job in a supervisor's care: what is known of it, and what of that is not durable yet."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -61,8 +62,9 @@ class Charge:
     places: Places | None = None
     """Known once the job was prepared, before its first rank is started."""
     token: str = ""
-    """Of the agent of the present generation."""
-    master_port: int = 0
+    """Of the agent of the present generation, if it is ours to start."""
+    layout_secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    """What the tokens of layouts are made of."""
     departures: frozenset[int] = frozenset()
     """Workers whose leaving was asked for, and heard."""
     agent: AgentProcess | None = None

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from muster.contracts.agent import AgentAssignment
 from muster.contracts.environ import MARK, NOT_FOR_RANKS
 from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
-from muster.processes import family, identify, marked, send_signal
+from muster.processes import family, identify, is_running, marked, send_signal
 
 SWEEP_ROUNDS: Final = 100
 SWEEP_PAUSE_SECONDS: Final = 0.02
@@ -38,14 +38,20 @@ class AgentProcess:
 
     record: ProcessRecord | None
     """None if it was over before it could be looked at."""
-    ended: "asyncio.Future[int]"
-    """Its exit status, once it has ended."""
+    ended: "asyncio.Future[int | None]"
+    """Its exit status, once it has ended; None if that went to somebody else."""
 
 
 class Launcher(Protocol):
     """Where agents run."""
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess: ...
+
+    async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
+        """Return the agent of a job if it runs; somebody else has started it.
+
+        `record` is what is known of it, None if nobody has written that down.
+        """
 
     async def kill(self, agent: AgentProcess) -> None: ...
 
@@ -67,7 +73,23 @@ class LocalLauncher:
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         """Start an agent; raises OSError if there is no process to be had."""
         process = self._spawn(assignment)
-        return AgentProcess(record=identify(process.pid), ended=_watch(process))
+        pidfd = os.pidfd_open(process.pid)
+        return AgentProcess(record=identify(process.pid), ended=_watch(pidfd, process.wait))
+
+    async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
+        found = record if record is not None and is_running(record) else None
+        if found is None:
+            found = next(iter(await asyncio.to_thread(marked, _mark(job_uid))), None)
+        if found is None:
+            return None
+        try:
+            pidfd = os.pidfd_open(found.pid)
+        except ProcessLookupError:
+            return None
+        if not is_running(found):  # only now is it certain whom the descriptor holds
+            os.close(pidfd)
+            return None
+        return AgentProcess(record=found, ended=_watch(pidfd, lambda: None))
 
     async def kill(self, agent: AgentProcess) -> None:
         if agent.record is not None:
@@ -85,7 +107,7 @@ class LocalLauncher:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**self._environ, MARK: f"{assignment.job_uid}/agent"},
+                env={**self._environ, MARK: _mark(assignment.job_uid)},
                 start_new_session=True,
             )
         _tell(process, msgspec.json.encode(assignment))
@@ -100,16 +122,19 @@ def _tell(process: subprocess.Popen[bytes], assignment: bytes) -> None:
         pipe.write(assignment)
 
 
-def _watch(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
-    """Return a future of the exit status, woken by the process's pidfd and by no thread."""
+def _mark(job_uid: str) -> str:
+    return f"{job_uid}/agent"
+
+
+def _watch(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | None]":
+    """Return a future of what `reap` returns, woken by the process's pidfd and by no thread."""
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
-    pidfd = os.pidfd_open(process.pid)
+    ended: asyncio.Future[int | None] = loop.create_future()
 
     def on_end() -> None:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-        ended.set_result(process.wait())
+        ended.set_result(reap())
 
     loop.add_reader(pidfd, on_end)
     return ended

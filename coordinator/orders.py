@@ -39,7 +39,7 @@ def start_order(charge: Charge, number: int) -> StartRank:
         incarnation=rank.incarnation,
         checkpoint_dir=places.checkpoint_dir,
         dataset_dir=places.dataset_dir,
-        master_port=charge.master_port,
+        master_port=charge.attachment.master_port,
     )
     return StartRank(
         rank=number,
@@ -75,7 +75,7 @@ def announce_order(charge: Charge) -> Announce:
         Seat(worker_id=worker, rank=rank, host=LOOPBACK, port=0 if said is None else said.port)
         for worker, rank, said in zip(layout.workers, layout.ranks, ready, strict=True)
     )
-    token = sha256(f"{charge.token}/{layout.generation}".encode()).hexdigest()
+    token = sha256(f"{charge.layout_secret}/{layout.generation}".encode()).hexdigest()
     told = Layout(generation=layout.generation, token=token, seats=seats, paused=layout.paused)
     return Announce(layout=told, incarnations=layout.incarnations)
 

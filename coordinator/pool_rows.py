@@ -1,6 +1,6 @@
 """Between the rows of a pool and its snapshot, and from what was saved to the rows of the audit."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from coordinator.moment import Moment
 from coordinator.snapshot import JobSnapshot
@@ -11,8 +11,8 @@ from muster.contracts.spec import JobSpec
 from store.records import Commit, EpochRecord, Member
 
 
-def pool_of(spec: JobSpec, members: Sequence[Member], now: Moment) -> Pool:
-    """Return the pool that a coordinator finds: no process of it is left."""
+def pool_of(spec: JobSpec, members: Sequence[Member], now: Moment, living: Collection[int]) -> Pool:
+    """Return the pool that a coordinator finds, with processes of the `living` members alone."""
     pool = Pool(
         min_workers=spec.min_workers,
         max_workers=spec.max_workers or spec.world_size,
@@ -20,7 +20,8 @@ def pool_of(spec: JobSpec, members: Sequence[Member], now: Moment) -> Pool:
         members=tuple(_member_of(member, now) for member in members),
     )
     for member in pool.members:
-        pool = pools.gone(pool, member.worker_id)
+        if member.worker_id not in living:
+            pool = pools.gone(pool, member.worker_id)
     return pool
 
 

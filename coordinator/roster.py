@@ -14,8 +14,9 @@ from coordinator.actions import Move
 from coordinator.admission import admit
 from coordinator.charge import Charge
 from coordinator.exit_records import as_recorded
+from coordinator.launcher import AgentProcess
 from coordinator.moment import Moment
-from coordinator.rows import Attachment, snapshot_of
+from coordinator.rows import Attachment, inherited, snapshot_of
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.process import ProcessRecord
@@ -25,6 +26,7 @@ from store.members import Members
 from store.records import Job, Member, Worker
 from store.workers import Workers
 
+Find = Callable[[Job], Awaitable[AgentProcess | None]]
 Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
 
 BLIND_LOOK_SECONDS: Final = 0.5
@@ -49,10 +51,22 @@ class Roster:
         """Return the jobs that have left the queue."""
         return [charge for charge in self.charges.values() if charge.is_admitted]
 
-    async def load(self, sweep: Sweep, now: Moment) -> None:
-        """Take up every unfinished job, once `sweep` has ended what a predecessor left of it."""
-        await sweep(await asyncio.to_thread(self._leftovers))
+    async def load(self, find: Find, sweep: Sweep, now: Moment) -> list[Charge]:
+        """Take up every unfinished job, with what a predecessor has left of it.
+
+        A job whose agent `find` finds goes on as it is; of any other job `sweep` ends what runs.
+        Return the former.
+        """
+        going = await asyncio.to_thread(self._going)
+        agents = {job.uid: agent for job in going if (agent := await find(job)) is not None}
+        orphaned = [job for job in going if job.uid not in agents]
+        await sweep(await asyncio.to_thread(self._leftovers, orphaned))
+        inherited = [job for job in going if job.uid in agents]
+        for job, workers, members in await asyncio.to_thread(self._rows_of, inherited):
+            charge = _inherited(job, workers, members, agents[job.uid], now)
+            self.charges[job.uid] = charge
         await self._refresh(now)
+        return [self.charges[job.uid] for job in inherited]
 
     async def look(self, now: Moment) -> None:
         """Take up what may have been written since the last look. Raises `StoreUnavailable`."""
@@ -105,23 +119,26 @@ class Roster:
             self._hear_stop(job, now)
             self._hear_wishes(job, departures.get(job.job_id, frozenset()), now)
 
-    def _leftovers(self) -> dict[JobUid, list[ProcessRecord]]:
-        """Return the jobs of which something may run, and the processes that are on record."""
-        going = [job for job in self._jobs.unfinished() if job.status is not JobStatus.QUEUED]
-        workers = self._workers.of_jobs([job.job_id for job in going])
-        return {job.uid: _processes(job, workers.get(job.job_id, [])) for job in going}
+    def _going(self) -> list[Job]:
+        """Return the jobs of which something may run."""
+        return [job for job in self._jobs.unfinished() if job.status is not JobStatus.QUEUED]
+
+    def _leftovers(self, jobs: Sequence[Job]) -> dict[JobUid, list[ProcessRecord]]:
+        """Return the processes of each that are on record."""
+        return {job.uid: _processes(job, workers) for job, workers, _ in self._rows_of(jobs)}
 
     def _charges_of(self, jobs: Sequence[Job], now: Moment) -> list[Charge]:
+        return [
+            _charge_of(job, workers, members, self._files.job(job.job_id), now)
+            for job, workers, members in self._rows_of(jobs)
+        ]
+
+    def _rows_of(self, jobs: Sequence[Job]) -> list[tuple[Job, list[Worker], list[Member]]]:
         if not jobs:
             return []
         ids = [job.job_id for job in jobs]
         workers, members = self._workers.of_jobs(ids), self._members.of_jobs(ids)
-        return [
-            _charge_of(
-                job, workers[job.job_id], members[job.job_id], self._files.job(job.job_id), now
-            )
-            for job in jobs
-        ]
+        return [(job, workers[job.job_id], members[job.job_id]) for job in jobs]
 
     def _hear_wishes(self, job: Job, departures: frozenset[int], now: Moment) -> None:
         """Take up what a person wants of a pool; what is so already is not heard again."""
@@ -160,6 +177,23 @@ def _charge_of(
     return Charge(
         snapshot=snapshot_of(job, _ends_heard(job, rows, files), members, now),
         attachment=Attachment(started_at=job.started_at),
+        committed_workers={row.rank: row for row in rows},
+    )
+
+
+def _inherited(
+    job: Job, rows: Sequence[Worker], members: Sequence[Member], agent: AgentProcess, now: Moment
+) -> Charge:
+    """Return a job that goes on; what has ended meanwhile its agent will tell."""
+    return Charge(
+        snapshot=inherited(job, rows, members, now),
+        attachment=Attachment(
+            started_at=job.started_at,
+            agent=agent.record,
+            agent_token_sha256=job.agent_token_sha256,
+            master_port=job.master_port,
+        ),
+        agent=agent,
         committed_workers={row.rank: row for row in rows},
     )
 

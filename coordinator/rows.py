@@ -7,14 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
+from itertools import count, islice
 from typing import Final
 
 from coordinator.moment import Moment
 from coordinator.pool_rows import pool_of
 from coordinator.rank_fold import ended_unseen
-from coordinator.snapshot import Cause, JobSnapshot, LayoutSnapshot, RankSnapshot, Verdict
+from coordinator.snapshot import (
+    NEVER,
+    AgentState,
+    Cause,
+    JobSnapshot,
+    LayoutSnapshot,
+    RankSnapshot,
+    Verdict,
+)
 from coordinator.wording import describe_exit
 from muster.contracts.job import TERMINAL, JobStatus, Reason
+from muster.contracts.pool import Pool, WorkerState
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
 from store.records import Job, JobChange, Member, Worker
@@ -26,6 +36,8 @@ COORDINATOR_RESTARTED = Cause(
 
 _NOT_YET_RUN: Final = frozenset({JobStatus.QUEUED, JobStatus.STARTING})
 """In these a rank may be down without anything being wrong."""
+
+_STAYING: Final = frozenset({WorkerState.SYNCING, WorkerState.ACTIVE})
 
 
 class Haste(IntEnum):
@@ -48,30 +60,51 @@ class Attachment:
     started_at: datetime | None
     agent: ProcessRecord | None = None
     agent_token_sha256: str | None = None
+    master_port: int = 0
 
 
 def snapshot_of(
     job: Job, workers: Sequence[Worker], members: Sequence[Member], now: Moment
 ) -> JobSnapshot:
     """Return what a coordinator that has just come knows. No process of the job is left."""
-    ranks = {worker.rank: _rank_of(worker) for worker in workers}
-    if job.status in _NOT_YET_RUN:
-        ranks = {number: ended_unseen(rank, None) for number, rank in ranks.items()}
-    else:
-        ranks = {number: _in_trouble(rank) for number, rank in ranks.items()}
+    ranks = [_ended(job, _rank_of(worker)) for worker in workers]
+    return _snapshot(job, ranks, pool_of(job.spec, members, now, living=()))
+
+
+def inherited(
+    job: Job, workers: Sequence[Worker], members: Sequence[Member], now: Moment
+) -> JobSnapshot:
+    """Return what a coordinator knows whose predecessor's agent lives, with all its ranks.
+
+    What is not in the rows the agent says when it connects: who beats, is ready, or has ended. Who
+    takes part in which layout is not asked: the next one is for all.
+    """
+    ranks = [
+        _adopted(rank, worker, members, now) if rank.is_alive else _ended(job, rank)
+        for rank, worker in ((_rank_of(worker), worker) for worker in workers)
+    ]
+    living = [rank.worker_id for rank in ranks if rank.worker_id is not None]
+    pool = pool_of(job.spec, members, now, living=living)
+    return replace(
+        _snapshot(job, ranks, pool), agent=AgentState.UNREACHABLE, agent_since=now.monotonic
+    )
+
+
+def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool) -> JobSnapshot:
+    ranks = {rank.rank: rank for rank in known}
+    staying = [rank.rank for rank in known if rank.is_alive and _stays(rank, pool)]
+    in_service = _in_service(job.world_size, staying)
     return JobSnapshot(
         job_id=job.job_id,
         uid=job.uid,
         spec=job.spec,
         status=job.status,
         ranks=tuple(
-            replace(
-                ranks.get(number, RankSnapshot(rank=number)), in_service=number < job.world_size
-            )
+            replace(ranks.get(number, RankSnapshot(rank=number)), in_service=number in in_service)
             for number in range(max([job.world_size, *(number + 1 for number in ranks)]))
         ),
         done=job.spec.mode == "synchronous" and any(rank.finished for rank in ranks.values()),
-        pool=pool_of(job.spec, members, now),
+        pool=pool,
         layout=LayoutSnapshot(generation=job.layout_generation),
         wanted_world_size=job.world_size,
         pause_asked=job.pause_request,
@@ -85,8 +118,40 @@ def snapshot_of(
     )
 
 
-def _in_trouble(rank: RankSnapshot) -> RankSnapshot:
+def _stays(rank: RankSnapshot, pool: Pool) -> bool:
+    """Whether nobody has asked a living rank to leave."""
+    return rank.worker_id is None or pool.members[rank.worker_id].state in _STAYING
+
+
+def _in_service(world_size: int, staying: Sequence[int]) -> set[int]:
+    """Return which ranks the job is to have: of those that live as many as fit, then the lowest."""
+    serving = set(sorted(staying)[:world_size])
+    vacant = (rank for rank in count() if rank not in serving)
+    return serving | set(islice(vacant, world_size - len(serving)))
+
+
+def _adopted(
+    rank: RankSnapshot, worker: Worker, members: Sequence[Member], now: Moment
+) -> RankSnapshot:
+    """Return a rank that lives on; every deadline that it has to meet begins anew."""
+    here = (rank.rank, rank.incarnation)
+    ids = [member.worker_id for member in members if (member.rank, member.incarnation) == here]
+    return replace(
+        rank,
+        worker_id=next(iter(ids), None),
+        spawned_at=now.monotonic,
+        heard_at=now.monotonic,
+        progressed_at=now.monotonic,
+        live_at=NEVER if rank.process is ProcessState.SPAWNED else now.monotonic,
+        checkpoints_before=worker.checkpoints_before,
+        checkpoints_saved=worker.checkpoints_saved - worker.checkpoints_before,
+    )
+
+
+def _ended(job: Job, rank: RankSnapshot) -> RankSnapshot:
     """Return the rank without its process; what has work left has to say why it does not run."""
+    if job.status in _NOT_YET_RUN:
+        return ended_unseen(rank, None)
     if rank.is_alive:
         return ended_unseen(rank, COORDINATOR_RESTARTED)
     if rank.finished:
@@ -110,6 +175,7 @@ def change_of(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> Job
         layout_generation=snapshot.layout.generation,
         agent=attachment.agent,
         agent_token_sha256=attachment.agent_token_sha256,
+        master_port=attachment.master_port,
     )
 
 
@@ -189,6 +255,7 @@ def _worker_of(rank: RankSnapshot, now: Moment) -> Worker:
         metrics=dict(rank.metrics),
         throughput_steps_per_sec=rank.throughput_steps_per_sec,
         checkpoints_saved=rank.checkpoints_before + rank.checkpoints_saved,
+        checkpoints_before=rank.checkpoints_before,
         last_checkpoint_step=rank.last_checkpoint_step,
         last_heartbeat_at=now.wall_of(rank.heard_at) if rank.beats else None,
         exit_code=rank.exit_code,

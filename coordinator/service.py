@@ -1,8 +1,7 @@
 """The coordinator's life: open the database, win the lease, serve, hand over or shut down.
 
-SIGTERM hands over: agents and ranks go on until the next coordinator ends them and resumes their
-jobs from the checkpoints. SIGINT shuts down: ranks save and exit, and their jobs wait in the queue
-for the next start.
+SIGTERM hands over: agents and ranks go on, and the next coordinator adopts them. SIGINT shuts down:
+ranks save and exit, and their jobs wait in the queue for the next start.
 """
 
 import asyncio
@@ -83,6 +82,7 @@ class Service:
         )
         if self._shutting_down:
             self._supervisor.drain()
+        await self._supervisor.take_over()
         agents = AgentServer(lease.epoch, self._supervisor)
         self._supervisor.attach(agents)
         address = await agents.start()

@@ -131,7 +131,6 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve until `leave`, or until `drain` is through. Raises `LeaseLost`."""
-        await self._take_over()
         while not self._is_done():
             await self._wait()
             self._fold_inbox()
@@ -139,9 +138,15 @@ class Supervisor:
             await self._act()
         await self._commit(self._drafts())
 
-    async def _take_over(self) -> None:
-        """Load the jobs, and end what a predecessor left running of them."""
-        await self._roster.load(self._attendants.sweep, _now())
+    async def take_over(self) -> None:
+        """Load the jobs: agents that live are adopted, what nobody looks after is ended.
+
+        To be done before any agent can come: whoever is not expected then is sent away.
+        """
+        for charge in await self._roster.load(
+            self._attendants.find, self._attendants.sweep, _now()
+        ):
+            await self._attendants.inherit(charge, self.hear)
 
     def _is_done(self) -> bool:
         drained = self._draining and not self._roster.admitted() and not self._inbox

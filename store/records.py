@@ -58,6 +58,8 @@ class Job:
     """What the job was scaled to; None: it never was, and the spec's holds."""
     layout_generation: int = 0
     """Counts the layouts that were announced to the ranks of a synchronous job."""
+    master_port: int = 0
+    """Where the ranks of a command may meet; that of the agent's generation."""
     pause_request: bool = False
     """No step is to be taken until somebody asks for the job to be resumed."""
 
@@ -108,6 +110,8 @@ class Worker:
     """What else the program gave with its last step."""
     throughput_steps_per_sec: float = 0.0
     checkpoints_saved: int = 0
+    checkpoints_before: int = 0
+    """Those of them that earlier incarnations have saved."""
     last_checkpoint_step: int | None = None
     last_heartbeat_at: datetime | None = None
     exit_code: int | None = None
@@ -218,6 +222,7 @@ class JobChange:
     layout_generation: int = 0
     agent: ProcessRecord | None
     agent_token_sha256: str | None
+    master_port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,30 +28,50 @@ from muster.processes import marked, send_signal
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""
 
+CHECKPOINTS = 2 * 10
+"""Of both ranks: after every five steps, and after the last one."""
 
-def test_a_killed_coordinator_loses_nothing(
+
+def test_no_rank_notices_that_its_coordinator_was_killed(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     jobs = [installation.submit(**LONG) for _ in range(2)]
-    before = [record for job in jobs for record in records(installation.wait_until(job, has_saved))]
-    installation.restart_coordinator()
-    await_value(lambda: any(started(installation, job) > 2 for job in jobs), str)
-    # No new rank ever runs beside one of the old generation.
-    assert not any(map(is_alive, before))
     for job_id in jobs:
-        installation.complete(job_id)
+        installation.wait_until(job_id, has_saved)
+    installation.restart_coordinator()
+    for job_id in jobs:
+        assert installation.complete(job_id)["restarts"] == 0
+        assert started(installation, job_id) == 2
+        assert "agent_lost" not in installation.kinds(job_id)
         assert installation.digests(job_id, 2) == undisturbed(**LONG)
         assert installation.kinds(job_id)[-1] == "job_completed"
 
 
-def test_a_coordinator_killed_again_and_again_loses_nothing(
+def test_a_coordinator_killed_again_and_again_is_not_missed(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     job_id = installation.submit(**LONG)
-    for times in (1, 2, 3):
-        await_value(partial(has_started, installation, job_id, 2 * times), str)
+    for saved in (1, 4, 7):
+        await_value(partial(has_saved_or_ended, installation, job_id, saved), str)
         installation.restart_coordinator()
-    installation.complete(job_id)
+    seen = installation.complete(job_id)
+    assert (seen["restarts"], started(installation, job_id)) == (0, 2)
+    assert seen["checkpoints_saved"] == CHECKPOINTS
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_rank_killed_while_nobody_coordinates_is_replaced(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = installation.submit(**LONG)
+    first, second = records(installation.wait_until(job_id, has_saved))
+    installation.coordinator.end(signal.SIGKILL)
+    send_signal(first, signal.SIGKILL)
+    await_end([first])
+    installation.coordinator.start()
+    assert installation.complete(job_id)["restarts"] == 1
+    assert started(installation, job_id) == 3
+    assert "rank_exited" in installation.kinds(job_id)
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
@@ -206,5 +226,6 @@ def started(installation: Installation, job_id: str) -> int:
     return installation.kinds(job_id).count("rank_started")
 
 
-def has_started(installation: Installation, job_id: str, ranks: int) -> bool:
-    return started(installation, job_id) >= ranks or is_over(installation.see(job_id))
+def has_saved_or_ended(installation: Installation, job_id: str, checkpoints: int) -> bool:
+    seen = installation.see(job_id)
+    return seen["checkpoints_saved"] >= checkpoints or is_over(seen)

@@ -38,8 +38,6 @@ class Roster:
     def admitted(self) -> list[Charge]:
         return [self.charge]
 
-    async def load(self, _sweep: object, _now: object) -> None: ...
-
     async def look(self, _now: object) -> None:
         self.looks += 1
 
@@ -59,9 +57,6 @@ class Tenure:
             self.meanwhile.pop()()
 
 
-async def nothing_to_sweep(_uids: object) -> None: ...
-
-
 def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,7 +65,7 @@ def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
     job = Story.running(world_size=1, heartbeat_timeout=10).job
     charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
     tenure = Tenure()
-    attendants = SimpleNamespace(are_gone=True, sweep=nothing_to_sweep)
+    attendants = SimpleNamespace(are_gone=True)
     supervisor = Supervisor(tenure=tenure, roster=Roster(charge), attendants=attendants)
 
     async def coordinate() -> None:
@@ -95,7 +90,7 @@ def test_while_the_database_is_away_nobody_runs_in_circles() -> None:
     job = Story.submitted(world_size=1).is_admitted().job
     charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
     roster = Roster(charge)
-    attendants = SimpleNamespace(are_gone=True, sweep=nothing_to_sweep, equip=lambda _: None)
+    attendants = SimpleNamespace(are_gone=True, equip=lambda _: None)
 
     async def coordinate() -> None:
         failures = 0
