@@ -151,6 +151,9 @@ def _announced(snapshot: JobSnapshot, action: actions.Announce, now: float) -> J
 
 def _took_up(snapshot: JobSnapshot, rank: RankSnapshot, message: TookUp, now: float) -> JobSnapshot:
     layout = snapshot.layout
+    if not layout.workers:
+        # Told of a predecessor's layout: whose it is nobody knows, but this rank holds the state.
+        return snapshot.with_rank(replace(rank, took_up=message.generation, step=message.step))
     if message.generation != layout.generation or rank.worker_id not in layout.workers:
         return snapshot
     pool = snapshot.pool

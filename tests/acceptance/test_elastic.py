@@ -93,11 +93,29 @@ def test_everybody_killed_at_once_goes_on_from_the_checkpoint(
 def test_the_end_of_the_coordinator_is_not_that_of_the_training(
     installation: Installation, undisturbed: str
 ) -> None:
-    job = PooledJob(installation, world_size=2)
-    job.trains_with(0, 1)
+    job = PooledJob(installation, world_size=3)
+    before = job.trains_with(0, 1, 2)
+    job.lets_go(1)
+    job.wait_until(lambda: job.states()[1] == "left")
+    for _ in range(2):
+        job.wait_for_steps()
+        installation.restart_coordinator()
+    assert job.trains_with(0, 2) == {0: before[0], 2: before[2]}
+    assert job.completes() == undisturbed
+    assert job.see()["restarts"] == 0
+
+
+def test_a_member_that_dies_while_nobody_coordinates_is_replaced_and_the_others_stay(
+    installation: Installation, undisturbed: str
+) -> None:
+    job = PooledJob(installation, world_size=3)
+    before = job.trains_with(0, 1, 2)
     job.wait_for_steps()
-    installation.restart_coordinator()
-    job.trains_with(2, 3)
+    installation.coordinator.end(signal.SIGKILL)
+    job.signals(1)
+    installation.coordinator.start()
+    after = job.trains_with(0, 2, 3)
+    assert (after[0], after[2]) == (before[0], before[2])
     assert job.completes() == undisturbed
 
 

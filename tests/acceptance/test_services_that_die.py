@@ -64,7 +64,7 @@ def test_a_rank_killed_while_nobody_coordinates_is_replaced(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     job_id = installation.submit(**LONG)
-    first, second = records(installation.wait_until(job_id, has_saved))
+    first, _ = records(installation.wait_until(job_id, has_saved))
     installation.coordinator.end(signal.SIGKILL)
     send_signal(first, signal.SIGKILL)
     await_end([first])

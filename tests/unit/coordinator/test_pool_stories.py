@@ -1,5 +1,6 @@
 """How the pool of a synchronous job is looked after, told as stories."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -12,8 +13,8 @@ from coordinator.moment import Moment
 from coordinator.plan import PARTING_SECONDS, plan, wake_at
 from coordinator.pool_plan import COMPANY_SECONDS
 from coordinator.pool_rows import members_of
-from coordinator.rows import Attachment, change_of, snapshot_of, workers_of
-from coordinator.snapshot import AgentState, LayoutSnapshot
+from coordinator.rows import Attachment, change_of, inherited, snapshot_of, workers_of
+from coordinator.snapshot import AgentState, JobSnapshot, LayoutSnapshot
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.pool import WorkerState
 from store.records import Job
@@ -526,8 +527,8 @@ def test_while_the_agent_cannot_be_told_no_layout_is_made() -> None:
     assert [layout.workers for layout in layouts(story.agent_joins().plans())] == [(0,)]
 
 
-def successor(story: Story) -> Story:
-    """Return the story as the next coordinator takes it up; every process was ended."""
+def successor(story: Story, take_up: Callable[..., JobSnapshot] = snapshot_of) -> Story:
+    """Return the story as the next coordinator takes it up; by default every process was ended."""
     moment = Moment(monotonic=story.now, wall=NOON)
     change = change_of(story.job, Attachment(started_at=None), moment)
     row = Job(
@@ -554,7 +555,33 @@ def successor(story: Story) -> Story:
     )
     workers, pool = workers_of(story.job, moment), members_of(story.job, moment)
     later = Moment(monotonic=5.0, wall=NOON)
-    return Story(snapshot_of(row, workers, pool, later), now=5.0)
+    return Story(take_up(row, workers, pool, later), now=5.0)
+
+
+def test_a_coordinator_that_inherits_a_living_pool_goes_on_with_the_same_workers() -> None:
+    left = Story.training(world_size=3)
+    left.is_to_let_go(1).is_scaled(2)
+    left.settles()
+    story = successor(left, inherited)
+    assert [rank.rank for rank in story.job.in_service] == [0, 2]
+    assert [story.rank(rank).worker_id for rank in (0, 2)] == [0, 2]
+    assert starts(story.agent_joins().plans()) == []
+    story.is_ready(0, 2)
+    (layout,) = layouts(story.plans())
+    assert layout.workers == (0, 2)
+    assert layout.generation == left.job.layout.generation + 1
+
+
+def test_a_training_that_was_over_while_nobody_coordinated_is_over() -> None:
+    left = Story.training(world_size=2)
+    story = successor(left, inherited).agent_joins()
+    story.is_ready(0, 1)
+    for rank in (0, 1):
+        story.takes_up(rank, generation=left.job.layout.generation)
+        story.beats(rank, step=LAST_STEP).exits(rank)
+    story.plans()
+    assert story.job.status is JobStatus.COMPLETED
+    assert [story.rank(rank).restarts for rank in (0, 1)] == [0, 0]
 
 
 def comes_back(story: Story) -> Story:

@@ -7,12 +7,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from stories import Story, starts
 
+from coordinator.actions import KillAgent
 from coordinator.moment import Moment
+from coordinator.plan import AGENT_GRACE_SECONDS
 from coordinator.rows import (
     Attachment,
     Haste,
     change_of,
     haste,
+    inherited,
     snapshot_of,
     workers_of,
 )
@@ -123,6 +126,51 @@ def test_counters_and_positions_survive() -> None:
     assert (after.loss, after.total_steps, after.metrics) == (0.5, 100, {})
     assert after.checkpoints_before + after.checkpoints_saved == 3
     assert after.last_checkpoint_step == 9
+
+
+def heir(story: Story) -> Story:
+    """Return the story as the next coordinator takes it up that finds its agent alive."""
+    row, workers = rows_of(story.job, story.now)
+    return Story(inherited(row, workers, [], Moment(monotonic=5.0, wall=NOON)), now=5.0)
+
+
+@pytest.mark.parametrize("condition", list(CONDITIONS))
+def test_a_coordinator_that_finds_the_agent_alive_starts_only_what_has_ended(
+    condition: str,
+) -> None:
+    left = Story.starting(world_size=2).says_hello(1)
+    CONDITIONS[condition](left)
+    story = heir(left)
+    assert [rank.is_alive for rank in story.job.ranks] == [r.is_alive for r in left.job.ranks]
+    assert starts(story.plans()) == [], "the agent has not come yet"
+    alive = [rank.rank for rank in left.job.ranks if rank.is_alive]
+    down = [rank.rank for rank in left.job.ranks if rank.is_down]
+    assert starts(story.agent_joins().plans()) == down
+    story.says_hello(*alive, *down).plans()
+    assert story.job.status is JobStatus.RUNNING
+    assert [story.rank(r).incarnation for r in alive] == [left.rank(r).incarnation for r in alive]
+
+
+def test_what_ended_while_nobody_coordinated_is_heard_and_counted_by_the_heir() -> None:
+    story = heir(Story.running(world_size=2)).agent_joins()
+    story.dies(1).plans()
+    assert (story.rank(1).restarts, story.rank(0).restarts) == (1, 0)
+    assert story.rank(0).is_alive
+
+
+def test_an_agent_that_does_not_come_back_to_the_heir_is_ended() -> None:
+    story = heir(Story.running(world_size=1)).passes(AGENT_GRACE_SECONDS)
+    assert KillAgent() in story.plans()
+
+
+def test_checkpoints_are_counted_once_by_an_heir() -> None:
+    left = Story.running(world_size=1).beats(0, step=5, checkpoints_saved=1)
+    left.dies(0).plans()
+    left.wakes()
+    left.says_hello(0).beats(0, step=15, checkpoints_saved=2)
+    story = heir(left).agent_joins()
+    story.says_hello(0).beats(0, step=20, checkpoints_saved=3)
+    assert story.rank(0).checkpoints_before + story.rank(0).checkpoints_saved == 4
 
 
 def test_the_next_incarnation_is_one_that_was_never_used() -> None:
