@@ -18,6 +18,7 @@ from muster.checkpoints.errors import CheckpointMismatch
 from muster.contracts.environ import RankSettings
 from muster.datasets.samples import LabelledSample
 from muster.datasets.shape import SampleShape, shape_of
+from muster.line import Line
 from muster.run import Run
 from muster.voice import Voice
 
@@ -84,7 +85,7 @@ def accuracy(state: State, samples: Sequence[LabelledSample]) -> float:
 
 def main(settings: RankSettings) -> int:
     """Train one rank to the end, or until it is asked to stop; return the exit code."""
-    run = Run(settings, Voice(settings.agent_fd))
+    run = Run(settings, Voice(Line.of(settings)))
     run.start()
     if run.samples_per_epoch == 0:
         _say(run, "has no samples: nothing to do")

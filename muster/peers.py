@@ -1,12 +1,18 @@
-"""Which Unix user is at the other end of a loopback connection.
+"""Who is at the other end of a connection within this machine.
 
-The kernel keeps the owner of every socket in /proc/net/tcp and tcp6. Only a socket with an inode
-counts: one whose process has closed it is shown as root's, and must not be taken for root.
+Of a Unix socket the kernel says it. Of a loopback connection it keeps the owner of every socket in
+/proc/net/tcp and tcp6. Only a socket with an inode counts: one whose process has closed it is shown as
+root's, and must not be taken for root.
 """
 
 import ipaddress
+import os
+import socket
+import struct
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +20,33 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Endpoint = tuple[IPAddress, int]
 
 _HEX_DIGITS_PER_WORD: Final = 8
+
+_CREDENTIALS: Final = struct.Struct("<iII")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """A process of this machine, as it was when it connected or began to listen."""
+
+    pid: int
+    user_id: int
+
+
+def neighbour_of(channel: socket.socket) -> Neighbour:
+    """Return who is at the other end of a Unix socket; raises OSError if it is not connected."""
+    content = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user_id, _ = _CREDENTIALS.unpack(content)
+    return Neighbour(pid=pid, user_id=user_id)
+
+
+@contextmanager
+def short_address(path: Path) -> Iterator[str]:
+    """Give the address of a Unix socket, valid inside: a path as such may be too long for one."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
 
 
 def user_of(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -> int | None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import Beat, Hello, RankMessage, Warned
 from muster.refusals import refusal_of
@@ -18,13 +19,18 @@ from muster.voice import Heart, Voice
 class Presence:
     """One process's side of being supervised. For the main thread."""
 
-    def __init__(
-        self, voice: Voice, heartbeat_seconds: float, state: Callable[[bool], Beat]
-    ) -> None:
+    def __init__(self, voice: Voice, settings: RankSettings, state: Callable[[bool], Beat]) -> None:
         """`state` makes a beat, given whether somebody has asked for an end."""
         self._voice = voice
         self._state = state
-        self._heart = Heart(voice, self._beat, heartbeat_seconds)
+        self._heart = Heart(
+            voice,
+            self._beat,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            orphan_timeout_seconds=settings.orphan_timeout_seconds,
+            # Whatever the program has made of that signal: it is what an agent would have sent.
+            on_orphaned=lambda: signal.raise_signal(signal.SIGTERM),
+        )
         self._stopping = False
 
     @property

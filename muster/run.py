@@ -41,6 +41,7 @@ from muster.contracts.shards import shards_of_rank
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.datasets.index import ShardIndex
 from muster.datasets.listing import find_shards
+from muster.line import Line
 from muster.presence import Presence
 from muster.reading import SampleReader
 from muster.voice import Voice
@@ -62,7 +63,7 @@ def join() -> "Run":
     ours, which end the process with a sentence and exit code 1. Raises `InvalidEnvironment`.
     """
     settings = RankSettings.read(os.environ, world_size=1, job_id=_own_job_id())
-    run = Run(settings, Voice(settings.agent_fd))
+    run = Run(settings, Voice(Line.of(settings)))
     run.start()
     return run
 
@@ -74,7 +75,7 @@ class Run:
         self.settings = settings
         self._total_steps: int | None = None
         self._reader = SampleReader(lambda: self.shards, settings.epochs)
-        self._presence = Presence(voice, settings.heartbeat_seconds, self._beat)
+        self._presence = Presence(voice, settings, self._beat)
         self._loss: float | None = None
         self._metrics: dict[str, float] = {}
         self._checkpoints_saved = 0

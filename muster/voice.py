@@ -1,63 +1,118 @@
-"""How a rank is heard: its socket to the agent, and the thread that beats.
+"""How a rank is heard: what it says to its agent, and the thread that beats.
 
 Training never waits for supervision. A message is sent whole or, if nobody empties the socket,
-not at all; the next beat says everything again. Without an agent there is nobody to tell.
+not at all; the next beat says everything again. An agent that takes over hears everything that
+still holds from the beginning. Without an agent there is nobody to tell.
 """
 
-import select
-import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
-from muster.contracts.messages import Beat, RankMessage, encode
+from muster.contracts.messages import Beat, RankMessage, Saved, encode
+from muster.line import Line
 
 NEWS_SECONDS: Final = 0.2
 """A step is told at once if the last one was told at least this long ago."""
 
-
 PATIENCE_SECONDS: Final = 1.0
 """How long something that will not be said again waits for an agent that is behind."""
 
+AGENT_LOOK_SECONDS: Final = 0.5
+"""How often a rank looks whether its agent is there, and calls for another if it is not."""
+
+LAST_WORD_SECONDS: Final = 5.0
+"""How long a process that ends waits for an agent that takes over: then its end is seen."""
+
+CALL_PAUSE_SECONDS: Final = 0.1
+
+SAVED_LIMIT: Final = 256
+"""Most messages about checkpoints that are kept to be said again; each tells of the passes of
+those before it, too."""
+
 
 class Voice:
-    """Sends messages to the agent; any thread may use it."""
+    """Sends messages to the agent; any thread may use it.
 
-    def __init__(self, agent_fd: int | None) -> None:
-        self._channel = None if agent_fd is None else _channel(agent_fd)
+    What a rank says takes no lock: a signal may come in the middle of it, and so may a fork.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._standing: dict[type[RankMessage], RankMessage] = {}
+        """The last message of each kind."""
+        self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
+        self._is_understood = True
+        """Whether the present agent has heard what was said before it came."""
+        self._finding = threading.Lock()
 
     def say(self, message: RankMessage) -> None:
-        """Send a message; it is lost if there is no agent, or one that does not listen."""
-        if self._channel is not None:
-            with suppress(OSError):
-                self._channel.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        """Send a message; the next agent will hear it if this one does not."""
+        if isinstance(message, Saved):
+            self._saved.append(message)
+        else:
+            self._standing[type(message)] = message
+        self._line.send(encode(message))
 
     def say_patiently(self, message: RankMessage) -> None:
         """Send a message, and wait a moment for room if there is none."""
-        if self._channel is not None:
-            room = select.poll()
-            room.register(self._channel, select.POLLOUT)
-            room.poll(1000 * PATIENCE_SECONDS)
+        self._line.await_room(PATIENCE_SECONDS)
         self.say(message)
 
+    @property
+    def can_find_agent(self) -> bool:
+        """Whether it is known where another agent would be."""
+        return self._line.can_be_renewed
 
-def _channel(agent_fd: int) -> socket.socket | None:
-    """Return the channel, or None if a launcher between the agent and us has closed it."""
-    try:
-        return socket.socket(fileno=agent_fd)
-    except OSError:
-        return None
+    def find_agent(self) -> bool:
+        """Return whether an agent is there, after calling for another if ours is gone."""
+        with self._finding:
+            if self._line.is_broken:
+                if not self._line.renew():
+                    return False
+                self._is_understood = False
+            if not self._is_understood:
+                self._is_understood = self._say_again()
+            return True
+
+    def _say_again(self) -> bool:
+        """Say everything that holds; return whether there was room for all of it."""
+        for kind in list(self._standing):
+            if not self._line.await_room(PATIENCE_SECONDS):
+                return False
+            # Looked up late: the training thread may have a newer one by now.
+            self._line.send(encode(self._standing[kind]))
+        for saved in list(self._saved):
+            if not self._line.await_room(PATIENCE_SECONDS):
+                return False
+            self._line.send(encode(saved))
+        return True
 
 
 class Heart:
-    """Beats from its own thread, and from the training thread when there is news."""
+    """Beats from its own thread, and from the training thread when there is news.
 
-    def __init__(self, voice: Voice, state: Callable[[], Beat], heartbeat_seconds: float) -> None:
+    The same thread finds the agent that takes over from one that has died.
+    """
+
+    def __init__(
+        self,
+        voice: Voice,
+        state: Callable[[], Beat],
+        *,
+        heartbeat_seconds: float,
+        orphan_timeout_seconds: float,
+        on_orphaned: Callable[[], None],
+    ) -> None:
+        """`on_orphaned` is called, once, after that long without any agent."""
         self._voice = voice
         self._state = state
         self._heartbeat_seconds = heartbeat_seconds
+        self._orphan_timeout_seconds = orphan_timeout_seconds
+        self._on_orphaned = on_orphaned
+        self._is_orphan = False
         self._stopped = threading.Event()
         self._next_news = 0.0
 
@@ -68,6 +123,8 @@ class Heart:
         """Beat once more, with the last word on where the rank is, and no more."""
         self._stopped.set()
         self._voice.say(self._state())
+        if not self._is_orphan:
+            self._await_agent()
 
     def news(self) -> None:
         """Tell the present state, unless it was told a moment ago."""
@@ -77,5 +134,23 @@ class Heart:
             self._voice.say(self._state())
 
     def _beat_forever(self) -> None:
-        while not self._stopped.wait(self._heartbeat_seconds):
-            self._voice.say(self._state())
+        seen = now = time.monotonic()
+        next_beat = now + self._heartbeat_seconds
+        while not self._stopped.wait(min(next_beat - now, AGENT_LOOK_SECONDS)):
+            now = time.monotonic()
+            if self._voice.find_agent():
+                seen = now
+            elif now >= seen + self._orphan_timeout_seconds and not self._is_orphan:
+                self._is_orphan = True
+                self._on_orphaned()
+            if now >= next_beat:
+                next_beat = now + self._heartbeat_seconds
+                self._voice.say(self._state())
+
+    def _await_agent(self) -> None:
+        """Let an agent that takes over hear the last word; it then sees the end as well."""
+        until = time.monotonic() + LAST_WORD_SECONDS
+        while self._voice.can_find_agent and not self._voice.find_agent():
+            if time.monotonic() >= until:
+                return
+            time.sleep(CALL_PAUSE_SECONDS)

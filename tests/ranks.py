@@ -8,6 +8,7 @@ import msgspec
 
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import RankMessage, decode_rank_message
+from muster.line import Line
 from muster.run import Run
 from muster.voice import Voice
 
@@ -34,7 +35,7 @@ def settings_of(directory: Path, **names: object) -> RankSettings:
 
 
 def run_of(directory: Path, voice: Voice | None = None, **names: object) -> Run:
-    return Run(settings_of(directory, **names), voice or Voice(None))
+    return Run(settings_of(directory, **names), voice or Voice(Line(None)))
 
 
 class Ear:
@@ -44,7 +45,8 @@ class Ear:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.settimeout(PATIENCE_SECONDS)
         self.descriptor = theirs.detach()
-        self.voice = Voice(self.descriptor)
+        self.line = Line(self.descriptor)
+        self.voice = Voice(self.line)
 
     def hear(self) -> RankMessage:
         """Wait for the next message."""
@@ -68,6 +70,4 @@ class Ear:
 
     def close(self) -> None:
         self._ours.close()
-        channel = self.voice._channel  # noqa: SLF001  a process never closes it before its end
-        if channel is not None:
-            channel.close()
+        self.line.close()

@@ -14,6 +14,7 @@ from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job import Reason
 from muster.contracts.messages import Executing, RankMessage, Refused
 from muster.contracts.spec import JobSpec
+from muster.line import Line
 from muster.voice import Voice
 
 NOT_FOUND: Final = 127
@@ -72,7 +73,7 @@ def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:
 
 
 def _tell(agent_fd: int | None, message: RankMessage) -> None:
-    Voice(None if agent_fd is None else os.dup(agent_fd)).say(message)
+    Voice(Line(None if agent_fd is None else os.dup(agent_fd))).say(message)
 
 
 if __name__ == "__main__":

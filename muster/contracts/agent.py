@@ -9,8 +9,20 @@ from typing import Final
 
 import msgspec
 
+from muster.contracts.process import ProcessRecord
+
 FORKED_PID: Final = struct.Struct("<q")
 """The template's answer to a `ForkRequest`."""
+
+
+class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank's process that an earlier agent started, and that its successor looks after."""
+
+    rank: int
+    incarnation: int
+    process: ProcessRecord
+    mark: str
+    """What `muster.contracts.environ.MARK` says in it and in all that it started."""
 
 
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +41,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     orphan_timeout_seconds: float
     """Without a coordinator for this long, ranks are asked to save and exit."""
     stop_grace_seconds: float
+    adopted: tuple[AdoptedRank, ...] = ()
+    """Every process of the job that is to live on. What else runs of the job is ended first."""
 
 
 class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,12 @@ what it leaves behind can be told from what is not ours."""
 AGENT_FD: Final = "MUSTER_AGENT_FD"
 """The descriptor of a rank's channel to its agent."""
 
+AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
+"""Where a rank finds the agent that takes over when its own has died."""
+
+ORPHAN_TIMEOUT: Final = "MUSTER_ORPHAN_TIMEOUT"
+ORPHAN_TIMEOUT_SECONDS: Final = 120.0
+
 TEMPLATE_FD: Final = "MUSTER_TEMPLATE_FD"
 """The descriptor of a template's channel to its agent."""
 
@@ -99,7 +105,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             slots=_integer(environ, "MUSTER_SLOTS", 2 * cores, low=1, high=1_000_000),
             checkpoint_dir=Path(environ.get("CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR).absolute(),
             dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
-            orphan_timeout_seconds=_number(environ, "MUSTER_ORPHAN_TIMEOUT", 120.0),
+            orphan_timeout_seconds=_number(environ, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS),
         )
 
 
@@ -145,6 +151,10 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     replay_every: int | None
     agent_fd: int | None
     """The inherited socket to the agent. None: nobody supervises this process."""
+    agent_socket: Path | None
+    """Where another agent listens once that one is gone."""
+    orphan_timeout_seconds: float
+    """How long this process goes on without any agent before it saves and exits."""
 
     @classmethod
     def read(
@@ -184,6 +194,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
             backend=managed.backend,
             replay_every=managed.replay_every,
             agent_fd=_optional_integer(environ, AGENT_FD),
+            agent_socket=Path(environ[AGENT_SOCKET]) if environ.get(AGENT_SOCKET) else None,
+            orphan_timeout_seconds=_number(environ, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS),
         )
 
 

@@ -1,10 +1,10 @@
-"""How a process ended, written down by its parent for whoever was away at the time."""
+"""How a process ended, written down by its agent for whoever was away at the time."""
 
 import msgspec
 
 
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Exactly one of `exit_code` and `signal` is set."""
+    """At most one of `exit_code` and `signal` is set; neither for an end that nobody saw."""
 
     pid: int
     exit_code: int | None

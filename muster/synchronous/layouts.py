@@ -5,18 +5,13 @@ newest layout counts; what it came with is closed when a newer one comes.
 """
 
 import os
-import select
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from muster.contracts.errors import WireError
 from muster.contracts.messages import Layout, Seat, decode_layout
-
-LAYOUT_LIMIT_BYTES: Final = 1 << 16
-DESCRIPTORS_LIMIT: Final = 253
-"""Most that the kernel hands over at once."""
+from muster.line import Line
 
 LOOK_SECONDS: Final = 0.1
 """How often a rank that waits for a layout looks whether it is to stop."""
@@ -55,16 +50,13 @@ class Layouts(Protocol):
 
 
 class AnnouncedLayouts:
-    """Layouts from an agent."""
+    """Layouts from an agent. While there is none, the rank goes on with the one it has."""
 
-    def __init__(self, channel: socket.socket, should_stop: Callable[[], bool]) -> None:
-        """`channel` keeps message boundaries and does not block."""
-        self._channel = channel
+    def __init__(self, line: Line, should_stop: Callable[[], bool]) -> None:
+        self._line = line
         self._should_stop = should_stop
         self._generation = -1
         self._newest: Gathering | None = None
-        self._agent_is_gone = False
-        """The rank lives on; another agent, or the end of the job, comes by other ways."""
 
     def attend(self) -> None:
         self._hear()
@@ -77,25 +69,15 @@ class AnnouncedLayouts:
         while self._newest is None:
             if self._should_stop():
                 raise Stopped
-            watched = [] if self._agent_is_gone else [self._channel]
-            select.select(watched, [], [], LOOK_SECONDS)
+            self._line.await_packet(LOOK_SECONDS)
             self._hear()
         newest, self._newest = self._newest, None
         self._generation = newest.layout.generation
         return newest
 
     def _hear(self) -> None:
-        while not self._agent_is_gone:
-            try:
-                content, memory, _, _ = socket.recv_fds(
-                    self._channel, LAYOUT_LIMIT_BYTES, DESCRIPTORS_LIMIT
-                )
-            except BlockingIOError:
-                return
-            if not content:
-                self._agent_is_gone = True
-                return
-            self._note(content, memory)
+        while (packet := self._line.receive()) is not None:
+            self._note(*packet)
 
     def _note(self, content: bytes, memory: Sequence[int]) -> None:
         try:

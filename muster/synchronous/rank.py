@@ -1,7 +1,5 @@
 """One rank of a synchronous job: the program, its data, its peers, its checkpoints, wired."""
 
-import os
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from muster.contracts.spec import GROUP_LIMIT
 from muster.datasets.drawing import Drawer
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.listing import find_shards
+from muster.line import Line
 from muster.loading import load, their_errors
 from muster.program import Program
 from muster.programs.classifier import Classifier
@@ -28,7 +27,8 @@ from muster.synchronous.trainer import Meeting, Trainer
 
 def main(settings: RankSettings, working_dir: Path) -> int:
     """Train with whomever the layouts name, to the end or until asked to stop."""
-    reporter = Reporter(settings)
+    line = Line.of(settings)
+    reporter = Reporter(settings, line)
     reporter.presence.start()
     program = _program_of(settings, working_dir)
     drawer = Drawer(find_shards(settings.dataset_dir))
@@ -46,7 +46,7 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         initial = program.initial(settings.seed)
     shares = Shares(program, course, drawer, initial)
     reporter.expect(initial, course)
-    layouts = _layouts_of(settings, reporter)
+    layouts = _layouts_of(settings, line, reporter)
     meeting = _meeting_of(settings, shares, layouts)
     trainer = Trainer(
         shares=shares,
@@ -63,12 +63,11 @@ def main(settings: RankSettings, working_dir: Path) -> int:
     return 0
 
 
-def _layouts_of(settings: RankSettings, reporter: Reporter) -> Layouts:
+def _layouts_of(settings: RankSettings, line: Line, reporter: Reporter) -> Layouts:
     """Return the agent's layouts, or where there is no agent the one of a rank by itself."""
     if settings.agent_fd is None:
         return Alone(settings.rank, lambda: reporter.presence.is_stopping)
-    channel = socket.socket(fileno=os.dup(settings.agent_fd))
-    return AnnouncedLayouts(channel, lambda: reporter.presence.is_stopping)
+    return AnnouncedLayouts(line, lambda: reporter.presence.is_stopping)
 
 
 def _meeting_of(settings: RankSettings, shares: Shares, layouts: Layouts) -> Meeting:

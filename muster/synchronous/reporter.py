@@ -10,6 +10,7 @@ from muster.collectives.errors import CollectiveError
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import Beat, Disputed, Layout, Saved, Stranded, TookUp
 from muster.contracts.position import Position
+from muster.line import Line
 from muster.presence import Presence
 from muster.shapes import Means
 from muster.synchronous.course import Course
@@ -38,10 +39,8 @@ _LAST_WORDS: Final = {
 class Reporter:
     """A `muster.synchronous.trainer.Witness`."""
 
-    def __init__(self, settings: RankSettings) -> None:
-        self.presence: Final = Presence(
-            Voice(settings.agent_fd), settings.heartbeat_seconds, self._beat
-        )
+    def __init__(self, settings: RankSettings, line: Line) -> None:
+        self.presence: Final = Presence(Voice(line), settings, self._beat)
         self._settings = settings
         self._course: Course
         self._total_steps: int | None = None

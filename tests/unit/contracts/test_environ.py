@@ -82,6 +82,8 @@ def test_a_rank_reads_what_its_coordinator_wrote() -> None:
         backend="auto",
         replay_every=None,
         agent_fd=None,
+        agent_socket=None,
+        orphan_timeout_seconds=120.0,
     )
 
 

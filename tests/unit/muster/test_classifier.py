@@ -12,6 +12,7 @@ from muster.datasets.errors import InvalidSample
 from muster.datasets.samples import LabelledSample
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
+from muster.line import Line
 from muster.run import Run
 from muster.voice import Voice
 
@@ -49,7 +50,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def final_state(place: Path, **names: object) -> tuple[int, dict[str, np.ndarray]]:
-    run = Run(settings_of(place, **names), Voice(None))
+    run = Run(settings_of(place, **names), Voice(Line(None)))
     state = run.restore()
     assert state is not None
     return run.steps_done, state

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from muster.contracts.messages import Layout, encode
+from muster.line import Line
 from muster.synchronous.layouts import Alone, AnnouncedLayouts, Regroup, Stopped
 
 
@@ -17,7 +18,8 @@ class Channel:
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         self.agent, self.rank = socket.socketpair(socket.AF_UNIX, kind)
         self.is_stopping = False
-        self.layouts = AnnouncedLayouts(self.rank, lambda: self.is_stopping)
+        self.line = Line(self.rank.detach())
+        self.layouts = AnnouncedLayouts(self.line, lambda: self.is_stopping)
 
     def tells(self, generation: int, memory: int = 0) -> None:
         layout = Layout(generation=generation, token="", seats=(), paused=False)
@@ -36,7 +38,7 @@ def channel() -> Iterator[Channel]:
     channel = Channel()
     yield channel
     channel.agent.close()
-    channel.rank.close()
+    channel.line.close()
     assert open_descriptors() == before, "nothing stays open"
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from muster.contracts.messages import Announce, Layout, Seat
+from muster.line import Line
 from muster.synchronous.layouts import AnnouncedLayouts, Gathering
 from worker.assembly import Assembly
 from worker.child import Child
@@ -22,7 +23,7 @@ class Pupil(Child):
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         self.channel, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
         self.stops = False
-        self.ear = AnnouncedLayouts(self.theirs, lambda: self.stops)
+        self.ear = AnnouncedLayouts(Line(os.dup(self.theirs.fileno())), lambda: self.stops)
 
     def hears(self) -> Gathering:
         return self.ear.next()
