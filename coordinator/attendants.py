@@ -1,12 +1,12 @@
 """One attendant per agent: prepares the job, starts the agent, waits for its end, cleans up.
 
 An attendant's last word is `AgentLost`, and it is true when it is said: the agent's process is
-over, and nothing that it started is left.
+over, and nothing that it started is left but the ranks that wait for the next one.
 """
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -16,14 +16,15 @@ from coordinator.charge import Charge
 from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess, Launcher
 from coordinator.preparation import Places, Unprepared, prepare
-from coordinator.snapshot import AgentState
-from muster.contracts.agent import AgentAssignment
+from coordinator.snapshot import AgentState, JobSnapshot
+from muster.contracts.agent import AdoptedRank, AgentAssignment
 from muster.contracts.endings import describe_status
-from muster.contracts.environ import ServiceSettings
+from muster.contracts.environ import ServiceSettings, mark
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
+from muster.processes import is_running
 from store.records import Job
 
 FAREWELL_SECONDS: Final = 5.0
@@ -111,11 +112,12 @@ class Attendants:
             message = f"the job's agent could not be started: {error!r}"
         if not await self._is_in_office():
             return  # what runs of the job now is our successor's
-        # True when it is said: nothing that the agent started is left.
-        await self._launcher.sweep(uid, charge.known_processes())
         charge.agent = None
         charge.attach(agent=None)
-        hear(uid, happenings.AgentLost(generation=generation, message=message))
+        living = _waiting_for_another(charge.snapshot)
+        if not living:
+            await self._launcher.sweep(uid, charge.known_processes())
+        hear(uid, happenings.AgentLost(generation=generation, message=message, living=living))
 
     async def _bring_up(self, charge: Charge) -> str:
         """Prepare the job, start the agent, and return how it ended."""
@@ -130,7 +132,7 @@ class Attendants:
     async def _await_end(self, charge: Charge) -> str:
         status = None if charge.agent is None else await charge.agent.ended
         ending = "ended" if status is None else describe_status(status)
-        return f"the job's agent {ending}; its ranks were ended and go on from their checkpoints"
+        return f"the job's agent {ending}; another one is started"
 
     async def _prepare(self, charge: Charge) -> Places:
         return await asyncio.to_thread(prepare, charge.snapshot.spec, self._settings)
@@ -153,9 +155,32 @@ class Attendants:
             is_managed=snapshot.spec.command is None and not snapshot.spec.env,
             orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
             stop_grace_seconds=snapshot.spec.stop_grace_seconds,
+            adopted=tuple(_adopted(snapshot)),
         )
 
     def _run(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _waiting_for_another(snapshot: JobSnapshot) -> frozenset[int]:
+    """Return the ranks that live on without their agent, if anybody is to look after them."""
+    if snapshot.agent is AgentState.ABSENT or not snapshot.is_left_to_agents:
+        return frozenset()
+    return frozenset(
+        rank.rank
+        for rank in snapshot.ranks
+        if rank.identity is not None and is_running(rank.identity)
+    )
+
+
+def _adopted(snapshot: JobSnapshot) -> Iterator[AdoptedRank]:
+    for rank in snapshot.ranks:
+        if rank.is_alive and rank.identity is not None:
+            yield AdoptedRank(
+                rank=rank.rank,
+                incarnation=rank.incarnation,
+                process=rank.identity,
+                mark=mark(snapshot.uid, rank.rank, rank.incarnation),
+            )

@@ -10,6 +10,7 @@ from typing import assert_never
 from coordinator import actions, happenings, pool_fold, rank_fold
 from coordinator.happenings import Happening
 from coordinator.snapshot import (
+    AGENT_FAILURES_LIMIT,
     NEVER,
     AgentState,
     Cause,
@@ -38,9 +39,6 @@ from muster.contracts.messages import (
     Warned,
 )
 from muster.contracts.process import ProcessRecord
-
-AGENT_FAILURES_LIMIT = 10
-"""Agents lost in a row, none of whose ranks came alive: this machine cannot run the job."""
 
 AGENT_LOST = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
 
@@ -111,7 +109,7 @@ def _agent_changed(
         case happenings.AgentDropped():
             return replace(snapshot, agent=AgentState.UNREACHABLE, agent_since=now)
         case happenings.AgentLost():
-            return _agent_lost(snapshot, happening.message, now)
+            return _agent_lost(snapshot, happening, now)
     assert_never(happening)
 
 
@@ -124,18 +122,25 @@ def _agent_joined(snapshot: JobSnapshot, now: float) -> JobSnapshot:
     return replace(snapshot, agent=AgentState.CONNECTED, agent_since=now, ranks=ranks)
 
 
-def _agent_lost(snapshot: JobSnapshot, message: str, now: float) -> JobSnapshot:
-    """Every process of the job is gone. That is no failure of the ranks: nothing is counted."""
+def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -> JobSnapshot:
+    """Ranks wait for the next agent, or are gone. That is no failure of theirs: nothing counts."""
     failures = snapshot.agent_failures + 1
     if failures > AGENT_FAILURES_LIMIT and snapshot.verdict is None:
-        snapshot = replace(snapshot, verdict=_out_of_agents(failures, message))
+        snapshot = replace(snapshot, verdict=_out_of_agents(failures, lost.message))
+    ranks = tuple(
+        rank_fold.orphaned(rank, now)
+        if rank.rank in lost.living
+        else rank_fold.ended_unseen(rank, AGENT_LOST)
+        for rank in snapshot.ranks
+    )
     return replace(
         snapshot,
         agent=AgentState.ABSENT,
         agent_failures=failures,
         agent_start_at=now + snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent"),
-        ranks=tuple(rank_fold.ended_unseen(rank, AGENT_LOST) for rank in snapshot.ranks),
-        pool=pool_fold.emptied(snapshot.pool),
+        ranks=ranks,
+        pool=pool_fold.left_by_the_dead(snapshot.pool, ranks),
+        # The next agent gives them other memory to meet in, so it takes another layout.
         layout=LayoutSnapshot(generation=snapshot.layout.generation),
     )
 
@@ -188,7 +193,7 @@ def _from_rank(
                 boot_id=message.boot_id,
                 node=message.node,
             )
-            located = pool_fold.located(snapshot, rank, message.node)
+            located = pool_fold.located(_forgiven(snapshot), rank, message.node)
             return located.with_rank(replace(rank, identity=identity))
         case RankSaid():
             return _said(snapshot, rank, message.message, now)
@@ -222,7 +227,7 @@ def _said(
 
 
 def _forgiven(snapshot: JobSnapshot) -> JobSnapshot:
-    """An agent whose ranks come alive works; the agents lost before it no longer count."""
+    """An agent that has ranks works; the agents lost before it no longer count."""
     return replace(snapshot, agent_failures=0) if snapshot.agent_failures else snapshot
 
 

@@ -32,10 +32,11 @@ class AgentDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLost:
-    """The agent's process has ended, and what it had started was ended with it."""
+    """The agent's process has ended, and what it had started with it, but for these ranks."""
 
     generation: int
     message: str
+    living: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,8 +69,8 @@ def wake_at(snapshot: JobSnapshot, now: float) -> float:
 
 def _agent_is_there(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if snapshot.agent is AgentState.ABSENT:
-        wanted = not snapshot.is_ending and any(rank.is_down for rank in snapshot.ranks)
-        if wanted and now >= snapshot.agent_start_at:
+        missing = not snapshot.is_ending and any(rank.is_down for rank in snapshot.ranks)
+        if (missing or snapshot.any_alive) and now >= snapshot.agent_start_at:
             yield StartAgent()
     elif now >= _agent_deadline(snapshot):
         yield KillAgent()

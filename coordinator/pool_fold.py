@@ -1,5 +1,6 @@
 """What happened → what is known, for the pool of a synchronous job. Pure, as `coordinator.fold`."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final, TypeAlias, assert_never
 
@@ -88,10 +89,12 @@ def located(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot
     return replace(snapshot, pool=pools.located(snapshot.pool, rank.worker_id, node))
 
 
-def emptied(pool: Pool) -> Pool:
-    """Return the pool once every process of the job has ended."""
+def left_by_the_dead(pool: Pool, ranks: Iterable[RankSnapshot]) -> Pool:
+    """Return the pool with the workers of these ranks that are alive, and no other."""
+    living = {rank.worker_id for rank in ranks if rank.is_alive}
     for member in pool.members:
-        pool = pools.gone(pool, member.worker_id)
+        if member.worker_id not in living:
+            pool = pools.gone(pool, member.worker_id)
     return pool
 
 

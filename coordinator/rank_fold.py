@@ -82,6 +82,11 @@ def ended_unseen(rank: RankSnapshot, trouble: Cause | None) -> RankSnapshot:
     )
 
 
+def orphaned(rank: RankSnapshot, now: float) -> RankSnapshot:
+    """Return a rank that goes on without its agent, and has the next one to introduce itself to."""
+    return replace(rank, ready=None, stranded=-1, spawned_at=now)
+
+
 def alive(rank: RankSnapshot, now: float) -> RankSnapshot:
     first = rank.process is ProcessState.SPAWNED
     return replace(

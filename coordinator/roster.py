@@ -16,10 +16,11 @@ from coordinator.charge import Charge
 from coordinator.exit_records import as_recorded
 from coordinator.launcher import AgentProcess
 from coordinator.moment import Moment
-from coordinator.rows import Attachment, inherited, snapshot_of
+from coordinator.rows import Attachment, inherited, inherited_with_agent, snapshot_of
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.process import ProcessRecord
+from muster.processes import is_running
 from store.database import Database
 from store.jobs import Jobs
 from store.members import Members
@@ -54,19 +55,24 @@ class Roster:
     async def load(self, find: Find, sweep: Sweep, now: Moment) -> list[Charge]:
         """Take up every unfinished job, with what a predecessor has left of it.
 
-        A job whose agent `find` finds goes on as it is; of any other job `sweep` ends what runs.
-        Return the former.
+        Return those whose agent `find` has found. Ranks without one live on if they can be told,
+        and wait for another; where there is none, `sweep` ends what is left.
         """
         going = await asyncio.to_thread(self._going)
-        agents = {job.uid: agent for job in going if (agent := await find(job)) is not None}
-        orphaned = [job for job in going if job.uid not in agents]
-        await sweep(await asyncio.to_thread(self._leftovers, orphaned))
-        inherited = [job for job in going if job.uid in agents]
-        for job, workers, members in await asyncio.to_thread(self._rows_of, inherited):
-            charge = _inherited(job, workers, members, agents[job.uid], now)
+        for job, workers, members in await asyncio.to_thread(self._rows_of, going):
+            agent = await find(job)
+            charge = (
+                _orphaned(job, workers, members, self._files.job(job.job_id), now)
+                if agent is None
+                else _inherited(job, workers, members, agent, now)
+            )
             self.charges[job.uid] = charge
+        charges = list(self.charges.values())
+        await sweep(
+            {c.snapshot.uid: c.known_processes() for c in charges if not c.snapshot.any_alive}
+        )
         await self._refresh(now)
-        return [self.charges[job.uid] for job in inherited]
+        return [charge for charge in charges if charge.agent is not None]
 
     async def look(self, now: Moment) -> None:
         """Take up what may have been written since the last look. Raises `StoreUnavailable`."""
@@ -123,10 +129,6 @@ class Roster:
         """Return the jobs of which something may run."""
         return [job for job in self._jobs.unfinished() if job.status is not JobStatus.QUEUED]
 
-    def _leftovers(self, jobs: Sequence[Job]) -> dict[JobUid, list[ProcessRecord]]:
-        """Return the processes of each that are on record."""
-        return {job.uid: _processes(job, workers) for job, workers, _ in self._rows_of(jobs)}
-
     def _charges_of(self, jobs: Sequence[Job], now: Moment) -> list[Charge]:
         return [
             _charge_of(job, workers, members, self._files.job(job.job_id), now)
@@ -166,11 +168,6 @@ class Roster:
         charge.learn(asked, now)
 
 
-def _processes(job: Job, workers: Sequence[Worker]) -> list[ProcessRecord]:
-    records = [job.agent, *(worker.process for worker in workers)]
-    return [record for record in records if record is not None]
-
-
 def _charge_of(
     job: Job, rows: Sequence[Worker], members: Sequence[Member], files: JobFiles, now: Moment
 ) -> Charge:
@@ -186,7 +183,7 @@ def _inherited(
 ) -> Charge:
     """Return a job that goes on; what has ended meanwhile its agent will tell."""
     return Charge(
-        snapshot=inherited(job, rows, members, now),
+        snapshot=inherited_with_agent(job, rows, members, now),
         attachment=Attachment(
             started_at=job.started_at,
             agent=agent.record,
@@ -194,6 +191,20 @@ def _inherited(
             master_port=job.master_port,
         ),
         agent=agent,
+        committed_workers={row.rank: row for row in rows},
+    )
+
+
+def _orphaned(
+    job: Job, rows: Sequence[Worker], members: Sequence[Member], files: JobFiles, now: Moment
+) -> Charge:
+    """Return a job without an agent; whose end nobody can tell may be on record."""
+    living = [row.rank for row in rows if row.process is not None and is_running(row.process)]
+    heard = {row.rank: row for row in _ends_heard(job, rows, files)}
+    known = [row if row.rank in living else heard[row.rank] for row in rows]
+    return Charge(
+        snapshot=inherited(job, known, members, now, living=living),
+        attachment=Attachment(started_at=job.started_at),
         committed_workers={row.rank: row for row in rows},
     )
 

@@ -3,7 +3,7 @@
 Rows hold wall-clock times for people, snapshots monotonic ones for decisions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
@@ -72,21 +72,34 @@ def snapshot_of(
 
 
 def inherited(
-    job: Job, workers: Sequence[Worker], members: Sequence[Member], now: Moment
+    job: Job,
+    workers: Sequence[Worker],
+    members: Sequence[Member],
+    now: Moment,
+    living: Collection[int],
 ) -> JobSnapshot:
-    """Return what a coordinator knows whose predecessor's agent lives, with all its ranks.
+    """Return what a coordinator knows that finds these ranks of a job running, without an agent.
 
-    What is not in the rows the agent says when it connects: who beats, is ready, or has ended. Who
-    takes part in which layout is not asked: the next one is for all.
+    What is not in the rows their next agent says when it connects: who beats, is ready, or has
+    ended. Who takes part in which layout is not asked: the next one is for all.
     """
     ranks = [
-        _adopted(rank, worker, members, now) if rank.is_alive else _ended(job, rank)
+        _adopted(rank, worker, members, now) if rank.rank in living else _ended(job, rank)
         for rank, worker in ((_rank_of(worker), worker) for worker in workers)
     ]
-    living = [rank.worker_id for rank in ranks if rank.worker_id is not None]
-    pool = pool_of(job.spec, members, now, living=living)
+    ids = [rank.worker_id for rank in ranks if rank.worker_id is not None]
+    return _snapshot(job, ranks, pool_of(job.spec, members, now, living=ids))
+
+
+def inherited_with_agent(
+    job: Job, workers: Sequence[Worker], members: Sequence[Member], now: Moment
+) -> JobSnapshot:
+    """Return the same where their agent lives, too, and is about to connect."""
+    alive = [worker.rank for worker in workers if worker.state != ProcessState.EXITED]
     return replace(
-        _snapshot(job, ranks, pool), agent=AgentState.UNREACHABLE, agent_since=now.monotonic
+        inherited(job, workers, members, now, living=alive),
+        agent=AgentState.UNREACHABLE,
+        agent_since=now.monotonic,
     )
 
 

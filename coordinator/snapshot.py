@@ -34,6 +34,10 @@ class AgentState(StrEnum):
     """Its process lives but its connection broke; it comes back by itself."""
 
 
+AGENT_FAILURES_LIMIT = 10
+"""Agents lost in a row, none of whose ranks came alive: this machine cannot run the job."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The decision that a job cannot go on; its ranks are ended, then it has failed."""
@@ -208,6 +212,11 @@ class JobSnapshot:
         """Whether no new process is to be started any more."""
         asked = self.stop is not None or self.interrupting
         return asked or self.done or self.verdict is not None
+
+    @property
+    def is_left_to_agents(self) -> bool:
+        """Whether ranks that have lost their agent may go on and wait for the next one."""
+        return self.agent_failures < AGENT_FAILURES_LIMIT and self.verdict is None
 
     @property
     def any_alive(self) -> bool:

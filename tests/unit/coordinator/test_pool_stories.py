@@ -13,7 +13,7 @@ from coordinator.moment import Moment
 from coordinator.plan import PARTING_SECONDS, plan, wake_at
 from coordinator.pool_plan import COMPANY_SECONDS
 from coordinator.pool_rows import members_of
-from coordinator.rows import Attachment, change_of, inherited, snapshot_of, workers_of
+from coordinator.rows import Attachment, change_of, inherited_with_agent, snapshot_of, workers_of
 from coordinator.snapshot import AgentState, JobSnapshot, LayoutSnapshot
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.pool import WorkerState
@@ -562,7 +562,7 @@ def test_a_coordinator_that_inherits_a_living_pool_goes_on_with_the_same_workers
     left = Story.training(world_size=3)
     left.is_to_let_go(1).is_scaled(2)
     left.settles()
-    story = successor(left, inherited)
+    story = successor(left, inherited_with_agent)
     assert [rank.rank for rank in story.job.in_service] == [0, 2]
     assert [story.rank(rank).worker_id for rank in (0, 2)] == [0, 2]
     assert starts(story.agent_joins().plans()) == []
@@ -574,7 +574,7 @@ def test_a_coordinator_that_inherits_a_living_pool_goes_on_with_the_same_workers
 
 def test_a_training_that_was_over_while_nobody_coordinated_is_over() -> None:
     left = Story.training(world_size=2)
-    story = successor(left, inherited).agent_joins()
+    story = successor(left, inherited_with_agent).agent_joins()
     story.is_ready(0, 1)
     for rank in (0, 1):
         story.takes_up(rank, generation=left.job.layout.generation)

@@ -15,7 +15,7 @@ from coordinator.rows import (
     Haste,
     change_of,
     haste,
-    inherited,
+    inherited_with_agent,
     snapshot_of,
     workers_of,
 )
@@ -131,7 +131,7 @@ def test_counters_and_positions_survive() -> None:
 def heir(story: Story) -> Story:
     """Return the story as the next coordinator takes it up that finds its agent alive."""
     row, workers = rows_of(story.job, story.now)
-    return Story(inherited(row, workers, [], Moment(monotonic=5.0, wall=NOON)), now=5.0)
+    return Story(inherited_with_agent(row, workers, [], Moment(monotonic=5.0, wall=NOON)), now=5.0)
 
 
 @pytest.mark.parametrize("condition", list(CONDITIONS))

@@ -3,10 +3,9 @@
 from stories import Story
 
 from coordinator.actions import KillAgent, KillProcess
-from coordinator.fold import AGENT_FAILURES_LIMIT
 from coordinator.happenings import Overslept
 from coordinator.plan import AGENT_GRACE_SECONDS, KILL_GRACE_SECONDS
-from coordinator.snapshot import AgentState
+from coordinator.snapshot import AGENT_FAILURES_LIMIT, AgentState
 from muster.contracts.job import JobStatus, Reason
 
 
