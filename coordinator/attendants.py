@@ -171,7 +171,8 @@ def _waiting_for_another(snapshot: JobSnapshot) -> frozenset[int]:
     return frozenset(
         rank.rank
         for rank in snapshot.ranks
-        if rank.identity is not None and is_running(rank.identity)
+        # One that was to be killed is not waited for: what its agent did not do the next one does.
+        if rank.kill is None and rank.identity is not None and is_running(rank.identity)
     )
 
 

@@ -1,6 +1,6 @@
 """Histories of one job, told line by line, with time that passes only when the story says so."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -158,9 +158,14 @@ class Story:
     def agent_drops(self, generation: int | None = None) -> Self:
         return self.hears(AgentDropped(generation=self._generation(generation)))
 
-    def agent_is_lost(self, generation: int | None = None) -> Self:
-        lost = AgentLost(generation=self._generation(generation), message="the agent is gone")
-        return self.hears(lost)
+    def agent_is_lost(self, generation: int | None = None, living: Iterable[int] = ()) -> Self:
+        return self.hears(
+            AgentLost(
+                generation=self._generation(generation),
+                message="the agent is gone",
+                living=frozenset(living),
+            )
+        )
 
     def rank_says(self, rank: int, message: RankMessage, incarnation: int | None = None) -> Self:
         if incarnation is None:

@@ -584,6 +584,19 @@ def test_a_training_that_was_over_while_nobody_coordinated_is_over() -> None:
     assert [story.rank(rank).restarts for rank in (0, 1)] == [0, 0]
 
 
+def test_after_an_agents_death_its_pool_meets_again_with_the_same_workers() -> None:
+    story = Story.training(world_size=3)
+    before = story.job.layout.generation
+    story.agent_is_lost(living=[0, 2]).plans()
+    assert states(story) == [ACTIVE, FAILED, ACTIVE]
+    story.wakes()
+    story.agent_joins().plans()
+    assert layouts(story.is_ready(0, 2).plans()) == [], "the third is about to be ready, too"
+    (layout,) = layouts(story.is_ready(1).plans())
+    assert layout.workers == (0, 2, 3)
+    assert layout.generation == before + 1
+
+
 def comes_back(story: Story) -> Story:
     story.plans()
     story.agent_joins().plans()

@@ -1,8 +1,8 @@
 """An agent that is alive and does nothing must not hold its job for ever."""
 
-from stories import Story
+from stories import Story, starts
 
-from coordinator.actions import KillAgent, KillProcess
+from coordinator.actions import KillAgent, KillProcess, StartAgent
 from coordinator.happenings import Overslept
 from coordinator.plan import AGENT_GRACE_SECONDS, KILL_GRACE_SECONDS
 from coordinator.snapshot import AGENT_FAILURES_LIMIT, AgentState
@@ -53,6 +53,42 @@ def test_a_coordinator_that_stood_still_blames_nobody_else() -> None:
     story.passes(60.0).hears(Overslept(seconds=60.0))
     assert kills(story.plans()) == []
     assert kills(story.passes(3.0).plans()) == [0, 1]
+
+
+def test_ranks_that_have_lost_their_agent_wait_for_the_next_one() -> None:
+    story = Story.running(world_size=2)
+    story.agent_is_lost(living=[0, 1]).plans()
+    assert story.job.agent is AgentState.ABSENT
+    assert [rank.is_alive for rank in story.job.ranks] == [True, True]
+    assert StartAgent() in story.wakes()
+    assert starts(story.agent_joins().says_hello(0, 1).plans()) == []
+    assert story.job.status is JobStatus.RUNNING
+    assert [rank.restarts for rank in story.job.ranks] == [0, 0]
+
+
+def test_a_rank_that_died_with_its_agent_is_started_by_the_next_one() -> None:
+    story = Story.running(world_size=2)
+    story.agent_is_lost(living=[0]).plans()
+    story.wakes()
+    assert starts(story.agent_joins().plans()) == [1]
+    assert [rank.restarts for rank in story.job.ranks] == [0, 0]
+
+
+def test_nobody_is_blamed_for_silence_while_there_is_no_agent() -> None:
+    story = Story.running(world_size=2, heartbeat_timeout=3.0)
+    story.agent_is_lost(living=[0, 1]).passes(60.0)
+    assert kills(story.plans()) == []
+    assert kills(story.agent_joins().plans()) == []
+
+
+def test_a_stopped_job_gets_an_agent_to_end_the_ranks_that_live() -> None:
+    story = Story.running(world_size=1)
+    story.is_stopped().plans()
+    story.agent_is_lost(living=[0]).plans()
+    assert StartAgent() in story.wakes()
+    story.agent_joins().exits(0)
+    story.plans()
+    assert story.job.status is JobStatus.STOPPED
 
 
 def test_agents_that_never_bring_up_a_rank_fail_the_job() -> None:
