@@ -38,6 +38,9 @@ from worker.nursery import Nursery
 from worker.starting import Exec, Fork, Starter
 from worker.uplink import Uplink
 
+LOOK_SECONDS: Final = 1.0
+"""How often the address of today's coordinator is read while there is a connection."""
+
 TICK_SECONDS: Final = 0.25
 """How often log sizes are noted: the precision of a line's time."""
 
@@ -64,6 +67,7 @@ class Agent:
         self._epoch = 0
         self._leaving = False
         self._alone_since = self._next_attempt = self._next_tick = time.monotonic()
+        self._next_look = self._alone_since
         self._wake_up = _wake_on_child_signal()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
 
@@ -79,13 +83,11 @@ class Agent:
         self._uplink.drop()
         return 0
 
-    def _patience(self) -> float | None:
-        moments = []
+    def _patience(self) -> float:
+        moments = [self._next_look if self._uplink.is_welcome else self._next_attempt]
         if self._nursery:
             moments.append(self._next_tick)
-        if not self._uplink.is_welcome:
-            moments.append(self._next_attempt)
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        return max(0.0, min(moments) - time.monotonic())
 
     def _keep_time(self, now: float) -> None:
         if now >= self._next_tick:
@@ -95,8 +97,16 @@ class Agent:
             self._assembly.deliver()
         if self._uplink.is_welcome:
             self._alone_since = now
+            self._look_for_another(now)
         else:
             self._be_alone(now)
+
+    def _look_for_another(self, now: float) -> None:
+        """Leave a coordinator that has lost its office and does not know it."""
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            if self._uplink.is_superseded:
+                self._uplink.drop()
 
     def _be_alone(self, now: float) -> None:
         if now >= self._next_attempt:

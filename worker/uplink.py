@@ -44,6 +44,7 @@ class Uplink:
         self._selector = selector
         self._hear = hear
         self._socket: socket.socket | None = None
+        self._address: CoordinatorAddress | None = None
         self._reader = FrameReader()
         self._unsent = bytearray()
         self.is_welcome = False
@@ -65,9 +66,21 @@ class Uplink:
             attempt.close()
             return False
         self._socket = attempt
+        self._address = address
         self._reader = FrameReader()
         self._selector.register(attempt, _BOTH, self._on_ready)
         return True
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether the coordinator of today listens elsewhere than where this connection goes.
+
+        One that was stopped, its machine perhaps, keeps its connections for as long as it likes.
+        """
+        address = self._read_address()
+        if self._socket is None or address is None:
+            return False
+        return address != self._address
 
     @property
     def peer_is_ours(self) -> bool:

@@ -188,6 +188,8 @@ def test_a_stopped_coordinator_that_wakes_up_is_fenced(
     installation.wait_until(job_id, is_over)
     assert first.end(signal.SIGCONT) == 75
     assert installation.complete(job_id)["restarts"] == 0
+    assert started(installation, job_id) == 2
+    assert "agent_lost" not in installation.kinds(job_id)
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 

@@ -173,3 +173,12 @@ def test_a_coordinator_that_stopped_reading_is_as_good_as_away(line: Line) -> No
         sent += 1
         assert sent < 1000
     assert not line.selector.get_map()
+
+
+def test_a_connection_to_a_coordinator_of_the_past_is_known_for_one(line: Line) -> None:
+    assert line.uplink.connect()
+    assert not line.uplink.is_superseded
+    line.is_listed_at(1)
+    assert line.uplink.is_superseded
+    line.address_file.unlink()
+    assert not line.uplink.is_superseded, "nobody is known to be there instead"
