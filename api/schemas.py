@@ -106,7 +106,8 @@ class JobRequest(_Body):
     stop_grace_seconds: float = _number("stop_grace_seconds", "Seconds from SIGTERM to SIGKILL.")
     progress_timeout_seconds: float | None = _number(
         "progress_timeout_seconds",
-        "Seconds without a new step after which a rank is replaced. Default: never.",
+        "Seconds without a new step after which a rank is replaced that waits for no other. "
+        "Default: never.",
     )
     max_restarts: int = _number("max_restarts", "Restarts of one rank before the job fails.")
     resume_from: str | None = Field(

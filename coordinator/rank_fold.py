@@ -49,6 +49,7 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         live_at=NEVER,
         terminated=False,
         stopping=False,
+        waiting=False,
         kill=None,
         warning=None,
         exit_code=None,
@@ -111,7 +112,8 @@ def beaten(rank: RankSnapshot, beat: Beat, backoff: Backoff, now: float) -> Rank
         loss=beat.loss if beat.loss is not None and isfinite(beat.loss) else None,
         metrics={name: value for name, value in beat.metrics.items() if isfinite(value)},
         stopping=beat.stopping,
-        progressed_at=now if beat.step != rank.step else rank.progressed_at,
+        waiting=beat.waiting,
+        progressed_at=now if _is_progress(rank, beat) else rank.progressed_at,
         failures=backoff.failures_after(rank.failures, healthy_seconds),
         checkpoints_saved=beat.checkpoints_saved,
         last_checkpoint_step=(
@@ -120,6 +122,11 @@ def beaten(rank: RankSnapshot, beat: Beat, backoff: Backoff, now: float) -> Rank
             else beat.last_checkpoint_step
         ),
     )
+
+
+def _is_progress(rank: RankSnapshot, beat: Beat) -> bool:
+    """Whether nobody can blame a rank until now; its time begins when it stops waiting."""
+    return beat.step != rank.step or beat.waiting or rank.waiting
 
 
 def _measured(rank: RankSnapshot, step: int, now: float) -> RankSnapshot:

@@ -84,6 +84,8 @@ class RankSnapshot:
     """We asked this incarnation to save and exit."""
     stopping: bool = False
     """It says that it was asked to, by us or by somebody else."""
+    waiting: bool = False
+    """It says that it waits for other ranks."""
     kill: Cause | None = None
     """SIGKILL was sent to this incarnation, and why."""
     killed_at: float = NEVER

@@ -250,6 +250,7 @@ class Run:
             checkpoints_saved=self._checkpoints_saved,
             last_checkpoint_step=self._last_checkpoint_step,
             stopping=stopping,
+            waiting=False,
         )
 
 

@@ -28,6 +28,7 @@ from muster.synchronous.replica import Committed, Replica
 from muster.synchronous.shares import Shares
 from muster.synchronous.taking_up import Differs
 from muster.synchronous.trainer import Outcome, Trainer
+from muster.synchronous.work import Work
 
 FEATURES = 5
 
@@ -267,7 +268,7 @@ class Stage:
         )
         program = self.program()
         initial = program.initial(3)
-        shares = Shares(program, course, drawer, initial)
+        shares = Shares(program, course, drawer, initial, Work())
         player = Player(worker_id, rank, ScriptedLayouts(), Replica(initial))
         player.slots = np.zeros((self.virtual_shards, shares.elements), np.float32)
         trainer = Trainer(

@@ -73,6 +73,7 @@ def beat(step: int = 0, **new: object) -> Beat:
         "checkpoints_saved": 0,
         "last_checkpoint_step": None,
         "stopping": False,
+        "waiting": False,
     }
     return Beat(**{**said, **new})
 

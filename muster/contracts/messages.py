@@ -52,6 +52,8 @@ class Beat(_Message, frozen=True, tag="beat"):
     last_checkpoint_step: Count | None
     stopping: bool
     """It was asked to stop (SIGTERM, by whomever): exit code 0 now means saved, not done."""
+    waiting: bool
+    """It is not at work itself but waits for others: that no step is taken is not its fault."""
 
 
 class Warned(_Message, frozen=True, tag="warned"):

@@ -44,7 +44,7 @@ def main(settings: RankSettings, working_dir: Path) -> int:
     )
     with their_errors("initial() of the program failed", working_dir):
         initial = program.initial(settings.seed)
-    shares = Shares(program, course, drawer, initial)
+    shares = Shares(program, course, drawer, initial, reporter.work)
     reporter.expect(initial, course)
     layouts = _layouts_of(settings, reporter)
     meeting = _meeting_of(settings, shares, layouts)

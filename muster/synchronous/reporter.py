@@ -17,6 +17,7 @@ from muster.synchronous.keeper import Keeper
 from muster.synchronous.replica import Arrays, Committed, Replica
 from muster.synchronous.taking_up import Differs
 from muster.synchronous.trainer import Outcome
+from muster.synchronous.work import Work
 from muster.voice import Voice
 
 PROGRESS_SECONDS: Final = 1.0
@@ -42,6 +43,7 @@ class Reporter:
         self.presence: Final = Presence(
             Voice(settings.agent_fd), settings.heartbeat_seconds, self._beat
         )
+        self.work: Final = Work()
         self._settings = settings
         self._course: Course
         self._total_steps: int | None = None
@@ -61,7 +63,9 @@ class Reporter:
         self._total_steps = course.total_steps
 
     def begin(self, layout: Layout, replica: Replica) -> None:
-        if self._keeper.restore(self._initial, replica, self._course):
+        with self.work:
+            is_resumed = self._keeper.restore(self._initial, replica, self._course)
+        if is_resumed:
             self._last_checkpoint_step = replica.position.step
             # Whoever saved it may have died before it could say so.
             self._tell_saved(layout, replica)
@@ -96,7 +100,8 @@ class Reporter:
             self._say(replica.position.step, f"loss {means.loss:.4f}")
 
     def keep(self, layout: Layout, replica: Replica) -> None:
-        self._keeper.save(layout.generation, len(layout.seats), replica, self._course)
+        with self.work:
+            self._keeper.save(layout.generation, len(layout.seats), replica, self._course)
         self._checkpoints_saved += 1
         self._last_checkpoint_step = replica.position.step
         self._tell_saved(layout, replica)
@@ -145,6 +150,7 @@ class Reporter:
             checkpoints_saved=self._checkpoints_saved,
             last_checkpoint_step=self._last_checkpoint_step,
             stopping=stopping,
+            waiting=not self.work.is_under_way,
         )
 
     def _say(self, step: int, words: str) -> None:

@@ -21,6 +21,7 @@ from muster.synchronous.chance import Chance
 from muster.synchronous.course import Course
 from muster.synchronous.supply import Portion, Supply
 from muster.synchronous.tally import TALLY_ELEMENTS
+from muster.synchronous.work import Work
 
 Rows = NDArray[np.float32]
 
@@ -28,10 +29,16 @@ Rows = NDArray[np.float32]
 class Shares:
     """Computes any block of any step."""
 
-    def __init__(self, program: Program, course: Course, drawer: Drawer, state: State) -> None:
-        """`state` is any state; the first leaf of all shows what contributions look like."""
+    def __init__(
+        self, program: Program, course: Course, drawer: Drawer, state: State, work: Work
+    ) -> None:
+        """`state` is any state; the first leaf of all shows what contributions look like.
+
+        `work` is under way whenever a method computes.
+        """
         self.course: Final = course
         self._program: Final = program
+        self._work: Final = work
         self._supply: Final = Supply(course, drawer, decoder_of(program))
         self._chance: Final = Chance(course.seed)
         self._state_shape: Final = StateShape.of(state)
@@ -52,6 +59,16 @@ class Shares:
         Raises `InvalidProgram`, also for a number that is not finite; what `out` holds then is of
         no use.
         """
+        with self._work:
+            self._write(block, state, step, out)
+
+    def update(self, state: State, gradients: State, step: int, target: State) -> None:
+        """Write the state after a step into `target`, or raise `InvalidProgram` before that."""
+        with self._work:
+            returned = self._program.update(read_only(state), gradients, step)
+            self._state_shape.write(returned, step, target)
+
+    def _write(self, block: Block, state: State, step: int, out: Vector) -> None:
         state = read_only(state)
         portion = self._supply.portion(step, block)
         numbers: list[Sequence[float]] = [()] * block.size
@@ -73,11 +90,6 @@ class Shares:
         out[end:] = _sum_of_rows(rows)
         if not (_is_finite(out[:end]) and np.isfinite(rows).all()):
             self._look_closely(block, state, step, portion)
-
-    def update(self, state: State, gradients: State, step: int, target: State) -> None:
-        """Write the state after a step into `target`, or raise `InvalidProgram` before that."""
-        returned = self._program.update(read_only(state), gradients, step)
-        self._state_shape.write(returned, step, target)
 
     def _contribution(self, state: State, batch: Batch, leaf: Leaf) -> Contribution:
         epoch, _ = self.course.place(leaf.step)

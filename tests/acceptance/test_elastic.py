@@ -114,6 +114,27 @@ def test_a_rank_that_stands_still_is_replaced(installation: Installation, undist
     assert "rank 0 sent no heartbeat for 1 s and was killed" in told
 
 
+def test_a_rank_that_hangs_in_its_program_is_replaced_and_who_waits_for_it_is_not(
+    installation: Installation, undisturbed: str
+) -> None:
+    job = PooledJob(
+        installation, world_size=3, program="paced.py:Hanging", progress_timeout_seconds=2
+    )
+    before = job.trains_with(0, 1, 2)
+    job.lets_one_hang()
+    job.wait_until(lambda: 3 in job.active())
+    after = job.active()
+    survivors = before.keys() & after.keys()
+    assert len(survivors) == 2, "one was to blame"
+    assert all(after[survivor] == before[survivor] for survivor in survivors)
+    assert job.completes() == undisturbed
+    (culprit,) = before.keys() - survivors
+    restarts = {worker["rank"]: worker["restarts"] for worker in job.see()["workers"]}
+    assert restarts == {rank: int(rank == culprit) for rank in range(3)}
+    told = [event["message"] for event in installation.events(job.job_id)]
+    assert f"rank {culprit} beat but took no step for 2 s and was killed" in told
+
+
 def test_a_stopped_job_can_be_gone_on_with(installation: Installation, undisturbed: str) -> None:
     job = PooledJob(installation, world_size=2)
     job.trains_with(0, 1)

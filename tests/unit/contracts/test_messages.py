@@ -50,6 +50,7 @@ FIRST_BEAT = Beat(
     checkpoints_saved=0,
     last_checkpoint_step=None,
     stopping=False,
+    waiting=False,
 )
 LATER_BEAT = Beat(
     step=2**40,
@@ -62,6 +63,7 @@ LATER_BEAT = Beat(
     checkpoints_saved=7,
     last_checkpoint_step=2**40 - 1,
     stopping=True,
+    waiting=True,
 )
 
 FROM_RANKS = [

@@ -119,6 +119,14 @@ def test_who_goes_on_from_the_last_step_and_has_nothing_to_do_says_where_it_stan
     assert beat.step == 100
 
 
+def test_a_beat_tells_who_waits_from_who_is_at_work(tmp_path: Path, ear: Ear) -> None:
+    reporter = reporter_of(tmp_path, ear)
+    with reporter.work:
+        reporter.presence.news()
+    reporter.presence._heart.stop()  # noqa: SLF001  its last word comes at once
+    assert [beat.waiting for beat in ear.heard() if isinstance(beat, Beat)] == [False, True]
+
+
 @pytest.mark.parametrize(
     "other",
     [
