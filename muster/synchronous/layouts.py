@@ -92,6 +92,10 @@ class AnnouncedLayouts:
                 )
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                # It died before it had heard all of us. That is said once; what it had told us
+                # comes next, and then its end.
+                continue
             if not content:
                 self._agent_is_gone = True
                 return
