@@ -17,8 +17,7 @@ from muster.contracts.messages import Beat, RankMessage, encode
 NEWS_SECONDS: Final = 0.2
 """A step is told at once if the last one was told at least this long ago."""
 
-
-PATIENCE_SECONDS: Final = 1.0
+ROOM_PATIENCE_SECONDS: Final = 1.0
 """How long something that will not be said again waits for an agent that is behind."""
 
 
@@ -39,7 +38,7 @@ class Voice:
         if self._channel is not None:
             room = select.poll()
             room.register(self._channel, select.POLLOUT)
-            room.poll(1000 * PATIENCE_SECONDS)
+            room.poll(1000 * ROOM_PATIENCE_SECONDS)
         self.say(message)
 
 

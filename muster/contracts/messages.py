@@ -24,6 +24,11 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 """What a rank counts, within what every database can hold: a program may say anything."""
 
 
+METRICS_LIMIT: Final = 64
+METRIC_NAME_LIMIT: Final = 128
+"""Characters. All metrics of a step go into one beat, which has to fit into one packet."""
+
+
 # Rank → agent
 
 

@@ -19,7 +19,7 @@ from muster.collectives.rendezvous import meet
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedGroup
 from muster.contracts.messages import Layout
-from muster.synchronous.gathering import PATIENCE_SECONDS
+from muster.synchronous.gathering import PEER_PATIENCE_SECONDS
 from muster.synchronous.layouts import Gathering, Layouts
 
 LOOPBACK: Final = "127.0.0.1"
@@ -85,7 +85,7 @@ class TcpMeeting:
             (first.host, first.port),
             # A meeting closes what it listened with; the next layout needs it again.
             listener=self._listener.dup(),
-            timeout_seconds=PATIENCE_SECONDS,
+            timeout_seconds=PEER_PATIENCE_SECONDS,
             attention=self._layouts.attend,
         )
 

@@ -18,7 +18,7 @@ from muster.collectives.tree import Block, Deal, deal
 from muster.contracts.messages import Layout
 from muster.fingerprint import fingerprint
 from muster.shapes import Means
-from muster.synchronous.gathering import PATIENCE_SECONDS
+from muster.synchronous.gathering import PEER_PATIENCE_SECONDS
 from muster.synchronous.layouts import Gathering, Layouts, Regroup, Stopped
 from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Replica
@@ -133,7 +133,7 @@ class Trainer:
             with meeting as group:
                 shares = self._take_up(layout, group)
                 if layout.paused:
-                    group.backend.barrier(timeout_seconds=PATIENCE_SECONDS)
+                    group.backend.barrier(timeout_seconds=PEER_PATIENCE_SECONDS)
                     return None
                 self._steps(layout, group, shares)
                 return Outcome.DONE
@@ -173,7 +173,7 @@ class Trainer:
         while not self._course.is_over(self._replica.position):
             step = self._replica.position.step
             self._compute(group.reducer, dealt[group.backend.rank])
-            total = group.reducer.all_reduce(dealt, timeout_seconds=PATIENCE_SECONDS)
+            total = group.reducer.all_reduce(dealt, timeout_seconds=PEER_PATIENCE_SECONDS)
             self._replay.check(group.backend, self._replica.state, step, dealt, group.reducer.slots)
             self._commit(total)
             dealt = self._replay.deal(even, step + 1)
@@ -182,7 +182,7 @@ class Trainer:
             self._witness.rest(self._layouts.attend)
         if self._keeps:
             self._keep(layout)
-        group.backend.barrier(timeout_seconds=PATIENCE_SECONDS)
+        group.backend.barrier(timeout_seconds=PEER_PATIENCE_SECONDS)
 
     def _compute(self, reducer: Reducer, mine: Sequence[Block]) -> None:
         """Bring the sums of this rank's blocks into the slots; those that are held stay."""

@@ -7,6 +7,8 @@ from muster.contracts import messages
 from muster.contracts.errors import WireError
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
+    METRIC_NAME_LIMIT,
+    METRICS_LIMIT,
     AgentHello,
     Announce,
     Beat,
@@ -36,6 +38,7 @@ from muster.contracts.messages import (
     decode_rank_message,
     encode,
 )
+from worker.child import MESSAGE_LIMIT_BYTES
 
 Decode = Callable[[bytes], msgspec.Struct]
 
@@ -210,3 +213,9 @@ def test_a_count_that_no_database_holds_is_no_message(step: int) -> None:
     content = msgspec.msgpack.encode(msgspec.to_builtins(FIRST_BEAT) | {"step": step})
     with pytest.raises(WireError):
         decode_rank_message(content)
+
+
+def test_as_many_metrics_as_are_allowed_fit_into_one_packet() -> None:
+    names = [f"{number:03d}".ljust(METRIC_NAME_LIMIT, "😀") for number in range(METRICS_LIMIT)]
+    beat = msgspec.structs.replace(LATER_BEAT, metrics=dict.fromkeys(names, -1e300))
+    assert len(encode(beat)) <= MESSAGE_LIMIT_BYTES
