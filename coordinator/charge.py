@@ -92,6 +92,8 @@ class Charge:
         before = self.snapshot
         self.snapshot = fold(before, happening, now.monotonic)
         if isinstance(happening, RankSaid) and isinstance(happening.message, Saved):
+            # Whoever says so, and however late: it tells of what is on the disk, which stays true
+            # when its writer has been replaced. An old layout's writer is fenced off by the vault.
             self.saved.append((happening.message, now))
         entry = narrate(before, happening, self.snapshot)
         if entry is not None:

@@ -156,7 +156,7 @@ class Stage:
         self.groups: dict[int, SimulatedGroup] = {}
         self.generation = 0
         self.kept: tuple[dict[str, np.ndarray], Committed] | None = None
-        self.taken: list[tuple[int, int, str]] = []
+        self.taken: list[tuple[int, int]] = []
         self.disputes: list[tuple[int, ...]] = []
         self.reached = -1
         self.is_over = False
@@ -316,10 +316,10 @@ class Stage:
         if self.is_over:
             self._part()
 
-    def took_up(self, player: Player, layout: Layout, step: int, digest: str) -> None:
+    def took_up(self, player: Player, layout: Layout, step: int) -> None:
         with self.lock:
             player.took_up = layout.generation
-            self.taken.append((layout.generation, step, digest))
+            self.taken.append((layout.generation, step))
             generation, meanwhile = self.held
             if layout.generation != self.generation or generation != self.generation:
                 return
@@ -349,6 +349,7 @@ class Stage:
 class _Meeting:
     stage: Stage
     player: Player
+    port: int = 0
 
     def enter(self, gathering: Gathering) -> Group | None:
         return self.stage.enter(self.player, gathering)
@@ -369,8 +370,8 @@ class _Witness:
             state, committed = self.stage.kept
             replica.flip({name: array.copy() for name, array in state.items()}, committed)
 
-    def took_up(self, layout: Layout, replica: Replica, digest: str) -> None:
-        self.stage.took_up(self.player, layout, replica.position.step, digest)
+    def took_up(self, layout: Layout, replica: Replica) -> None:
+        self.stage.took_up(self.player, layout, replica.position.step)
 
     def stranded(self, layout: Layout, error: CollectiveError) -> None:
         pass

@@ -227,7 +227,7 @@ class Story:
         if generation is None:
             generation = self.job.layout.generation
         for rank in ranks:
-            self.rank_says(rank, TookUp(generation=generation, step=step, digest=32 * "0"))
+            self.rank_says(rank, TookUp(generation=generation, step=step))
         return self
 
     def all_take_up(self, step: int = 0) -> Self:

@@ -86,8 +86,6 @@ class TookUp(_Message, frozen=True, tag="took_up"):
 
     generation: Count
     step: Count
-    digest: str
-    """Of the state, in 32 hexadecimal digits."""
 
 
 class Stranded(_Message, frozen=True, tag="stranded"):

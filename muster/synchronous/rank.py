@@ -18,12 +18,12 @@ from muster.program import Program
 from muster.programs.classifier import Classifier
 from muster.synchronous.course import Course
 from muster.synchronous.layouts import Alone, AnnouncedLayouts, Layouts
-from muster.synchronous.meeting import LonelyMeeting, SharedMemoryMeeting, TcpMeeting
+from muster.synchronous.meeting import LonelyMeeting, Meeting, SharedMemoryMeeting, TcpMeeting
 from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Replica
 from muster.synchronous.reporter import Reporter
 from muster.synchronous.shares import Shares
-from muster.synchronous.trainer import Meeting, Trainer
+from muster.synchronous.trainer import Trainer
 
 
 def main(settings: RankSettings, working_dir: Path) -> int:
@@ -56,8 +56,7 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         meeting=meeting,
         witness=reporter,
     )
-    port = meeting.port if isinstance(meeting, TcpMeeting) else 0
-    reporter.presence.say(Ready(port=port))
+    reporter.presence.say(Ready(port=meeting.port))
     outcome = trainer.run()
     reporter.say_goodbye(outcome)
     return 0

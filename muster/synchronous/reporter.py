@@ -74,11 +74,11 @@ class Reporter:
             initial = {name: array.copy() for name, array in self._initial.items()}
             replica.flip(initial, Committed(position=Position()))
 
-    def took_up(self, layout: Layout, replica: Replica, digest: str) -> None:
+    def took_up(self, layout: Layout, replica: Replica) -> None:
         # Who has nothing left to do beats no other step than this one.
         self._position = replica.position
         step = replica.position.step
-        self.presence.say(TookUp(generation=layout.generation, step=step, digest=digest))
+        self.presence.say(TookUp(generation=layout.generation, step=step))
         held = "is paused" if layout.paused else "goes on"
         self._say(step, f"{held} with {len(layout.seats)} workers")
 

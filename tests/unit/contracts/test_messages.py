@@ -77,7 +77,7 @@ FROM_RANKS = [
     Warned(message="careful: ü"),
     Refused(reason=Reason.INVALID_PROGRAM, message="no"),
     Ready(port=4711),
-    TookUp(generation=3, step=12, digest="d" * 32),
+    TookUp(generation=3, step=12),
     Stranded(generation=3, message="the channel to rank 1 is closed"),
     Disputed(generation=3, workers=(4,), message="differs"),
     Saved(

@@ -110,7 +110,7 @@ def test_who_goes_on_from_the_last_step_and_has_nothing_to_do_says_where_it_stan
     reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(100))
     reporter, replica = reporter_of(tmp_path, ear), Replica(STATE)
     reporter.begin(LAYOUT, replica)
-    reporter.took_up(LAYOUT, replica, replica.digest())
+    reporter.took_up(LAYOUT, replica)
     ear.heard()
     reporter.presence.news()
     reporter.say_goodbye(Outcome.DONE)
