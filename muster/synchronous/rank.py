@@ -2,6 +2,9 @@
 
 import os
 import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from muster.datasets.drawing import Drawer
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.listing import find_shards
 from muster.loading import load, their_errors
-from muster.program import Program
+from muster.program import InvalidProgram, Program
 from muster.programs.classifier import Classifier
 from muster.synchronous.course import Course
 from muster.synchronous.layouts import Alone, AnnouncedLayouts, Layouts
@@ -46,7 +49,8 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         initial = program.initial(settings.seed)
     shares = Shares(program, course, drawer, initial, reporter.work)
     reporter.expect(initial, course)
-    layouts = _layouts_of(settings, reporter)
+    with _refusing_closed(settings.agent_fd):
+        layouts = _layouts_of(settings, reporter)
     meeting = _meeting_of(settings, shares, layouts)
     trainer = Trainer(
         shares=shares,
@@ -57,9 +61,32 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         witness=reporter,
     )
     reporter.presence.say(Ready(port=meeting.port))
-    outcome = trainer.run()
+    with _refusing_closed(settings.agent_fd):
+        outcome = trainer.run()
     reporter.say_goodbye(outcome)
     return 0
+
+
+@contextmanager
+def _refusing_closed(agent_fd: int | None) -> Iterator[None]:
+    """Turn what follows from a program that has closed our descriptors into `InvalidProgram`."""
+    try:
+        yield
+    except OSError as error:
+        if agent_fd is None or _is_socket(agent_fd):
+            raise
+        raise InvalidProgram(
+            "the program has closed files and sockets that Muster needs: let it close only what it "
+            "has opened itself (look for os.closerange and os.close), and submit the job again"
+        ) from error
+
+
+def _is_socket(descriptor: int) -> bool:
+    """Whether it is open, and has not been given to a file since."""
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
 
 
 def _layouts_of(settings: RankSettings, reporter: Reporter) -> Layouts:

@@ -156,6 +156,7 @@ FAULTS = {
 }
 
 FAULTY = """
+import os
 import sys
 import numpy as np
 from muster.program import Contribution
@@ -186,6 +187,23 @@ def test_a_program_that_cannot_work_fails_with_a_sentence(
     assert job["reason"] == "invalid_program"
     assert "Traceback" not in job["message"]
     assert len(job["message"]) > len("rank 0: ")
+
+
+def test_a_program_that_closes_what_is_not_its_own_is_told_so(
+    installation: Installation, tmp_path: Path
+) -> None:
+    fault = "GRADIENT = np.zeros(8, np.float32); os.closerange(3, 1000)"
+    (tmp_path / "faulty.py").write_text(FAULTY.format(fault=fault))
+    job_id = installation.submit(
+        mode="synchronous",
+        world_size=2,
+        program="faulty.py:Faulty",
+        working_dir=str(tmp_path),
+        max_restarts=0,
+    )
+    job = installation.fail(job_id)
+    assert "let it close only what it has opened itself" in job["message"]
+    assert "Traceback" not in job["message"]
 
 
 def test_an_independent_job_keeps_its_world_size(installation: Installation) -> None:
