@@ -128,7 +128,7 @@ class Rank:
     def nothing(self, *_: object) -> None:
         """Nobody is told."""
 
-    took_up = stranded = disputed = keep = stepped = nothing
+    took_up = stranded = disputed = keep = unkept = pause = stepped = nothing
 
     def rest(self, _attend: object) -> None:
         before = Instant.now()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.simulated import SimulatedGroup
@@ -156,6 +157,9 @@ class Stage:
         self.groups: dict[int, SimulatedGroup] = {}
         self.generation = 0
         self.kept: tuple[dict[str, np.ndarray], Committed] | None = None
+        self.full_at: list[int] = []
+        """The steps at which a checkpoint fails, each as often as it is listed."""
+        self.unkept: list[int] = []
         self.taken: list[tuple[int, int]] = []
         self.disputes: list[tuple[int, ...]] = []
         self.reached = -1
@@ -385,6 +389,15 @@ class _Witness:
     def rest(self, attend: Callable[[], None]) -> None:
         attend()
 
+    def unkept(self, replica: Replica, _error: CheckpointFailed) -> None:
+        self.stage.unkept.append(replica.position.step)
+
+    def pause(self, attend: Callable[[], None]) -> None:
+        attend()
+
     def keep(self, _layout: Layout, replica: Replica) -> None:
+        if replica.position.step in self.stage.full_at:
+            self.stage.full_at.remove(replica.position.step)
+            raise CheckpointFailed("no space is left")
         state = {name: array.copy() for name, array in replica.state.items()}
         self.stage.kept = (state, replica.committed)

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.backend import Reducer, Vector
 from muster.collectives.errors import CollectiveError
 from muster.collectives.tree import Block, Deal, deal
@@ -64,6 +65,12 @@ class Witness(Protocol):
 
         Raises a `CheckpointError`; the replica is whole in any case.
         """
+
+    def unkept(self, replica: Replica, error: CheckpointFailed) -> None:
+        """Hear that `keep` has failed for now; it is tried again, at the latest after a `pause`."""
+
+    def pause(self, attend: Callable[[], None]) -> None:
+        """Let time go by before the last checkpoint is tried again; calls `attend` meanwhile."""
 
     def rest(self, attend: Callable[[], None]) -> None:
         """Take the pause that the job asks for after each step; calls `attend` meanwhile."""
@@ -171,10 +178,10 @@ class Trainer:
             self._commit(total)
             dealt = self._replay.deal(even, step + 1)
             if self._keeps and self._course.is_checkpoint_due(self._replica.position):
-                self._keep(layout)
+                self._is_kept(layout)
             self._witness.rest(self._layouts.attend)
-        if self._keeps:
-            self._keep(layout)
+        while self._keeps and not self._is_kept(layout):
+            self._witness.pause(self._layouts.attend)
         group.backend.barrier(timeout_seconds=PEER_PATIENCE_SECONDS)
 
     def _compute(self, reducer: Reducer, mine: Sequence[Block]) -> None:
@@ -197,6 +204,15 @@ class Trainer:
         self._held.clear()
         self._replica.flip(state, self._course.after(self._replica.committed, consumed))
         self._witness.stepped(self._replica, means)
+
+    def _is_kept(self, layout: Layout) -> bool:
+        """Try to make the present step durable; a disk that is full now may not be later."""
+        try:
+            self._keep(layout)
+        except CheckpointFailed as error:
+            self._witness.unkept(self._replica, error)
+            return False
+        return True
 
     def _keep(self, layout: Layout) -> None:
         """Make the present step durable, unless it is."""
