@@ -17,7 +17,8 @@ from muster.completion import Completed, complete
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import checkpoints_of_job
-from muster.contracts.spec import JobSpec, checked, checked_job_id, usual_mode
+from muster.contracts.spec import JobSpec, usual_mode
+from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError
 
 RESERVED: Final = frozenset({"summaries", "purge"})

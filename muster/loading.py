@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final, cast
 
 from muster.contracts.errors import MusterError
-from muster.program import InvalidProgram, Program
+from muster.program import InvalidProgram, Program, ProgramRaised
 
 FUNCTIONS: Final = {
     "initial": ("seed",),
@@ -161,6 +161,24 @@ def their_errors(what: str, directory: Path) -> Iterator[None]:
         raise InvalidProgram(
             f"{what}: {_place(error, directory)}{type(error).__name__}: {error}. Correct it, and "
             "submit the job again"
+        ) from error
+
+
+@contextmanager
+def their_errors_in_step(function: str, step: int) -> Iterator[None]:
+    """Turn what a program's function raises in a step into `ProgramRaised`, naming the line.
+
+    What is a `MusterError` is let through, and a lack of memory, which is not the program's alone.
+    """
+    try:
+        yield
+    except (MusterError, MemoryError):
+        raise
+    except Exception as error:
+        raise ProgramRaised(
+            step,
+            f"{function}() of the program failed at step {step}: "
+            f"{_place(error, Path('/'))}{type(error).__name__}: {error}",
         ) from error
 
 

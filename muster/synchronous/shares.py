@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from muster.collectives.backend import Vector
 from muster.collectives.tree import Block
 from muster.datasets.drawing import Drawer
+from muster.loading import their_errors_in_step
 from muster.program import Batch, Contribution, Program, State, decoder_of
 from muster.shapes import GradientShape, Leaf, StateShape, read_only
 from muster.synchronous.adding import Adder, quietly
@@ -49,8 +50,8 @@ class Shares:
     def write(self, block: Block, state: State, step: int, out: Vector) -> None:
         """Fill `out` with the sum of a block, added up as the tree wants it.
 
-        Raises `InvalidProgram`, also for a number that is not finite; what `out` holds then is of
-        no use.
+        Raises `ProgramRaised`, or `InvalidProgram`, also for a number that is not finite; what
+        `out` holds then is of no use.
         """
         state = read_only(state)
         portion = self._supply.portion(step, block)
@@ -75,13 +76,16 @@ class Shares:
             self._look_closely(block, state, step, portion)
 
     def update(self, state: State, gradients: State, step: int, target: State) -> None:
-        """Write the state after a step into `target`, or raise `InvalidProgram` before that."""
-        returned = self._program.update(read_only(state), gradients, step)
+        """Write the state after a step into `target`, or raise before that."""
+        with their_errors_in_step("update", step):
+            returned = self._program.update(read_only(state), gradients, step)
         self._state_shape.write(returned, step, target)
 
     def _contribution(self, state: State, batch: Batch, leaf: Leaf) -> Contribution:
         epoch, _ = self.course.place(leaf.step)
-        return self._program.gradient(state, batch, self._chance.of(epoch, leaf))
+        random = self._chance.of(epoch, leaf)
+        with their_errors_in_step("gradient", leaf.step):
+            return self._program.gradient(state, batch, random)
 
     def _look_closely(self, block: Block, state: State, step: int, portion: Portion) -> None:
         """Compute a block again, one leaf at a time, and say which is wrong: none may be.
