@@ -79,9 +79,9 @@ def _lacked_memory(exited: RankExited) -> bool:
 
 
 def _names_memory(last_lines: Sequence[str]) -> bool:
-    """Whether a traceback ended in a MemoryError, of numpy's or torch's own kind perhaps."""
+    """Whether a traceback ended in a MemoryError, perhaps of numpy's or torch's own kind."""
     error, _, _ = last_line(last_lines).partition(":")
-    return error.endswith(("MemoryError", "OutOfMemoryError"))
+    return error.endswith("MemoryError") and " " not in error
 
 
 def _why_it_ends(snapshot: JobSnapshot) -> Reason | None:
