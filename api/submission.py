@@ -19,7 +19,8 @@ from muster.completion import Completed, complete
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import checkpoints_of_job
-from muster.contracts.spec import JobSpec, Mode, checked, checked_job_id, usual_mode
+from muster.contracts.spec import JobSpec, Mode, usual_mode
+from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError
 
 RESERVED: Final = frozenset({"summaries", "purge"})

@@ -21,7 +21,7 @@ from muster.completion import complete
 from muster.contracts.environ import ServiceSettings, spec_from_environment
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.layout import DataDirectory, checkpoints_of_job
-from muster.contracts.spec import checked, checked_job_id
+from muster.contracts.spec_problems import checked, checked_job_id
 from store.database import Database
 from store.errors import StoreUnavailable
 from store.events import Events

@@ -14,6 +14,7 @@ from coordinator.actions import Move
 from coordinator.admission import admit
 from coordinator.charge import Charge
 from coordinator.exit_records import as_recorded
+from coordinator.incarnation_rows import ended_meanwhile
 from coordinator.moment import Moment
 from coordinator.rows import Attachment, snapshot_of
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
@@ -157,11 +158,13 @@ def _processes(job: Job, workers: Sequence[Worker]) -> list[ProcessRecord]:
 def _charge_of(
     job: Job, rows: Sequence[Worker], members: Sequence[Member], files: JobFiles, now: Moment
 ) -> Charge:
-    return Charge(
+    charge = Charge(
         snapshot=snapshot_of(job, _ends_heard(job, rows, files), members, now),
         attachment=Attachment(started_at=job.started_at),
         committed_workers={row.rank: row for row in rows},
     )
+    charge.note(ended_meanwhile(charge.snapshot, rows, now))
+    return charge
 
 
 def _ends_heard(job: Job, rows: Sequence[Worker], files: JobFiles) -> list[Worker]:

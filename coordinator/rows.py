@@ -14,6 +14,7 @@ from coordinator.pool_rows import pool_of
 from coordinator.rank_fold import ended_unseen
 from coordinator.snapshot import Cause, JobSnapshot, LayoutSnapshot, RankSnapshot, Verdict
 from coordinator.wording import describe_exit
+from muster.contracts.endings import RetryClass
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
@@ -56,7 +57,7 @@ def snapshot_of(
     """Return what a coordinator that has just come knows. No process of the job is left."""
     ranks = {worker.rank: _rank_of(worker) for worker in workers}
     if job.status in _NOT_YET_RUN:
-        ranks = {number: ended_unseen(rank, None) for number, rank in ranks.items()}
+        ranks = {number: _absent(rank) for number, rank in ranks.items()}
     else:
         ranks = {number: _in_trouble(rank) for number, rank in ranks.items()}
     return JobSnapshot(
@@ -83,6 +84,11 @@ def snapshot_of(
         # Nobody asked this job to stop, so it was the service that was going down.
         interrupting=job.status is JobStatus.STOPPING and job.stop_request is None,
     )
+
+
+def _absent(rank: RankSnapshot) -> RankSnapshot:
+    """Return the rank without its process, which is nothing to mention."""
+    return replace(ended_unseen(rank, COORDINATOR_RESTARTED), trouble=None)
 
 
 def _in_trouble(rank: RankSnapshot) -> RankSnapshot:
@@ -136,6 +142,9 @@ def _essence(worker: Worker) -> tuple[object, ...]:
         worker.process,
         worker.restarts,
         worker.failures,
+        worker.endings,
+        worker.fruitless,
+        worker.proven_step,
         worker.finished,
     )
 
@@ -156,6 +165,9 @@ def _rank_of(worker: Worker) -> RankSnapshot:
         identity=worker.process,
         restarts=worker.restarts,
         failures=worker.failures,
+        endings={RetryClass(kind): count for kind, count in worker.endings.items()},
+        fruitless=worker.fruitless,
+        proven_step=worker.proven_step,
         finished=worker.finished,
         step=worker.step,
         total_steps=worker.total_steps,
@@ -179,6 +191,9 @@ def _worker_of(rank: RankSnapshot, now: Moment) -> Worker:
         process=rank.identity,
         restarts=rank.restarts,
         failures=rank.failures,
+        endings={kind.value: count for kind, count in rank.endings.items()},
+        fruitless=rank.fruitless,
+        proven_step=rank.proven_step,
         finished=rank.finished,
         step=rank.step,
         total_steps=rank.total_steps,

@@ -10,6 +10,7 @@ MusterError
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── DatasetError …         muster/datasets/errors.py
 ├── InvalidProgram         muster/program.py
+├── ProgramRaised          muster/program.py
 ├── Differs                muster/synchronous/taking_up.py
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered

@@ -74,6 +74,16 @@ class Refused(_Message, frozen=True, tag="refused"):
     message: str
 
 
+class Raised(_Message, frozen=True, tag="raised"):
+    """The program raised an error in this step, and the rank is about to exit.
+
+    What the program computes is a function of the step: the same error again is no accident.
+    """
+
+    step: Count
+    message: str
+
+
 class Ready(_Message, frozen=True, tag="ready"):
     """A rank of a synchronous job has its program and its data, and waits for a layout."""
 
@@ -129,7 +139,17 @@ class Saved(_Message, frozen=True, tag="saved"):
 
 
 RankMessage: TypeAlias = (
-    Executing | Hello | Beat | Warned | Refused | Ready | TookUp | Stranded | Disputed | Saved
+    Executing
+    | Hello
+    | Beat
+    | Warned
+    | Refused
+    | Raised
+    | Ready
+    | TookUp
+    | Stranded
+    | Disputed
+    | Saved
 )
 
 
@@ -201,6 +221,8 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     exit_code: int | None
     signal: int | None
     last_lines: tuple[str, ...]
+    out_of_memory: bool = False
+    """The kernel killed it for its memory, as far as that can be known."""
 
 
 AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited

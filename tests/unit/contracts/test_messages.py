@@ -19,6 +19,7 @@ from muster.contracts.messages import (
     Hello,
     KillRank,
     Layout,
+    Raised,
     RankExited,
     RankSaid,
     RankSpawned,
@@ -76,6 +77,7 @@ FROM_RANKS = [
     LATER_BEAT,
     Warned(message="careful: ü"),
     Refused(reason=Reason.INVALID_PROGRAM, message="no"),
+    Raised(step=7, message="gradient() failed"),
     Ready(port=4711),
     TookUp(generation=3, step=12),
     Stranded(generation=3, message="the channel to rank 1 is closed"),
@@ -104,6 +106,7 @@ FROM_AGENTS = [
     *(RankSaid(rank=1, incarnation=2, message=message) for message in FROM_RANKS),
     RankExited(rank=1, incarnation=2, exit_code=0, signal=None, last_lines=()),
     RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=("a", "b")),
+    RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=(), out_of_memory=True),
 ]
 LAYOUT = Layout(
     generation=3,

@@ -10,7 +10,7 @@ from stage import Regression, write_samples
 from muster.collectives.tree import Block
 from muster.datasets.drawing import Drawer
 from muster.datasets.listing import find_shards
-from muster.program import Batch, Contribution, InvalidProgram, State
+from muster.program import Batch, Contribution, InvalidProgram, ProgramRaised, State
 from muster.synchronous.course import Course
 from muster.synchronous.shares import Shares
 from muster.synchronous.tally import TALLY_ELEMENTS, read_tally
@@ -123,8 +123,9 @@ def test_a_state_cannot_be_written_to(drawer: Drawer) -> None:
     program = Meddling()
     state = program.initial(3)
     before = state["weights"].copy()
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(ProgramRaised, match=r"at step 0: .*ValueError: .*read-only") as caught:
         updated(shares_of(drawer, program), state)
+    assert caught.value.step == 0
     assert (state["weights"] == before).all()
 
 
