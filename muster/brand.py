@@ -69,9 +69,12 @@ def wear_brand(mark: str) -> None:
         resource.setrlimit(LIMIT, (brand, brand))
 
 
-def brand_of(pid: int) -> int | None:
-    """Return the number a process wears; None if there is no such process, or it is not ours."""
+def brand_of(pid: int) -> int:
+    """Return the number a process wears: no brand if it is none of ours, 0 if there is none.
+
+    Always a number, since a range looks for anything else one by one.
+    """
     try:
         return resource.prlimit(pid, LIMIT)[0]
     except (ProcessLookupError, PermissionError):
-        return None
+        return 0
