@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check test chaos bench lock clean
+.PHONY: help up demo check test chaos contain bench lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -36,6 +36,9 @@ test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choos
 
 chaos: $(STAMP) ## random kills, pauses and sizes for real jobs, ten minutes (ARGS='SCHEDULES SEED')
 	$(BIN)/python tests/elastic_schedules.py $(ARGS)
+
+contain: $(STAMP) ## 500 ranks that leave processes behind, and decoys (ARGS='TRIALS SEED')
+	$(BIN)/python tests/containment.py $(ARGS)
 
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench
