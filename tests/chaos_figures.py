@@ -1,0 +1,167 @@
+"""From what was seen to figures: when each fault was noticed, and when nothing was left of it.
+
+*Detected*: the job's event about it, or for a service the restarter that saw it end. *Recovered*:
+the first look in which the job is well, without the victim, and further than before the fault; for
+the API the first answer, for the coordinator the first step that is on record after its restart.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from chaos_faults import Kind, Victim
+from chaos_observer import JobSeen, Look
+from chaos_strikes import Strike
+
+ENDS_OF_A_RANK = frozenset({"rank_exited", "rank_killed", "agent_lost"})
+NOT_LONG_SECONDS = 60.0
+"""After so long it was something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What the product tells of a job."""
+
+    at: float
+    kind: str
+    rank: int | None
+    incarnation: int | None
+
+    @classmethod
+    def read(cls, event: Mapping[str, object]) -> "Event":
+        at = datetime.fromisoformat(str(event["at"])).timestamp()
+        rank, incarnation = event["rank"], event["incarnation"]
+        assert isinstance(rank, int | None)
+        assert isinstance(incarnation, int | None)
+        return cls(at=at, kind=str(event["kind"]), rank=rank, incarnation=incarnation)
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """All faults of one kind for one sort of victim."""
+
+    injected: int = 0
+    observed: int = 0
+    inside: int = 0
+    restarted: int = 0
+    """Ranks that were started again because of it, beside the victim itself."""
+    detected_seconds: list[float] = field(default_factory=list)
+    recovered_seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Everything that was seen of a run."""
+
+    strikes: Sequence[Strike]
+    looks: Sequence[Look]
+    events: Mapping[str, Sequence[Event]]
+    """Of each job."""
+    ends: Mapping[Victim, Sequence[float]]
+    """Of each service."""
+
+    def rows(self) -> dict[tuple[Victim, Kind], Row]:
+        """Return the table, and the restarts that no fault explains under nobody's name."""
+        rows: dict[tuple[Victim, Kind], Row] = defaultdict(Row)
+        for strike in self.strikes:
+            row = rows[strike.fault.victim, strike.fault.kind]
+            row.injected += 1
+            row.observed += strike.observed
+            row.inside += strike.inside
+            self._time(strike, row)
+        for strike in self._causes():
+            if strike is not None:
+                rows[strike.fault.victim, strike.fault.kind].restarted += 1
+        return rows
+
+    def unexplained_restarts(self) -> int:
+        return sum(strike is None for strike in self._causes())
+
+    def _time(self, strike: Strike, row: Row) -> None:
+        detected = self._detected_at(strike)
+        if detected is not None:
+            row.detected_seconds.append(detected - strike.at)
+        recovered = self._recovered_at(strike, detected)
+        if recovered is not None:
+            row.recovered_seconds.append(recovered - strike.at)
+
+    def _detected_at(self, strike: Strike) -> float | None:
+        target = strike.target
+        if not strike.fault.kind.ends or strike.fault.victim is Victim.TEMPLATE:
+            return None  # nobody has to
+        if target.job_id is None:
+            return _first_after(strike.at, self.ends[strike.fault.victim])
+        kinds = {Victim.RANK: ENDS_OF_A_RANK}.get(strike.fault.victim, frozenset({"agent_lost"}))
+        events = self.events.get(target.job_id, ())
+        concerned = [it.at for it in events if it.kind in kinds and it.rank in {None, target.rank}]
+        return _first_after(strike.at, concerned)
+
+    def _recovered_at(self, strike: Strike, detected: float | None) -> float | None:
+        if detected is None:
+            return None
+        later = [look for look in self.looks if detected < look.at < strike.at + NOT_LONG_SECONDS]
+        if strike.fault.victim is Victim.API:
+            return later[0].at if later else None
+        jobs = [strike.target.job_id] if strike.target.job_id else list(self.events)
+        return min(
+            (at for job_id in jobs if (at := self._well_again_at(strike, job_id, later))),
+            default=None,
+        )
+
+    def _well_again_at(self, strike: Strike, job_id: str, later: Sequence[Look]) -> float | None:
+        before = self._before(strike.at, job_id)
+        if before is None:
+            return None
+        for look in later:
+            seen = look.jobs.get(job_id)
+            if seen is not None and _is_past(seen, before, strike):
+                return look.at
+        return None
+
+    def _before(self, moment: float, job_id: str) -> JobSeen | None:
+        looks = (
+            it.jobs[job_id] for it in reversed(self.looks) if it.at < moment and job_id in it.jobs
+        )
+        return next(looks, None)
+
+    # Whose fault a restart was
+
+    def _causes(self) -> Iterator[Strike | None]:
+        """Yield, for every restart of a rank that was not struck itself, the fault behind it."""
+        for job_id, events in self.events.items():
+            started: dict[int, float] = {}
+            for event in events:
+                if event.kind != "rank_started" or event.rank is None:
+                    continue
+                since = started.get(event.rank)
+                started[event.rank] = event.at
+                if since is not None:
+                    cause = self._cause(job_id, event.rank, since, event.at)
+                    if cause is None or cause.fault.victim is not Victim.RANK:
+                        yield cause
+
+    def _cause(self, job_id: str, rank: int, since: float, until: float) -> Strike | None:
+        """Return what struck the rank between two starts, or else its agent, or the coordinator."""
+        between = [it for it in self.strikes if since < it.at < until]
+        own = [it for it in between if (it.target.job_id, it.target.rank) == (job_id, rank)]
+        agents = [
+            it for it in between if it.fault.victim is Victim.AGENT and it.target.job_id == job_id
+        ]
+        services = [it for it in between if it.fault.victim is Victim.COORDINATOR]
+        found = own or agents or services
+        return found[-1] if found else None
+
+
+def _is_past(seen: JobSeen, before: JobSeen, strike: Strike) -> bool:
+    if seen.is_over:
+        return True
+    if strike.fault.victim is Victim.COORDINATOR:
+        return seen.step > before.step
+    pid = strike.target.record.pid
+    is_gone = all(rank.pid != pid for rank in seen.ranks)
+    return is_gone and seen.is_well and seen.step > before.step
+
+
+def _first_after(moment: float, times: Sequence[float]) -> float | None:
+    return min((it for it in times if moment < it < moment + NOT_LONG_SECONDS), default=None)
