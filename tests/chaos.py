@@ -1,9 +1,9 @@
 """Kill anything: a whole installation at work, and faults for every process of it.
 
-``python tests/chaos.py [--faults 300] [--seed 7] [--minutes 25]`` runs in a new installation, prints
-a report, and exits with 1 if anything that must hold does not. The seed decides the jobs, the
-faults and their order; whom of several processes a fault meets, and at which instruction, depends
-on the machine as well, so a failure may need a second run to show again.
+``python tests/chaos.py [--faults 300] [--seed 7] [--minutes 25]`` runs in a new installation,
+prints a report, and exits with 1 if anything that must hold does not. The seed decides the jobs,
+the faults and their order; whom of several processes a fault meets, and at which instruction,
+depends on the machine as well, so a failure may need a second run to show again.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Plan:
         }
 
 
-def run(plan: Plan, root: Path) -> Report:
+def run(plan: Plan, root: Path, say: Callable[[str], None]) -> Report:
     """Run all of it in a new installation below `root`."""
     began_at = time.monotonic()
     write_dataset(root / "shards", synthetic(samples=512, shards=8, features=8))
@@ -77,7 +78,7 @@ def run(plan: Plan, root: Path) -> Report:
         observer = Observer(installation)
         fields = {kind: plan.fields(kind, SLOW_SECONDS) for kind in plan.kinds}
         workload = Workload(installation, observer, width=plan.jobs, seed=plan.seed, fields=fields)
-        striker = Striker(installation, workload, observer)
+        striker = Striker(installation, workload, observer, say)
         with Scene(installation, observer, workload) as scene:
             for blow in blows(plan.faults, plan.seed):
                 if time.monotonic() > began_at + 60 * plan.minutes:
@@ -124,9 +125,14 @@ def main() -> int:
     # Asked to end, it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as directory:
-        report = run(plan, Path(directory))
-    print(*report.lines(), sep="\n", flush=True)  # noqa: T201  it is what this program is for
+        report = run(plan, Path(directory), _say)
+    for line in report.lines():
+        _say(line)
     return 1 if report.has_failed else 0
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)  # noqa: T201  it is what this program is for
 
 
 if __name__ == "__main__":

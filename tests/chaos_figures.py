@@ -110,7 +110,9 @@ class History:
         )
 
     def _well_again_at(self, strike: Strike, job_id: str, later: Sequence[Look]) -> float | None:
-        before = self._before(strike.at, job_id)
+        # What the old coordinator wrote last may have been seen only after its end.
+        is_service = strike.target.job_id is None
+        before = self._before(later[0].at if is_service and later else strike.at, job_id)
         if before is None:
             return None
         for look in later:

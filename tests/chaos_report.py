@@ -73,8 +73,8 @@ def facts_of(scene: Scene, striker: Striker, *, seconds: float) -> dict[str, obj
     return {
         "faults": f"{len(strikes)} injected, {sum(it.observed for it in strikes)} observed, "
         f"{sum(it.inside for it in strikes)} inside a checkpoint",
-        "jobs": f"{len(scene.workload.trainings)} trainings, {len(scene.workload.errands)} errands; "
-        f"{scene.workload.retried} submissions repeated because the answer was lost",
+        "jobs": f"{len(scene.workload.trainings)} trainings, {len(scene.workload.errands)} errands",
+        "submissions sent again as no answer came": scene.workload.retried,
         "reads of the newest checkpoint": scene.reading["reads"],
         "streams of logs resumed": sum(it.resumed for it in scene.followers.values()),
         "frozen ranks that had to be woken": sum(it.woken for it in strikes),

@@ -60,14 +60,37 @@ class Strike:
     woken: bool
     """Whether it had to be woken up: nobody had ended it."""
 
+    def __str__(self) -> str:
+        rank, job_id = self.target.rank, self.target.job_id
+        whose = ("" if rank is None else f" {rank}") + ("" if job_id is None else f" of {job_id}")
+        notes = [
+            note
+            for note, holds in {
+                "inside a checkpoint": self.inside,
+                "WITHOUT EFFECT": not self.observed,
+                "had to be woken": self.woken,
+            }.items()
+            if holds
+        ]
+        words = f"{self.fault.number}: {self.fault.kind} {self.fault.victim}{whose}"
+        return ", ".join([f"{words} (pid {self.target.record.pid})", *notes])
+
 
 class Striker:
     """Strikes, one blow after the other."""
 
-    def __init__(self, installation: Installation, workload: Workload, observer: Observer) -> None:
+    def __init__(
+        self,
+        installation: Installation,
+        workload: Workload,
+        observer: Observer,
+        say: Callable[[str], None],
+    ) -> None:
+        """`say` takes a line for every strike."""
         self._installation = installation
         self._workload = workload
         self._observer = observer
+        self._say = say
         self._steps: dict[str, int] = {}
         """Where each job was at the last blow."""
         self.strikes: list[Strike] = []
@@ -118,13 +141,12 @@ class Striker:
             # What a process has started has its mark, too: the oldest is the one that is meant.
             older = heads.get(mark, record)
             heads[mark] = min(older, record, key=lambda it: (it.start_ticks, it.pid))
-        targets = [
+        return [
             Target(record=record, job_id=lively[uid].job_id, rank=rank)
             for mark, record in sorted(heads.items())
             for uid, kind, rank in [_parsed(mark)]
             if uid in lively and kind is victim
         ]
-        return targets
 
     # When
 
@@ -173,9 +195,11 @@ class Striker:
         else:
             observed = was_there and bool(awaited(lambda: not is_running(record), END_SECONDS))
             woken = not observed and send_signal(record, SIGCONT)
-        self.strikes.append(
-            Strike(fault=fault, target=target, at=at, inside=inside, observed=observed, woken=woken)
+        strike = Strike(
+            fault=fault, target=target, at=at, inside=inside, observed=observed, woken=woken
         )
+        self.strikes.append(strike)
+        self._say(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {strike}")
 
 
 def awaited(look: Callable[[], Found], seconds: float) -> Found:

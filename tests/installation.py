@@ -180,8 +180,7 @@ class Installation:
         return [record for record, mark in self.marks() if mark.split("/")[1].isdigit()]
 
     def marks(self) -> list[tuple[ProcessRecord, str]]:
-        """Return every process of every job with what it carries: ``uid/rank/incarnation``,
-        ``uid/agent`` or ``uid/template``."""
+        """Return every process of every job, each with its mark: the job's uid, what it is."""
         uids = set(self.uids.values())
         marks = [(record, mark_of(record.pid) or "") for record in marked("")]
         return [(record, mark) for record, mark in marks if mark.partition("/")[0] in uids]
