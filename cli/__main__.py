@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli import dataset, pool
+from cli import chaos, dataset, pool
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 
@@ -72,7 +72,7 @@ def digest(
         typer.echo(f"{whose}  step {step}  sha256 {sha256}")
 
 
-for verb in (pool.scale, pool.pause, pool.resume, pool.workers, pool.audit):
+for verb in (pool.scale, pool.pause, pool.resume, pool.workers, pool.audit, chaos.chaos):
     app.command()(verb)
 
 
