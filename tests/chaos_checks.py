@@ -56,8 +56,6 @@ class Outcome:
         for strike in self.striker.strikes:
             if not strike.observed:
                 yield f"{strike}"
-        for fault in self.striker.missed:
-            yield f"there was nobody to meet {fault}"
 
     def _unfinished(self) -> Iterator[str]:
         for job_id in [it.job_id for it in self.workload.trainings] + self.workload.errands:

@@ -19,7 +19,7 @@ from installation import Installation
 HERE = Path(__file__).parent
 
 LOOK_SECONDS = 0.1
-RETRY_SECONDS = 0.1
+RETRY_SECONDS = 0.3
 ERRAND_LOOKS = 20
 """One errand in so many looks."""
 REPEATED = 1 / 3

@@ -15,7 +15,7 @@ import httpx
 from chaos_program import witness_directory
 
 NUMBERED = re.compile(r"\[rank (\d+)\] line (\d+) of (\S+)")
-RETRY_SECONDS = 0.1
+RETRY_SECONDS = 0.3
 PATIENCE_SECONDS = 20.0
 """A stream says something every 15 seconds, if only that it is there."""
 
@@ -24,7 +24,8 @@ class LogFollower:
     """Follows the logs of one job until the stream says that it has ended."""
 
     def __init__(self, url: str, job_id: str) -> None:
-        self._url = f"{url}/jobs/{job_id}/logs/stream"
+        self._client = httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False)
+        self._path = f"/jobs/{job_id}/logs/stream"
         self._job_id = job_id
         self._position: str | None = None
         self.has_ended = False
@@ -55,19 +56,20 @@ class LogFollower:
                 yield f"{witness.name} wrote {written} lines, and {found} are in the log"
 
     def _run(self) -> None:
-        while not (self.has_ended or self._is_given_up.is_set()):
-            try:
-                self._follow()
-            except httpx.TransportError:
-                self.resumed += 1
-                time.sleep(RETRY_SECONDS)
+        with self._client:
+            while not (self.has_ended or self._is_given_up.is_set()):
+                try:
+                    self._follow()
+                except httpx.TransportError:
+                    time.sleep(RETRY_SECONDS)
 
     def _follow(self) -> None:
         headers = {} if self._position is None else {"Last-Event-ID": self._position}
-        with httpx.stream("GET", self._url, headers=headers, timeout=PATIENCE_SECONDS) as answer:
+        with self._client.stream("GET", self._path, headers=headers) as answer:
             if answer.status_code == httpx.codes.NO_CONTENT:
                 self.has_ended = True
                 return
+            self.resumed += self._position is not None
             self._take_events(answer.iter_lines())
 
     def _take_events(self, lines: Iterator[str]) -> None:

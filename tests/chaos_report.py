@@ -73,6 +73,7 @@ def facts_of(scene: Scene, striker: Striker, *, seconds: float) -> dict[str, obj
     return {
         "faults": f"{len(strikes)} injected, {sum(it.observed for it in strikes)} observed, "
         f"{sum(it.inside for it in strikes)} inside a checkpoint",
+        "faults that met nobody": len(striker.missed),
         "jobs": f"{len(scene.workload.trainings)} trainings, {len(scene.workload.errands)} errands",
         "submissions sent again as no answer came": scene.workload.retried,
         "reads of the newest checkpoint": scene.reading["reads"],

@@ -5,7 +5,7 @@ that has its pid now.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ SAVE_SECONDS = 4.0
 END_SECONDS = 20.0
 """For the end of what was signalled: a rank that is asked to go may be saving."""
 STILL_SECONDS = 1.0
+TRIES = 3
+"""For a blow whose targets had ended before it fell."""
 
 Found = TypeVar("Found")
 
@@ -102,24 +104,36 @@ class Striker:
         time.sleep(blow.faults[0].pause_seconds)
         if blow.faults[0].waits_for_a_step:
             awaited(self._has_stepped, STEP_SECONDS)
-        found = list(self._targets(blow))
-        inside = self._reach_instant(*found[0]) if found else None
-        with inside or ExitStack():
-            struck = [
-                (*it, time.time(), send_signal(it[1].record, it[0].kind.signal)) for it in found
-            ]
-            is_inside = inside is not None and inside.is_unfinished()
-        for fault, target, at, was_there in struck:
-            self._see_through(fault, target, at=at, was_there=was_there, inside=is_inside)
+        for _ in range(TRIES):
+            if self._has_struck(blow):
+                break
+        else:
+            self.missed.extend(blow.faults)
         self._steps = {it.job_id: self._steps_of(it) for it in self._workload.lively()}
 
-    def _targets(self, blow: Blow) -> Iterator[tuple[Fault, Target]]:
+    def _has_struck(self, blow: Blow) -> bool:
+        """Signal all targets at once; return False if none of them was there any more."""
+        found = self._targets(blow)
+        saves = self._reach_instant(*found[0]) if found else None
+        with saves or ExitStack():
+            struck = [
+                (fault, target, time.time())
+                for fault, target in found
+                if send_signal(target.record, fault.kind.signal)
+            ]
+            inside = saves is not None and saves.is_unfinished()
+        for fault, target, at in struck:
+            self._see_through(fault, target, at=at, inside=inside)
+        return bool(struck)
+
+    def _targets(self, blow: Blow) -> list[tuple[Fault, Target]]:
+        """Two faults at once meet two processes, or else there is only one."""
+        found: list[tuple[Fault, Target]] = []
         for fault in blow.faults:
             target = awaited(lambda fault=fault: self._find(fault), SEARCH_SECONDS)
-            if target is None:
-                self.missed.append(fault)
-            else:
-                yield fault, target
+            if target is not None and target not in [other for _, other in found]:
+                found.append((fault, target))
+        return found
 
     # Whom it meets
 
@@ -184,16 +198,14 @@ class Striker:
 
     # What comes of it
 
-    def _see_through(
-        self, fault: Fault, target: Target, *, at: float, was_there: bool, inside: bool
-    ) -> None:
+    def _see_through(self, fault: Fault, target: Target, *, at: float, inside: bool) -> None:
         record, woken = target.record, False
         if fault.kind is Kind.NAP:
-            observed = was_there and _stands_still(record)
+            observed = _stands_still(record)
             time.sleep(fault.nap_seconds)
             send_signal(record, SIGCONT)
         else:
-            observed = was_there and bool(awaited(lambda: not is_running(record), END_SECONDS))
+            observed = bool(awaited(lambda: not is_running(record), END_SECONDS))
             woken = not observed and send_signal(record, SIGCONT)
         strike = Strike(
             fault=fault, target=target, at=at, inside=inside, observed=observed, woken=woken
