@@ -70,9 +70,9 @@ class LogFollower:
                 self.has_ended = True
                 return
             self.resumed += self._position is not None
-            self._take_events(answer.iter_lines())
+            self.take_events(answer.iter_lines())
 
-    def _take_events(self, lines: Iterator[str]) -> None:
+    def take_events(self, lines: Iterator[str]) -> None:
         """An event counts once it is whole: then its id says where to go on."""
         data: list[str] = []
         name, position = "", self._position
