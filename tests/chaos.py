@@ -86,9 +86,16 @@ def run(plan: Plan, root: Path, say: Callable[[str], None]) -> Report:
                 striker.strike(blow)
                 scene.meet_new_jobs()
             left = scene.come_to_rest()
-            outcome = Outcome(scene=scene, striker=striker, undisturbed=undisturbed, left=left)
+            history = _history(scene, striker)
+            outcome = Outcome(
+                scene=scene,
+                striker=striker,
+                undisturbed=undisturbed,
+                history=history,
+                left=left,
+            )
             return Report(
-                history=_history(scene, striker),
+                history=history,
                 breaches=outcome.breaches(),
                 facts=facts_of(scene, striker, seconds=time.monotonic() - began_at),
                 replay=plan.command,

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from chaos_figures import History
 from chaos_jobs import Training, Workload
 from chaos_scene import Scene
 from chaos_strikes import Striker
@@ -25,6 +26,7 @@ class Outcome:
     striker: Striker
     undisturbed: Mapping[str, Digests]
     """Of each kind of training; nothing else was submitted before the scene began."""
+    history: History
     left: Sequence[str]
     """Processes of jobs that were still there when all jobs had been over for a while."""
 
@@ -44,6 +46,7 @@ class Outcome:
             "no acknowledged job lost": self._lost(),
             "the bits of an undisturbed run": self._other_bits(),
             "every sample exactly once": self._inexact(),
+            "nobody else restarted": self.history.unexplained(),
             "logs without gaps": self._gaps(),
             "checkpoints intact and newer each time": self._bad_reads(),
             "nothing left behind": iter(self.left),

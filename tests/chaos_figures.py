@@ -70,13 +70,14 @@ class History:
             row.observed += strike.observed
             row.inside += strike.inside
             self._time(strike, row)
-        for strike in self._causes():
-            if strike is not None:
-                rows[strike.fault.victim, strike.fault.kind].restarted += 1
+        for _, cause in self._restarts():
+            if cause is not None:
+                rows[cause.fault.victim, cause.fault.kind].restarted += 1
         return rows
 
-    def unexplained_restarts(self) -> int:
-        return sum(strike is None for strike in self._causes())
+    def unexplained(self) -> Iterator[str]:
+        """Yield a sentence for every restart behind which there is no fault."""
+        return (sentence for sentence, cause in self._restarts() if cause is None)
 
     def _time(self, strike: Strike, row: Row) -> None:
         detected = self._detected_at(strike)
@@ -129,21 +130,23 @@ class History:
 
     # Whose fault a restart was
 
-    def _causes(self) -> Iterator[Strike | None]:
-        """Yield, for every restart of a rank that was not struck itself, the fault behind it."""
+    def _restarts(self) -> Iterator[tuple[str, Strike | None]]:
+        """Yield every restart of a rank that was not struck itself, and the fault behind it."""
         for job_id, events in self.events.items():
-            started: dict[int, float] = {}
+            started: dict[int | None, float] = {}
             for event in events:
-                if event.kind != "rank_started" or event.rank is None:
+                if event.kind != "rank_started":
                     continue
                 since = started.get(event.rank)
                 started[event.rank] = event.at
-                if since is not None:
-                    cause = self._cause(job_id, event.rank, since, event.at)
-                    if cause is None or cause.fault.victim is not Victim.RANK:
-                        yield cause
+                if since is None:
+                    continue
+                cause = self._cause(job_id, event.rank, since, event.at)
+                if cause is None or cause.fault.victim is not Victim.RANK:
+                    words = f"rank {event.rank} of {job_id} was started again"
+                    yield f"{words} at {_clock(event.at)}", cause
 
-    def _cause(self, job_id: str, rank: int, since: float, until: float) -> Strike | None:
+    def _cause(self, job_id: str, rank: int | None, since: float, until: float) -> Strike | None:
         """Return what struck the rank between two starts, or else its agent, or the coordinator."""
         between = [it for it in self.strikes if since < it.at < until]
         own = [it for it in between if (it.target.job_id, it.target.rank) == (job_id, rank)]
@@ -153,6 +156,10 @@ class History:
         services = [it for it in between if it.fault.victim is Victim.COORDINATOR]
         found = own or agents or services
         return found[-1] if found else None
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")
 
 
 def _is_past(seen: JobSeen, before: JobSeen, strike: Strike) -> bool:

@@ -7,6 +7,7 @@ answered, some of them once more after that: there must be one job for every key
 import random
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,8 @@ class Workload:
         self.errands: list[str] = []
         self.doubled: list[str] = []
         """Sentences about keys that made more than one job."""
+        self.refusals: list[str] = []
+        """What the API answered when it did not accept a job."""
         self.retried = 0
         """Submissions whose answer was lost."""
 
@@ -145,9 +148,9 @@ class Workload:
                 answer = self._installation.request(
                     "POST", "/jobs", json={**fields}, headers={"Idempotency-Key": key}
                 )
+                if answer.status_code == httpx.codes.CREATED:
+                    return dict(answer.json())
+                self.refusals.append(answer.text)
             except httpx.TransportError:
                 self.retried += 1
-                self._is_ending.wait(RETRY_SECONDS)
-                continue
-            assert answer.status_code == httpx.codes.CREATED, answer.text
-            return dict(answer.json())
+            time.sleep(RETRY_SECONDS)

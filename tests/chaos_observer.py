@@ -59,6 +59,8 @@ class Observer:
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.looks: list[Look] = []
+        self.refusals: list[str] = []
+        """What the API answered when it did not answer with a job."""
 
     def start(self) -> None:
         self._thread.start()
@@ -94,6 +96,9 @@ class Observer:
                 lively = [it for it in self._attended if not self.is_over(it)]
                 jobs = {job_id: self._see(job_id) for job_id in lively}
             except httpx.TransportError:
+                continue
+            except AssertionError as refusal:
+                self.refusals.append(str(refusal))
                 continue
             self._last.update(jobs)
             self.looks.append(Look(at, jobs))

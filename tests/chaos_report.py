@@ -42,7 +42,6 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         yield from table(HEADER, self._rows())
-        yield f"restarts that no fault explains: {self.history.unexplained_restarts()}"
         yield ""
         for name, fact in self.facts.items():
             yield f"{name}: {fact}"
@@ -76,6 +75,9 @@ def facts_of(scene: Scene, striker: Striker, *, seconds: float) -> dict[str, obj
         "faults that met nobody": len(striker.missed),
         "jobs": f"{len(scene.workload.trainings)} trainings, {len(scene.workload.errands)} errands",
         "submissions sent again as no answer came": scene.workload.retried,
+        "answers of the API that were refusals": len(
+            [*scene.workload.refusals, *scene.observer.refusals]
+        ),
         "reads of the newest checkpoint": scene.reading["reads"],
         "streams of logs resumed": sum(it.resumed for it in scene.followers.values()),
         "frozen ranks that had to be woken": sum(it.woken for it in strikes),
