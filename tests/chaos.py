@@ -32,6 +32,8 @@ from muster.datasets.writer import write_dataset
 SLOW_SECONDS = 0.05
 """Of one step, while there are faults."""
 HEARTBEAT_TIMEOUT = 3.0
+START_GRACE_SECONDS = 15.0
+"""A rank that is frozen before its first beat is given up after this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class Plan:
             **fields_of(kind, self.steps),
             "sleep_sec": sleep_seconds,
             "heartbeat_timeout": HEARTBEAT_TIMEOUT,
+            "start_grace_seconds": START_GRACE_SECONDS,
             # Every fault is ours, so nobody gives up.
             "max_restarts": 1_000_000,
         }

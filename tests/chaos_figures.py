@@ -147,15 +147,24 @@ class History:
                     yield f"{words} at {_clock(event.at)}", cause
 
     def _cause(self, job_id: str, rank: int | None, since: float, until: float) -> Strike | None:
-        """Return what struck the rank between two starts, or else its agent, or the coordinator."""
+        """Return the last fault between two starts that explains the second one.
+
+        What ended the rank itself comes before what ended its agent or the coordinator; what only
+        stood still for a moment explains a restart if nothing else does.
+        """
         between = [it for it in self.strikes if since < it.at < until]
         own = [it for it in between if (it.target.job_id, it.target.rank) == (job_id, rank)]
-        agents = [
-            it for it in between if it.fault.victim is Victim.AGENT and it.target.job_id == job_id
-        ]
-        services = [it for it in between if it.fault.victim is Victim.COORDINATOR]
-        found = own or agents or services
+        others = [it for it in between if _may_end_ranks(it, job_id)]
+        ends, stands = [it for it in own if it.fault.kind.ends], [*others, *own]
+        found = ends or [it for it in others if it.fault.kind.ends] or stands
         return found[-1] if found else None
+
+
+def _may_end_ranks(strike: Strike, job_id: str) -> bool:
+    """Whether ranks of a job may have to start again because of what another process met."""
+    victim = strike.fault.victim
+    is_agent = victim is Victim.AGENT and strike.target.job_id == job_id
+    return is_agent or victim is Victim.COORDINATOR
 
 
 def _clock(at: float) -> str:

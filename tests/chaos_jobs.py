@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 
 LOOK_SECONDS = 0.1
 RETRY_SECONDS = 0.3
+ANSWER_SECONDS = 60.0
 ERRAND_LOOKS = 20
 """One errand in so many looks."""
 REPEATED = 1 / 3
@@ -108,9 +109,9 @@ class Workload:
         self._thread.start()
 
     def finish(self) -> None:
-        """Submit nothing more."""
+        """Submit nothing more, once what was sent last is answered."""
         self._is_ending.set()
-        self._thread.join()
+        self._thread.join(ANSWER_SECONDS)
 
     def lively(self) -> list[Training]:
         """Return the trainings that are not over."""

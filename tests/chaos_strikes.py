@@ -29,8 +29,8 @@ STEP_SECONDS = 20.0
 """For the step that has to come between two faults."""
 SAVE_SECONDS = 4.0
 """For a checkpoint to be inside of."""
-END_SECONDS = 20.0
-"""For the end of what was signalled: a rank that is asked to go may be saving."""
+END_SECONDS = 40.0
+"""For the end of what was signalled: a rank that is frozen has to be missed first."""
 STILL_SECONDS = 1.0
 TRIES = 3
 """For a blow whose targets had ended before it fell."""
