@@ -139,7 +139,24 @@ class Striker:
 
     def _find(self, fault: Fault) -> Target | None:
         candidates = self._candidates(fault.victim)
-        return candidates[int(fault.lot * len(candidates))] if candidates else None
+        if fault.kind is Kind.FREEZE:
+            # Nobody can miss a command's process that has not said yet that it will beat.
+            candidates = [it for it in candidates if self._beats(it)]
+        if not candidates:
+            return None
+        target = candidates[int(fault.lot * len(candidates))]
+        return target if fault.calls is None else self._who_saves(target, candidates)
+
+    def _who_saves(self, target: Target, candidates: list[Target]) -> Target:
+        """Return the rank that saves for the one that was chosen."""
+        together = [it.job_id for it in self._workload.lively() if it.is_together]
+        if target.rank is None or target.job_id not in together:
+            return target
+        writer = self._observer.writer(target.job_id)
+        return next((it for it in candidates if it.record.pid == writer), target)
+
+    def _beats(self, target: Target) -> bool:
+        return target.record.pid in self._observer.beating(target.job_id or "")
 
     def _candidates(self, victim: Victim) -> list[Target]:
         if not victim.belongs_to_a_job:
