@@ -20,7 +20,6 @@ WELL = frozenset({"live", "finished"})
 class RankSeen:
     state: str
     pid: int | None
-    worker_id: str
     beats: bool
     """It has said a word: from now on its silence is noticed."""
 
@@ -88,12 +87,6 @@ class Observer:
         seen = self._last.get(job_id)
         return set() if seen is None else {rank.pid for rank in seen.ranks if rank.beats}
 
-    def writer(self, job_id: str) -> int | None:
-        """Return the pid of the first in the group: in a synchronous job it saves for all."""
-        seen = self._last.get(job_id)
-        living = [rank for rank in seen.ranks if rank.pid] if seen else []
-        return min(living, key=lambda rank: int(rank.worker_id)).pid if living else None
-
     def steps(self, job_id: str) -> int:
         seen = self._last.get(job_id)
         return 0 if seen is None else seen.step
@@ -125,6 +118,5 @@ def _rank_seen(worker: Mapping[str, Any]) -> RankSeen:
     return RankSeen(
         worker["state"],
         worker["pid"],
-        worker["worker_id"],
         worker["last_heartbeat_age_seconds"] is not None,
     )

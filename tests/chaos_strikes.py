@@ -148,12 +148,12 @@ class Striker:
         return target if fault.calls is None else self._who_saves(target, candidates)
 
     def _who_saves(self, target: Target, candidates: list[Target]) -> Target:
-        """Return the rank that saves for the one that was chosen."""
+        """Return the rank that saves for the one that was chosen: the first of its group."""
         together = [it.job_id for it in self._workload.lively() if it.is_together]
         if target.rank is None or target.job_id not in together:
             return target
-        writer = self._observer.writer(target.job_id)
-        return next((it for it in candidates if it.record.pid == writer), target)
+        group = [it for it in candidates if it.job_id == target.job_id]
+        return min(group, key=lambda it: (it.record.start_ticks, it.record.pid))
 
     def _beats(self, target: Target) -> bool:
         return target.record.pid in self._observer.beating(target.job_id or "")
