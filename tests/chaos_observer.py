@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +90,6 @@ class Observer:
     def steps(self, job_id: str) -> int:
         seen = self._last.get(job_id)
         return 0 if seen is None else seen.step
-
-    def since(self, moment: float) -> Iterator[Look]:
-        """Yield the looks that began after `moment`."""
-        return (look for look in self.looks if look.at > moment)
 
     def _run(self) -> None:
         while not self._is_ending.wait(LOOK_SECONDS):
