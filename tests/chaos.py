@@ -74,7 +74,6 @@ class Plan:
 
 def run(plan: Plan, root: Path, say: Callable[[str], None]) -> Report:
     """Run all of it in a new installation below `root`."""
-    began_at = time.monotonic()
     write_dataset(root / "shards", synthetic(samples=512, shards=8, features=8))
     with Installation(root) as installation:
         undisturbed = {kind: _undisturbed(installation, plan, kind) for kind in plan.kinds}
@@ -82,6 +81,7 @@ def run(plan: Plan, root: Path, say: Callable[[str], None]) -> Report:
         fields = {kind: plan.fields(kind, SLOW_SECONDS) for kind in plan.kinds}
         workload = Workload(installation, observer, width=plan.jobs, seed=plan.seed, fields=fields)
         striker = Striker(installation, workload, observer, say)
+        began_at = time.monotonic()
         with Scene(installation, observer, workload) as scene:
             for blow in blows(plan.faults, plan.seed):
                 if time.monotonic() > began_at + 60 * plan.minutes:

@@ -14,7 +14,8 @@ from chaos_faults import Kind, Victim
 from chaos_observer import JobSeen, Look
 from chaos_strikes import Strike
 
-ENDS_OF_A_RANK = frozenset({"rank_exited", "rank_killed", "agent_lost"})
+ENDS_OF_A_RANK = frozenset({"rank_exited", "rank_killed"})
+ABOUT_AN_AGENT = "agent_"
 NOT_LONG_SECONDS = 60.0
 """After so long it was something else."""
 
@@ -93,27 +94,29 @@ class History:
             return None  # nobody has to
         if target.job_id is None:
             return _first_after(strike.at, self.ends[strike.fault.victim])
-        kinds = {Victim.RANK: ENDS_OF_A_RANK}.get(strike.fault.victim, frozenset({"agent_lost"}))
-        events = self.events.get(target.job_id, ())
-        concerned = [it.at for it in events if it.kind in kinds and it.rank in {None, target.rank}]
+        is_rank = strike.fault.victim is Victim.RANK
+        concerned = [
+            event.at
+            for event in self.events.get(target.job_id, ())
+            if event.kind.startswith(ABOUT_AN_AGENT)
+            or (is_rank and event.kind in ENDS_OF_A_RANK and event.rank == target.rank)
+        ]
         return _first_after(strike.at, concerned)
 
     def _recovered_at(self, strike: Strike, detected: float | None) -> float | None:
         if detected is None:
             return None
         later = [look for look in self.looks if detected < look.at < strike.at + NOT_LONG_SECONDS]
-        if strike.fault.victim is Victim.API:
+        if strike.fault.victim is Victim.API or not later:
             return later[0].at if later else None
-        jobs = [strike.target.job_id] if strike.target.job_id else list(self.events)
-        return min(
-            (at for job_id in jobs if (at := self._well_again_at(strike, job_id, later))),
-            default=None,
-        )
+        jobs = [strike.target.job_id] if strike.target.job_id else list(later[0].jobs)
+        again = (self._well_again_at(strike, job_id, later) for job_id in jobs)
+        return min((at for at in again if at is not None), default=None)
 
     def _well_again_at(self, strike: Strike, job_id: str, later: Sequence[Look]) -> float | None:
         # What the old coordinator wrote last may have been seen only after its end.
         is_service = strike.target.job_id is None
-        before = self._before(later[0].at if is_service and later else strike.at, job_id)
+        before = self._before(later[0].at if is_service else strike.at, job_id)
         if before is None:
             return None
         for look in later:
@@ -124,7 +127,7 @@ class History:
 
     def _before(self, moment: float, job_id: str) -> JobSeen | None:
         looks = (
-            it.jobs[job_id] for it in reversed(self.looks) if it.at < moment and job_id in it.jobs
+            it.jobs[job_id] for it in reversed(self.looks) if it.at <= moment and job_id in it.jobs
         )
         return next(looks, None)
 
@@ -133,15 +136,15 @@ class History:
     def _restarts(self) -> Iterator[tuple[str, Strike | None]]:
         """Yield every restart of a rank that was not struck itself, and the fault behind it."""
         for job_id, events in self.events.items():
-            started: dict[int | None, float] = {}
+            started: dict[int | None, Event] = {}
             for event in events:
                 if event.kind != "rank_started":
                     continue
-                since = started.get(event.rank)
-                started[event.rank] = event.at
-                if since is None:
-                    continue
-                cause = self._cause(job_id, event.rank, since, event.at)
+                before = started.get(event.rank)
+                started[event.rank] = event
+                if before is None or before.incarnation == event.incarnation:
+                    continue  # its first process, or the same one, told of once more
+                cause = self._cause(job_id, event.rank, before.at, event.at)
                 if cause is None or cause.fault.victim is not Victim.RANK:
                     words = f"rank {event.rank} of {job_id} was started again"
                     yield f"{words} at {_clock(event.at)}", cause
@@ -152,7 +155,7 @@ class History:
         What ended the rank itself comes before what ended its agent or the coordinator; what only
         stood still for a moment explains a restart if nothing else does.
         """
-        between = [it for it in self.strikes if since < it.at < until]
+        between = [it for it in self.strikes if since < it.until and it.at < until]
         own = [it for it in between if (it.target.job_id, it.target.rank) == (job_id, rank)]
         others = [it for it in between if _may_end_ranks(it, job_id)]
         ends, stands = [it for it in own if it.fault.kind.ends], [*others, *own]

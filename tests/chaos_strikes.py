@@ -55,6 +55,8 @@ class Strike:
     target: Target
     at: float
     """In seconds since 1970."""
+    until: float
+    """When it had taken effect: until then a process may have gone on with its work."""
     inside: bool
     """Whether a checkpoint was being written at that instant."""
     observed: bool
@@ -225,7 +227,13 @@ class Striker:
             observed = bool(awaited(lambda: not is_running(record), END_SECONDS))
             woken = not observed and send_signal(record, SIGCONT)
         strike = Strike(
-            fault=fault, target=target, at=at, inside=inside, observed=observed, woken=woken
+            fault=fault,
+            target=target,
+            at=at,
+            until=time.time(),
+            inside=inside,
+            observed=observed,
+            woken=woken,
         )
         self.strikes.append(strike)
         self._say(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {strike}")
