@@ -18,6 +18,7 @@ MusterError
 ├── PortTaken              api/__main__.py and cli/up.py, each in its own words
 ├── AlreadyUp              cli/up.py
 ├── DemoFailed             cli/demo.py
+├── FaultRefused           cli/chaos.py
 ├── ServerUnreachable      cli/server.py
 └── ServerRefused          cli/server.py
 

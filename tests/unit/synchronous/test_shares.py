@@ -157,7 +157,7 @@ def test_a_rank_is_at_work_while_its_program_computes_and_at_no_other_time(drawe
     program.seen.clear()
     sum_of(shares, Block(0, 0), step=0)
     assert not program.work.is_under_way
-    with pytest.raises(ValueError, match="in vain"):
+    with pytest.raises(ProgramRaised, match="in vain"):
         shares.update({}, {}, 0, {})
     assert not program.work.is_under_way
     assert program.seen == [True, True]
