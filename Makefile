@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check test chaos bench lock clean
+.PHONY: help up demo check test chaos contain bench lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -34,8 +34,14 @@ check: $(STAMP) ## format, lint, types, import floors, unit tests: stops at the 
 test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choose)
 	$(BIN)/pytest -n 2 --dist worksteal --durations 10 $(ARGS)
 
-chaos: $(STAMP) ## random kills, pauses and sizes for real jobs, ten minutes (ARGS='SCHEDULES SEED')
-	$(BIN)/python tests/elastic_schedules.py $(ARGS)
+# Every part can be run alone, longer and with another seed: docs/reliability.md.
+chaos: $(STAMP) ## kill anything, again and again, half an hour (ARGS='--faults 50 --seed 7')
+	$(BIN)/python tests/chaos.py $(ARGS)
+	$(BIN)/python tests/random_kills.py
+	$(BIN)/python tests/elastic_schedules.py
+
+contain: $(STAMP) ## 500 ranks that leave processes behind, and decoys (ARGS='TRIALS SEED')
+	$(BIN)/python tests/containment.py $(ARGS)
 
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench

@@ -36,6 +36,7 @@ from store.commits import Commits
 from store.database import Database
 from store.events import Events
 from store.idempotency import Answers
+from store.incarnations import Incarnations
 from store.jobs import Jobs
 from store.leases import COORDINATOR_LEASE, Leases
 from store.members import Members
@@ -121,6 +122,7 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         jobs=jobs,
         workers=workers,
         members=Members(database),
+        incarnations=Incarnations(database),
         commits=Commits(database),
         events=Events(database),
         answers=Answers(database),

@@ -9,7 +9,7 @@ from api.door import BODY_LIMIT_BYTES
 from api.handlers import install
 from api.problems import MEDIA_TYPE
 from api.queries import refuse_unknown_query
-from api.routes import audit, health, jobs, logs, pool, removal
+from api.routes import audit, health, incarnations, jobs, logs, pool, removal
 from api.schemas import ProblemView
 
 _PROBLEM: dict[str, Any] = {
@@ -43,6 +43,6 @@ def build(desk: FrontDesk) -> FastAPI:
     )
     app.state.desk = desk
     install(app)
-    for module in (health, jobs, pool, audit, logs, removal):
+    for module in (health, jobs, pool, audit, incarnations, logs, removal):
         app.include_router(module.router)
     return app

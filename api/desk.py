@@ -18,6 +18,7 @@ from store.commits import Commits
 from store.database import Database
 from store.events import Events
 from store.idempotency import Answers
+from store.incarnations import Incarnations
 from store.jobs import Jobs
 from store.members import Members
 from store.records import Job
@@ -32,6 +33,7 @@ class FrontDesk:
     jobs: Jobs
     workers: Workers
     members: Members
+    incarnations: Incarnations
     commits: Commits
     events: Events
     answers: Answers

@@ -5,11 +5,12 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 from fastapi import Depends, Query
+from msgspec.json import Decoder
 
 from api.problems import InvalidRequest, invalid_field
 from api.queries import statuses_of
@@ -19,27 +20,31 @@ from store.records import Job
 DEFAULT_LIMIT = 1000
 """High, so that small clients never page."""
 
-Place = tuple[datetime, JobId]
-"""Where a page ends: the last job's time of creation and id."""
+Place: TypeAlias = tuple[datetime, JobId]
+"""Where a page of jobs ends: the last one's time of creation and id."""
+
+PLACES: Final[Decoder[Place]] = Decoder(Place)
+
+AnyPlace = TypeVar("AnyPlace", bound=tuple[Any, ...])
 
 
-def encode_cursor(place: Place) -> str:
-    """Return `place` as an opaque word."""
+def encode_cursor(place: tuple[Any, ...]) -> str:
+    """Return `place`, which begins with a time, as an opaque word."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
 
 
-def decode_cursor(text: str | None) -> Place | None:
+def decode_cursor(text: str | None, places: Decoder[AnyPlace]) -> AnyPlace | None:
     """Return where the page before ended; raise `InvalidRequest` for what is no cursor."""
     if text is None:
         return None
     try:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        moment, job_id = msgspec.json.decode(raw, type=tuple[datetime, str])
+        place = places.decode(raw)
     except (binascii.Error, ValueError, msgspec.MsgspecError):
         raise _no_cursor() from None
-    if moment.tzinfo is None:
+    if place[0].tzinfo is None:
         raise _no_cursor()
-    return moment, JobId(job_id)
+    return place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,9 @@ async def _asked_page(
         str | None, Query(description="From the Link header of the page before.")
     ] = None,
 ) -> Page:
-    return Page(statuses=statuses_of(status, "status"), limit=limit, after=decode_cursor(cursor))
+    return Page(
+        statuses=statuses_of(status, "status"), limit=limit, after=decode_cursor(cursor, PLACES)
+    )
 
 
 AskedPage = Annotated[Page, Depends(_asked_page)]
@@ -72,8 +79,15 @@ def link_next(path: str, page: Page, last: Job) -> str:
     """Return the Link header that leads to the page after `last`."""
     every = set(page.statuses) == set(JobStatus)
     query = [] if every else [("status", status.value) for status in page.statuses]
-    query += [("limit", str(page.limit)), ("cursor", encode_cursor((last.created_at, last.job_id)))]
-    return f'<{path}?{urlencode(query)}>; rel="next"'
+    return next_page(path, query, page.limit, (last.created_at, last.job_id))
+
+
+def next_page(
+    path: str, query: Sequence[tuple[str, str]], limit: int, place: tuple[Any, ...]
+) -> str:
+    """Return the Link header that leads to what comes after `place`."""
+    asked = [*query, ("limit", str(limit)), ("cursor", encode_cursor(place))]
+    return f'<{path}?{urlencode(asked)}>; rel="next"'
 
 
 def _no_cursor() -> InvalidRequest:

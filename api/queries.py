@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from api.problems import FieldError, InvalidRequest, JobNotFound, WorkerNotFound, did_you_mean
 from muster.contracts.errors import InvalidSpec
 from muster.contracts.job import JobId, JobStatus
-from muster.contracts.spec import checked_job_id
+from muster.contracts.spec_problems import checked_job_id
 
 
 async def refuse_unknown_query(request: Request) -> None:

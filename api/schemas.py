@@ -106,9 +106,22 @@ class JobRequest(_Body):
     stop_grace_seconds: float = _number("stop_grace_seconds", "Seconds from SIGTERM to SIGKILL.")
     progress_timeout_seconds: float | None = _number(
         "progress_timeout_seconds",
-        "Seconds without a new step after which a rank is replaced. Default: never.",
+        "Seconds without a new step after which a rank is replaced that waits for no other. "
+        "Default: never.",
     )
-    max_restarts: int = _number("max_restarts", "Restarts of one rank before the job fails.")
+    max_restarts: int = _number(
+        "max_restarts", "Restarts of one rank after crashes before the job fails."
+    )
+    max_hangs: int = _number("max_hangs", "Restarts of one rank that hung.")
+    max_out_of_memory: int = _number(
+        "max_out_of_memory", "Restarts of one rank that ran out of memory."
+    )
+    max_preemptions: int = _number(
+        "max_preemptions", "Restarts of one rank that somebody else asked to stop."
+    )
+    max_fruitless: int = _number(
+        "max_fruitless", "Failures of one rank in a row without a new checkpoint."
+    )
     resume_from: str | None = Field(
         default=None,
         description="The job whose checkpoints this one starts from; its own id to go on.",
@@ -189,6 +202,7 @@ class WorkerView(BaseModel):
     checkpoints_saved: int
     last_checkpoint_step: int | None
     restarts: int
+    endings: dict[str, int] = Field(description="How often its processes ended in which way.")
     last_heartbeat_age_seconds: float | None
     exit_code: int | None
     exit_signal: int | None
@@ -208,6 +222,9 @@ class SummaryView(JobHeading):
     checkpoints_saved: int
     last_checkpoint_step: int | None = Field(description="The newest of any rank.")
     restarts: int
+    endings: dict[str, int] = Field(
+        description="How many processes of all ranks ended in which way; see /incarnations."
+    )
     workers: list[WorkerView]
 
 

@@ -13,11 +13,14 @@ from typing import Final
 
 from api.problems import Conflict, invalid_field
 from api.schemas import JobRequest
+from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.modes import refuse_other_mode
 from muster.completion import Completed, complete
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import checkpoints_of_job
-from muster.contracts.spec import JobSpec, checked, checked_job_id, usual_mode
+from muster.contracts.spec import JobSpec, Mode, usual_mode
+from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError
 
 RESERVED: Final = frozenset({"summaries", "purge"})
@@ -46,7 +49,7 @@ class Submitter:
         """Return what is to be stored.
 
         Raises `InvalidSpec` and `InvalidRequest` for what cannot be run, `Conflict` for the
-        checkpoints of an earlier job under the same id.
+        checkpoints of an earlier job under the same id, and for those of another mode.
         """
         job_id = self._job_id(request)
         asked = checked(_spec(request))
@@ -101,6 +104,14 @@ def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:
             source = checkpoints_of_job(completed.checkpoint_dir, resume_from)
             if not _holds_anything(source):
                 raise invalid_field("body", "resume_from", f"{source} holds no checkpoints")
+            _refuse_other_mode(source, completed.spec.mode)
+
+
+def _refuse_other_mode(source: Path, mode: Mode) -> None:
+    try:
+        refuse_other_mode(source, mode)
+    except CheckpointMismatch as error:
+        raise Conflict("checkpoints-of-another-mode", f"{error}.") from error
 
 
 @contextmanager

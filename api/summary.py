@@ -10,6 +10,7 @@ from typing import Final
 
 from api.schemas import SummaryView, WorkerView
 from api.views import heading
+from muster.contracts.endings import RetryClass
 from muster.contracts.rank import ProcessState
 from store.records import Job, Worker
 
@@ -36,6 +37,7 @@ def summary(job: Job, started: Sequence[Worker], now: datetime) -> SummaryView:
         checkpoints_saved=sum(worker.checkpoints_saved for worker in workers),
         last_checkpoint_step=last_checkpoint_step(workers),
         restarts=sum(worker.restarts for worker in workers),
+        endings=endings(started),
         workers=[worker_view(worker, now) for worker in workers],
     )
 
@@ -74,6 +76,7 @@ def worker_view(worker: Worker, now: datetime) -> WorkerView:
         checkpoints_saved=worker.checkpoints_saved,
         last_checkpoint_step=worker.last_checkpoint_step,
         restarts=worker.restarts,
+        endings=worker.endings,
         last_heartbeat_age_seconds=age_seconds(worker.last_heartbeat_at, now),
         exit_code=worker.exit_code,
         exit_signal=worker.exit_signal,
@@ -93,6 +96,13 @@ def throughput(worker: Worker) -> float:
     if worker.finished or worker.state not in _ALIVE:
         return 0.0
     return _finite(worker.throughput_steps_per_sec) or 0.0
+
+
+def endings(workers: Sequence[Worker]) -> dict[str, int]:
+    """Return how many processes of these ranks ended in each way, those that none did included."""
+    return {
+        kind.value: sum(worker.endings.get(kind, 0) for worker in workers) for kind in RetryClass
+    }
 
 
 def total_steps(workers: Sequence[Worker]) -> int | None:

@@ -40,6 +40,7 @@ from muster.synchronous.replica import Committed, Replica
 from muster.synchronous.shares import Shares
 from muster.synchronous.supply import Supply
 from muster.synchronous.trainer import Trainer
+from muster.synchronous.work import Work
 
 VIRTUAL_SHARDS = 32
 STEPS = 24
@@ -101,7 +102,7 @@ class Rank:
             checkpoint_every=1 << 30,
         )
         self.initial = self.program.initial(0)
-        self.shares = Shares(self.program, self.course, drawer, self.initial)
+        self.shares = Shares(self.program, self.course, drawer, self.initial, Work())
         self.supply = Supply(self.course, drawer, decoder_of(self.program))
         self.rank, self.world_size = rank, len(memory) // 2 - 1
         seats = [Seat(worker_id=n, rank=n, host="", port=0) for n in range(self.world_size)]
@@ -127,7 +128,7 @@ class Rank:
     def nothing(self, *_: object) -> None:
         """Nobody is told."""
 
-    took_up = stranded = disputed = keep = stepped = nothing
+    took_up = stranded = disputed = keep = unkept = pause = stepped = nothing
 
     def rest(self, _attend: object) -> None:
         before = Instant.now()

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from cli import dataset, pool
+from cli.chaos import chaos
+from cli.incarnations import incarnations
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 
@@ -72,7 +74,7 @@ def digest(
         typer.echo(f"{whose}  step {step}  sha256 {sha256}")
 
 
-for verb in (pool.scale, pool.pause, pool.resume, pool.workers, pool.audit):
+for verb in (pool.scale, pool.pause, pool.resume, pool.workers, pool.audit, incarnations, chaos):
     app.command()(verb)
 
 

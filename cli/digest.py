@@ -1,6 +1,5 @@
 """The identity of a job's newest checkpoints, read from disk and verified."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from muster.checkpoints.filesystem import LocalFileSystem
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.names import LATEST
 from muster.checkpoints.reader import Checkpoint, Reader
+from muster.contracts.layout import rank_of_checkpoints
 
 
 def digests(job: Path) -> Iterator[tuple[str, int, str]]:
@@ -47,7 +47,7 @@ def newest_checkpoint(directory: Path, rank: int) -> Checkpoint:
 def _ranks(job: Path) -> list[tuple[int, Path]]:
     found = []
     for directory in job.glob("worker_*"):
-        number = re.fullmatch(r"worker_(\d+)", directory.name)
-        if number:
-            found.append((int(number[1]), directory))
+        rank = rank_of_checkpoints(directory.name)
+        if rank is not None:
+            found.append((rank, directory))
     return sorted(found)

@@ -39,29 +39,29 @@ Last = Annotated[
 
 def scale(job: Job, ranks: Ranks) -> None:
     """Give a synchronous job another number of ranks, while it trains."""
-    with _server() as server:
-        found = server.patch(_path(job), {"world_size": ranks})
+    with connected() as server:
+        found = server.patch(path_of(job), {"world_size": ranks})
     typer.echo(f"{job} is to have {found['world_size']} ranks; see: muster workers {job}")
 
 
 def pause(job: Job) -> None:
     """Let a synchronous job take no further step; its ranks stay."""
-    with _server() as server:
-        server.post(_path(job, "pause"))
+    with connected() as server:
+        server.post(path_of(job, "pause"))
     typer.echo(f"{job} is to pause; end it with: muster resume {job}")
 
 
 def resume(job: Job) -> None:
     """Let a paused job go on."""
-    with _server() as server:
-        server.post(_path(job, "resume"))
+    with connected() as server:
+        server.post(path_of(job, "resume"))
     typer.echo(f"{job} is to go on")
 
 
 def workers(job: Job) -> None:
     """Show who is and was in a job's pool."""
-    with _server() as server:
-        found = server.get(_path(job, "workers"))
+    with connected() as server:
+        found = server.get(path_of(job, "workers"))
     for line in table(_WORKER_HEADER, map(_worker_row, found["workers"])):
         typer.echo(line)
     typer.echo(f"{found['world_size']} ranks are wanted")
@@ -69,8 +69,8 @@ def workers(job: Job) -> None:
 
 def audit(job: Job, last: Last = 10) -> None:
     """Show whether a job read every sample exactly once; exit code 1 if it did not."""
-    with _server() as server:
-        found = server.get(f"{_path(job, 'audit')}?limit={last}")
+    with connected() as server:
+        found = server.get(f"{path_of(job, 'audit')}?limit={last}")
     for line in _audit_lines(found):
         typer.echo(line)
     if found["exactly_once"] is False:
@@ -78,14 +78,16 @@ def audit(job: Job, last: Last = 10) -> None:
 
 
 @contextmanager
-def _server() -> Iterator["Server"]:
+def connected() -> Iterator["Server"]:
+    """Talk to the API for a while."""
     from cli.server import Server  # noqa: PLC0415  brings in httpx
 
     with Server(api_url(os.environ)) as server:
         yield server
 
 
-def _path(job: str, *rest: str) -> str:
+def path_of(job: str, *rest: str) -> str:
+    """Return the path of a job, or of something below it."""
     return "/".join(["/jobs", quote(job, safe=""), *rest])
 
 

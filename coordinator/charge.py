@@ -11,6 +11,7 @@ from coordinator.actions import Action
 from coordinator.chronicle import narrate
 from coordinator.fold import fold
 from coordinator.happenings import Happening
+from coordinator.incarnation_rows import incarnations_of
 from coordinator.launcher import AgentProcess
 from coordinator.moment import Moment
 from coordinator.plan import plan, wake_at
@@ -21,7 +22,16 @@ from coordinator.snapshot import NEVER, JobSnapshot
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import RankSaid, Saved
 from muster.contracts.process import ProcessRecord
-from store.records import Commit, EpochRecord, Event, JobChange, JobWrite, Member, Worker
+from store.records import (
+    Commit,
+    EpochRecord,
+    Event,
+    Incarnation,
+    JobChange,
+    JobWrite,
+    Member,
+    Worker,
+)
 
 _NO_TIME: Final = datetime.fromtimestamp(0, UTC)
 
@@ -33,6 +43,7 @@ class Draft:
     change: JobChange
     workers: dict[int, Worker]
     changed: list[Worker]
+    incarnations: dict[tuple[int, int], Incarnation]
     members: list[Member]
     """Of the pool, that differ from their rows."""
     commits: tuple[Commit, ...]
@@ -46,6 +57,7 @@ class Draft:
         return JobWrite(
             change=self.change,
             workers=self.changed,
+            incarnations=list(self.incarnations.values()),
             members=self.members,
             commits=self.commits,
             epochs=self.epochs,
@@ -83,6 +95,8 @@ class Charge:
     """Told, and not committed yet."""
     saved: list[tuple[Saved, Moment]] = field(default_factory=list)
     """Coordinated checkpoints that are durable, and not on record yet."""
+    incarnations: dict[tuple[int, int], Incarnation] = field(default_factory=dict)
+    """Processes that began or ended, by rank and incarnation, and are not on record as they are."""
     committed_members: dict[int, Member] = field(default_factory=dict)
     committed_change: JobChange | None = None
     committed_workers: dict[int, Worker] = field(default_factory=dict)
@@ -93,7 +107,10 @@ class Charge:
         self.revision += 1
         before = self.snapshot
         self.snapshot = fold(before, happening, now.monotonic)
+        self.note(incarnations_of(before, happening, self.snapshot, now))
         if isinstance(happening, RankSaid) and isinstance(happening.message, Saved):
+            # Whoever says so, and however late: it tells of what is on the disk, which stays true
+            # when its writer has been replaced. An old layout's writer is fenced off by the vault.
             self.saved.append((happening.message, now))
         entry = narrate(before, happening, self.snapshot)
         if entry is not None:
@@ -108,6 +125,10 @@ class Charge:
             )
         if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
             self.attach(started_at=now.wall)
+
+    def note(self, incarnations: Sequence[Incarnation]) -> None:
+        """Have these rows written with the next draft."""
+        self.incarnations |= {(row.rank, row.incarnation): row for row in incarnations}
 
     def decide(self, actions: Sequence[Action], now: Moment) -> None:
         """Take the actions of a plan; they are performed once that is durable."""
@@ -140,6 +161,7 @@ class Charge:
             change=change,
             workers=workers,
             changed=[workers[rank] for rank, how in hastes.items() if how is not Haste.NONE],
+            incarnations=dict(self.incarnations),
             members=[
                 member
                 for member in members_of(self.snapshot, now)
@@ -163,12 +185,16 @@ class Charge:
         self.written_revision = draft.revision
         del self.events[: len(draft.events)]
         del self.saved[: len(draft.commits)]
+        for key, row in draft.incarnations.items():
+            if self.incarnations[key] is row:  # and nothing newer
+                del self.incarnations[key]
         self.committed_members |= {row.worker_id: _outline(row) for row in draft.members}
 
     def _own_haste(self, change: JobChange) -> Haste:
         if self.decided or self.events:
             return Haste.AT_ONCE
-        return Haste.PROGRESS if self.saved or change != self.committed_change else Haste.NONE
+        unwritten = self.saved or self.incarnations
+        return Haste.PROGRESS if unwritten or change != self.committed_change else Haste.NONE
 
     def known_processes(self) -> list[ProcessRecord]:
         """Return the processes of its ranks that may run."""

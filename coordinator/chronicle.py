@@ -10,7 +10,7 @@ from coordinator import actions, happenings
 from coordinator.happenings import Happening
 from coordinator.snapshot import JobSnapshot
 from coordinator.wording import describe_exit, describe_layout, legible
-from muster.contracts.messages import Disputed, RankExited, RankSaid, RankSpawned, Warned
+from muster.contracts.messages import Disputed, RankExited, RankSaid, RankSpawned, Stranded, Warned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,8 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
     if after == before:
         return None
     match happening:
-        case RankSaid(message=Warned(message=warning)):
-            return _of_rank(after, happening.rank, "warned", warning)
-        case RankSaid(message=Disputed() as disputed):
-            return _of_dispute(disputed)
+        case RankSaid():
+            return _of_words(before, happening)
         case RankSpawned():
             return _of_rank(after, happening.rank, "rank_started", f"runs as pid {happening.pid}")
         case RankExited():
@@ -41,6 +39,18 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
             return Entry(kind="agent_lost", message=happening.message)
         case happenings.Taken():
             return _of_action(before, happening.action, after)
+        case _:
+            return None
+
+
+def _of_words(before: JobSnapshot, said: RankSaid) -> Entry | None:
+    match said.message:
+        case Warned(message=warning):
+            return _of_rank(before, said.rank, "warned", warning)
+        case Disputed() as disputed:
+            return _of_dispute(disputed)
+        case Stranded() as stranded:
+            return _of_stranded(before, said.rank, stranded)
         case _:
             return None
 
@@ -69,6 +79,17 @@ def _of_dispute(disputed: Disputed) -> Entry:
     one = len(disputed.workers) == 1
     message = f"worker{'' if one else 's'} {workers}: {legible(disputed.message)}"
     return Entry(kind="workers_disputed", message=message)
+
+
+def _of_stranded(before: JobSnapshot, rank: int, stranded: Stranded) -> Entry | None:
+    """Tell why there will be another layout, once: peers lose each other, and all say so."""
+    layout = before.layout
+    is_known = any(other.stranded >= layout.generation for other in before.ranks)
+    if is_known or stranded.generation != layout.generation:
+        return None
+    ranks = ", ".join(map(str, layout.ranks))
+    words = f"has lost the group of ranks {ranks}, in this order: {legible(stranded.message)}"
+    return _of_rank(before, rank, "rank_stranded", words)
 
 
 def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> Entry:

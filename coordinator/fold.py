@@ -7,11 +7,10 @@ present one change nothing: a stale process cannot speak for its successor.
 from dataclasses import replace
 from typing import assert_never
 
-from coordinator import actions, happenings, pool_fold, rank_fold
+from coordinator import actions, end_fold, happenings, pool_fold, rank_fold
 from coordinator.happenings import Happening
 from coordinator.snapshot import (
     AGENT_FAILURES_LIMIT,
-    NEVER,
     AgentState,
     Cause,
     JobSnapshot,
@@ -19,7 +18,7 @@ from coordinator.snapshot import (
     RankSnapshot,
     Verdict,
 )
-from coordinator.wording import describe_exit, legible, quote_end
+from coordinator.wording import legible
 from muster.contracts import job as job_rules
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
@@ -27,6 +26,7 @@ from muster.contracts.messages import (
     Disputed,
     Executing,
     Hello,
+    Raised,
     RankExited,
     RankMessage,
     RankSaid,
@@ -85,7 +85,18 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             return pool_fold.taken(snapshot, action, now)
         case _:
             rank = rank_fold.taken(snapshot.ranks[action.rank], action, now)
+            if isinstance(action, actions.Start):
+                rank = replace(rank, step_at_start=_step_at_start(snapshot, rank))
             return pool_fold.followed(snapshot.with_rank(rank), rank, action, now)
+
+
+def _step_at_start(snapshot: JobSnapshot, rank: RankSnapshot) -> int | None:
+    """Return where an incarnation begins: who trains with others learns it from them."""
+    if snapshot.is_synchronous:
+        return None
+    durable = snapshot.durable_step(rank)
+    is_resumed = snapshot.spec.resume_from is not None
+    return None if durable is None and is_resumed else durable or 0
 
 
 def _job_moved(snapshot: JobSnapshot, move: actions.Move) -> JobSnapshot:
@@ -198,7 +209,7 @@ def _from_rank(
         case RankSaid():
             return _said(snapshot, rank, message.message, now)
         case RankExited():
-            return _exited(snapshot, rank, message, now)
+            return end_fold.exited(snapshot, rank, message, now)
     assert_never(message)
 
 
@@ -217,69 +228,12 @@ def _said(
         case Ready() | TookUp() | Stranded() | Disputed() | Saved():
             return pool_fold.said(snapshot, rank, message, now)
         case Refused():
-            verdict = Verdict(
-                reason=message.reason,
-                message=f"rank {rank.rank}: {legible(message.message)}",
-                exit_code=1,
-            )
-            return replace(snapshot, verdict=snapshot.verdict or verdict)
+            return end_fold.refused(snapshot, rank, message)
+        case Raised():
+            return end_fold.raised(snapshot, rank, message)
     assert_never(message)
 
 
 def _forgiven(snapshot: JobSnapshot) -> JobSnapshot:
     """An agent that has ranks works; the agents lost before it no longer count."""
     return replace(snapshot, agent_failures=0) if snapshot.agent_failures else snapshot
-
-
-def _exited(
-    snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, now: float
-) -> JobSnapshot:
-    ended = pool_fold.judged(snapshot, rank_fold.exited(rank, exited))
-    snapshot = pool_fold.gone(snapshot, rank, ended, now)
-    if not rank.in_service:
-        return snapshot.with_rank(replace(ended, finished=False, trouble=None))
-    if snapshot.is_ending or ended.finished:
-        return snapshot.with_rank(ended)
-    if exited.exit_code == 0 and rank.stopping:
-        # Somebody else had asked it to go: it comes back, at no charge.
-        return snapshot.with_rank(_delayed(snapshot, ended, now))
-    trouble = rank.kill or pool_fold.dispute(snapshot, rank) or _cause(ended, exited)
-    return _failed(snapshot, replace(ended, trouble=trouble), exited, now)
-
-
-def _cause(ended: RankSnapshot, exited: RankExited) -> Cause:
-    # What a program says last before it gives up is why; before a signal it knew of nothing.
-    quote = quote_end(exited.last_lines) if exited.signal is None else ""
-    early = " before its training was over" if exited.exit_code == 0 else ""
-    return Cause(reason=Reason.WORKER_EXITED, message=describe_exit(ended) + early + quote)
-
-
-def _failed(
-    snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, now: float
-) -> JobSnapshot:
-    """Count the failure; either schedule the next incarnation or give the job up."""
-    if rank.restarts >= snapshot.spec.max_restarts:
-        return replace(snapshot.with_rank(rank), verdict=_out_of_restarts(snapshot, rank, exited))
-    return snapshot.with_rank(replace(_delayed(snapshot, rank, now), restarts=rank.restarts + 1))
-
-
-def _delayed(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RankSnapshot:
-    """Return the rank with the time of its next start."""
-    healthy_seconds = 0.0 if rank.live_at == NEVER else now - rank.live_at
-    failures = 1 + snapshot.backoff.failures_after(rank.failures, healthy_seconds)
-    delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
-    return replace(rank, failures=failures, start_at=now + delay)
-
-
-def _out_of_restarts(snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited) -> Verdict:
-    lines = "".join(f"\n  {line}" for line in exited.last_lines)
-    limit = snapshot.spec.max_restarts
-    end = describe_exit(rank) if rank.kill is None else rank.kill.message
-    return Verdict(
-        reason=Reason.RESTART_LIMIT,
-        message=(
-            f"rank {rank.rank} {end} and has used its {limit} restarts"
-            + (f"; the last lines of its log:{lines}" if lines else "; its log is empty")
-        ),
-        exit_code=exited.exit_code if exited.exit_code is not None else 128 + (exited.signal or 0),
-    )

@@ -16,11 +16,12 @@ from typing import Final
 import msgspec
 
 from coordinator.service import Service
+from muster.checkpoints.modes import refuse_other_mode
 from muster.completion import complete
 from muster.contracts.environ import ServiceSettings, spec_from_environment
 from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.layout import DataDirectory
-from muster.contracts.spec import checked, checked_job_id
+from muster.contracts.layout import DataDirectory, checkpoints_of_job
+from muster.contracts.spec_problems import checked, checked_job_id
 from store.database import Database
 from store.errors import StoreUnavailable
 from store.events import Events
@@ -67,6 +68,8 @@ def run(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
             # The same id means: go on from its checkpoints, whoever made them.
             spec = msgspec.structs.replace(spec, resume_from=job_id)
             completed = complete(spec, settings, Path.cwd())
+            earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
+            refuse_other_mode(earlier, completed.spec.mode)
             jobs.create(
                 job_id,
                 JobUid(uuid.uuid4().hex),

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from muster.cells import cells_of_job, clear_cell
 from muster.contracts.agent import AgentAssignment
 from muster.contracts.environ import MARK, NOT_FOR_RANKS
 from muster.contracts.layout import JobFiles
@@ -96,7 +97,7 @@ class LocalLauncher:
             send_signal(agent.record, signal.SIGKILL)
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
-        await asyncio.to_thread(_end_family, f"{job_uid}/", known)
+        await asyncio.to_thread(_end_family, job_uid, known)
 
     def _spawn(self, assignment: AgentAssignment) -> subprocess.Popen[bytes]:
         log = JobFiles(Path(assignment.job_root)).agent_log
@@ -140,14 +141,16 @@ def _watch(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | 
     return ended
 
 
-def _end_family(prefix: str, known: Sequence[ProcessRecord]) -> None:
-    """Kill what has the mark or is known, and its family, until nothing of that is left."""
+def _end_family(job_uid: str, known: Sequence[ProcessRecord]) -> None:
+    """Kill what has the job's mark or is known, and its family, until nothing of that is left."""
+    prefix = f"{job_uid}/"
     left = family([*marked(prefix), *known])
     for _ in range(SWEEP_ROUNDS):
-        if not left:
-            break
         for record in left:
             send_signal(record, signal.SIGKILL)
+        are_clear = [clear_cell(cell) for cell in cells_of_job(job_uid)]
+        if not left and all(are_clear):
+            break
         time.sleep(SWEEP_PAUSE_SECONDS)
         left = family([*marked(prefix), *left])
     if left:

@@ -101,7 +101,7 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
             yield KillProcess(rank=rank.rank, cause=_start_timeout(spec.start_grace_seconds))
     elif rank.beats and now >= rank.heard_at + spec.heartbeat_timeout:
         yield KillProcess(rank=rank.rank, cause=_heartbeat_timeout(spec.heartbeat_timeout))
-    elif _is_stuck(snapshot, rank, now):
+    elif _is_stuck(snapshot, rank):
         yield KillProcess(rank=rank.rank, cause=_no_progress(spec.progress_timeout_seconds))
     elif (
         rank.beats
@@ -111,11 +111,15 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
         yield Suspect(rank=rank.rank)
 
 
-def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
+def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """Whether a beat that came after all its time still tells of no progress.
+
+    Silence says nothing here: the next beat may tell of a step, or that the rank waits for others.
+    """
     limit = snapshot.spec.progress_timeout_seconds
     if limit is None or not rank.beats or not is_to_step(snapshot, rank):
         return False
-    return now >= rank.progressed_at + limit
+    return rank.heard_at >= rank.progressed_at + limit
 
 
 def _start_timeout(seconds: float) -> Cause:
@@ -293,8 +297,6 @@ def _moments_of_rank(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[floa
     elif rank.is_alive and rank.beats:
         yield rank.heard_at + SUSPICION * spec.heartbeat_timeout
         yield rank.heard_at + spec.heartbeat_timeout
-        if spec.progress_timeout_seconds is not None:
-            yield rank.progressed_at + spec.progress_timeout_seconds
 
 
 _RULES: tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...] = (

@@ -162,7 +162,8 @@ def _took_up(snapshot: JobSnapshot, rank: RankSnapshot, message: TookUp, now: fl
     pool = snapshot.pool
     if pool.members[rank.worker_id].state is WorkerState.SYNCING:
         pool = pools.activate(pool, rank.worker_id, now=now, step=message.step)
-    arrived = replace(rank, took_up=message.generation, step=message.step)
+    began = message.step if rank.step_at_start is None else rank.step_at_start
+    arrived = replace(rank, took_up=message.generation, step=message.step, step_at_start=began)
     changed = replace(snapshot, pool=pool).with_rank(arrived)
     in_force = all(changed.ranks[number].took_up == message.generation for number in layout.ranks)
     return replace(changed, pool=pools.settled(pool)) if in_force else changed

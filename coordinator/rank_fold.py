@@ -5,10 +5,10 @@ from math import isfinite
 from typing import assert_never
 
 from coordinator import actions
-from coordinator.snapshot import NEVER, Cause, RankSnapshot
+from coordinator.snapshot import NEVER, Cause, Ending, RankSnapshot
 from muster.contracts import rank as rank_rules
 from muster.contracts.backoff import Backoff
-from muster.contracts.job import Reason
+from muster.contracts.endings import RetryClass
 from muster.contracts.messages import Beat, RankExited
 from muster.contracts.rank import ProcessState
 
@@ -17,10 +17,6 @@ THROUGHPUT_WINDOW_SECONDS = 1.0
 
 THROUGHPUT_WEIGHT = 0.5
 """Of the newest window, in a moving average."""
-
-PREEMPTED = Cause(
-    reason=Reason.WORKER_EXITED, message="was asked to stop by somebody else and saved its work"
-)
 
 
 def taken(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSnapshot:
@@ -49,7 +45,11 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         live_at=NEVER,
         terminated=False,
         stopping=False,
+        waiting=False,
         kill=None,
+        refused=None,
+        raised=None,
+        step_at_start=None,
         warning=None,
         exit_code=None,
         exit_signal=None,
@@ -69,17 +69,30 @@ def _moved(rank: RankSnapshot, target: ProcessState) -> RankSnapshot:
     return replace(rank, process=rank_rules.move(rank.process, target))
 
 
-def ended_unseen(rank: RankSnapshot, trouble: Cause | None) -> RankSnapshot:
+def ended_unseen(rank: RankSnapshot, trouble: Cause) -> RankSnapshot:
     """Return the rank without its process, which is gone for no fault of its own."""
     if not rank.is_alive:
         return rank
-    return replace(
+    gone = replace(
         rank,
         process=ProcessState.EXITED,
         identity=None,
         throughput_steps_per_sec=0.0,
         trouble=trouble,
     )
+    return ended(
+        gone,
+        Ending(
+            retry_class=RetryClass.INFRASTRUCTURE, reason=trouble.reason, message=trouble.message
+        ),
+    )
+
+
+def ended(rank: RankSnapshot, ending: Ending) -> RankSnapshot:
+    """Return the rank, whose process is gone, with how it ended."""
+    kind = ending.retry_class
+    counted = {**rank.endings, kind: rank.endings.get(kind, 0) + 1}
+    return replace(rank, ending=ending, endings=counted)
 
 
 def orphaned(rank: RankSnapshot, now: float) -> RankSnapshot:
@@ -116,7 +129,8 @@ def beaten(rank: RankSnapshot, beat: Beat, backoff: Backoff, now: float) -> Rank
         loss=beat.loss if beat.loss is not None and isfinite(beat.loss) else None,
         metrics={name: value for name, value in beat.metrics.items() if isfinite(value)},
         stopping=beat.stopping,
-        progressed_at=now if beat.step != rank.step else rank.progressed_at,
+        waiting=beat.waiting,
+        progressed_at=now if _is_progress(rank, beat) else rank.progressed_at,
         failures=backoff.failures_after(rank.failures, healthy_seconds),
         checkpoints_saved=beat.checkpoints_saved,
         last_checkpoint_step=(
@@ -125,6 +139,11 @@ def beaten(rank: RankSnapshot, beat: Beat, backoff: Backoff, now: float) -> Rank
             else beat.last_checkpoint_step
         ),
     )
+
+
+def _is_progress(rank: RankSnapshot, beat: Beat) -> bool:
+    """Whether nobody can blame a rank until now; its time begins when it stops waiting."""
+    return beat.step != rank.step or beat.waiting or rank.waiting
 
 
 def _measured(rank: RankSnapshot, step: int, now: float) -> RankSnapshot:
@@ -149,18 +168,16 @@ def exited(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
 
     Code 0 means done, unless it had been asked to go: then work may be left.
     """
-    ended = replace(
+    gone = replace(
         _moved(rank, ProcessState.EXITED),
         identity=None,
         exit_code=message.exit_code,
         exit_signal=message.signal,
         throughput_steps_per_sec=0.0,
     )
-    if message.exit_code != 0 or rank.terminated:
-        return ended
-    if rank.stopping:
-        return replace(ended, trouble=PREEMPTED)
-    return replace(ended, finished=True, trouble=None)
+    if message.exit_code != 0 or rank.terminated or rank.stopping:
+        return gone
+    return replace(gone, finished=True, trouble=None)
 
 
 def pushed_on(rank: RankSnapshot, seconds: float) -> RankSnapshot:

@@ -14,6 +14,7 @@ from coordinator.actions import Move
 from coordinator.admission import admit
 from coordinator.charge import Charge
 from coordinator.exit_records import as_recorded
+from coordinator.incarnation_rows import ended_meanwhile
 from coordinator.launcher import AgentProcess
 from coordinator.moment import Moment
 from coordinator.rows import Attachment, inherited, inherited_with_agent, snapshot_of
@@ -171,11 +172,13 @@ class Roster:
 def _charge_of(
     job: Job, rows: Sequence[Worker], members: Sequence[Member], files: JobFiles, now: Moment
 ) -> Charge:
-    return Charge(
+    charge = Charge(
         snapshot=snapshot_of(job, _ends_heard(job, rows, files), members, now),
         attachment=Attachment(started_at=job.started_at),
         committed_workers={row.rank: row for row in rows},
     )
+    charge.note(ended_meanwhile(charge.snapshot, rows, now))
+    return charge
 
 
 def _inherited(
@@ -202,11 +205,13 @@ def _orphaned(
     living = [row.rank for row in rows if row.process is not None and is_running(row.process)]
     heard = {row.rank: row for row in _ends_heard(job, rows, files)}
     known = [row if row.rank in living else heard[row.rank] for row in rows]
-    return Charge(
+    charge = Charge(
         snapshot=inherited(job, known, members, now, living=living),
         attachment=Attachment(started_at=job.started_at),
         committed_workers={row.rank: row for row in rows},
     )
+    charge.note(ended_meanwhile(charge.snapshot, rows, now))
+    return charge
 
 
 def _ends_heard(job: Job, rows: Sequence[Worker], files: JobFiles) -> list[Worker]:

@@ -23,6 +23,7 @@ from coordinator.snapshot import (
     Verdict,
 )
 from coordinator.wording import describe_exit
+from muster.contracts.endings import RetryClass
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 from muster.contracts.pool import Pool, WorkerState
 from muster.contracts.process import ProcessRecord
@@ -164,7 +165,7 @@ def _adopted(
 def _ended(job: Job, rank: RankSnapshot) -> RankSnapshot:
     """Return the rank without its process; what has work left has to say why it does not run."""
     if job.status in _NOT_YET_RUN:
-        return ended_unseen(rank, None)
+        return replace(ended_unseen(rank, COORDINATOR_RESTARTED), trouble=None)
     if rank.is_alive:
         return ended_unseen(rank, COORDINATOR_RESTARTED)
     if rank.finished:
@@ -215,6 +216,9 @@ def _essence(worker: Worker) -> tuple[object, ...]:
         worker.process,
         worker.restarts,
         worker.failures,
+        worker.endings,
+        worker.fruitless,
+        worker.proven_step,
         worker.finished,
     )
 
@@ -235,6 +239,9 @@ def _rank_of(worker: Worker) -> RankSnapshot:
         identity=worker.process,
         restarts=worker.restarts,
         failures=worker.failures,
+        endings={RetryClass(kind): count for kind, count in worker.endings.items()},
+        fruitless=worker.fruitless,
+        proven_step=worker.proven_step,
         finished=worker.finished,
         step=worker.step,
         total_steps=worker.total_steps,
@@ -258,6 +265,9 @@ def _worker_of(rank: RankSnapshot, now: Moment) -> Worker:
         process=rank.identity,
         restarts=rank.restarts,
         failures=rank.failures,
+        endings={kind.value: count for kind, count in rank.endings.items()},
+        fruitless=rank.fruitless,
+        proven_step=rank.proven_step,
         finished=rank.finished,
         step=rank.step,
         total_steps=rank.total_steps,

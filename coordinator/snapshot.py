@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from muster.contracts.backoff import DEFAULT_BACKOFF, Backoff
+from muster.contracts.endings import RetryClass
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
-from muster.contracts.messages import Ready
+from muster.contracts.messages import Raised, Ready
 from muster.contracts.pool import Pool
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
@@ -56,6 +57,15 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an incarnation ended: what follows from it, and why, as a verb phrase for people."""
+
+    retry_class: RetryClass
+    reason: Reason | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSnapshot:
     """Who trains together, as it was last announced."""
 
@@ -88,9 +98,17 @@ class RankSnapshot:
     """We asked this incarnation to save and exit."""
     stopping: bool = False
     """It says that it was asked to, by us or by somebody else."""
+    waiting: bool = False
+    """It says that it waits for other ranks."""
     kill: Cause | None = None
     """SIGKILL was sent to this incarnation, and why."""
     killed_at: float = NEVER
+    refused: Cause | None = None
+    """What this incarnation said that starting it again would not help against."""
+    raised: Raised | None = None
+    """The error that its program raised in a step."""
+    ending: Ending | None = None
+    """How the last incarnation that is gone has ended."""
     trouble: Cause | None = None
     """Why the last incarnation is gone, until the next one is alive."""
     warning: str | None = None
@@ -102,6 +120,14 @@ class RankSnapshot:
     restarts: int = 0
     failures: int = 0
     """In a row, for the backoff."""
+    endings: Mapping[RetryClass, int] = field(default_factory=dict)
+    """How often an incarnation of this rank ended in each way."""
+    fruitless: int = 0
+    """Ends in a row, of those its program may be to blame for, without a new checkpoint."""
+    proven_step: int = -1
+    """The newest checkpoint that there was at the last of those."""
+    step_at_start: int | None = None
+    """Where this incarnation began; None while that is not known."""
     exit_code: int | None = None
     exit_signal: int | None = None
     step: int = 0
@@ -183,6 +209,8 @@ class JobSnapshot:
     pause_asked: bool = False
     disputed: frozenset[int] = frozenset()
     """Workers that hold other bits than the rest."""
+    raised: Raised | None = None
+    """The last error that the program raised in any of the ranks."""
     done: bool = False
     """A synchronous job whose last checkpoint is durable: its ranks have only to exit."""
     backoff: Backoff = DEFAULT_BACKOFF
@@ -201,6 +229,12 @@ class JobSnapshot:
     def step(self) -> int:
         """The furthest step that any rank has said it has taken."""
         return max((rank.step for rank in self.ranks), default=0)
+
+    def durable_step(self, rank: RankSnapshot) -> int | None:
+        """Return the newest checkpoint that `rank` would go on from, as far as it is known."""
+        saving = self.ranks if self.is_synchronous else (rank,)
+        steps = [one.last_checkpoint_step for one in saving]
+        return max((step for step in steps if step is not None), default=None)
 
     @property
     def in_service(self) -> tuple[RankSnapshot, ...]:

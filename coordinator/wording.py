@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from coordinator.snapshot import Cause, JobSnapshot, LayoutSnapshot, RankSnapshot
-from muster.contracts.endings import describe_end
+from muster.contracts.endings import RETRIES, describe_end
 
 QUOTE_LIMIT: Final = 200
 """Most characters of a log that a status message repeats."""
@@ -24,10 +24,21 @@ def legible(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else " " for c in cut)
 
 
+def last_line(last_lines: Sequence[str]) -> str:
+    """Return the last line of a log that is not blank; with a traceback it says what went wrong."""
+    return next((line.strip() for line in reversed(last_lines) if line.strip()), "")
+
+
 def quote_end(last_lines: Sequence[str]) -> str:
-    """Return the last line of a log in brackets: with a traceback, that is what went wrong."""
-    line = next((line.strip() for line in reversed(last_lines) if line.strip()), "")
+    """Return the last line of a log in brackets."""
+    line = last_line(last_lines)
     return f" ({line[:QUOTE_LIMIT]})" if line else ""
+
+
+def quote_lines(last_lines: Sequence[str]) -> str:
+    """Return the end of a log as what follows a sentence about a rank."""
+    lines = "".join(f"\n  {line}" for line in last_lines)
+    return f"; the last lines of its log:{lines}" if lines else "; its log is empty"
 
 
 def describe_layout(layout: LayoutSnapshot) -> str:
@@ -42,6 +53,8 @@ def describe_layout(layout: LayoutSnapshot) -> str:
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:
     """Return what happened to a rank that is down or coming back, and how often it has."""
     sentence = f"rank {rank.rank} {cause.message}"
-    if rank.restarts == 0:
+    retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
+    if rank.ending is None or retry is None or not retry.is_restart:
         return f"{sentence}; it goes on from its last checkpoint"
-    return f"{sentence}; restart {rank.restarts} of {snapshot.spec.max_restarts}"
+    count, limit = rank.endings[rank.ending.retry_class], getattr(snapshot.spec, retry.budget)
+    return f"{sentence}; restart {count} of {limit}{retry.occasion}"

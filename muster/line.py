@@ -67,6 +67,10 @@ class Line:
             content, descriptors, _, _ = socket.recv_fds(
                 self._channel, PACKET_LIMIT_BYTES, DESCRIPTORS_LIMIT, socket.MSG_DONTWAIT
             )
+        except ConnectionResetError:
+            # The agent died before it had heard all of us. That is said once; what it had told us
+            # comes next, and then its end.
+            return self.receive()
         except OSError:
             return None
         return (content, descriptors) if content else None

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final, cast
 
 from muster.contracts.errors import MusterError
-from muster.program import InvalidProgram, Program
+from muster.program import InvalidProgram, Program, ProgramRaised
 
 FUNCTIONS: Final = {
     "initial": ("seed",),
@@ -162,6 +162,15 @@ def their_errors(what: str, directory: Path) -> Iterator[None]:
             f"{what}: {_place(error, directory)}{type(error).__name__}: {error}. Correct it, and "
             "submit the job again"
         ) from error
+
+
+def raised_in(function: str, step: int, error: Exception) -> ProgramRaised:
+    """Return what to raise from an error of a program's function in a step; it names the line."""
+    return ProgramRaised(
+        step,
+        f"{function}() of the program failed at step {step}: "
+        f"{_place(error, Path('/'))}{type(error).__name__}: {error}",
+    )
 
 
 def _place(error: BaseException, directory: Path) -> str:

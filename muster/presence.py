@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import Beat, Hello, RankMessage, Warned
+from muster.program import ProgramRaised
 from muster.refusals import refusal_of
 from muster.voice import Heart, Voice
 
@@ -77,6 +78,9 @@ class Presence:
         if not isinstance(error, MusterError):
             sys.__excepthook__(kind, error, trace)
             return
+        if isinstance(error, ProgramRaised) and error.__cause__ is not None:
+            cause = error.__cause__
+            sys.__excepthook__(type(cause), cause, cause.__traceback__)
         print(f"muster: {error}", file=sys.stderr, flush=True)
         refusal = refusal_of(error)
         if refusal is not None:

@@ -7,12 +7,13 @@ id), and signals go through a pidfd that is opened first and checked second.
 import os
 import platform
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from muster.brand import brand_of, brands
 from muster.contracts.environ import MARK
 from muster.contracts.process import ProcessRecord
 
@@ -84,11 +85,22 @@ def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
 
 
 def marked(prefix: str) -> list[ProcessRecord]:
-    """Return the processes of this machine whose `MARK` starts with `prefix`.
+    """Return the processes of this machine that wear a brand of `prefix`, or have it as `MARK`.
 
-    The mark is inherited by everything a rank starts, whatever session it moves to.
+    Both are inherited by everything a rank starts, whatever session it moves to; the mark can be
+    wiped off, and is all that processes have that are no rank's. `prefix` ends where a part ends.
     """
-    return [record for pid in _pids() if (record := _marked_record(pid, prefix)) is not None]
+    wanted = brands(prefix)
+
+    def is_meant(pid: int) -> bool:
+        return brand_of(pid) in wanted or (mark_of(pid) or "").startswith(prefix)
+
+    return list(_surely(is_meant))
+
+
+def branded(wanted: Container[int]) -> Iterator[ProcessRecord]:
+    """Yield the processes of this machine that wear a brand that is `wanted`, as they are found."""
+    return _surely(lambda pid: brand_of(pid) in wanted)
 
 
 def family(heads: Iterable[ProcessRecord]) -> list[ProcessRecord]:
@@ -140,13 +152,14 @@ def mark_of(pid: int) -> str | None:
     return None
 
 
-def _marked_record(pid: int, prefix: str) -> ProcessRecord | None:
-    # Identified before and after: the mark then belongs to the record and to no successor.
-    before = identify(pid)
-    mark = mark_of(pid)
-    if before is None or mark is None or not mark.startswith(prefix):
-        return None
-    return before if identify(pid) == before else None
+def _surely(is_meant: Callable[[int], bool]) -> Iterator[ProcessRecord]:
+    for pid in _pids():
+        if not is_meant(pid):
+            continue
+        # Identified before and after: it is then this process that is meant, and no successor.
+        record = identify(pid)
+        if record is not None and is_meant(pid) and is_running(record):
+            yield record
 
 
 def _pids() -> Iterator[int]:

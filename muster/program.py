@@ -47,6 +47,17 @@ class InvalidProgram(MusterError):
     """
 
 
+class ProgramRaised(MusterError):
+    """The program raised an error in a step: an accident, unless the same comes again.
+
+    The error is the `__cause__`, with its traceback.
+    """
+
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(message)
+        self.step = step
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A part of the global batch; its length never changes during a job."""

@@ -11,7 +11,7 @@ from muster.checkpoints.errors import (
 )
 from muster.contracts.errors import MusterError
 from muster.contracts.job import Reason
-from muster.contracts.messages import Refused
+from muster.contracts.messages import Raised, Refused
 from muster.datasets.errors import (
     DatasetEmpty,
     DatasetMissing,
@@ -19,7 +19,7 @@ from muster.datasets.errors import (
     ShardChanged,
     ShardUnreadable,
 )
-from muster.program import InvalidProgram
+from muster.program import InvalidProgram, ProgramRaised
 
 _REASONS: Final[Mapping[type[MusterError], Reason]] = {
     DatasetMissing: Reason.INVALID_DATASET,
@@ -38,7 +38,12 @@ MESSAGE_LIMIT: Final = 8192
 """Characters of a reason: a longer message would not fit into the channel, and not be heard."""
 
 
-def refusal_of(error: MusterError) -> Refused | None:
-    """Return what to tell the agent, or None if starting again may help."""
+def refusal_of(error: MusterError) -> Refused | Raised | None:
+    """Return what to tell the agent, or None if starting again may help.
+
+    What a program raised may help once: that it comes again is for the coordinator to see.
+    """
+    if isinstance(error, ProgramRaised):
+        return Raised(step=error.step, message=str(error)[:MESSAGE_LIMIT])
     reason = _REASONS.get(type(error))
     return None if reason is None else Refused(reason=reason, message=str(error)[:MESSAGE_LIMIT])

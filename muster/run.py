@@ -36,7 +36,7 @@ from muster.checkpoints.reader import Checkpoint, Reader
 from muster.checkpoints.vault import Vault
 from muster.contracts.environ import RankSettings
 from muster.contracts.layout import checkpoints_of_rank
-from muster.contracts.messages import COUNT_MAX, Beat
+from muster.contracts.messages import COUNT_MAX, METRIC_NAME_LIMIT, METRICS_LIMIT, Beat
 from muster.contracts.shards import shards_of_rank
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.datasets.index import ShardIndex
@@ -48,12 +48,6 @@ from muster.voice import Voice
 
 STOP_LOOK_SECONDS: Final = 0.1
 """A sleep is not cut short by a signal, so long ones are taken in pieces."""
-
-METRICS_LIMIT: Final = 32
-"""Most metrics of one step; they travel with every beat."""
-
-METRIC_NAME_LIMIT: Final = 128
-"""Longest name of a metric that is kept."""
 
 
 def join() -> "Run":
@@ -184,7 +178,10 @@ class Run:
         return self._reader.batches(size, decoder or msgspec.json.Decoder())
 
     def step(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Say that a step is done: everything handed out since the last one is consumed."""
+        """Say that a step is done: everything handed out since the last one is consumed.
+
+        Of the metrics 64 are shown, by up to 128 characters of their names.
+        """
         self._reader.commit()
         if loss is not None:
             self._loss = float(loss)
@@ -251,6 +248,7 @@ class Run:
             checkpoints_saved=self._checkpoints_saved,
             last_checkpoint_step=self._last_checkpoint_step,
             stopping=stopping,
+            waiting=False,
         )
 
 

@@ -16,15 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.checkpoints.arrays import DTYPES
+from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT
 from muster.program import Contribution, InvalidProgram, State
 
 Vector: TypeAlias = NDArray[np.float32]
 
 _FLOAT32: Final = np.dtype(np.float32)
-
-METRICS_LIMIT: Final = 256
-METRIC_NAME_LIMIT: Final = 128
-"""Characters. All metrics go into one beat, and a beat that is too long is none."""
 
 
 class Leaf(NamedTuple):

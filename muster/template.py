@@ -24,6 +24,7 @@ import numpy as np
 
 import muster.classifier
 import muster.synchronous.rank  # noqa: F401  what a rank needs is there before it is forked
+from muster.containment import enclose
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, RankSettings
 from muster.contracts.spec import JobSpec
@@ -86,6 +87,7 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(request.environment, **{AGENT_FD: str(rank_channel)})
         _wear_mark(request.environment[MARK])
+        enclose(request.environment[MARK])
         os.chdir(request.working_dir)
         random.seed()
         np.random.seed()  # noqa: NPY002  a fork must not repeat its siblings' numbers

@@ -17,7 +17,7 @@ from muster.line import Line
 NEWS_SECONDS: Final = 0.2
 """A step is told at once if the last one was told at least this long ago."""
 
-PATIENCE_SECONDS: Final = 1.0
+ROOM_PATIENCE_SECONDS: Final = 1.0
 """How long something that will not be said again waits for an agent that is behind."""
 
 AGENT_LOOK_SECONDS: Final = 0.5
@@ -58,7 +58,7 @@ class Voice:
 
     def say_patiently(self, message: RankMessage) -> None:
         """Send a message, and wait a moment for room if there is none."""
-        self._line.await_room(PATIENCE_SECONDS)
+        self._line.await_room(ROOM_PATIENCE_SECONDS)
         self.say(message)
 
     @property
@@ -80,12 +80,12 @@ class Voice:
     def _say_again(self) -> bool:
         """Say everything that holds; return whether there was room for all of it."""
         for kind in list(self._standing):
-            if not self._line.await_room(PATIENCE_SECONDS):
+            if not self._line.await_room(ROOM_PATIENCE_SECONDS):
                 return False
             # Looked up late: the training thread may have a newer one by now.
             self._line.send(encode(self._standing[kind]))
         for saved in list(self._saved):
-            if not self._line.await_room(PATIENCE_SECONDS):
+            if not self._line.await_room(ROOM_PATIENCE_SECONDS):
                 return False
             self._line.send(encode(saved))
         return True

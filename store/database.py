@@ -1,11 +1,11 @@
 """The door to the rows: transactions that begin right, and errors that are sentences."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sqlalchemy import Connection, Table, make_url
+from sqlalchemy import Connection, Table, func, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -62,13 +62,18 @@ class Database:
             connection.exec_driver_sql(self._backend.begin_writing)
             yield connection
 
-    def upsert(self, table: Table) -> Insert:
-        """Return the statement that inserts a row, or replaces the one with the same key."""
+    def upsert(self, table: Table, kept: Collection[str] = ()) -> Insert:
+        """Return the statement that inserts a row, or replaces the one with the same key.
+
+        Columns that are `kept` stay what they are once they are something.
+        """
         insert = self._backend.insert(table)
         return insert.on_conflict_do_update(
             index_elements=list(table.primary_key),
             set_={
-                column.name: insert.excluded[column.name]
+                column.name: func.coalesce(column, insert.excluded[column.name])
+                if column.name in kept
+                else insert.excluded[column.name]
                 for column in table.c
                 if not column.primary_key
             },

@@ -18,6 +18,7 @@ __all__ = [
     "Commit",
     "EpochRecord",
     "Event",
+    "Incarnation",
     "Job",
     "JobChange",
     "JobWrite",
@@ -116,10 +117,38 @@ class Worker:
     last_heartbeat_at: datetime | None = None
     exit_code: int | None = None
     exit_signal: int | None = None
+    endings: dict[str, int] = field(default_factory=dict)
+    """How often its incarnations ended in each `muster.contracts.endings.RetryClass`."""
+    fruitless: int = 0
+    """Failures in a row without a new checkpoint."""
+    proven_step: int = -1
+    """The newest checkpoint at the last of them."""
 
     @property
     def worker_id(self) -> str:
         return f"{self.rank}.{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incarnation:
+    """One process of one rank. All about its end is None while it lives."""
+
+    rank: int
+    incarnation: int
+    pid: int | None
+    """None until it is known; kept when the process is gone."""
+    started_at: datetime
+    ended_at: datetime | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    retry_class: str | None = None
+    """The word of `muster.contracts.endings.RetryClass`."""
+    reason: str | None = None
+    message: str | None = None
+    """A verb phrase, with the last line of its log where that says why."""
+    step_at_start: int | None = None
+    """None where it is not known."""
+    step_at_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,13 +258,14 @@ class JobChange:
 class JobWrite:
     """Everything a coordinator writes about one job in one transaction.
 
-    A row of a worker, a member, a commit or an epoch replaces the one with the same key; events
-    are added.
+    A row of a worker, an incarnation, a member, a commit or an epoch replaces the one with the same
+    key; of an incarnation it is kept when and where it began, and its pid. Events are added.
     """
 
     change: JobChange
     """Says which job this is, whether or not its row changes."""
     workers: Sequence[Worker] = ()
+    incarnations: Sequence[Incarnation] = ()
     members: Sequence[Member] = ()
     commits: Sequence[Commit] = ()
     epochs: Sequence[EpochRecord] = ()

@@ -9,7 +9,17 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, in
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus
 from store.errors import JobMissing, JobOver
-from store.records import Commit, EpochRecord, Event, Job, JobChange, Lease, Member, Worker
+from store.records import (
+    Commit,
+    EpochRecord,
+    Event,
+    Incarnation,
+    Job,
+    JobChange,
+    Lease,
+    Member,
+    Worker,
+)
 from store.tables import EVENTS, JOBS
 
 _ONE: Final = select(JOBS).where(JOBS.c.job_id == bindparam("id"))
@@ -55,7 +65,7 @@ def update_job(connection: Connection, job_id: JobId, now: datetime, values: dic
 
 
 def values_of(
-    record: Job | Worker | Member | Commit | EpochRecord | JobChange | Lease,
+    record: Job | Worker | Incarnation | Member | Commit | EpochRecord | JobChange | Lease,
 ) -> dict[str, Any]:
     """Return the fields of `record` by the names of their columns."""
     return {field.name: getattr(record, field.name) for field in fields(record)}

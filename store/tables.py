@@ -1,13 +1,14 @@
 """The tables. A column is named like the field of `store.records` that it holds.
 
-jobs ──< workers      a rank of a job; goes with the job, like all below
-     ──< members      a worker of a synchronous job's pool; kept when it is gone
-     ──< departures   a member that was asked to leave
-     ──< commits      a durable checkpoint of all ranks together
-     ──< epochs       what was read in a pass over the data, and what should have been
-     ──< events       what happened to a job
-answers               the first answer to an idempotency key; outlives the job
-leases                who decides
+jobs ──< workers       a rank of a job; goes with the job, like all below
+     ──< incarnations  a process of a rank, and how it ended; kept when it is gone
+     ──< members       a worker of a synchronous job's pool; kept when it is gone
+     ──< departures    a member that was asked to leave
+     ──< commits       a durable checkpoint of all ranks together
+     ──< epochs        what was read in a pass over the data, and what should have been
+     ──< events        what happened to a job
+answers                the first answer to an idempotency key; outlives the job
+leases                 who decides
 """
 
 from typing import Final
@@ -96,6 +97,29 @@ WORKERS: Final = Table(
     Column("last_heartbeat_at", Moment),
     Column("exit_code", Integer),
     Column("exit_signal", Integer),
+    # The defaults are for a process of a release before, which does not name these columns.
+    Column("endings", Json(dict[str, int]), nullable=False, server_default="{}"),
+    Column("fruitless", BigInteger, nullable=False, server_default="0"),
+    Column("proven_step", BigInteger, nullable=False, server_default="-1"),
+)
+
+INCARNATIONS: Final = Table(
+    "incarnations",
+    METADATA,
+    Column("job_id", ForeignKey(JOBS.c.job_id, ondelete="CASCADE"), primary_key=True),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("incarnation", BigInteger, primary_key=True, autoincrement=False),
+    Column("pid", BigInteger),
+    Column("started_at", Moment, nullable=False),
+    Column("ended_at", Moment),
+    Column("exit_code", Integer),
+    Column("exit_signal", Integer),
+    Column("retry_class", String(32)),
+    Column("reason", Text),
+    Column("message", Text),
+    Column("step_at_start", BigInteger),
+    Column("step_at_end", BigInteger),
+    Index(None, "job_id", "started_at", "rank", "incarnation"),
 )
 
 MEMBERS: Final = Table(

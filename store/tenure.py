@@ -18,7 +18,7 @@ from store.database import Database
 from store.leases import beat
 from store.records import JobChange, JobWrite, Lease
 from store.rows import append_events, values_of
-from store.tables import COMMITS, EPOCHS, JOBS, MEMBERS, WORKERS
+from store.tables import COMMITS, EPOCHS, INCARNATIONS, JOBS, MEMBERS, WORKERS
 
 _CHANGED: Final = [field.name for field in fields(JobChange) if field.name not in ("job_id", "uid")]
 _PRESENT: Final = select(JOBS.c.job_id, JOBS.c.uid, *[JOBS.c[name] for name in _CHANGED]).where(
@@ -32,8 +32,17 @@ _CHANGE: Final = (
         | {JOBS.c.updated_at: bindparam("now"), JOBS.c.version: JOBS.c.version + 1}
     )
 )
-_REPLACED: Final = {"workers": WORKERS, "members": MEMBERS, "commits": COMMITS, "epochs": EPOCHS}
+_REPLACED: Final = {
+    "workers": WORKERS,
+    "incarnations": INCARNATIONS,
+    "members": MEMBERS,
+    "commits": COMMITS,
+    "epochs": EPOCHS,
+}
 """By the field of `JobWrite` that holds their rows."""
+
+_KEPT: Final = {"incarnations": ("pid", "started_at", "step_at_start")}
+"""What a coordinator that came later would know less well."""
 
 
 class Tenure:
@@ -43,7 +52,10 @@ class Tenure:
         self._database = database
         self._lease = lease
         self._clock = clock
-        self._upserts = {field: database.upsert(table) for field, table in _REPLACED.items()}
+        self._upserts = {
+            field: database.upsert(table, _KEPT.get(field, ()))
+            for field, table in _REPLACED.items()
+        }
 
     def commit(self, writes: Sequence[JobWrite]) -> None:
         """Write all of it or nothing, and renew the lease; it is durable on return.

@@ -173,18 +173,24 @@ class Installation:
 
     def running_processes(self) -> list[ProcessRecord]:
         """Return every process of every job ever submitted here: agents, ranks, their children."""
-        return [record for record, _ in self._marked()]
+        return [record for record, _ in self.marks()]
 
     def running_ranks(self) -> list[ProcessRecord]:
         """Return the same without the agents, which leave a moment after their job is over."""
-        return [record for record, mark in self._marked() if mark.split("/")[1].isdigit()]
+        return [record for record, mark in self.marks() if mark.split("/")[1].isdigit()]
 
-    def _marked(self) -> list[tuple[ProcessRecord, str]]:
+    def marks(self) -> list[tuple[ProcessRecord, str]]:
+        """Return every process of every job, each with its mark: the job's uid, what it is."""
         uids = set(self.uids.values())
         marks = [(record, mark_of(record.pid) or "") for record in marked("")]
         return [(record, mark) for record, mark in marks if mark.partition("/")[0] in uids]
 
     # Its jobs
+
+    @property
+    def url(self) -> str:
+        """Where the API listens, or did."""
+        return str(self._client.base_url).rstrip("/")
 
     def request(self, method: str, path: str, **arguments: object) -> httpx.Response:
         return self._client.request(method, path, **arguments)
@@ -193,7 +199,10 @@ class Installation:
         """Submit a job, of independent ranks unless `fields` say else; return its id."""
         answer = self._client.post("/jobs", json={"mode": "independent", **fields})
         assert answer.status_code == httpx.codes.CREATED, answer.text
-        job = answer.json()
+        return self.note(answer.json())
+
+    def note(self, job: Seen) -> str:
+        """Note a job that was accepted, so that its end is waited for; return its id."""
         self.uids[job["job_id"]] = job["job_uid"]
         self._unfinished.add(job["job_id"])
         return str(job["job_id"])

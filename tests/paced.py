@@ -5,6 +5,7 @@ So what is to happen to a job happens in its middle, however slow the machine is
 """
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,3 +47,19 @@ class Paced:
             time.sleep(float(self._pace.read_text()))
         except FileNotFoundError:
             return
+
+
+class Hanging(Paced):
+    """Hangs for ever in whichever rank is the first to find the file that asks one to."""
+
+    def _take_time(self) -> None:
+        super()._take_time()
+        try:
+            request_to_hang(self._pace).unlink()
+        except FileNotFoundError:
+            return
+        threading.Event().wait()
+
+
+def request_to_hang(pace: Path) -> Path:
+    return pace.with_suffix(".hang")

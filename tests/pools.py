@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from installation import Installation, Seen, await_value, is_over
-from paced import PACE_FILE
+from paced import PACE_FILE, request_to_hang
 
 from cli.digest import digests
 from muster.contracts.layout import checkpoints_of_job
@@ -127,6 +127,10 @@ class PooledJob:
         pid = self.active()[worker_id]
         os.kill(pid, number)
         return pid
+
+    def lets_one_hang(self) -> None:
+        """Let one rank hang in the program; whichever is the first."""
+        request_to_hang(self._pace).touch()
 
     def is_over(self) -> bool:
         return is_over(self.see())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.simulated import SimulatedGroup
@@ -28,6 +29,7 @@ from muster.synchronous.replica import Committed, Replica
 from muster.synchronous.shares import Shares
 from muster.synchronous.taking_up import Differs
 from muster.synchronous.trainer import Outcome, Trainer
+from muster.synchronous.work import Work
 
 FEATURES = 5
 
@@ -155,7 +157,10 @@ class Stage:
         self.groups: dict[int, SimulatedGroup] = {}
         self.generation = 0
         self.kept: tuple[dict[str, np.ndarray], Committed] | None = None
-        self.taken: list[tuple[int, int, str]] = []
+        self.full_at: list[int] = []
+        """The steps at which a checkpoint fails, each as often as it is listed."""
+        self.unkept: list[int] = []
+        self.taken: list[tuple[int, int]] = []
         self.disputes: list[tuple[int, ...]] = []
         self.reached = -1
         self.is_over = False
@@ -267,7 +272,7 @@ class Stage:
         )
         program = self.program()
         initial = program.initial(3)
-        shares = Shares(program, course, drawer, initial)
+        shares = Shares(program, course, drawer, initial, Work())
         player = Player(worker_id, rank, ScriptedLayouts(), Replica(initial))
         player.slots = np.zeros((self.virtual_shards, shares.elements), np.float32)
         trainer = Trainer(
@@ -315,10 +320,10 @@ class Stage:
         if self.is_over:
             self._part()
 
-    def took_up(self, player: Player, layout: Layout, step: int, digest: str) -> None:
+    def took_up(self, player: Player, layout: Layout, step: int) -> None:
         with self.lock:
             player.took_up = layout.generation
-            self.taken.append((layout.generation, step, digest))
+            self.taken.append((layout.generation, step))
             generation, meanwhile = self.held
             if layout.generation != self.generation or generation != self.generation:
                 return
@@ -348,6 +353,7 @@ class Stage:
 class _Meeting:
     stage: Stage
     player: Player
+    port: int = 0
 
     def enter(self, gathering: Gathering) -> Group | None:
         return self.stage.enter(self.player, gathering)
@@ -368,8 +374,8 @@ class _Witness:
             state, committed = self.stage.kept
             replica.flip({name: array.copy() for name, array in state.items()}, committed)
 
-    def took_up(self, layout: Layout, replica: Replica, digest: str) -> None:
-        self.stage.took_up(self.player, layout, replica.position.step, digest)
+    def took_up(self, layout: Layout, replica: Replica) -> None:
+        self.stage.took_up(self.player, layout, replica.position.step)
 
     def stranded(self, layout: Layout, error: CollectiveError) -> None:
         pass
@@ -383,6 +389,15 @@ class _Witness:
     def rest(self, attend: Callable[[], None]) -> None:
         attend()
 
+    def unkept(self, replica: Replica, _error: CheckpointFailed) -> None:
+        self.stage.unkept.append(replica.position.step)
+
+    def pause(self, attend: Callable[[], None]) -> None:
+        attend()
+
     def keep(self, _layout: Layout, replica: Replica) -> None:
+        if replica.position.step in self.stage.full_at:
+            self.stage.full_at.remove(replica.position.step)
+            raise CheckpointFailed("no space is left")
         state = {name: array.copy() for name, array in replica.state.items()}
         self.stage.kept = (state, replica.committed)

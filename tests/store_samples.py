@@ -17,6 +17,7 @@ from store.leases import Leases
 from store.records import (
     Commit,
     EpochRecord,
+    Incarnation,
     Job,
     JobChange,
     JobWrite,
@@ -74,6 +75,19 @@ def write_of(job: Job, **new: object) -> JobWrite:
 
 def worker(rank: int, **new: object) -> Worker:
     return Worker(**{"rank": rank, "incarnation": 0, "state": "live", "process": PROCESS, **new})
+
+
+def incarnation(rank: int, number: int, **new: object) -> Incarnation:
+    return Incarnation(
+        **{
+            "rank": rank,
+            "incarnation": number,
+            "pid": 4711,
+            "started_at": NOON,
+            "step_at_start": 5,
+            **new,
+        }
+    )
 
 
 def member(worker_id: int, **new: object) -> Member:

@@ -26,6 +26,7 @@ from muster.contracts.messages import (
     Beat,
     Disputed,
     Hello,
+    Raised,
     RankExited,
     RankMessage,
     RankSaid,
@@ -73,6 +74,7 @@ def beat(step: int = 0, **new: object) -> Beat:
         "checkpoints_saved": 0,
         "last_checkpoint_step": None,
         "stopping": False,
+        "waiting": False,
     }
     return Beat(**{**said, **new})
 
@@ -84,9 +86,15 @@ def exited(
     code: int | None = None,
     signal: int | None = None,
     lines: Sequence[str] = (),
+    out_of_memory: bool = False,
 ) -> RankExited:
     return RankExited(
-        rank=rank, incarnation=incarnation, exit_code=code, signal=signal, last_lines=tuple(lines)
+        rank=rank,
+        incarnation=incarnation,
+        exit_code=code,
+        signal=signal,
+        last_lines=tuple(lines),
+        out_of_memory=out_of_memory,
     )
 
 
@@ -206,6 +214,21 @@ class Story:
         incarnation = self.rank(rank).incarnation
         return self.hears(exited(rank, incarnation, signal=signal, lines=lines))
 
+    def is_ended(self, rank: int, **end: object) -> Self:
+        """Let a process end in whatever way `exited` knows."""
+        return self.hears(exited(rank, self.rank(rank).incarnation, **end))
+
+    def fails_in_step(self, rank: int, step: int, message: str = "update() failed") -> Self:
+        self.rank_says(rank, Raised(step=step, message=message))
+        return self.exits(rank, code=1, lines=[message])
+
+    def comes_back(self, rank: int) -> Self:
+        """Let time go by until a rank is there again."""
+        self.plans()
+        while not self.rank(rank).is_alive:
+            self.goes_on(HEARTBEAT_SECONDS)
+        return self.says_hello(rank)
+
     def refuses(self, rank: int, reason: Reason, message: str) -> Self:
         return self.rank_says(rank, Refused(reason=reason, message=message))
 
@@ -231,7 +254,7 @@ class Story:
         if generation is None:
             generation = self.job.layout.generation
         for rank in ranks:
-            self.rank_says(rank, TookUp(generation=generation, step=step, digest=32 * "0"))
+            self.rank_says(rank, TookUp(generation=generation, step=step))
         return self
 
     def all_take_up(self, step: int = 0) -> Self:

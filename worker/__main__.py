@@ -9,7 +9,8 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-from muster.contracts.environ import THREAD_PINS, RankSettings
+from muster.containment import enclose
+from muster.contracts.environ import MARK, THREAD_PINS, RankSettings
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job import Reason
 from muster.contracts.messages import Executing, RankMessage, Refused
@@ -28,6 +29,8 @@ def main() -> int:
     except InvalidEnvironment as error:
         print(f"muster: {error}", file=sys.stderr)
         return 2
+    if MARK in os.environ:  # not when started by hand
+        enclose(os.environ[MARK])
     if settings.command is not None:
         # By hand the defaults hold for the program, too.
         os.environ.setdefault("RANK", str(settings.rank))

@@ -1,8 +1,7 @@
 """One incarnation of one rank, seen by its parent: start, listen, signal, contain, reap.
 
-A rank leads a session of its own, so that a signal reaches its group; and it carries a mark that
-everything it starts inherits, so that what left the group is found too. As the agent is a child
-subreaper, all of it stays below the agent: a sweep never looks at a stranger.
+A rank leads a session of its own, so that a signal reaches its group; and it is enclosed
+(`muster.containment`), so that what left the group is found too.
 """
 
 import os
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from muster.containment import end_incarnation
 from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
 from muster.contracts.messages import (
@@ -24,7 +24,7 @@ from muster.contracts.messages import (
     decode_rank_message,
     encode,
 )
-from muster.processes import descendants, identify, mark_of, send_signal
+from muster.processes import identify
 from worker.logbook import Logbook
 from worker.starting import Starter
 
@@ -126,12 +126,7 @@ class Child:
     def contain(self) -> bool:
         """Kill whatever it started; return whether nothing of that is left."""
         self.signal_group(signal.SIGKILL)
-        leftovers = [pid for pid in descendants(os.getpid()) if self._is_leftover(pid)]
-        for pid in leftovers:
-            record = identify(pid)
-            if record is not None:
-                send_signal(record, signal.SIGKILL)
-        return not leftovers
+        return end_incarnation(self._mark)
 
     def reap(self) -> Ending:
         """Take the exit status; only after `has_exited`, and only once nothing is left."""
@@ -151,6 +146,3 @@ class Child:
         """Whether it had said that it was asked to stop."""
         beat = self.standing.get(Beat)
         return isinstance(beat, Beat) and beat.stopping
-
-    def _is_leftover(self, pid: int) -> bool:
-        return pid != self.pid and identify(pid) is not None and mark_of(pid) == self._mark

@@ -29,6 +29,7 @@ from muster.processes import descendants, identify, send_signal
 from worker.child import Child, Ending
 from worker.exits import write_exit_record
 from worker.logbook import Logbook
+from worker.memory import OomKills
 from worker.starting import Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
@@ -65,6 +66,7 @@ class Nursery:
         self._living: dict[int, Child] = {}
         self._exit_seen_at: dict[int, float] = {}
         self._ended: dict[int, _Obituary] = {}
+        self._oom_kills = OomKills()
         files.exits.mkdir(parents=True, exist_ok=True)
 
     def __bool__(self) -> bool:
@@ -184,6 +186,7 @@ class Nursery:
             signal=ending.signal,
             # Of one that ended well nobody asks, and thousands of them are told at once.
             last_lines=() if ending.exit_code == 0 else child.logbook.last_lines(),
+            out_of_memory=ending.signal == signal.SIGKILL and self._oom_kills.claim(),
         )
         self._note_end(exited, said=tuple(_standing(child)))
 

@@ -140,13 +140,19 @@ class Arena:
         header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
         magic, version, slot_count, elements, places, ring_bytes = _HEADER.unpack(header)
         if magic != _MAGIC or version != _VERSION:
-            raise PeerRefused("a peer's memory is no arena, or one of another version")
+            raise PeerRefused(
+                "a peer's memory is no arena, or one of another version: "
+                "run the same Muster everywhere"
+            )
         geometry = Geometry(
             slot_count=slot_count, elements=elements, places=places, ring_bytes=ring_bytes
         )
         # Reading behind the end of a file ends the process, so the header is not believed.
         if os.fstat(descriptor).st_size < geometry.size_bytes:
-            raise PeerRefused(f"a peer's arena is shorter than the {geometry.size_bytes} it says")
+            raise PeerRefused(
+                f"a peer's arena is shorter than the {geometry.size_bytes} bytes it says: "
+                "end that rank"
+            )
         return cls(map_memory(descriptor, geometry.size_bytes, is_writable=False), geometry)
 
     def ring(self, place: int) -> memoryview:
@@ -167,7 +173,10 @@ def map_memory(descriptor: int, size_bytes: int, *, is_writable: bool) -> mmap.m
             prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0),
         )
     except OSError as error:
-        raise TransportFailed(f"shared memory of {size_bytes} bytes cannot be mapped") from error
+        raise TransportFailed(
+            f"shared memory of {size_bytes} bytes cannot be mapped ({error}): "
+            "free some memory, raise the limit, or use TCP"
+        ) from error
 
 
 def refuse_other_machines() -> None:

@@ -232,9 +232,13 @@ class Channel:
     def _refused(self, reason: str) -> PeerRefused:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        return PeerRefused(f"rank {self.peer} broke the protocol: {reason}")
+        return PeerRefused(
+            f"rank {self.peer} broke the protocol: {reason}; run the same Muster everywhere"
+        )
 
     def _failed(self, error: OSError) -> ChannelClosed | TransportFailed:
         if isinstance(error, ConnectionError | TimeoutError):
             return ChannelClosed(self.peer)
-        return TransportFailed(f"talking to rank {self.peer} failed: {error}")
+        return TransportFailed(
+            f"talking to rank {self.peer} failed: {error}. Look at the network between the two"
+        )

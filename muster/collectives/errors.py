@@ -23,45 +23,53 @@ class CollectiveError(MusterError):
 
 class InvalidWorldSize(CollectiveError):
     def __init__(self, world_size: int, least: int) -> None:
-        super().__init__(f"a world size of {world_size} is too small: it takes at least {least}")
+        super().__init__(f"a world size of {world_size} is too small: give at least {least}")
         self.world_size = world_size
 
 
 class InvalidRank(CollectiveError):
     def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(f"rank {rank} is not in [0, {world_size})")
+        super().__init__(f"there is no rank {rank}: name one from 0 to {world_size - 1}")
         self.rank = rank
         self.world_size = world_size
 
 
 class SelfMessage(CollectiveError):
     def __init__(self, rank: int) -> None:
-        super().__init__(f"rank {rank} cannot send to itself or receive from itself")
+        super().__init__(
+            f"rank {rank} cannot send to itself or receive from itself: name another one"
+        )
         self.rank = rank
 
 
 class NotConnected(CollectiveError):
     def __init__(self, rank: int) -> None:
-        super().__init__(f"there is no connection to rank {rank}")
+        super().__init__(f"there is no connection to rank {rank}: let all ranks meet again")
         self.rank = rank
 
 
 class SizeMismatch(CollectiveError):
     def __init__(self, expected_bytes: int, got_bytes: int) -> None:
-        super().__init__(f"expected a message of {expected_bytes} bytes, got {got_bytes}")
+        super().__init__(
+            f"expected a message of {expected_bytes} bytes, got {got_bytes}: "
+            "let both ends name the same size"
+        )
         self.expected_bytes = expected_bytes
         self.got_bytes = got_bytes
 
 
 class TimedOut(CollectiveError):
     def __init__(self, seconds: float, waited_for: str) -> None:
-        super().__init__(f"{waited_for} did not come within {seconds:g} s")
+        super().__init__(
+            f"{waited_for} did not come within {seconds:g} s: "
+            "look at what the others do, or wait longer"
+        )
         self.seconds = seconds
 
 
 class ChannelClosed(CollectiveError):
     def __init__(self, rank: int) -> None:
-        super().__init__(f"the channel to rank {rank} is closed")
+        super().__init__(f"the channel to rank {rank} is closed: its log says why, if it has ended")
         self.rank = rank
 
 

@@ -197,10 +197,11 @@ def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
         if arena.geometry != own.geometry:
             raise PeerRefused(
                 f"rank {peer} made its arena for {arena.geometry}, this rank for {own.geometry}: "
-                "they run different programs"
+                "they run different programs, so start all with the same one"
             )
     if len(arenas) > own.geometry.places:
         raise BackendUnavailable(
-            f"an arena has places for {own.geometry.places} ranks, not for {len(arenas)}"
+            f"an arena has places for {own.geometry.places} ranks, not for {len(arenas)}: take "
+            "fewer ranks"
         )
     return own

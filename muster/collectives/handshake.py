@@ -66,11 +66,12 @@ def answer(own: Membership) -> Steps[Caller]:
     hello = yield Turn(b"", _HELLO.size)
     magic, generation, world_size, rank, peer, port, _ = _HELLO.unpack(hello)
     if magic != _MAGIC:
-        raise PeerRefused("somebody connected who is no rank")
+        raise PeerRefused("somebody connected who is no rank: keep strangers off this port")
     if (generation, world_size, peer) != (own.generation, own.world_size, own.rank):
         raise PeerRefused(
             f"somebody looks for rank {peer} of {world_size} in generation {generation}; this is "
-            f"rank {own.rank} of {own.world_size} in generation {own.generation}"
+            f"rank {own.rank} of {own.world_size} in generation {own.generation}: "
+            "end whoever is left of another group"
         )
     nonce = secrets.token_bytes(_NONCE_BYTES)
     proof = yield Turn(nonce + _proof(own, b"answer", hello + nonce), _PROOF_BYTES)
@@ -84,4 +85,6 @@ def _proof(own: Membership, role: bytes, talk: bytes) -> bytes:
 
 def _check(own: Membership, role: bytes, talk: bytes, proof: bytes) -> None:
     if not hmac.compare_digest(_proof(own, role, talk), proof):
-        raise PeerRefused("somebody connected who does not know the group's token")
+        raise PeerRefused(
+            "somebody connected who does not know the group's token: keep strangers off this port"
+        )

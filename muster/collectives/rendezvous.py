@@ -58,7 +58,10 @@ def meet(
         try:
             connections = meeting.connections(address, listener, listeners)
         except OSError as error:
-            raise TransportFailed(f"meeting the ranks at {address} failed: {error}") from error
+            raise TransportFailed(
+                f"meeting the ranks at {address} failed: {error}. "
+                "See whether that address can be reached from here"
+            ) from error
     return TcpBackend(
         own.rank,
         own.world_size,
@@ -169,7 +172,7 @@ class _Meeting:
             if not came:
                 raise PeerRefused(
                     f"rank {rank} hung up on rank {self._own.rank}: it has another token, "
-                    "generation or world size, or is gone"
+                    "generation or world size, or is gone: its log says which"
                 )
             data += came
         return data

@@ -1,6 +1,62 @@
-"""How a process ended, in words: one voice for ranks, agents and services."""
+"""How a process ended: in words, with one voice, and what follows from it. The policy is data."""
 
 import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+DO_NOT_RETRY_CODE: Final = 64
+"""A program that exits with it is not started again. Many use it already for a command line that
+makes no sense (EX_USAGE in sysexits.h), which is the same wish."""
+
+
+class RetryClass(StrEnum):
+    """What the end of one incarnation says about the next."""
+
+    FINISHED = "finished"
+    """It exited with code 0 and nothing is left to do."""
+    STOPPED = "stopped"
+    """We ended it, or its job was ending: there is no next one."""
+    CRASH = "crash"
+    """It failed by itself: an exit code, a signal, other bits than those of its group."""
+    HANG = "hang"
+    """It was silent, took no step, or gave no sign of life at its start, and was killed."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """It was killed for its memory, or said that it had too little."""
+    PREEMPTION = "preemption"
+    """Somebody else asked it to stop: a machine that is needed for something more important."""
+    INFRASTRUCTURE = "infrastructure"
+    """It ended with its agent or its coordinator, for no fault of its own."""
+    INVALID_PROGRAM = "invalid_program"
+    """It would only meet again what it met: the program, its data or its checkpoints are wrong."""
+    DO_NOT_RETRY = "do_not_retry"
+    """It exited with `DO_NOT_RETRY_CODE`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """What a class costs that is started again."""
+
+    budget: str
+    """The field of `JobSpec` that says how often one rank may end like this."""
+    is_restart: bool
+    """Counted in `restarts`, and among the ends without progress."""
+    occasion: str
+    """What is added to "restart 3 of 50"."""
+
+
+RETRIES: Final[Mapping[RetryClass, Retry]] = {
+    RetryClass.CRASH: Retry(budget="max_restarts", is_restart=True, occasion=""),
+    RetryClass.HANG: Retry(budget="max_hangs", is_restart=True, occasion=" after a hang"),
+    RetryClass.OUT_OF_MEMORY: Retry(
+        budget="max_out_of_memory", is_restart=True, occasion=" for lack of memory"
+    ),
+    RetryClass.PREEMPTION: Retry(
+        budget="max_preemptions", is_restart=False, occasion=" after a preemption"
+    ),
+}
+"""Infrastructure is started again without a limit, everything that is not named here never."""
 
 
 def describe_end(exit_code: int | None, signal_number: int | None) -> str:

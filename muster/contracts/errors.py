@@ -10,6 +10,7 @@ MusterError
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── DatasetError …         muster/datasets/errors.py
 ├── InvalidProgram         muster/program.py
+├── ProgramRaised          muster/program.py
 ├── Differs                muster/synchronous/taking_up.py
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered
@@ -17,6 +18,7 @@ MusterError
 ├── PortTaken              api/__main__.py and cli/up.py, each in its own words
 ├── AlreadyUp              cli/up.py
 ├── DemoFailed             cli/demo.py
+├── FaultRefused           cli/chaos.py
 ├── ServerUnreachable      cli/server.py
 └── ServerRefused          cli/server.py
 

@@ -105,3 +105,9 @@ def checkpoints_of_job(checkpoint_dir: Path, job_id: str) -> Path:
 def checkpoints_of_rank(checkpoint_dir: Path, job_id: str, rank: int) -> Path:
     """Return the directory of one rank's own checkpoints (independent mode)."""
     return checkpoints_of_job(checkpoint_dir, job_id) / f"worker_{rank}"
+
+
+def rank_of_checkpoints(name: str) -> int | None:
+    """Return whose a directory in that of a job's checkpoints is, or None if no rank's."""
+    found = re.fullmatch(r"worker_(\d+)", name)
+    return int(found[1]) if found else None

@@ -24,6 +24,11 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 """What a rank counts, within what every database can hold: a program may say anything."""
 
 
+METRICS_LIMIT: Final = 64
+METRIC_NAME_LIMIT: Final = 128
+"""Characters. All metrics of a step go into one beat, which has to fit into one packet."""
+
+
 # Rank → agent
 
 
@@ -52,6 +57,8 @@ class Beat(_Message, frozen=True, tag="beat"):
     last_checkpoint_step: Count | None
     stopping: bool
     """It was asked to stop (SIGTERM, by whomever): exit code 0 now means saved, not done."""
+    waiting: bool
+    """It is not at work itself but waits for others: that no step is taken is not its fault."""
 
 
 class Warned(_Message, frozen=True, tag="warned"):
@@ -67,6 +74,16 @@ class Refused(_Message, frozen=True, tag="refused"):
     message: str
 
 
+class Raised(_Message, frozen=True, tag="raised"):
+    """The program raised an error in this step, and the rank is about to exit.
+
+    What the program computes is a function of the step: the same error again is no accident.
+    """
+
+    step: Count
+    message: str
+
+
 class Ready(_Message, frozen=True, tag="ready"):
     """A rank of a synchronous job has its program and its data, and waits for a layout."""
 
@@ -79,8 +96,6 @@ class TookUp(_Message, frozen=True, tag="took_up"):
 
     generation: Count
     step: Count
-    digest: str
-    """Of the state, in 32 hexadecimal digits."""
 
 
 class Stranded(_Message, frozen=True, tag="stranded"):
@@ -124,7 +139,17 @@ class Saved(_Message, frozen=True, tag="saved"):
 
 
 RankMessage: TypeAlias = (
-    Executing | Hello | Beat | Warned | Refused | Ready | TookUp | Stranded | Disputed | Saved
+    Executing
+    | Hello
+    | Beat
+    | Warned
+    | Refused
+    | Raised
+    | Ready
+    | TookUp
+    | Stranded
+    | Disputed
+    | Saved
 )
 
 
@@ -198,6 +223,8 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     exit_code: int | None
     signal: int | None
     last_lines: tuple[str, ...]
+    out_of_memory: bool = False
+    """The kernel killed it for its memory, as far as that can be known."""
 
 
 AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited

@@ -1,24 +1,15 @@
 """What a person asks for: the description of a job, its defaults and its limits.
 
-One frozen value, the same over REST, in the database, on the wire and from the environment.
-`problems` says what is wrong with it in the person's words; nobody else judges a field.
+One frozen value, the same over REST, in the database, on the wire and from the environment. Whether
+it can be accepted is for `muster.contracts.spec_problems` to say.
 """
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from muster.contracts.batches import (
-    SAMPLES_PER_SHARD_MIN,
-    fits_shards,
-    is_power_of_two,
-    nearest_batch_size,
-)
-from muster.contracts.errors import FieldProblem, InvalidSpec
-from muster.contracts.job import JobId
+from muster.contracts.batches import SAMPLES_PER_SHARD_MIN
 
 JOB_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 """Safe as a directory name, an environment value and a URL part: no dot, no slash, no blank."""
@@ -81,6 +72,10 @@ LIMITS: Final[Mapping[str, Range]] = {
     "keep_last": Range(1, 10_000),
     "sleep_sec": Range(0, 3600),
     "max_restarts": Range(0, 1_000_000),
+    "max_hangs": Range(0, 1_000_000),
+    "max_out_of_memory": Range(0, 1_000_000),
+    "max_preemptions": Range(0, 1_000_000),
+    "max_fruitless": Range(1, 1_000_000),
     "heartbeat_timeout": Range(1, SECONDS_LIMIT),
     "start_grace_seconds": Range(1, SECONDS_LIMIT),
     "stop_grace_seconds": Range(0, SECONDS_LIMIT),
@@ -134,7 +129,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     progress_timeout_seconds: float | None = None
     """Seconds without a new step after which a beating rank is replaced. None: never."""
     max_restarts: int = 50
-    """Restarts of one rank, after which the job fails."""
+    """Restarts of one rank after a crash; one crash more fails the job. The classes of
+    `muster.contracts.endings` have budgets of their own."""
+    max_hangs: int = 20
+    """Restarts of one rank that was killed because it hung."""
+    max_out_of_memory: int = 5
+    """Restarts of one rank that ran out of memory: it often does so again."""
+    max_preemptions: int = 1000
+    """Restarts of one rank that somebody else has asked to stop."""
+    max_fruitless: int = 5
+    """Ends of one rank in a row without a new checkpoint, after which the job fails. Counted are
+    those that the program may be to blame for, so not a SIGKILL from outside."""
     resume_from: str | None = None
     """The id of the job whose checkpoints this one starts from; its own id to go on."""
     labels: dict[str, str] = {}
@@ -166,152 +171,8 @@ def usual_mode(command: Sequence[str] | None) -> Mode:
     return "synchronous" if command is None else "independent"
 
 
-def checked(spec: JobSpec) -> JobSpec:
-    """Return `spec`, or raise `InvalidSpec` with every problem it has."""
-    found = list(problems(spec))
-    if found:
-        raise InvalidSpec(found)
-    return spec
-
-
-def checked_job_id(text: str) -> JobId:
-    """Return `text` as a job id, or raise `InvalidSpec`."""
-    if not re.fullmatch(JOB_ID_PATTERN, text):
-        raise InvalidSpec(
-            [
-                FieldProblem(
-                    "job_id",
-                    "use 1 to 63 letters, digits, '-' or '_', starting with a letter or digit",
-                )
-            ]
-        )
-    return JobId(text)
-
-
-def problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield everything about `spec` that cannot be accepted."""
-    yield from _range_problems(spec)
-    yield from _pool_problems(spec)
-    yield from _text_problems(spec)
-    yield from _command_problems(spec)
-    yield from _mode_problems(spec)
-    yield from _batch_problems(spec)
-    yield from _mapping_problems("env", spec.env)
-    yield from _mapping_problems("labels", spec.labels)
-    if _size_bytes(spec.env) > ENVIRONMENT_LIMIT_BYTES:
-        yield FieldProblem("env", f"is longer than {ENVIRONMENT_LIMIT_BYTES} bytes as JSON")
-    if spec.resume_from is not None and not re.fullmatch(JOB_ID_PATTERN, spec.resume_from):
-        yield FieldProblem("resume_from", "name a job by its id")
-
-
-def _range_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    for field, limits in LIMITS.items():
-        value = getattr(spec, field)
-        if value is None:
-            continue
-        if not limits.low <= value <= limits.high:  # NaN is not, either
-            yield FieldProblem(field, f"{value} is not between {limits.low:g} and {limits.high:g}")
-
-
-def _pool_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    if spec.min_workers > spec.world_size:
-        yield FieldProblem(
-            "min_workers", f"{spec.min_workers} is more than the world size {spec.world_size}"
-        )
-    if spec.max_workers is not None and spec.max_workers < spec.world_size:
-        yield FieldProblem(
-            "max_workers", f"{spec.max_workers} is less than the world size {spec.world_size}"
-        )
-
-
-def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    for field in ("name", "dataset_dir", "checkpoint_dir", "working_dir", "program"):
-        value = getattr(spec, field)
-        if value is not None:
-            yield from _string_problems(field, value)
-            if value == "":
-                yield FieldProblem(field, "is empty: leave it out instead")
-
-
-def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    if spec.command is None:
-        return
-    if not spec.command or not spec.command[0]:
-        yield FieldProblem("command", "names no program: give at least one word, or leave it out")
-    if len(spec.command) > COMMAND_LIMIT:
-        yield FieldProblem("command", f"has more than {COMMAND_LIMIT} words")
-    for word in spec.command:
-        yield from _string_problems("command", word)
-    if _size_bytes(spec.command) > COMMAND_LIMIT_BYTES:
-        yield FieldProblem("command", f"is longer than {COMMAND_LIMIT_BYTES} bytes as JSON")
-
-
-def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    if spec.mode == "synchronous":
-        if spec.command is not None:
-            yield FieldProblem(
-                "command",
-                "ranks of a synchronous job are managed: name a program, or use mode independent",
-            )
-        if spec.program and not is_program(spec.program):
-            yield FieldProblem("program", f"use {PROGRAM_WANTED}")
-        yield from _group_problems(spec)
-        return
-    if spec.program:
-        yield FieldProblem("program", "needs mode synchronous; a script goes into command")
-    if spec.replay_every is not None:
-        yield FieldProblem("replay_every", "needs mode synchronous")
-
-
-def _group_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    field = "world_size" if spec.max_workers is None else "max_workers"
-    if spec.largest_world_size > GROUP_LIMIT:
-        yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
-
-
 def is_program(reference: str) -> bool:
     """Return whether `reference` has the form of `JobSpec.program`."""
     place, _, name = reference.rpartition(":")
     is_module = all(part.isidentifier() for part in place.split("."))
     return name.isidentifier() and (is_module or place.endswith(".py"))
-
-
-def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    shards = spec.virtual_shards
-    if not is_power_of_two(shards):
-        # Out of its range is a problem told elsewhere.
-        if shards > 0:
-            yield FieldProblem("virtual_shards", f"{shards} is not a power of two")
-    elif spec.mode == "synchronous" and not fits_shards(spec.effective_batch_size, shards):
-        most = int(LIMITS["batch_size"].high)
-        nearest = nearest_batch_size(spec.effective_batch_size, shards, most)
-        yield FieldProblem(
-            "batch_size",
-            f"{spec.batch_size} is not a multiple of virtual_shards ({shards}) and at least "
-            f"{SAMPLES_PER_SHARD_MIN} times as much: {nearest} is the nearest",
-        )
-
-
-def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldProblem]:
-    if len(mapping) > MAPPING_LIMIT:
-        yield FieldProblem(field, f"has more than {MAPPING_LIMIT} entries")
-    for name, value in mapping.items():
-        yield from _string_problems(field, name)
-        yield from _string_problems(field, value)
-        if field == "env" and not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):
-            yield FieldProblem(field, f"{name!r} is not the name of an environment variable")
-
-
-def _string_problems(field: str, value: str) -> Iterator[FieldProblem]:
-    if len(value) > TEXT_LIMIT:
-        yield FieldProblem(field, f"is longer than {TEXT_LIMIT} characters")
-    if "\0" in value:
-        yield FieldProblem(field, "holds a NUL character, which no path or process can take")
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        yield FieldProblem(field, "holds half of a surrogate pair, which is no text")
-
-
-def _size_bytes(value: tuple[str, ...] | dict[str, str]) -> int:
-    """Return the size as JSON, in which control characters are longer."""
-    # Half a surrogate pair has no size of its own; it is told as a problem by itself.
-    return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))

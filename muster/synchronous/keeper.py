@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
-
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.checkpoints.owner import Owner
@@ -18,8 +16,8 @@ from muster.checkpoints.reader import Checkpoint, Reader
 from muster.checkpoints.vault import Vault
 from muster.contracts.environ import RankSettings
 from muster.contracts.layout import checkpoints_of_job
-from muster.contracts.messages import EpochDone
 from muster.synchronous.course import Course
+from muster.synchronous.ledger import epochs_of, rows_of
 from muster.synchronous.replica import Arrays, Committed, Replica
 
 EPOCHS: Final = "muster.epochs"
@@ -41,8 +39,7 @@ class Keeper:
     def save(self, generation: int, world_size: int, replica: Replica, course: Course) -> None:
         """Make the replica durable. Raises a `CheckpointError`; every older one is as it was."""
         vault = self._vault_of(generation, world_size)
-        epochs = msgspec.to_builtins(replica.committed.epochs)
-        position = replica.position
+        position, epochs = replica.committed.position, rows_of(replica.committed.epochs)
         vault.save(
             position.step, position, {**replica.state, EPOCHS: epochs, COURSE: _facts(course)}
         )
@@ -57,8 +54,8 @@ class Keeper:
         if checkpoint is None:
             return False
         state = dict(checkpoint.state)
-        epochs = msgspec.convert(state.pop(EPOCHS, ()), tuple[EpochDone, ...])
         _refuse_other_course(checkpoint.step, state.pop(COURSE, None), course)
+        epochs = epochs_of(state.pop(EPOCHS))
         if _shapes(state) != _shapes(initial):
             raise CheckpointMismatch(
                 f"the checkpoint of step {checkpoint.step} holds a state of another shape than the "

@@ -3,7 +3,7 @@
 import socket
 import time
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from muster.collectives.rendezvous import meet
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedGroup
 from muster.contracts.messages import Layout
-from muster.synchronous.gathering import PATIENCE_SECONDS
+from muster.synchronous.gathering import PEER_PATIENCE_SECONDS
 from muster.synchronous.layouts import Gathering, Layouts
 
 LOOPBACK: Final = "127.0.0.1"
@@ -47,6 +47,20 @@ class Group:
         self.backend.close()
 
 
+class Meeting(Protocol):
+    """Makes a group of a layout."""
+
+    @property
+    def port(self) -> int:
+        """Where this rank is called by its peers; 0 where nobody calls it."""
+
+    def enter(self, gathering: Gathering) -> Group | None:
+        """Return the group, or None if this rank is not a member.
+
+        Raises `CollectiveError`, and `Regroup` or `Stopped` while it waits for the others.
+        """
+
+
 class TcpMeeting:
     """Meets ranks wherever they are: each listens all the time, all call the first of a layout."""
 
@@ -58,7 +72,6 @@ class TcpMeeting:
 
     @property
     def port(self) -> int:
-        """Where this rank is called."""
         port: int = self._listener.getsockname()[1]
         return port
 
@@ -85,13 +98,15 @@ class TcpMeeting:
             (first.host, first.port),
             # A meeting closes what it listened with; the next layout needs it again.
             listener=self._listener.dup(),
-            timeout_seconds=PATIENCE_SECONDS,
+            timeout_seconds=PEER_PATIENCE_SECONDS,
             attention=self._layouts.attend,
         )
 
 
 class LonelyMeeting:
     """Meets nobody: for a rank that trains by itself."""
+
+    port: Final = 0
 
     def __init__(self, slots: NDArray[np.float32]) -> None:
         self._slots: Final = slots
@@ -103,6 +118,8 @@ class LonelyMeeting:
 
 class SharedMemoryMeeting:
     """Meets the ranks of one host in the memory that comes with each layout."""
+
+    port: Final = 0
 
     def __init__(self, rank: int, geometry: Geometry, layouts: Layouts) -> None:
         self._rank: Final = rank

@@ -1,5 +1,9 @@
 """One rank of a synchronous job: the program, its data, its peers, its checkpoints, wired."""
 
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +17,16 @@ from muster.datasets.errors import DatasetEmpty
 from muster.datasets.listing import find_shards
 from muster.line import Line
 from muster.loading import load, their_errors
-from muster.program import Program
+from muster.program import InvalidProgram, Program
 from muster.programs.classifier import Classifier
 from muster.synchronous.course import Course
 from muster.synchronous.layouts import Alone, AnnouncedLayouts, Layouts
-from muster.synchronous.meeting import LonelyMeeting, SharedMemoryMeeting, TcpMeeting
+from muster.synchronous.meeting import LonelyMeeting, Meeting, SharedMemoryMeeting, TcpMeeting
 from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Replica
 from muster.synchronous.reporter import Reporter
 from muster.synchronous.shares import Shares
-from muster.synchronous.trainer import Meeting, Trainer
+from muster.synchronous.trainer import Trainer
 
 
 def main(settings: RankSettings, working_dir: Path) -> int:
@@ -44,9 +48,10 @@ def main(settings: RankSettings, working_dir: Path) -> int:
     )
     with their_errors("initial() of the program failed", working_dir):
         initial = program.initial(settings.seed)
-    shares = Shares(program, course, drawer, initial)
+    shares = Shares(program, course, drawer, initial, reporter.work)
     reporter.expect(initial, course)
-    layouts = _layouts_of(settings, line, reporter)
+    with _refusing_closed(settings.agent_fd):
+        layouts = _layouts_of(settings, line, reporter)
     meeting = _meeting_of(settings, shares, layouts)
     trainer = Trainer(
         shares=shares,
@@ -56,11 +61,33 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         meeting=meeting,
         witness=reporter,
     )
-    port = meeting.port if isinstance(meeting, TcpMeeting) else 0
-    reporter.presence.say(Ready(port=port))
-    outcome = trainer.run()
+    reporter.presence.say(Ready(port=meeting.port))
+    with _refusing_closed(settings.agent_fd):
+        outcome = trainer.run()
     reporter.say_goodbye(outcome)
     return 0
+
+
+@contextmanager
+def _refusing_closed(agent_fd: int | None) -> Iterator[None]:
+    """Turn what follows from a program that has closed our descriptors into `InvalidProgram`."""
+    try:
+        yield
+    except OSError as error:
+        if agent_fd is None or _is_socket(agent_fd):
+            raise
+        raise InvalidProgram(
+            "the program has closed files and sockets that Muster needs: let it close only what it "
+            "has opened itself (look for os.closerange and os.close), and submit the job again"
+        ) from error
+
+
+def _is_socket(descriptor: int) -> bool:
+    """Whether it is open, and has not been given to a file since."""
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
 
 
 def _layouts_of(settings: RankSettings, line: Line, reporter: Reporter) -> Layouts:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import Beat, Disputed, Layout, Saved, Stranded, TookUp
@@ -18,6 +19,7 @@ from muster.synchronous.keeper import Keeper
 from muster.synchronous.replica import Arrays, Committed, Replica
 from muster.synchronous.taking_up import Differs
 from muster.synchronous.trainer import Outcome
+from muster.synchronous.work import Work
 from muster.voice import Voice
 
 PROGRESS_SECONDS: Final = 1.0
@@ -25,6 +27,9 @@ PROGRESS_SECONDS: Final = 1.0
 
 REST_PIECE_SECONDS: Final = 0.02
 """A pause is taken in pieces, between which a rank looks whether the layout has changed."""
+
+RETRY_SECONDS: Final = 1.0
+"""Between two tries to save the last checkpoint, for a person to make room."""
 
 EPOCHS_AT_ONCE: Final = 256
 """Most passes that one message tells of: whatever a job's length, it fits into the channel."""
@@ -41,6 +46,7 @@ class Reporter:
 
     def __init__(self, settings: RankSettings, line: Line) -> None:
         self.presence: Final = Presence(Voice(line), settings, self._beat)
+        self.work: Final = Work()
         self._settings = settings
         self._course: Course
         self._total_steps: int | None = None
@@ -50,6 +56,8 @@ class Reporter:
         self._means: Means | None = None
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
+        self._last_trouble: str | None = None
+        """What was told of checkpoints that fail, since the last that did not."""
         self._epochs_told = 0
         self._next_line = 0.0
         atexit.register(self._keeper.close)
@@ -60,7 +68,9 @@ class Reporter:
         self._total_steps = course.total_steps
 
     def begin(self, layout: Layout, replica: Replica) -> None:
-        if self._keeper.restore(self._initial, replica, self._course):
+        with self.work:
+            is_resumed = self._keeper.restore(self._initial, replica, self._course)
+        if is_resumed:
             self._last_checkpoint_step = replica.position.step
             # Whoever saved it may have died before it could say so.
             self._tell_saved(layout, replica)
@@ -69,11 +79,11 @@ class Reporter:
             initial = {name: array.copy() for name, array in self._initial.items()}
             replica.flip(initial, Committed(position=Position()))
 
-    def took_up(self, layout: Layout, replica: Replica, digest: str) -> None:
+    def took_up(self, layout: Layout, replica: Replica) -> None:
         # Who has nothing left to do beats no other step than this one.
         self._position = replica.position
         step = replica.position.step
-        self.presence.say(TookUp(generation=layout.generation, step=step, digest=digest))
+        self.presence.say(TookUp(generation=layout.generation, step=step))
         held = "is paused" if layout.paused else "goes on"
         self._say(step, f"{held} with {len(layout.seats)} workers")
 
@@ -95,10 +105,20 @@ class Reporter:
             self._say(replica.position.step, f"loss {means.loss:.4f}")
 
     def keep(self, layout: Layout, replica: Replica) -> None:
-        self._keeper.save(layout.generation, len(layout.seats), replica, self._course)
+        with self.work:
+            self._keeper.save(layout.generation, len(layout.seats), replica, self._course)
         self._checkpoints_saved += 1
         self._last_checkpoint_step = replica.position.step
+        self._last_trouble = None
         self._tell_saved(layout, replica)
+
+    def unkept(self, replica: Replica, error: CheckpointFailed) -> None:
+        is_over = self._course.is_over(replica.position)
+        plan = "the job is done when it succeeds" if is_over else "training goes on meanwhile"
+        # Once for each: a disk that is full is full at every try.
+        if plan != self._last_trouble:
+            self._last_trouble = plan
+            self.presence.warn(f"could not save a checkpoint and will try again; {plan}: {error}")
 
     def _tell_saved(self, layout: Layout, replica: Replica) -> None:
         """Tell of the checkpoint, with every pass that this process has not told of yet.
@@ -125,8 +145,14 @@ class Reporter:
     def say_goodbye(self, outcome: Outcome) -> None:
         self._say(self._position.step, _LAST_WORDS[outcome])
 
+    def pause(self, attend: Callable[[], None]) -> None:
+        self._sleep(RETRY_SECONDS, attend)
+
     def rest(self, attend: Callable[[], None]) -> None:
-        until = time.monotonic() + self._settings.sleep_sec
+        self._sleep(self._settings.sleep_sec, attend)
+
+    def _sleep(self, seconds: float, attend: Callable[[], None]) -> None:
+        until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             attend()
             time.sleep(min(left, REST_PIECE_SECONDS))
@@ -144,6 +170,7 @@ class Reporter:
             checkpoints_saved=self._checkpoints_saved,
             last_checkpoint_step=self._last_checkpoint_step,
             stopping=stopping,
+            waiting=not self.work.is_under_way,
         )
 
     def _say(self, step: int, words: str) -> None:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from muster.collectives.backend import Vector
 from muster.collectives.tree import Block
+from muster.contracts.errors import MusterError
 from muster.datasets.drawing import Drawer
+from muster.loading import raised_in
 from muster.program import Batch, Contribution, Program, State, decoder_of
 from muster.shapes import GradientShape, Leaf, StateShape, read_only
 from muster.synchronous.adding import Adder, quietly
@@ -21,17 +23,27 @@ from muster.synchronous.chance import Chance
 from muster.synchronous.course import Course
 from muster.synchronous.supply import Portion, Supply
 from muster.synchronous.tally import TALLY_ELEMENTS
+from muster.synchronous.work import Work
 
 Rows = NDArray[np.float32]
+
+_NOT_THEIRS: Final = (MusterError, MemoryError)
+"""What passes through a program's functions and is not the program's alone."""
 
 
 class Shares:
     """Computes any block of any step."""
 
-    def __init__(self, program: Program, course: Course, drawer: Drawer, state: State) -> None:
-        """`state` is any state; the first leaf of all shows what contributions look like."""
+    def __init__(
+        self, program: Program, course: Course, drawer: Drawer, state: State, work: Work
+    ) -> None:
+        """`state` is any state; the first leaf of all shows what contributions look like.
+
+        `work` is under way whenever a method computes.
+        """
         self.course: Final = course
         self._program: Final = program
+        self._work: Final = work
         self._supply: Final = Supply(course, drawer, decoder_of(program))
         self._chance: Final = Chance(course.seed)
         self._state_shape: Final = StateShape.of(state)
@@ -49,9 +61,24 @@ class Shares:
     def write(self, block: Block, state: State, step: int, out: Vector) -> None:
         """Fill `out` with the sum of a block, added up as the tree wants it.
 
-        Raises `InvalidProgram`, also for a number that is not finite; what `out` holds then is of
-        no use.
+        Raises `ProgramRaised`, or `InvalidProgram`, also for a number that is not finite; what
+        `out` holds then is of no use.
         """
+        with self._work:
+            self._write(block, state, step, out)
+
+    def update(self, state: State, gradients: State, step: int, target: State) -> None:
+        """Write the state after a step into `target`, or raise before that."""
+        with self._work:
+            try:
+                returned = self._program.update(read_only(state), gradients, step)
+            except _NOT_THEIRS:
+                raise
+            except Exception as error:
+                raise raised_in("update", step, error) from error
+            self._state_shape.write(returned, step, target)
+
+    def _write(self, block: Block, state: State, step: int, out: Vector) -> None:
         state = read_only(state)
         portion = self._supply.portion(step, block)
         numbers: list[Sequence[float]] = [()] * block.size
@@ -74,14 +101,15 @@ class Shares:
         if not (_is_finite(out[:end]) and np.isfinite(rows).all()):
             self._look_closely(block, state, step, portion)
 
-    def update(self, state: State, gradients: State, step: int, target: State) -> None:
-        """Write the state after a step into `target`, or raise `InvalidProgram` before that."""
-        returned = self._program.update(read_only(state), gradients, step)
-        self._state_shape.write(returned, step, target)
-
     def _contribution(self, state: State, batch: Batch, leaf: Leaf) -> Contribution:
         epoch, _ = self.course.place(leaf.step)
-        return self._program.gradient(state, batch, self._chance.of(epoch, leaf))
+        random = self._chance.of(epoch, leaf)
+        try:
+            return self._program.gradient(state, batch, random)
+        except _NOT_THEIRS:
+            raise
+        except Exception as error:
+            raise raised_in("gradient", leaf.step, error) from error
 
     def _look_closely(self, block: Block, state: State, step: int, portion: Portion) -> None:
         """Compute a block again, one leaf at a time, and say which is wrong: none may be.

@@ -53,7 +53,6 @@ class Agreement:
     """Which blocks of the next sum each member contributes, those that it holds first."""
     held: Deal
     """Those whose sums there are already."""
-    digest: str
 
 
 def take_up(
@@ -86,7 +85,7 @@ def take_up(
     _compare_states(digests, [False] * len(digests), backend.rank)
     blocks = [it.held if it.step == furthest else () for it in standings]
     kept = [[Block(*block) for block in held] for held in blocks]
-    return Agreement(shares=deal(kept, leaves), held=kept, digest=digests[0])
+    return Agreement(shares=deal(kept, leaves), held=kept)
 
 
 def _digest(replica: Replica) -> str:

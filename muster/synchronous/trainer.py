@@ -6,20 +6,21 @@ else is computed again, and the bits do not know.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from enum import Enum, auto
 from typing import Final, Protocol
 
 import numpy as np
 
-from muster.collectives.backend import Backend, Reducer, Vector
+from muster.checkpoints.errors import CheckpointFailed
+from muster.collectives.backend import Reducer, Vector
 from muster.collectives.errors import CollectiveError
 from muster.collectives.tree import Block, Deal, deal
 from muster.contracts.messages import Layout
 from muster.fingerprint import fingerprint
 from muster.shapes import Means
-from muster.synchronous.gathering import PATIENCE_SECONDS
+from muster.synchronous.gathering import PEER_PATIENCE_SECONDS
 from muster.synchronous.layouts import Gathering, Layouts, Regroup, Stopped
+from muster.synchronous.meeting import Group, Meeting
 from muster.synchronous.replay import Replay
 from muster.synchronous.replica import Replica
 from muster.synchronous.shares import Shares
@@ -38,39 +39,38 @@ class Outcome(Enum):
     """The others go on without it."""
 
 
-class Group(Protocol):
-    """The members of one layout, able to exchange; to be left by `__exit__`."""
-
-    @property
-    def backend(self) -> Backend: ...
-
-    @property
-    def reducer(self) -> Reducer: ...
-
-
-class Meeting(Protocol):
-    """Makes a group of a layout."""
-
-    def enter(self, gathering: Gathering) -> AbstractContextManager[Group] | None:
-        """Return the group, or None if this rank is not a member; raises `CollectiveError`."""
-
-
 class Witness(Protocol):
     """Is told what becomes of the training, and keeps what must not be lost."""
 
     def begin(self, layout: Layout, replica: Replica) -> None:
         """Fill an empty replica: from the newest checkpoint, or else with the initial state."""
 
-    def took_up(self, layout: Layout, replica: Replica, digest: str) -> None: ...
+    def took_up(self, layout: Layout, replica: Replica) -> None:
+        """Hear that all members hold this replica; once per layout, before its first step."""
 
-    def stranded(self, layout: Layout, error: CollectiveError) -> None: ...
+    def stranded(self, layout: Layout, error: CollectiveError) -> None:
+        """Hear that a peer is lost; nothing follows until there is another layout."""
 
-    def disputed(self, layout: Layout, differs: Differs) -> None: ...
+    def disputed(self, layout: Layout, differs: Differs) -> None:
+        """Hear who holds or computes other bits; every member that is still there is told."""
 
-    def stepped(self, replica: Replica, means: Means) -> None: ...
+    def stepped(self, replica: Replica, means: Means) -> None:
+        """Hear that a step is taken: it can be undone only if all ranks die before `keep`.
+
+        `means` are good until the next step.
+        """
 
     def keep(self, layout: Layout, replica: Replica) -> None:
-        """Make the replica durable; called by one member of the group."""
+        """Make the replica durable before returning; called by one member of the group.
+
+        Raises a `CheckpointError`; the replica is whole in any case.
+        """
+
+    def unkept(self, replica: Replica, error: CheckpointFailed) -> None:
+        """Hear that `keep` has failed for now; it is tried again, at the latest after a `pause`."""
+
+    def pause(self, attend: Callable[[], None]) -> None:
+        """Let time go by before the last checkpoint is tried again; calls `attend` meanwhile."""
 
     def rest(self, attend: Callable[[], None]) -> None:
         """Take the pause that the job asks for after each step; calls `attend` meanwhile."""
@@ -133,7 +133,7 @@ class Trainer:
             with meeting as group:
                 shares = self._take_up(layout, group)
                 if layout.paused:
-                    group.backend.barrier(timeout_seconds=PATIENCE_SECONDS)
+                    group.backend.barrier(timeout_seconds=PEER_PATIENCE_SECONDS)
                     return None
                 self._steps(layout, group, shares)
                 return Outcome.DONE
@@ -164,7 +164,7 @@ class Trainer:
         if self._replica.position != before:
             self._held.clear()
         self._keeps = group.backend.rank == 0
-        self._witness.took_up(layout, self._replica, agreement.digest)
+        self._witness.took_up(layout, self._replica)
         return self._replay.deal(agreement.shares, self._replica.position.step, agreement.held)
 
     def _steps(self, layout: Layout, group: Group, dealt: Deal) -> None:
@@ -173,16 +173,16 @@ class Trainer:
         while not self._course.is_over(self._replica.position):
             step = self._replica.position.step
             self._compute(group.reducer, dealt[group.backend.rank])
-            total = group.reducer.all_reduce(dealt, timeout_seconds=PATIENCE_SECONDS)
+            total = group.reducer.all_reduce(dealt, timeout_seconds=PEER_PATIENCE_SECONDS)
             self._replay.check(group.backend, self._replica.state, step, dealt, group.reducer.slots)
             self._commit(total)
             dealt = self._replay.deal(even, step + 1)
             if self._keeps and self._course.is_checkpoint_due(self._replica.position):
-                self._keep(layout)
+                self._is_kept(layout)
             self._witness.rest(self._layouts.attend)
-        if self._keeps:
-            self._keep(layout)
-        group.backend.barrier(timeout_seconds=PATIENCE_SECONDS)
+        while self._keeps and not self._is_kept(layout):
+            self._witness.pause(self._layouts.attend)
+        group.backend.barrier(timeout_seconds=PEER_PATIENCE_SECONDS)
 
     def _compute(self, reducer: Reducer, mine: Sequence[Block]) -> None:
         """Bring the sums of this rank's blocks into the slots; those that are held stay."""
@@ -204,6 +204,15 @@ class Trainer:
         self._held.clear()
         self._replica.flip(state, self._course.after(self._replica.committed, consumed))
         self._witness.stepped(self._replica, means)
+
+    def _is_kept(self, layout: Layout) -> bool:
+        """Try to make the present step durable; a disk that is full now may not be later."""
+        try:
+            self._keep(layout)
+        except CheckpointFailed as error:
+            self._witness.unkept(self._replica, error)
+            return False
+        return True
 
     def _keep(self, layout: Layout) -> None:
         """Make the present step durable, unless it is."""

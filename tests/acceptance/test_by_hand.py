@@ -176,6 +176,15 @@ def test_a_command_that_fails_is_exit_code_1(terminal: Terminal) -> None:
     assert "rank 0 exited with code 1 and has used its 0 restarts" in output
 
 
+def test_a_coordinator_does_not_begin_afresh_beside_checkpoints_of_another_mode(
+    terminal: Terminal,
+) -> None:
+    (terminal.directory / "checkpoints" / "one" / "worker_0").mkdir(parents=True)
+    code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", WORLD_SIZE="1")
+    assert code == 1, output
+    assert "give mode independent, or begin a job of another id" in output
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_same_command_goes_on_after_an_interruption(
     terminal: Terminal, undisturbed: Undisturbed, number: signal.Signals

@@ -132,6 +132,27 @@ def test_a_rank_that_stands_still_is_replaced(installation: Installation, undist
     assert "rank 0 sent no heartbeat for 1 s and was killed" in told
 
 
+def test_a_rank_that_hangs_in_its_program_is_replaced_and_who_waits_for_it_is_not(
+    installation: Installation, undisturbed: str
+) -> None:
+    job = PooledJob(
+        installation, world_size=3, program="paced.py:Hanging", progress_timeout_seconds=2
+    )
+    before = job.trains_with(0, 1, 2)
+    job.lets_one_hang()
+    job.wait_until(lambda: 3 in job.active())
+    after = job.active()
+    survivors = before.keys() & after.keys()
+    assert len(survivors) == 2, "one was to blame"
+    assert all(after[survivor] == before[survivor] for survivor in survivors)
+    assert job.completes() == undisturbed
+    (culprit,) = before.keys() - survivors
+    restarts = {worker["rank"]: worker["restarts"] for worker in job.see()["workers"]}
+    assert restarts == {rank: int(rank == culprit) for rank in range(3)}
+    told = [event["message"] for event in installation.events(job.job_id)]
+    assert f"rank {culprit} beat but took no step for 2 s and was killed" in told
+
+
 def test_a_stopped_job_can_be_gone_on_with(installation: Installation, undisturbed: str) -> None:
     job = PooledJob(installation, world_size=2)
     job.trains_with(0, 1)
@@ -153,6 +174,7 @@ FAULTS = {
 }
 
 FAULTY = """
+import os
 import sys
 import numpy as np
 from muster.program import Contribution
@@ -183,6 +205,23 @@ def test_a_program_that_cannot_work_fails_with_a_sentence(
     assert job["reason"] == "invalid_program"
     assert "Traceback" not in job["message"]
     assert len(job["message"]) > len("rank 0: ")
+
+
+def test_a_program_that_closes_what_is_not_its_own_is_told_so(
+    installation: Installation, tmp_path: Path
+) -> None:
+    fault = "GRADIENT = np.zeros(8, np.float32); os.closerange(3, 1000)"
+    (tmp_path / "faulty.py").write_text(FAULTY.format(fault=fault))
+    job_id = installation.submit(
+        mode="synchronous",
+        world_size=2,
+        program="faulty.py:Faulty",
+        working_dir=str(tmp_path),
+        max_restarts=0,
+    )
+    job = installation.fail(job_id)
+    assert "let it close only what it has opened itself" in job["message"]
+    assert "Traceback" not in job["message"]
 
 
 def test_an_independent_job_keeps_its_world_size(installation: Installation) -> None:

@@ -4,10 +4,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from integration.api.service import Service, StandIn
-from store_samples import commit, epoch, member, worker
+from store_samples import NOON, commit, epoch, incarnation, member, worker
 from typer.testing import CliRunner, Result
 
 from cli.__main__ import app
@@ -87,6 +88,35 @@ def test_an_audit_is_a_table_for_a_terminal(
         f"{elastic}: not known yet, or its ranks train independently",
     ]
     assert "  998  " not in muster("audit", elastic, "--last", "1").stdout
+
+
+def test_every_process_is_a_line_and_its_end_another(
+    muster: Muster, stand_in: StandIn, elastic: str
+) -> None:
+    crashed = incarnation(
+        4095,
+        17,
+        pid=4_194_304,
+        ended_at=NOON + timedelta(seconds=99_999),
+        retry_class="invalid_program",
+        message=f"exited with code 1 ({99 * 'x'})",
+        step_at_start=None,
+        step_at_end=99_999,
+    )
+    young = incarnation(0, 1, started_at=NOON + timedelta(seconds=1))
+    stand_in.write(elastic, incarnations=[crashed, young])
+    lines = muster("incarnations", elastic).stdout.splitlines()
+    assert lines == [
+        "rank  process      pid  started (UTC)   seconds  steps       class",
+        "   0        1     4711  03-01 12:00:01        -  5 to -      -",
+        "4095       17  4194304  03-01 12:00:00    99999  - to 99999  invalid_program",
+        f"      exited with code 1 ({53 * 'x'}…",
+    ]
+    assert max(len(line) for line in lines) <= TERMINAL_COLUMNS
+    assert muster("incarnations", elastic, "--last", "1").stdout.splitlines() == [
+        "rank  process   pid  started (UTC)   seconds  steps   class",
+        "   0        1  4711  03-01 12:00:01  -        5 to -  -",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,9 @@ def test_the_bits_are_those_of_one_process_and_a_kill_is_noticed(
     add_up(plan_of(blocks), values, expected)
     assert [line(rank) for rank in ranks] == [hashlib.sha256(expected).hexdigest()] * WORLD_SIZE
     ranks[-1].kill()
-    assert [line(rank) for rank in ranks[:2]] == ["the channel to rank 2 is closed"] * 2
+    assert [line(rank) for rank in ranks[:2]] == [
+        "the channel to rank 2 is closed: its log says why, if it has ended"
+    ] * 2
 
 
 def line(rank: subprocess.Popen[str]) -> str:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from api.paging import decode_cursor, encode_cursor
+from api.paging import PLACES, decode_cursor, encode_cursor
 from api.problems import InvalidRequest
 from muster.contracts.job import JobId
 
@@ -14,11 +14,11 @@ PLACE = (datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), JobId("a"))
 
 
 def test_a_cursor_leads_back_to_its_place() -> None:
-    assert decode_cursor(encode_cursor(PLACE)) == PLACE
-    assert decode_cursor(None) is None
+    assert decode_cursor(encode_cursor(PLACE), PLACES) == PLACE
+    assert decode_cursor(None, PLACES) is None
 
 
 @pytest.mark.parametrize("text", ["", "x", "é", "bnVsbA", "WzEsMl0", NO_ZONE])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        decode_cursor(text)
+        decode_cursor(text, PLACES)

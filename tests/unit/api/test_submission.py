@@ -146,3 +146,20 @@ def test_leftovers_are_resumed_only_when_said_so(submitter: Submitter, tmp_path:
         submitter.prepare(JobRequest(job_id="a"))
     submitter.prepare(JobRequest(job_id="a", resume_from="a"))
     submitter.prepare(JobRequest(job_id="b", resume_from="a"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "left", "other"),
+    [
+        ("synchronous", "worker_0", "independent"),
+        ("independent", "step_0000000042.g0003", "synchronous"),
+    ],
+)
+def test_checkpoints_of_another_mode_are_not_gone_on_from(
+    submitter: Submitter, tmp_path: Path, mode: str, left: str, other: str
+) -> None:
+    (tmp_path / "ckpt" / "a" / left).mkdir(parents=True)
+    for job_id in ("a", "b"):
+        with pytest.raises(Conflict, match=f"give mode {other}, or begin"):
+            submitter.prepare(JobRequest(job_id=job_id, mode=mode, resume_from="a"))
+        submitter.prepare(JobRequest(job_id=job_id, mode=other, resume_from="a"))

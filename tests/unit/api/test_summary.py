@@ -10,6 +10,7 @@ from unit.api.jobs import JOB, NOW
 
 from api.schemas import SummaryView
 from api.summary import eta_seconds, every_rank, mean_loss, summary, throughput, total_steps
+from muster.contracts.endings import RetryClass
 from muster.contracts.job import JobStatus, StopRequest
 from store.records import Worker
 
@@ -135,3 +136,15 @@ def test_a_job_that_is_over_has_no_time_left() -> None:
 def test_a_request_to_stop_shows_at_once() -> None:
     asked = replace(JOB, stop_request=StopRequest.GRACEFUL)
     assert summary(asked, [], NOW).status is JobStatus.STOPPING
+
+
+def test_ends_are_summed_over_all_ranks_and_those_that_never_came_are_zero() -> None:
+    crashed, both = {"crash": 2}, {"crash": 1, "hang": 1}
+    ranks = [worker(endings=crashed), worker(7, endings=both)]
+    found = summary(JOB, ranks, NOW)
+    assert {kind: count for kind, count in found.endings.items() if count} == {
+        "crash": 3,
+        "hang": 1,
+    }
+    assert set(found.endings) == set(RetryClass)
+    assert found.workers[0].endings == crashed

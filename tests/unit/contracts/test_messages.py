@@ -7,6 +7,8 @@ from muster.contracts import messages
 from muster.contracts.errors import WireError
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
+    METRIC_NAME_LIMIT,
+    METRICS_LIMIT,
     AgentHello,
     Announce,
     Beat,
@@ -17,6 +19,7 @@ from muster.contracts.messages import (
     Hello,
     KillRank,
     Layout,
+    Raised,
     RankExited,
     RankSaid,
     RankSpawned,
@@ -36,6 +39,7 @@ from muster.contracts.messages import (
     decode_rank_message,
     encode,
 )
+from worker.child import MESSAGE_LIMIT_BYTES
 
 Decode = Callable[[bytes], msgspec.Struct]
 
@@ -50,6 +54,7 @@ FIRST_BEAT = Beat(
     checkpoints_saved=0,
     last_checkpoint_step=None,
     stopping=False,
+    waiting=False,
 )
 LATER_BEAT = Beat(
     step=2**40,
@@ -62,6 +67,7 @@ LATER_BEAT = Beat(
     checkpoints_saved=7,
     last_checkpoint_step=2**40 - 1,
     stopping=True,
+    waiting=True,
 )
 
 FROM_RANKS = [
@@ -71,8 +77,9 @@ FROM_RANKS = [
     LATER_BEAT,
     Warned(message="careful: ü"),
     Refused(reason=Reason.INVALID_PROGRAM, message="no"),
+    Raised(step=7, message="gradient() failed"),
     Ready(port=4711),
-    TookUp(generation=3, step=12, digest="d" * 32),
+    TookUp(generation=3, step=12),
     Stranded(generation=3, message="the channel to rank 1 is closed"),
     Disputed(generation=3, workers=(4,), message="differs"),
     Saved(
@@ -99,6 +106,7 @@ FROM_AGENTS = [
     *(RankSaid(rank=1, incarnation=2, message=message) for message in FROM_RANKS),
     RankExited(rank=1, incarnation=2, exit_code=0, signal=None, last_lines=()),
     RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=("a", "b")),
+    RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=(), out_of_memory=True),
 ]
 LAYOUT = Layout(
     generation=3,
@@ -208,3 +216,9 @@ def test_a_count_that_no_database_holds_is_no_message(step: int) -> None:
     content = msgspec.msgpack.encode(msgspec.to_builtins(FIRST_BEAT) | {"step": step})
     with pytest.raises(WireError):
         decode_rank_message(content)
+
+
+def test_as_many_metrics_as_are_allowed_fit_into_one_packet() -> None:
+    names = [f"{number:03d}".ljust(METRIC_NAME_LIMIT, "😀") for number in range(METRICS_LIMIT)]
+    beat = msgspec.structs.replace(LATER_BEAT, metrics=dict.fromkeys(names, -1e300))
+    assert len(encode(beat)) <= MESSAGE_LIMIT_BYTES

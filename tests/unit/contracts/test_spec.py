@@ -16,10 +16,8 @@ from muster.contracts.spec import (
     SECONDS_LIMIT,
     TEXT_LIMIT,
     JobSpec,
-    checked,
-    checked_job_id,
-    problems,
 )
+from muster.contracts.spec_problems import checked, checked_job_id, problems
 
 NAN = float("nan")
 INFINITY = float("inf")

@@ -11,12 +11,19 @@ from stories import Story
 from coordinator.actions import Announce, Start
 from coordinator.plan import plan, wake_at
 from coordinator.snapshot import AgentState, JobSnapshot, RankSnapshot
+from muster.contracts.endings import DO_NOT_RETRY_CODE, RETRIES
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Warned
 from muster.contracts.pool import LIVING, TRANSITIONS, WorkerState
 
 RANKS: Final = 3
-MAX_RESTARTS: Final = 2
+BUDGETS: Final = {
+    "max_restarts": 2,
+    "max_hangs": 1,
+    "max_out_of_memory": 1,
+    "max_preemptions": 2,
+    "max_fruitless": 2,
+}
 MAX_WORKERS: Final = 4
 
 Deed = Callable[[Story, int], object]
@@ -32,6 +39,13 @@ OF_A_RANK: Final[dict[str, Deed]] = {
     "exits well": lambda story, rank: story.exits(rank),
     "exits badly": lambda story, rank: story.exits(rank, code=1),
     "dies": lambda story, rank: story.dies(rank),
+    "is terminated": lambda story, rank: story.is_ended(rank, signal=15),
+    "lacks memory": lambda story, rank: story.is_ended(rank, signal=9, out_of_memory=True),
+    "wants no other try": lambda story, rank: story.exits(rank, code=DO_NOT_RETRY_CODE),
+    "fails in a step": lambda story, rank: story.fails_in_step(rank, story.rank(rank).step),
+    "saves": lambda story, rank: story.beats(
+        rank, story.rank(rank).step, last_checkpoint_step=story.rank(rank).step
+    ),
     "speaks from the past": lambda story, rank: story.rank_says(
         rank, Hello(), story.rank(rank).incarnation - 1
     ),
@@ -81,6 +95,7 @@ MOMENTS: Final = [0.0, 0.0, 0.1, 1.0, 4.9, 5.0, 10.0, 31.0, 61.0, 121.0]
 # Endings are rare, or every history would be a short one.
 ENDINGS: Final = {
     "refuses",
+    "wants no other try",
     "is stopped",
     "is stopped by force",
     "is condemned",
@@ -139,7 +154,7 @@ def test_no_history_leads_a_job_astray(
     begin: Callable[..., Story], history: list[Event], progress: float | None
 ) -> None:
     acts_out(
-        begin(world_size=RANKS, max_restarts=MAX_RESTARTS, progress_timeout_seconds=progress),
+        begin(world_size=RANKS, **BUDGETS, progress_timeout_seconds=progress),
         history,
     )
 
@@ -164,7 +179,7 @@ def test_no_history_leads_a_pool_astray(
         world_size=RANKS,
         min_workers=least,
         max_workers=MAX_WORKERS,
-        max_restarts=MAX_RESTARTS,
+        **BUDGETS,
         progress_timeout_seconds=progress,
     )
     acts_out(story, history)
@@ -229,7 +244,7 @@ def looks_ahead(story: Story) -> None:
 
 def check(job: JobSnapshot) -> None:
     for rank in job.ranks:
-        assert rank.restarts <= MAX_RESTARTS
+        check_budgets(job, rank)
         assert not (rank.finished and rank.is_alive)
     if job.status in TERMINAL | {JobStatus.QUEUED}:
         assert not job.any_alive
@@ -242,6 +257,15 @@ def check(job: JobSnapshot) -> None:
         assert all(rank.is_well for rank in job.ranks if is_at_work(job, rank))
     if job.is_synchronous:
         check_pool(job)
+
+
+def check_budgets(job: JobSnapshot, rank: RankSnapshot) -> None:
+    """No class may be overdrawn in a job that goes on, and none by more than the end that tells."""
+    for kind, retry in RETRIES.items():
+        limit = getattr(job.spec, retry.budget)
+        assert rank.endings.get(kind, 0) <= limit + (job.verdict is not None)
+    assert rank.fruitless <= job.spec.max_fruitless
+    assert rank.restarts <= sum(rank.endings.get(kind, 0) for kind in RETRIES)
 
 
 def is_at_work(job: JobSnapshot, rank: RankSnapshot) -> bool:

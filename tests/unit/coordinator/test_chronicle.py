@@ -6,7 +6,7 @@ from coordinator.chronicle import Entry, narrate
 from coordinator.happenings import AgentLost, Happening, StopAsked, Taken
 from coordinator.snapshot import Cause
 from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.messages import Disputed, Hello, RankSaid, RankSpawned, Warned
+from muster.contracts.messages import Disputed, Hello, RankSaid, RankSpawned, Stranded, Warned
 
 SILENT = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message="sent no heartbeat for 10 s")
 
@@ -108,3 +108,22 @@ def test_in_what_a_worker_differs_is_told_though_several_say_so() -> None:
     sentence = "worker 1: numpy is 2.4 here and 2.5 there"
     assert told(story, dispute) == Entry(kind="workers_disputed", message=sentence)
     assert told(story, again) is None
+
+
+def test_a_group_that_falls_apart_is_told_once_whoever_loses_it() -> None:
+    story = Story.training(world_size=3)
+    generation = story.job.layout.generation
+    lost = Stranded(generation=generation, message="the channel to rank 0 is closed")
+    entry = told(story, RankSaid(rank=1, incarnation=0, message=lost))
+    assert entry == of_rank(
+        "rank_stranded",
+        "rank 1 has lost the group of ranks 0, 1, 2, in this order: "
+        "the channel to rank 0 is closed",
+    )
+    assert told(story, RankSaid(rank=2, incarnation=0, message=lost)) is None
+
+
+def test_a_group_that_has_been_replaced_already_is_no_news() -> None:
+    story = Story.training(world_size=3)
+    late = Stranded(generation=story.job.layout.generation - 1, message="the channel is closed")
+    assert told(story, RankSaid(rank=1, incarnation=0, message=late)) is None

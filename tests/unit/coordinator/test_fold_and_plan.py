@@ -91,7 +91,7 @@ def test_a_rank_killed_in_the_middle_is_replaced_after_the_backoff_and_nobody_el
 
 
 def test_the_backoff_doubles_up_to_its_cap() -> None:
-    story = Story.running(world_size=1, max_restarts=9)
+    story = Story.running(world_size=1, max_restarts=9, max_fruitless=99)
     waits = []
     for _ in range(9):
         story.exits(0, code=1).plans()
@@ -190,7 +190,7 @@ def test_silence_beyond_the_timeout_kills_and_the_reason_is_heartbeat_timeout() 
     assert story.job.status is JobStatus.RECOVERING
     assert story.job.reason is Reason.HEARTBEAT_TIMEOUT
     assert story.job.message == (
-        "rank 1 sent no heartbeat for 10 s and was killed; restart 1 of 50"
+        "rank 1 sent no heartbeat for 10 s and was killed; restart 1 of 20 after a hang"
     )
 
 

@@ -341,6 +341,25 @@ def test_a_newcomer_that_waits_for_others_is_not_blamed_for_taking_no_step() -> 
     assert kills(story.goes_on(60)) == {}
 
 
+def test_who_waits_for_a_rank_that_hangs_is_not_blamed_with_it() -> None:
+    story = Story.training(world_size=3, progress_timeout_seconds=20)
+    killed = {}
+    for _ in range(15):
+        story.passes(2).beats(0, waiting=True).beats(1).beats(2, waiting=True)
+        killed |= kills(story.plans())
+    assert {rank: cause.reason for rank, cause in killed.items()} == {1: Reason.NO_PROGRESS}
+    story.settles()
+    assert [rank.restarts for rank in story.job.ranks] == [0, 1, 0]
+
+
+def test_a_rank_whose_last_word_is_old_is_not_blamed_before_it_has_beaten() -> None:
+    story = Story.training(world_size=1, progress_timeout_seconds=1).beats(0, step=1)
+    assert kills(story.passes(2).plans()) == {}
+    assert kills(story.beats(0, step=1, waiting=True).plans()) == {}
+    assert kills(story.passes(2).beats(0, step=1).plans()) == {}, "its time begins anew"
+    assert set(kills(story.passes(2).beats(0, step=1).plans())) == {0}
+
+
 def test_with_too_few_workers_training_pauses_and_goes_on_by_itself() -> None:
     story = Story.training(world_size=2, min_workers=2).dies(1)
     assert layouts(story.plans()) == [], "who is left waits where it is"

@@ -20,6 +20,7 @@ from coordinator.rows import (
     workers_of,
 )
 from coordinator.snapshot import NEVER, JobSnapshot
+from muster.contracts.endings import RetryClass
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
@@ -320,3 +321,19 @@ def test_only_what_a_successor_needs_cannot_wait(new: dict[str, object], how: Ha
 def test_a_new_rank_cannot_wait() -> None:
     _, (worker,) = rows_of(Story.running(world_size=1).job)
     assert haste(None, worker) is Haste.AT_ONCE
+
+
+def test_what_each_end_has_cost_survives() -> None:
+    story = Story.running(world_size=1).beats(0, 7, last_checkpoint_step=5).exits(0, code=1)
+    story.comes_back(0).exits(0, code=1).comes_back(0).is_ended(0, code=143)
+    before, after = story.rank(0), successor(story).rank(0)
+    assert before.endings == {RetryClass.CRASH: 2, RetryClass.PREEMPTION: 1}
+    assert (before.fruitless, before.proven_step) == (1, 5)
+    for name in ("endings", "fruitless", "proven_step"):
+        assert getattr(after, name) == getattr(before, name)
+
+
+def test_a_process_that_a_new_coordinator_ends_is_infrastructure() -> None:
+    story = successor(Story.running(world_size=1, max_restarts=0))
+    assert story.rank(0).endings == {RetryClass.INFRASTRUCTURE: 1}
+    assert story.job.verdict is None

@@ -1,9 +1,9 @@
 import pytest
 from stories import queued_job
 
-from coordinator.snapshot import Cause, RankSnapshot
+from coordinator.snapshot import Cause, Ending, RankSnapshot
 from coordinator.wording import describe_exit, describe_recovery
-from muster.contracts.endings import describe_status
+from muster.contracts.endings import RetryClass, describe_status
 from muster.contracts.job import Reason
 
 
@@ -30,13 +30,19 @@ def test_a_negative_status_is_a_signal(status: int, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("restarts", "sentence"),
+    ("kind", "count", "sentence"),
     [
-        (0, "rank 3 died; it goes on from its last checkpoint"),
-        (2, "rank 3 died; restart 2 of 5"),
+        (None, 0, "rank 3 died; it goes on from its last checkpoint"),
+        (RetryClass.PREEMPTION, 2, "rank 3 died; it goes on from its last checkpoint"),
+        (RetryClass.CRASH, 2, "rank 3 died; restart 2 of 5"),
+        (RetryClass.HANG, 1, "rank 3 died; restart 1 of 7 after a hang"),
     ],
 )
-def test_a_recovery_says_who_why_and_how_often(restarts: int, sentence: str) -> None:
-    job = queued_job(max_restarts=5)
+def test_a_recovery_says_who_why_and_how_often(
+    kind: RetryClass | None, count: int, sentence: str
+) -> None:
+    job = queued_job(max_restarts=5, max_hangs=7)
     cause = Cause(reason=Reason.WORKER_EXITED, message="died")
-    assert describe_recovery(job, RankSnapshot(rank=3, restarts=restarts), cause) == sentence
+    ending = kind and Ending(retry_class=kind, reason=cause.reason, message=cause.message)
+    rank = RankSnapshot(rank=3, ending=ending, endings={kind: count} if kind else {})
+    assert describe_recovery(job, rank, cause) == sentence

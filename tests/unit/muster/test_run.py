@@ -163,6 +163,7 @@ def test_a_beat_tells_the_truth(place: Path, ear: Ear) -> None:
         checkpoints_saved=1,
         last_checkpoint_step=5,
         stopping=False,
+        waiting=False,
     )
 
 

@@ -3,6 +3,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT
 from muster.program import Contribution, InvalidProgram
 from muster.shapes import GradientShape, Leaf, StateShape, read_only
 
@@ -74,10 +75,14 @@ def test_a_program_without_metrics_has_loss_and_weight_behind_its_gradients() ->
 
 
 @pytest.mark.parametrize(
-    "metrics", [{f"m{number}": 1.0 for number in range(257)}, {"m" * 129: 1.0}]
+    "metrics",
+    [
+        {f"m{number}": 1.0 for number in range(METRICS_LIMIT + 1)},
+        {"m" * (METRIC_NAME_LIMIT + 1): 1.0},
+    ],
 )
 def test_more_metrics_than_a_beat_can_hold_are_refused(metrics: dict[str, float]) -> None:
-    with pytest.raises(InvalidProgram, match="at most 256 of up to 128 characters"):
+    with pytest.raises(InvalidProgram, match="at most 64 of up to 128 characters"):
         GradientShape.of(STATE, contribution(metrics=metrics), LEAF)
 
 

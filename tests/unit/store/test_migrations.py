@@ -13,6 +13,7 @@ from store.columns import Moment
 from store.database import Database
 from store.events import Events
 from store.idempotency import Answers
+from store.incarnations import Incarnations
 from store.jobs import Jobs
 from store.members import Members
 from store.workers import Workers
@@ -90,6 +91,7 @@ def test_the_rows_of_the_first_release_are_kept(migrated: Database) -> None:
     assert ranks == [worker(0, incarnation=2, process=None, restarts=1, step=11)]
     assert [event.kind for event in Events(migrated).of_job(job.job_id, 9)] == ["submitted"]
     assert Members(migrated).of_job(job.job_id) == []
+    assert Incarnations(migrated).page(job.job_id, 9, None) == []
 
 
 def test_a_request_that_the_first_release_answered_is_answered_alike(migrated: Database) -> None:

@@ -9,6 +9,7 @@ from store_samples import (
     commit,
     epoch,
     finish,
+    incarnation,
     member,
     nothing_moves,
     only_the_lease_moves,
@@ -24,6 +25,7 @@ from store.commits import Commits
 from store.database import Database
 from store.errors import LeaseLost
 from store.events import Events
+from store.incarnations import Incarnations
 from store.jobs import Jobs
 from store.leases import Leases
 from store.members import Members
@@ -33,7 +35,8 @@ from store.workers import Workers
 
 STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, incarnation=0)
 ROWS = {
-    "workers": [worker(0)],
+    "workers": [worker(0, endings={"crash": 2}, fruitless=1, proven_step=5)],
+    "incarnations": [incarnation(0, 0)],
     "members": [member(0)],
     "commits": [commit(5)],
     "epochs": [epoch(0)],
@@ -70,6 +73,7 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
     assert after.version == job.version + 1
     assert after.updated_at > job.updated_at
     assert Workers(database).of_job(job.job_id) == ranks
+    assert Incarnations(database).page(job.job_id, 9, None) == ROWS["incarnations"]
     assert Members(database).of_job(job.job_id) == ROWS["members"]
     audit = Commits(database).audit(job.job_id, 9)
     assert (audit.commits, audit.epochs) == (ROWS["commits"], ROWS["epochs"])

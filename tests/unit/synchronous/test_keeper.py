@@ -59,6 +59,31 @@ def test_whoever_is_the_first_of_the_next_group_goes_on_from_what_was_kept(tmp_p
     assert replica.committed == kept.committed
 
 
+def test_what_every_pass_has_consumed_is_kept_however_many_there_are(tmp_path: Path) -> None:
+    biggest = 2**64 - 1
+    passes = tuple(
+        EpochDone(epoch=n, samples=9, hash_sum=biggest, expected_samples=9, expected_hash_sum=n)
+        for n in range(150_000)
+    )
+    kept, replica = replica_at(5), Replica(initial())
+    kept.flip(kept.state, Committed(position=kept.position, epochs=passes))
+    writer = keeper(tmp_path)
+    writer.save(1, 1, kept, COURSE)
+    writer.close()
+    assert keeper(tmp_path).restore(initial(), replica, COURSE)
+    assert replica.committed.epochs == passes
+
+
+def test_before_the_first_pass_is_over_there_is_nothing_to_keep_of_any(tmp_path: Path) -> None:
+    kept, replica = replica_at(5), Replica(initial())
+    kept.flip(kept.state, Committed(position=kept.position))
+    writer = keeper(tmp_path)
+    writer.save(1, 1, kept, COURSE)
+    writer.close()
+    assert keeper(tmp_path).restore(initial(), replica, COURSE)
+    assert replica.committed == kept.committed
+
+
 def test_the_latest_step_counts_whoever_wrote_it(tmp_path: Path) -> None:
     first, second = keeper(tmp_path, RANK=0), keeper(tmp_path, RANK=1)
     first.save(1, 2, replica_at(5), COURSE)

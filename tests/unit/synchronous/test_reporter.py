@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from ranks import Ear, settings_of
 
-from muster.checkpoints.errors import CheckpointMismatch
-from muster.contracts.messages import Beat, EpochDone, Layout, RankMessage, Saved, Seat
+from muster.checkpoints.errors import CheckpointFailed, CheckpointMismatch
+from muster.contracts.messages import Beat, EpochDone, Layout, RankMessage, Saved, Seat, Warned
 from muster.contracts.position import Position
 from muster.datasets.index import Totals
 from muster.synchronous.course import Course
@@ -110,13 +110,33 @@ def test_who_goes_on_from_the_last_step_and_has_nothing_to_do_says_where_it_stan
     reporter_of(tmp_path, ear).keep(LAYOUT, replica_at(100))
     reporter, replica = reporter_of(tmp_path, ear), Replica(STATE)
     reporter.begin(LAYOUT, replica)
-    reporter.took_up(LAYOUT, replica, replica.digest())
+    reporter.took_up(LAYOUT, replica)
     ear.heard()
     reporter.presence.news()
     reporter.say_goodbye(Outcome.DONE)
     (beat,) = ear.heard()
     assert isinstance(beat, Beat)
     assert beat.step == 100
+
+
+def test_a_beat_tells_who_waits_from_who_is_at_work(tmp_path: Path, ear: Ear) -> None:
+    reporter = reporter_of(tmp_path, ear)
+    with reporter.work:
+        reporter.presence.news()
+    reporter.presence._heart.stop()  # noqa: SLF001  its last word comes at once
+    assert [beat.waiting for beat in ear.heard() if isinstance(beat, Beat)] == [False, True]
+
+
+def test_a_disk_that_is_full_is_told_of_once_until_it_is_not(tmp_path: Path, ear: Ear) -> None:
+    reporter, full = reporter_of(tmp_path, ear), CheckpointFailed("no space is left")
+    for step in (5, 10, 100, 100):
+        reporter.unkept(replica_at(step), full)
+    goes_on, is_over = [said.message for said in ear.heard() if isinstance(said, Warned)]
+    assert "training goes on meanwhile: no space is left" in goes_on
+    assert "the job is done when it succeeds: no space is left" in is_over
+    reporter.keep(LAYOUT, replica_at(100))
+    reporter.unkept(replica_at(100), full)
+    assert sum(isinstance(said, Warned) for said in ear.heard()) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from stage import Regression, write_samples
 from muster.collectives.tree import Block
 from muster.datasets.drawing import Drawer
 from muster.datasets.listing import find_shards
-from muster.program import InvalidProgram, State
+from muster.program import Batch, Contribution, InvalidProgram, ProgramRaised, State
 from muster.synchronous.course import Course
 from muster.synchronous.shares import Shares
 from muster.synchronous.tally import TALLY_ELEMENTS, read_tally
+from muster.synchronous.work import Work
 
 LEAVES = 8
 SAMPLES = 50
@@ -26,7 +27,9 @@ def drawer(tmp_path: Path) -> Iterator[Drawer]:
         yield drawer
 
 
-def shares_of(drawer: Drawer, program: Regression | None = None) -> Shares:
+def shares_of(
+    drawer: Drawer, program: Regression | None = None, work: Work | None = None
+) -> Shares:
     course = Course(
         totals=drawer.totals,
         batch_size=16,
@@ -36,7 +39,7 @@ def shares_of(drawer: Drawer, program: Regression | None = None) -> Shares:
         checkpoint_every=5,
     )
     program = program or Regression()
-    return Shares(program, course, drawer, program.initial(3))
+    return Shares(program, course, drawer, program.initial(3), work or Work())
 
 
 def sum_of(shares: Shares, block: Block, step: int) -> np.ndarray:
@@ -120,8 +123,9 @@ def test_a_state_cannot_be_written_to(drawer: Drawer) -> None:
     program = Meddling()
     state = program.initial(3)
     before = state["weights"].copy()
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(ProgramRaised, match=r"at step 0: .*ValueError: .*read-only") as caught:
         updated(shares_of(drawer, program), state)
+    assert caught.value.step == 0
     assert (state["weights"] == before).all()
 
 
@@ -129,3 +133,31 @@ def test_a_state_of_another_shape_is_refused(drawer: Drawer) -> None:
     program = Growing()
     with pytest.raises(InvalidProgram, match="weights"):
         updated(shares_of(drawer, program), program.initial(3))
+
+
+class Watched(Regression):
+    """Notes whether it is known to be at work, and fails in its last method."""
+
+    def __init__(self) -> None:
+        self.work = Work()
+        self.seen: list[bool] = []
+
+    def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
+        self.seen.append(self.work.is_under_way)
+        return super().gradient(state, batch, random)
+
+    def update(self, _state: State, _gradients: State, _step: int) -> State:
+        self.seen.append(self.work.is_under_way)
+        raise ValueError("in vain")
+
+
+def test_a_rank_is_at_work_while_its_program_computes_and_at_no_other_time(drawer: Drawer) -> None:
+    program = Watched()
+    shares = shares_of(drawer, program, program.work)
+    program.seen.clear()
+    sum_of(shares, Block(0, 0), step=0)
+    assert not program.work.is_under_way
+    with pytest.raises(ProgramRaised, match="in vain"):
+        shares.update({}, {}, 0, {})
+    assert not program.work.is_under_way
+    assert program.seen == [True, True]

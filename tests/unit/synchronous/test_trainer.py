@@ -50,6 +50,18 @@ def test_every_sample_of_every_epoch_is_counted_once(data: Path) -> None:
     assert [epoch.epoch for epoch in stage.finished[0].replica.committed.epochs] == [0, 1]
 
 
+def test_a_full_disk_ends_nobody_and_the_last_checkpoint_is_waited_for(
+    data: Path, undisturbed: str
+) -> None:
+    stage = Stage(data)
+    stage.full_at = [4, 20, 20]
+    assert stage.plays(2).digest == undisturbed
+    assert stage.unkept == [4, 20, 20]
+    assert stage.kept is not None
+    assert stage.kept[1].position.step == 20
+    assert len(stage.finished) == 2
+
+
 def test_leaves_that_are_computed_twice_change_nothing(data: Path, undisturbed: str) -> None:
     stage = Stage(data, replay_every=3)
     stage.at(5, lambda: stage.dies(1)).at(7, lambda: stage.joins(rank=1))

@@ -13,6 +13,7 @@ from muster.datasets.listing import find_shards
 from muster.program import Batch, Contribution, InvalidProgram, Program, State
 from muster.synchronous.course import Course
 from muster.synchronous.shares import Shares
+from muster.synchronous.work import Work
 
 SHARDS = 8
 WRONG = 5
@@ -56,7 +57,7 @@ def shares_of(program: Program, drawer: Drawer) -> Shares:
         seed=3,
         checkpoint_every=1,
     )
-    return Shares(program, course, drawer, program.initial(3))
+    return Shares(program, course, drawer, program.initial(3), Work())
 
 
 BAD = [

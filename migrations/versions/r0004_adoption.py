@@ -6,8 +6,8 @@ What is here is frozen: it names plain types, never those of `store.columns`, wh
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,102 @@
+"""``muster chaos``: one fault for one rank of one's own job, to see what becomes of it.
+
+The API says which process it is; that it is this one, /proc says here and now. What does not carry
+the job's own mark is never signalled, whatever pid it has.
+"""
+
+import os
+import platform
+import signal
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+
+from muster.contracts.environ import api_url
+from muster.contracts.errors import MusterError
+from muster.contracts.job import TERMINAL
+from muster.contracts.process import ProcessRecord
+from muster.processes import identify, mark_of, send_signal
+
+
+class FaultKind(StrEnum):
+    """What can be done to a rank."""
+
+    KILL = "kill"
+    STOP = "stop"
+    TERM = "term"
+
+
+_SIGNALS: Final = {
+    FaultKind.KILL: signal.SIGKILL,
+    FaultKind.STOP: signal.SIGSTOP,
+    FaultKind.TERM: signal.SIGTERM,
+}
+_DONE: Final = {
+    FaultKind.KILL: "was killed (SIGKILL)",
+    FaultKind.STOP: "stands still (SIGSTOP): it is replaced after the job's heartbeat_timeout",
+    FaultKind.TERM: "was asked to end (SIGTERM)",
+}
+
+
+class FaultRefused(MusterError):
+    """Nothing was signalled."""
+
+
+Job = Annotated[str, typer.Argument(help="The job's id.", metavar="JOB")]
+Fault = Annotated[FaultKind, typer.Option("--fault", help="What happens to the rank.")]
+Rank = Annotated[int, typer.Option("--rank", min=0, help="Which rank.", metavar="RANK")]
+
+
+def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0) -> None:
+    """Kill, stop or end one rank of a job that runs on this machine, and see it recover."""
+    from cli.server import Server  # noqa: PLC0415  brings in httpx
+
+    path = f"/jobs/{quote(job, safe='')}"
+    with Server(api_url(os.environ)) as server:
+        found = server.get(path)
+        workers = server.get(f"{path}/summary")["workers"]
+    record = process_of(found, workers, rank)
+    if not send_signal(record, _SIGNALS[fault]):
+        raise FaultRefused(f"rank {rank} of {job} ended by itself just now: try again")
+    typer.echo(f"rank {rank} of {job}, pid {record.pid}, {_DONE[fault]}")
+    typer.echo(f"see what happens: curl {server.url}{path}/events")
+
+
+def process_of(
+    job: Mapping[str, Any], workers: list[Mapping[str, Any]], rank: int
+) -> ProcessRecord:
+    """Return the process of a rank; raises `FaultRefused` unless it is certain whose it is.
+
+    `job` and `workers` are what the API says of the job and, in its summary, of its ranks.
+    """
+    name = job["job_id"]
+    if job["status"] in TERMINAL:
+        raise FaultRefused(f"{name} is {job['status']}: choose a job that runs, see GET /jobs")
+    worker = next((it for it in workers if it["rank"] == rank), None)
+    if worker is None:
+        raise FaultRefused(f"{name} has no rank {rank}: it has the ranks 0 to {len(workers) - 1}")
+    pid, node = worker["pid"], worker["node"]
+    if pid is None:
+        raise FaultRefused(
+            f"rank {rank} of {name} is {worker['state']} and has no process: wait until it has one"
+        )
+    if node != platform.node():
+        raise FaultRefused(f"rank {rank} of {name} runs on {node}: use muster chaos there")
+    record = _proven(pid, f"{job['job_uid']}/{rank}/")
+    if record is None:
+        raise FaultRefused(
+            f"pid {pid} does not carry the mark of rank {rank} of {name}: it has ended, or its "
+            "command has cleared its environment. Nothing was signalled"
+        )
+    return record
+
+
+def _proven(pid: int, mark: str) -> ProcessRecord | None:
+    """Return who has `pid`, if its mark begins with `mark`."""
+    record = identify(pid)
+    is_ours = (mark_of(pid) or "").startswith(mark)
+    # Looked at before and after: the mark is then this process's, and no successor's.
+    return record if is_ours and identify(pid) == record else None

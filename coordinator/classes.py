@@ -1,0 +1,114 @@
+"""Which class the end of an incarnation belongs to, and the words for it. Pure; rules in order.
+
+What we did ourselves comes before what the process said, and that before what its end looks like.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from coordinator.snapshot import Cause, Ending, JobSnapshot, RankSnapshot
+from coordinator.wording import describe_exit, last_line, quote_end
+from muster.contracts.endings import DO_NOT_RETRY_CODE, RetryClass
+from muster.contracts.job import Reason
+from muster.contracts.messages import RankExited
+
+SIGKILL: Final = 9
+SIGTERM: Final = 15
+OF_A_SHELL: Final = 128
+"""What a shell, or a container, adds to the number of the signal that ended a program."""
+
+_HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.START_TIMEOUT})
+
+_REASONS: Final = {
+    RetryClass.CRASH: Reason.WORKER_EXITED,
+    RetryClass.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
+    RetryClass.PREEMPTION: Reason.PREEMPTED,
+    RetryClass.DO_NOT_RETRY: Reason.DO_NOT_RETRY,
+}
+"""Of the classes that are known by how the process ended."""
+
+
+def ending_of(
+    snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, cause: Cause | None
+) -> Ending:
+    """Return how the process of `rank` ended, which knows its exit code already.
+
+    `cause` is why we, or the other ranks, wanted that end, if anybody did.
+    """
+    kind = _class_of(snapshot, rank, exited, cause)
+    if kind is RetryClass.INVALID_PROGRAM:
+        cause = rank.refused
+    if cause is not None:
+        return Ending(retry_class=kind, reason=cause.reason, message=cause.message)
+    reason = _REASONS.get(kind) if kind is not RetryClass.STOPPED else _why_it_ends(snapshot)
+    return Ending(retry_class=kind, reason=reason, message=_words(kind, rank, exited))
+
+
+def is_to_blame(exited: RankExited, ending: Ending) -> bool:
+    """Whether an end may be the program's own doing: none sends SIGKILL to itself."""
+    return exited.signal != SIGKILL or ending.reason is not Reason.WORKER_EXITED
+
+
+def _class_of(
+    snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, cause: Cause | None
+) -> RetryClass:
+    if rank.finished:
+        return RetryClass.FINISHED
+    if rank.refused is not None:
+        return RetryClass.INVALID_PROGRAM
+    if snapshot.is_ending or not rank.in_service or rank.terminated:
+        return RetryClass.STOPPED
+    if cause is not None:
+        return RetryClass.HANG if cause.reason in _HANGS else RetryClass.CRASH
+    if exited.exit_code == DO_NOT_RETRY_CODE:
+        return RetryClass.DO_NOT_RETRY
+    if rank.stopping or _ended_by(SIGTERM, exited):
+        return RetryClass.PREEMPTION
+    return RetryClass.OUT_OF_MEMORY if _lacked_memory(exited) else RetryClass.CRASH
+
+
+def _ended_by(number: int, exited: RankExited) -> bool:
+    """Whether a signal ended it, or the program that a shell or a container ran for it."""
+    return exited.signal == number or exited.exit_code == OF_A_SHELL + number
+
+
+def _lacked_memory(exited: RankExited) -> bool:
+    """Whether there is evidence; a SIGKILL alone may be anybody's."""
+    is_killed_within = exited.exit_code == OF_A_SHELL + SIGKILL
+    return exited.out_of_memory or is_killed_within or _names_memory(exited.last_lines)
+
+
+def _names_memory(last_lines: Sequence[str]) -> bool:
+    """Whether a traceback ended in a MemoryError, perhaps of numpy's or torch's own kind."""
+    error, _, _ = last_line(last_lines).partition(":")
+    return error.endswith("MemoryError") and " " not in error
+
+
+def _why_it_ends(snapshot: JobSnapshot) -> Reason | None:
+    """Return why a job's ranks are ended; None if only this one was to go."""
+    if snapshot.verdict is not None:
+        return snapshot.verdict.reason
+    if snapshot.stop is not None:
+        return Reason.STOPPED_BY_USER
+    return Reason.INTERRUPTED if snapshot.interrupting else None
+
+
+def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
+    """Return a verb phrase, with the end of the log where that says why."""
+    end = describe_exit(rank)
+    # What a program says last before it gives up is why; before a signal it knew of nothing.
+    quote = quote_end(exited.last_lines) if exited.signal is None else ""
+    match kind:
+        case RetryClass.PREEMPTION if rank.stopping:
+            also = "saved its work" if exited.exit_code == 0 else end
+            return f"was asked to stop by somebody else and {also}"
+        case RetryClass.PREEMPTION:
+            return f"{end}, which somebody else had sent{quote}"
+        case RetryClass.OUT_OF_MEMORY:
+            return f"{end} for lack of memory{quote}"
+        case RetryClass.DO_NOT_RETRY:
+            return f"{end}, so it is not to be started again{quote}"
+        case RetryClass.CRASH if exited.exit_code == 0:
+            return f"{end} before its training was over{quote}"
+        case _:
+            return end + quote

@@ -1,0 +1,135 @@
+"""What happened → what is known, for the end of an incarnation. Pure, as `coordinator.fold`.
+
+Each class of ends has a budget of its own for each rank (`muster.contracts.endings.RETRIES`), and
+all that the program may be to blame for share one limit: ends in a row without a new checkpoint.
+"""
+
+from dataclasses import replace
+
+from coordinator import pool_fold, rank_fold
+from coordinator.classes import ending_of, is_to_blame
+from coordinator.snapshot import NEVER, Cause, Ending, JobSnapshot, RankSnapshot, Verdict
+from coordinator.wording import describe_exit, legible, quote_lines
+from muster.contracts.endings import RETRIES, RetryClass
+from muster.contracts.job import Reason
+from muster.contracts.messages import Raised, RankExited, Refused
+from muster.contracts.spec import JobSpec
+
+
+def refused(snapshot: JobSnapshot, rank: RankSnapshot, message: Refused) -> JobSnapshot:
+    """A rank says that starting it again would not help."""
+    cause = Cause(reason=message.reason, message=legible(message.message))
+    return _given_up(snapshot, rank, cause)
+
+
+def raised(snapshot: JobSnapshot, rank: RankSnapshot, message: Raised) -> JobSnapshot:
+    """The program raised an error; another process that met the same one proves that it will again.
+
+    An agent that comes back tells of an incarnation's error once more, which proves nothing.
+    """
+    if rank.raised is not None:
+        return snapshot
+    before = snapshot.raised
+    rank = replace(rank, raised=message)
+    snapshot = replace(snapshot.with_rank(rank), raised=message)
+    if before != message:
+        return snapshot
+    words = f"{legible(message.message)}, and so did the process before it"
+    return _given_up(snapshot, rank, Cause(reason=Reason.INVALID_PROGRAM, message=words))
+
+
+def _given_up(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> JobSnapshot:
+    verdict = Verdict(
+        reason=cause.reason, message=f"rank {rank.rank}: {cause.message}", exit_code=1
+    )
+    changed = snapshot.with_rank(replace(rank, refused=cause))
+    return replace(changed, verdict=snapshot.verdict or verdict)
+
+
+def exited(
+    snapshot: JobSnapshot, rank: RankSnapshot, message: RankExited, now: float
+) -> JobSnapshot:
+    """The process of `rank` was reaped: it is done, comes back, or takes the job with it."""
+    gone = pool_fold.judged(snapshot, rank_fold.exited(rank, message))
+    cause = rank.kill or pool_fold.dispute(snapshot, rank)
+    ending = ending_of(snapshot, gone, message, cause)
+    gone = rank_fold.ended(gone, ending)
+    snapshot = pool_fold.gone(snapshot, rank, gone, now)
+    if not rank.in_service:
+        return snapshot.with_rank(replace(gone, finished=False, trouble=None))
+    if snapshot.is_ending or gone.finished:
+        return snapshot.with_rank(gone)
+    trouble = Cause(reason=ending.reason or Reason.WORKER_EXITED, message=ending.message)
+    return _in_trouble(snapshot, replace(gone, trouble=trouble), ending, message, now)
+
+
+def _in_trouble(
+    snapshot: JobSnapshot, rank: RankSnapshot, ending: Ending, message: RankExited, now: float
+) -> JobSnapshot:
+    """Schedule the next incarnation, at the expense of its class, or give the job up."""
+    retry = RETRIES.get(ending.retry_class)
+    is_restart = retry is not None and retry.is_restart
+    if is_restart and is_to_blame(message, ending):
+        rank = _with_its_progress(snapshot, rank, now)
+    verdict = _verdict(snapshot, rank, ending, message)
+    if verdict is not None:
+        return replace(snapshot.with_rank(rank), verdict=verdict)
+    delayed = _delayed(snapshot, rank, now)
+    return snapshot.with_rank(replace(delayed, restarts=rank.restarts + is_restart))
+
+
+def _with_its_progress(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RankSnapshot:
+    """Return the rank with this end counted, or with all before it forgiven for a new checkpoint.
+
+    Of a program that has never told of a checkpoint a while of life is as good as one.
+    """
+    durable = snapshot.durable_step(rank)
+    if durable is None:
+        is_fruitful = _healthy_seconds(rank, now) >= snapshot.backoff.reset_after_seconds
+    else:
+        is_fruitful = durable > rank.proven_step
+    proven = rank.proven_step if durable is None else max(durable, rank.proven_step)
+    return replace(rank, fruitless=0 if is_fruitful else rank.fruitless + 1, proven_step=proven)
+
+
+def _delayed(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RankSnapshot:
+    """Return the rank with the time of its next start."""
+    failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
+    delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
+    return replace(rank, failures=failures, start_at=now + delay)
+
+
+def _healthy_seconds(rank: RankSnapshot, now: float) -> float:
+    return 0.0 if rank.live_at == NEVER else now - rank.live_at
+
+
+def _verdict(
+    snapshot: JobSnapshot, rank: RankSnapshot, ending: Ending, message: RankExited
+) -> Verdict | None:
+    """Return why the job is given up, if it is."""
+    limit = _limit_reached(snapshot.spec, rank, ending.retry_class)
+    if limit is None:
+        return None
+    reason, words = limit
+    end = describe_exit(rank) if rank.kill is None else rank.kill.message
+    code = 128 + (message.signal or 0) if message.exit_code is None else message.exit_code
+    told = f"rank {rank.rank} {end} and {words}{quote_lines(message.last_lines)}"
+    return Verdict(reason=reason, message=told, exit_code=code)
+
+
+def _limit_reached(
+    spec: JobSpec, rank: RankSnapshot, kind: RetryClass
+) -> tuple[Reason, str] | None:
+    """Return which limit forbids another start, in one word and in several."""
+    if kind is RetryClass.DO_NOT_RETRY:
+        return Reason.DO_NOT_RETRY, "is not to be started again"
+    retry = RETRIES.get(kind)
+    if retry is None:
+        return None
+    most: int = getattr(spec, retry.budget)
+    if rank.endings[kind] > most:
+        return Reason.RESTART_LIMIT, f"has used its {most} restarts{retry.occasion}"
+    if rank.fruitless >= spec.max_fruitless:
+        words = f"has failed {rank.fruitless} times in a row without a new checkpoint"
+        return Reason.NO_PROGRESS, words
+    return None

@@ -1,0 +1,89 @@
+"""From what happens to the rows of incarnations: when each began, how it ended, what that means."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from coordinator import actions, happenings
+from coordinator.happenings import Happening
+from coordinator.moment import Moment
+from coordinator.snapshot import Ending, JobSnapshot, RankSnapshot
+from coordinator.wording import describe_exit
+from muster.contracts.endings import RetryClass
+from muster.contracts.job import Reason
+from muster.contracts.messages import RankExited, RankSaid, RankSpawned, TookUp
+from muster.contracts.rank import ProcessState
+from store.records import Incarnation, Worker
+
+
+def incarnations_of(
+    before: JobSnapshot, happening: Happening, after: JobSnapshot, now: Moment
+) -> list[Incarnation]:
+    """Return the rows that a happening has changed, which led from `before` to `after`."""
+    return [
+        _row(after.ranks[number], _pid(before.ranks[number], after.ranks[number]), now)
+        for number in _touched(before, happening)
+        if after.ranks[number] != before.ranks[number]
+    ]
+
+
+def ended_meanwhile(
+    snapshot: JobSnapshot, rows: Sequence[Worker], now: Moment
+) -> list[Incarnation]:
+    """Return the rows of what ran when a coordinator went away, and is gone for the next one."""
+    return [
+        _row(snapshot.ranks[row.rank], row.process.pid if row.process else None, now)
+        for row in rows
+        if row.state != ProcessState.EXITED and not snapshot.ranks[row.rank].is_alive
+    ]
+
+
+def _touched(before: JobSnapshot, happening: Happening) -> Iterator[int]:
+    match happening:
+        case happenings.Taken(action=actions.Start(rank=rank)):
+            yield rank
+        case RankSpawned() | RankExited() | RankSaid(message=TookUp()):
+            if 0 <= happening.rank < len(before.ranks):
+                yield happening.rank
+        case happenings.AgentLost():
+            yield from (rank.rank for rank in before.ranks if rank.is_alive)
+        case _:
+            return
+
+
+def _pid(before: RankSnapshot, after: RankSnapshot) -> int | None:
+    """Return the pid of the present incarnation, which the end of the process takes along."""
+    is_same = before.incarnation == after.incarnation
+    identity = after.identity or (before.identity if is_same else None)
+    return identity.pid if identity else None
+
+
+def _row(rank: RankSnapshot, pid: int | None, now: Moment) -> Incarnation:
+    row = Incarnation(
+        rank=rank.rank,
+        incarnation=rank.incarnation,
+        pid=pid,
+        started_at=now.wall_of(rank.spawned_at) or now.wall,
+        step_at_start=rank.step_at_start,
+    )
+    return row if rank.is_alive else _ended(row, rank, now)
+
+
+def _ended(row: Incarnation, rank: RankSnapshot, now: Moment) -> Incarnation:
+    ending = rank.ending or _unheard(rank)
+    return replace(
+        row,
+        ended_at=now.wall,
+        exit_code=rank.exit_code,
+        exit_signal=rank.exit_signal,
+        retry_class=ending.retry_class,
+        reason=ending.reason,
+        message=ending.message,
+        step_at_end=rank.step,
+    )
+
+
+def _unheard(rank: RankSnapshot) -> Ending:
+    """Return the end that only an exit record tells of: nobody counted it."""
+    kind = RetryClass.FINISHED if rank.finished else RetryClass.INFRASTRUCTURE
+    reason = None if rank.finished else Reason.COORDINATOR_RESTARTED
+    return Ending(retry_class=kind, reason=reason, message=describe_exit(rank))

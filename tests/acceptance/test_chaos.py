@@ -1,0 +1,45 @@
+"""Whatever dies at whatever instant, nothing is lost: a dozen faults of what `make chaos` does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from chaos import Plan, run
+from installation import Installation, Undisturbed, has_saved, pids, restarts
+
+SHORT = Plan(faults=12, seed=3, minutes=0.5, jobs=2, steps=100)
+
+LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
+
+
+def test_a_dozen_faults_lose_nothing(tmp_path: Path) -> None:
+    report = run(SHORT, tmp_path, lambda _line: None)
+    assert not report.has_failed, "\n".join(report.lines())
+    assert report.history.strikes
+
+
+def test_a_fault_by_hand_meets_one_rank_of_a_job(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = installation.submit(**LONG)
+    before = installation.wait_until(job_id, has_saved)
+    answer = muster_chaos(installation, job_id, "--fault", "kill", "--rank", "1")
+    assert answer.returncode == 0, answer.stderr
+    assert f"pid {pids(before)[1]}," in answer.stdout
+    after = installation.wait_until(job_id, restarts(1, rank=1))
+    assert pids(after)[0] in {pids(before)[0], None}
+    assert installation.complete(job_id)["restarts"] == 1
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+    again = muster_chaos(installation, job_id)
+    assert again.returncode == 1
+    assert f"{job_id} is COMPLETED" in again.stderr
+
+
+def muster_chaos(installation: Installation, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli", "chaos", *words],
+        env=installation.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,115 @@
+"""Every end of a real process is told for what it is, and costs what it ought to."""
+
+import signal
+import sys
+from pathlib import Path
+
+from installation import Installation, Seen, has_saved
+
+LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
+"""Two ranks of 64 steps and two seconds: time to be interrupted."""
+
+FAILING_PROGRAM = """
+from muster.programs.classifier import Classifier
+
+class Failing(Classifier):
+    def update(self, state, gradients, step):
+        if step == 3:
+            raise ZeroDivisionError("the third is the last")
+        return super().update(state, gradients, step)
+"""
+
+
+def incarnations(installation: Installation, job_id: str) -> list[Seen]:
+    """Return all processes of a job, the oldest first."""
+    answer = installation.request("GET", f"/jobs/{job_id}/incarnations")
+    assert answer.headers["x-total-count"] == str(len(answer.json()["incarnations"]))
+    return list(reversed(answer.json()["incarnations"]))
+
+
+def test_a_typing_error_in_a_script_costs_five_starts_and_not_fifty(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import muster\nrun = muster.join()\nrun.stpe()\n")
+    job_id = installation.submit(world_size=1, command=[sys.executable, str(script)])
+    job = installation.fail(job_id)
+    assert job["reason"] == "no_progress"
+    assert "has failed 5 times in a row without a new checkpoint" in job["message"]
+    ends = incarnations(installation, job_id)
+    assert [end["retry_class"] for end in ends] == 5 * ["crash"]
+    assert all("AttributeError: " in end["message"] for end in ends)
+    assert installation.see(job_id)["endings"]["crash"] == 5
+
+
+def test_the_code_that_says_so_ends_the_job_at_its_first_start(installation: Installation) -> None:
+    command = ["sh", "-c", "echo bad arguments; exit 64"]
+    job_id = installation.submit(world_size=2, command=command)
+    job = installation.fail(job_id)
+    assert (job["reason"], job["exit_code"]) == ("do_not_retry", 64)
+    assert "exited with code 64 and is not to be started again" in job["message"]
+    assert "bad arguments" in job["message"]
+    assert {end["incarnation"] for end in incarnations(installation, job_id)} == {0}
+
+
+def test_sigterm_from_outside_is_no_crash(installation: Installation) -> None:
+    job_id = installation.submit(**LONG, max_restarts=0)
+    installation.wait_until(job_id, has_saved)
+    pid = installation.kill(job_id, rank=1, number=signal.SIGTERM)
+    seen = installation.complete(job_id)
+    assert seen["restarts"] == 0
+    assert (seen["endings"]["preemption"], seen["endings"]["crash"]) == (1, 0)
+    first, second = (end for end in incarnations(installation, job_id) if end["rank"] == 1)
+    assert (first["pid"], first["retry_class"], first["reason"]) == (pid, "preemption", "preempted")
+    assert first["message"] == "was asked to stop by somebody else and saved its work"
+    assert 0 < first["step_at_end"] <= second["step_at_start"] < second["step_at_end"] == 64
+    assert first["started_at"] < first["ended_at"] < second["started_at"]
+
+
+def test_sigterm_ends_a_program_that_knows_nothing_of_us_without_a_charge(
+    installation: Installation, tmp_path: Path
+) -> None:
+    again = tmp_path / "again"
+    command = ["sh", "-c", f"test -e {again} && exit 0; touch {again}; exec sleep 600"]
+    job_id = installation.submit(world_size=1, command=command, max_restarts=0)
+    installation.wait_until(job_id, lambda _: again.exists())
+    installation.kill(job_id, rank=0, number=signal.SIGTERM)
+    assert installation.complete(job_id)["endings"]["preemption"] == 1
+
+
+def test_what_hangs_has_a_budget_of_its_own(installation: Installation) -> None:
+    job_id = installation.submit(**LONG, heartbeat_timeout=2, max_restarts=0)
+    installation.wait_until(job_id, has_saved)
+    installation.kill(job_id, rank=0, number=signal.SIGSTOP)
+    seen = installation.complete(job_id)
+    assert (seen["endings"]["hang"], seen["endings"]["crash"]) == (1, 0)
+    hung = next(end for end in incarnations(installation, job_id) if end["retry_class"] == "hang")
+    assert (hung["rank"], hung["reason"]) == (0, "heartbeat_timeout")
+    assert hung["exit_signal"] == signal.SIGKILL
+
+
+def test_a_lack_of_memory_has_a_budget_of_its_own(installation: Installation) -> None:
+    command = [sys.executable, "-c", "bytearray(1 << 60)"]
+    job_id = installation.submit(world_size=1, command=command, max_out_of_memory=1)
+    job = installation.fail(job_id)
+    assert job["reason"] == "restart_limit"
+    assert "has used its 1 restarts for lack of memory" in job["message"]
+    ends = incarnations(installation, job_id)
+    assert [end["retry_class"] for end in ends] == 2 * ["out_of_memory"]
+    assert ends[0]["message"] == "exited with code 1 for lack of memory (MemoryError)"
+
+
+def test_an_error_that_comes_again_at_the_same_step_is_an_invalid_program(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING_PROGRAM)
+    job_id = installation.submit(
+        mode="synchronous", world_size=1, working_dir=str(tmp_path), program="failing.py:Failing"
+    )
+    job = installation.fail(job_id)
+    assert job["reason"] == "invalid_program"
+    assert "update() of the program failed at step 3: " in job["message"]
+    assert "failing.py:7, ZeroDivisionError: the third is the last" in job["message"]
+    kinds = [end["retry_class"] for end in incarnations(installation, job_id)]
+    assert kinds == ["crash", "invalid_program"]
+    assert "Traceback" in installation.log(job_id)

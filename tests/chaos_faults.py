@@ -1,0 +1,123 @@
+"""What is done to a run: every fault is drawn from the seed before the first one strikes.
+
+Which process a fault meets is a lot in [0, 1), cast among those that live at its instant; so the
+same seed gives the same faults, however fast the machine is.
+"""
+
+import random
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What happens to a process."""
+
+    KILL = "kill"
+    """SIGKILL."""
+    TERM = "term"
+    """SIGTERM, from somebody who is not its parent."""
+    NAP = "nap"
+    """SIGSTOP, and SIGCONT before anybody has to do something about it."""
+    FREEZE = "freeze"
+    """SIGSTOP until it is gone, and SIGCONT if it is not: it has to be replaced."""
+
+    @property
+    def signal(self) -> signal.Signals:
+        return {Kind.KILL: signal.SIGKILL, Kind.TERM: signal.SIGTERM}.get(self, signal.SIGSTOP)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the process is to be gone afterwards."""
+        return self is not Kind.NAP
+
+
+class Victim(StrEnum):
+    """Whom it happens to."""
+
+    RANK = "rank"
+    TEMPLATE = "template"
+    AGENT = "agent"
+    COORDINATOR = "coordinator"
+    API = "api"
+
+    @property
+    def belongs_to_a_job(self) -> bool:
+        return self in {Victim.RANK, Victim.TEMPLATE, Victim.AGENT}
+
+
+VICTIMS = {
+    Victim.RANK: 45,
+    Victim.TEMPLATE: 8,
+    Victim.AGENT: 15,
+    Victim.COORDINATOR: 18,
+    Victim.API: 14,
+}
+KINDS = {Kind.KILL: 65, Kind.TERM: 15, Kind.NAP: 20}
+FROZEN = 1 / 2
+"""Of the ranks that are stopped: they do not wake up in time."""
+
+INSIDE = 1 / 4
+"""Of all faults strike while a checkpoint is being written."""
+CALLS_OF_A_SAVE = 8
+"""Most system calls of a save, as a directory's watcher sees them, before the fault strikes."""
+
+TOGETHER = 1 / 10
+"""Come with another one at the same instant."""
+AGAIN = 3 / 10
+"""Do not wait for a step after the fault before them: they strike during its recovery."""
+
+PAUSES_SECONDS = (0.0, 0.1, 0.3, 0.7, 1.5)
+NAPS_SECONDS = (0.05, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that happens."""
+
+    number: int
+    kind: Kind
+    victim: Victim
+    lot: float
+    """Which one of those there are."""
+    calls: int | None
+    """System calls of a save after which it strikes; None: at any instant."""
+    waits_for_a_step: bool
+    pause_seconds: float
+    nap_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blow:
+    """What strikes at one instant: one fault or two."""
+
+    faults: tuple[Fault, ...]
+
+
+def blows(count: int, seed: int) -> list[Blow]:
+    """Return `count` faults, in blows of one or two."""
+    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    drawn: list[Blow] = []
+    number = 0
+    while number < count:
+        size = min(2 if chance.random() < TOGETHER / (2 - TOGETHER) else 1, count - number)
+        drawn.append(Blow(faults=tuple(_fault(chance, number + i) for i in range(size))))
+        number += size
+    return drawn
+
+
+def _fault(chance: random.Random, number: int) -> Fault:
+    (victim,) = chance.choices([*VICTIMS], [*VICTIMS.values()])
+    (kind,) = chance.choices([*KINDS], [*KINDS.values()])
+    if kind is Kind.NAP and victim is Victim.RANK and chance.random() < FROZEN:
+        kind = Kind.FREEZE
+    return Fault(
+        number=number,
+        kind=kind,
+        victim=victim,
+        lot=chance.random(),
+        calls=chance.randrange(CALLS_OF_A_SAVE) if chance.random() < INSIDE else None,
+        waits_for_a_step=chance.random() >= AGAIN,
+        pause_seconds=chance.choice(PAUSES_SECONDS),
+        nap_seconds=chance.choice(NAPS_SECONDS),
+    )

@@ -1,0 +1,215 @@
+"""Nothing is left behind, and nobody else is hurt: ranks that start what does not want to end.
+
+``python tests/containment.py [TRIALS] [SEED]`` runs it as long as you like. A trial is a rank of a
+real agent that starts some `runaways`, and the rank's end: by itself, by SIGKILL, or after its
+agent was killed, by a coordinator's sweep or by a successor that never saw it. Lookalikes of the
+job's processes live through it all.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import runaways
+from installation import await_value
+from lone_agent import LoneAgent
+from lookalikes import neighbours, relatives
+
+from coordinator.launcher import LocalLauncher
+from muster.cells import cells_of_job
+from muster.containment import end_incarnation
+from muster.contracts.environ import mark
+from muster.contracts.process import ProcessRecord
+from muster.processes import identify, is_running, send_signal
+
+DEADLINE_SECONDS = 2.0
+
+ENDS = ("by itself", "by SIGKILL", "by a sweep", "by a successor")
+"""Before the last two its agent is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one trial came to."""
+
+    victims: int
+    seconds: float
+    """From the end of the rank, or the order to end it, until nothing of it ran."""
+    when_told: int
+    """How many ran when the end was told."""
+    left: int
+    cells: int
+    decoys: int
+    harmed: int
+
+
+class Trial:
+    """One rank, what it started, and its end."""
+
+    def __init__(self, agent: LoneAgent, number: int) -> None:
+        self._agent = agent
+        self._number = number
+        self._place = agent.root / f"trial-{number}"
+        self._place.mkdir()
+
+    def act(self, kind: str, end: str, *, is_outside: bool) -> Outcome:
+        script = [sys.executable, str(Path(runaways.__file__)), kind, str(self._place)]
+        outside = ["--outside"] if is_outside else []
+        pid = self._agent.start(0, self._number, *script, *outside)
+        await_value((self._place / "ready").exists, lambda: f"{kind}: {self._place}")
+        rank = identify(pid)
+        assert rank is not None
+        runs = watch(rank, self._place)
+        victims = runs()
+        with (
+            neighbours(self._agent.uid) as strangers,
+            relatives(self._agent.uid, 0, self._number) as others,
+        ):
+            # A sweep is for the whole job, whose ranks the others may be.
+            decoys = strangers if end == "by a sweep" else [*strangers, *others]
+            began = time.monotonic()
+            self._end(rank, end)
+            when_told = runs()
+            while runs() and time.monotonic() < began + DEADLINE_SECONDS:
+                time.sleep(0.001)
+            seconds = time.monotonic() - began
+            # Once more, for processes whose pids are somebody else's by now.
+            sweep(self._agent, [replace(rank, pid=decoy.pid) for decoy in decoys], end)
+            harmed = sum(not is_running(decoy) for decoy in decoys)
+        return Outcome(
+            victims=victims,
+            seconds=seconds,
+            when_told=when_told,
+            left=runs(),
+            cells=sum(
+                cell.name.endswith(f"-{self._number}") for cell in cells_of_job(self._agent.uid)
+            ),
+            decoys=len(decoys),
+            harmed=harmed,
+        )
+
+    def _end(self, rank: ProcessRecord, end: str) -> None:
+        match end:
+            case "by itself":
+                (self._place / "go").touch()
+                self._agent.hear_of_an_end()
+            case "by SIGKILL":
+                send_signal(rank, signal.SIGKILL)
+                self._agent.hear_of_an_end()
+            case "by a sweep":
+                self._agent.kill()
+                sweep(self._agent, [], end)
+            case _:
+                self._agent.kill()
+                send_signal(rank, signal.SIGKILL)
+                name = mark(self._agent.uid, 0, self._number)
+                await_value(lambda: end_incarnation(name), lambda: f"{name} survives SIGKILL")
+
+
+def sweep(agent: LoneAgent, known: list[ProcessRecord], end: str = "by a sweep") -> None:
+    """Do what a coordinator does once an agent has ended."""
+    if end == "by a sweep":
+        asyncio.run(LocalLauncher({}).sweep(agent.uid, known))
+
+
+def watch(rank: ProcessRecord, place: Path) -> Callable[[], int]:
+    """Return what counts those of a rank that still run, by what they themselves have told."""
+    told = [int(line) for line in (place / "pids").read_text().split()]
+    records = [rank, *(record for pid in told if (record := identify(pid)) is not None)]
+
+    def count() -> int:
+        running = {record.pid for record in records if is_running(record)}
+        return len(running.union(named(str(place))))
+
+    return count
+
+
+def named(word: str) -> Iterator[int]:
+    """Yield who has `word` among its arguments: a comet is another process all the time."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            try:
+                arguments = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if word.encode() in arguments:
+                yield int(entry.name)
+
+
+def contain(trials: int, seed: int, root: Path) -> dict[tuple[str, str], list[Outcome]]:
+    """Act out `trials`, in an order chosen by `seed`: every kind and end as often as any other."""
+    plan = [
+        (kind, end, is_outside)
+        for kind in runaways.KINDS
+        for end in ENDS
+        for is_outside in (False, True)
+        if not (kind == "comet" and is_outside)  # what catches a comet is the cell
+    ]
+    plan *= trials // len(plan) + 1
+    random.Random(seed).shuffle(plan)  # noqa: S311  chance that can be repeated, no secret
+    outcomes = defaultdict(list)
+    agents: list[LoneAgent] = []
+    try:
+        for number, (kind, end, is_outside) in enumerate(plan[:trials]):
+            if not agents or not agents[-1].is_running:
+                agents.append(LoneAgent(root))
+            outcome = Trial(agents[-1], number).act(kind, end, is_outside=is_outside)
+            outcomes[f"{kind}, outside" if is_outside else kind, end].append(outcome)
+    finally:
+        for agent in agents:
+            agent.kill()
+            sweep(agent, [])
+    return outcomes
+
+
+def faults(outcomes: dict[tuple[str, str], list[Outcome]]) -> list[str]:
+    """Return what must not have been."""
+    every = [outcome for several in outcomes.values() for outcome in several]
+    counts = {
+        "trials without anything to contain": sum(one.victims == 0 for one in every),
+        "processes left after 2 s": sum(one.left for one in every),
+        "processes running when the end was told": sum(one.when_told for one in every),
+        "control groups left": sum(one.cells for one in every),
+        "decoys harmed": sum(one.harmed for one in every),
+    }
+    return [f"{count} {what}" for what, count in counts.items() if count]
+
+
+def table(outcomes: dict[tuple[str, str], list[Outcome]]) -> Iterator[str]:
+    titles = ("trials", "victims", "left", "decoys", "harmed", "p50 ms", "max ms")
+    yield f"{'':20}{'ended':16}" + "".join(f"{title:>8}" for title in titles)
+    for (kind, end), several in sorted(outcomes.items()):
+        took = [1000 * one.seconds for one in several]
+        sums = (
+            sum(getattr(one, name) for one in several)
+            for name in ("victims", "left", "decoys", "harmed")
+        )
+        figures = [len(several), *sums, round(statistics.median(took)), round(max(took))]
+        yield f"{kind:20}{end:16}" + "".join(f"{figure:8}" for figure in figures)
+
+
+def main() -> int:
+    trials = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        outcomes = contain(trials, seed, Path(directory))
+    print(*table(outcomes), sep="\n")  # noqa: T201
+    found = faults(outcomes)
+    verdict = ", ".join(found) or "nothing is left, and nobody was harmed"
+    took = time.monotonic() - began
+    print(f"{trials} trials with seed {seed} in {took:.0f} s: {verdict}")  # noqa: T201
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

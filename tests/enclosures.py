@@ -1,0 +1,27 @@
+"""A process that was enclosed as a rank is, left its session and environment, and lives on."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ENCLOSED = """
+import os, sys
+from muster.containment import enclose
+enclose(sys.argv[1])
+{then}
+os.setsid()
+print("up", flush=True)
+os.execve("/bin/sleep", ["sleep", "600"], {{}})
+"""
+
+
+@contextmanager
+def enclosed(mark: str, *, then: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Run one; `then` are words of Python that it runs once it is enclosed."""
+    command = [sys.executable, "-c", ENCLOSED.format(then=then), mark]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        process.kill()

@@ -1,0 +1,117 @@
+"""An agent alone with the least of a coordinator: one that orders ranks and hears of their ends."""
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import msgspec
+from installation import without_ours
+
+from muster.contracts.agent import AgentAssignment, CoordinatorAddress
+from muster.contracts.environ import MARK, Assignment, rank_environment
+from muster.contracts.framing import FrameReader, frame
+from muster.contracts.messages import (
+    AgentMessage,
+    CoordinatorMessage,
+    RankExited,
+    RankSpawned,
+    StartRank,
+    Welcome,
+    decode_agent_message,
+    encode,
+)
+from muster.contracts.spec import JobSpec
+
+PATIENCE_SECONDS = 30.0
+
+
+class LoneAgent:
+    """A real agent of a new job."""
+
+    def __init__(self, root: Path) -> None:
+        self.uid = uuid.uuid4().hex
+        self.root = root / self.uid
+        self.root.mkdir()
+        self._heard: list[AgentMessage] = []
+        self._frames = FrameReader()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(PATIENCE_SECONDS)
+            host, port = listener.getsockname()
+            address = self.root / "coordinator.json"
+            address.write_bytes(msgspec.json.encode(CoordinatorAddress(host=host, port=port)))
+            self.process = self._start(address)
+            self._connection, _ = listener.accept()
+        self._connection.settimeout(PATIENCE_SECONDS)
+        self._say(Welcome(epoch=1))
+
+    def _start(self, address: Path) -> subprocess.Popen[bytes]:
+        assignment = AgentAssignment(
+            job_uid=self.uid,
+            generation=1,
+            token="",
+            job_root=str(self.root),
+            address_file=str(address),
+            is_managed=False,
+            orphan_timeout_seconds=600.0,
+            stop_grace_seconds=1.0,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "worker.agent"],
+            stdin=subprocess.PIPE,
+            env={**without_ours(os.environ), MARK: f"{self.uid}/agent"},
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(msgspec.json.encode(assignment))
+        return process
+
+    def start(self, rank: int, incarnation: int, *command: str) -> int:
+        """Start an incarnation; return its pid."""
+        assignment = Assignment(
+            job_id="job",
+            job_uid=self.uid,
+            rank=rank,
+            incarnation=incarnation,
+            checkpoint_dir=self.root,
+            dataset_dir=self.root,
+            master_port=1,
+        )
+        environment = rank_environment(JobSpec(world_size=4, command=command), assignment)
+        self._say(
+            StartRank(
+                rank=rank,
+                incarnation=incarnation,
+                environment=environment,
+                working_dir=str(self.root),
+            )
+        )
+        while not isinstance(message := self._hear(), RankSpawned):
+            pass
+        return message.pid
+
+    def hear_of_an_end(self) -> None:
+        while not isinstance(self._hear(), RankExited):
+            pass
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._connection.close()
+
+    def _say(self, message: CoordinatorMessage) -> None:
+        self._connection.sendall(frame(encode(message)))
+
+    def _hear(self) -> AgentMessage:
+        while not self._heard:
+            data = self._connection.recv(65536)
+            assert data, "the agent hung up"
+            self._heard += map(decode_agent_message, self._frames.feed(data))
+        return self._heard.pop(0)

@@ -1,0 +1,234 @@
+"""What the end of a process is taken for, told as stories: its class, its cost, and giving up."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from stories import Story, starts
+
+from coordinator.actions import Terminate
+from coordinator.classes import SIGKILL, SIGTERM
+from muster.contracts.endings import DO_NOT_RETRY_CODE, RETRIES, RetryClass
+from muster.contracts.job import JobStatus, Reason
+from muster.contracts.messages import Executing, Raised
+from muster.contracts.spec import LIMITS
+
+CRASH, HANG, MEMORY = RetryClass.CRASH, RetryClass.HANG, RetryClass.OUT_OF_MEMORY
+PREEMPTION = RetryClass.PREEMPTION
+TRACEBACK = ["Traceback (most recent call last):", "MemoryError: Unable to allocate 9 PiB", ""]
+
+
+# What an end is
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "reason"),
+    [
+        ({"code": 1}, CRASH, Reason.WORKER_EXITED),
+        ({"signal": SIGKILL}, CRASH, Reason.WORKER_EXITED),
+        ({"signal": 11}, CRASH, Reason.WORKER_EXITED),
+        ({"code": 126}, CRASH, Reason.WORKER_EXITED),
+        ({"code": 1, "lines": ["no MemoryError: at all"]}, CRASH, Reason.WORKER_EXITED),
+        ({"signal": SIGTERM}, PREEMPTION, Reason.PREEMPTED),
+        ({"code": 143}, PREEMPTION, Reason.PREEMPTED),
+        ({"signal": SIGKILL, "out_of_memory": True}, MEMORY, Reason.OUT_OF_MEMORY),
+        ({"code": 137}, MEMORY, Reason.OUT_OF_MEMORY),
+        ({"code": 1, "lines": TRACEBACK}, MEMORY, Reason.OUT_OF_MEMORY),
+        ({"code": 1, "lines": ["torch.OutOfMemoryError: CUDA"]}, MEMORY, Reason.OUT_OF_MEMORY),
+        ({"code": DO_NOT_RETRY_CODE}, RetryClass.DO_NOT_RETRY, Reason.DO_NOT_RETRY),
+        ({"code": 0}, RetryClass.FINISHED, None),
+    ],
+)
+def test_an_end_by_itself_is_known_by_how_it_looks(
+    end: Mapping[str, Any], kind: RetryClass, reason: Reason | None
+) -> None:
+    rank = Story.running(world_size=2).is_ended(1, **end).rank(1)
+    assert rank.ending is not None
+    assert (rank.ending.retry_class, rank.ending.reason) == (kind, reason)
+    assert rank.endings == {kind: 1}
+
+
+@pytest.mark.parametrize("end", [{"code": 0}, {"code": 1}, {"signal": SIGKILL}])
+def test_whoever_said_that_somebody_else_had_asked_was_preempted(end: Mapping[str, Any]) -> None:
+    story = Story.running(world_size=1, max_restarts=0, max_fruitless=1)
+    story.beats(0, step=3, stopping=True).is_ended(0, **end).plans()
+    assert story.rank(0).endings == {PREEMPTION: 1}
+    assert story.job.status is JobStatus.RECOVERING
+    assert story.job.message is not None
+    assert story.job.message.startswith("rank 0 was asked to stop by somebody else and ")
+    assert (story.rank(0).restarts, story.rank(0).fruitless) == (0, 0)
+    assert starts(story.passes(1).plans()) == [0]
+
+
+def test_what_we_kill_for_its_silence_has_hung_whatever_it_said_before() -> None:
+    story = Story.running(world_size=1).beats(0, stopping=True).passes(10)
+    story.plans()
+    assert story.dies(0).rank(0).endings == {HANG: 1}
+    assert story.rank(0).ending.reason is Reason.HEARTBEAT_TIMEOUT
+    assert story.rank(0).ending.message == "sent no heartbeat for 10 s and was killed"
+
+
+def test_the_end_of_a_job_that_ends_says_nothing_of_the_rank() -> None:
+    story = Story.running(world_size=2).is_stopped()
+    story.plans()
+    story.exits(0).is_ended(1, signal=SIGTERM).plans()
+    assert [rank.endings for rank in story.job.ranks] == 2 * [{RetryClass.STOPPED: 1}]
+    assert story.rank(0).ending.reason is Reason.STOPPED_BY_USER
+
+
+def test_a_rank_that_refuses_ended_for_that() -> None:
+    story = (
+        Story.running(world_size=2).refuses(1, Reason.INVALID_DATASET, "no data").exits(1, code=1)
+    )
+    ending = story.rank(1).ending
+    assert ending.retry_class is RetryClass.INVALID_PROGRAM
+    assert (ending.reason, ending.message) == (Reason.INVALID_DATASET, "no data")
+    story.plans()
+    assert story.dies(0).rank(0).endings == {RetryClass.STOPPED: 1}
+
+
+def test_who_went_with_its_agent_is_not_counted() -> None:
+    story = Story.running(world_size=2, max_restarts=0).agent_is_lost()
+    assert [rank.endings for rank in story.job.ranks] == 2 * [{RetryClass.INFRASTRUCTURE: 1}]
+    assert story.job.verdict is None
+
+
+def test_who_was_let_go_and_is_wanted_again_comes_back_at_no_charge() -> None:
+    story = Story.training(world_size=2, max_restarts=0).takes(Terminate(rank=1)).exits(1)
+    assert story.rank(1).endings == {RetryClass.STOPPED: 1}
+    assert story.job.verdict is None
+    assert starts(story.goes_on(2)) == [1]
+
+
+# What it costs
+
+
+@pytest.mark.parametrize(
+    ("budget", "end"),
+    [
+        ("max_restarts", {"code": 3}),
+        ("max_out_of_memory", {"code": 137}),
+        ("max_preemptions", {"code": 143}),
+    ],
+)
+def test_each_class_has_a_budget_of_its_own(budget: str, end: Mapping[str, Any]) -> None:
+    others = {retry.budget: 0 for retry in RETRIES.values()}
+    story = Story.running(world_size=1, **{**others, budget: 2, "max_fruitless": 99})
+    for _ in range(2):
+        story.is_ended(0, **end).comes_back(0)
+    assert story.job.verdict is None
+    story.is_ended(0, **end)
+    assert story.job.verdict.reason is Reason.RESTART_LIMIT
+    assert " and has used its 2 restarts" in story.job.verdict.message
+
+
+def test_hangs_have_one_too() -> None:
+    story = Story.running(world_size=1, max_restarts=0, max_hangs=1)
+    for _ in range(2):
+        story.passes(10).plans()
+        story.dies(0)
+        if story.job.verdict is None:
+            story.wakes()
+            story.says_hello(0)
+    assert story.job.verdict.message == (
+        "rank 0 sent no heartbeat for 10 s and was killed and has used its 1 restarts after a hang"
+        "; its log is empty"
+    )
+
+
+def test_every_budget_is_a_field_with_limits() -> None:
+    assert {retry.budget for retry in RETRIES.values()} <= set(LIMITS)
+
+
+def test_the_code_that_says_so_is_believed_at_once() -> None:
+    story = Story.running(world_size=2).exits(1, code=DO_NOT_RETRY_CODE, lines=["bad arguments"])
+    story.plans()
+    story.dies(0).plans()
+    assert (story.job.status, story.job.reason) == (JobStatus.FAILED, Reason.DO_NOT_RETRY)
+    assert story.job.message == (
+        "rank 1 exited with code 64 and is not to be started again; the last lines of its log:"
+        "\n  bad arguments"
+    )
+    assert story.job.verdict.exit_code == DO_NOT_RETRY_CODE
+
+
+# No progress
+
+
+def test_five_failures_in_a_row_without_a_new_checkpoint_are_enough() -> None:
+    story = Story.running(world_size=2)
+    for _ in range(4):
+        story.exits(1, code=1, lines=["NameError: x"]).comes_back(1)
+    assert story.job.verdict is None
+    story.exits(1, code=1, lines=["NameError: x"])
+    assert story.job.verdict.reason is Reason.NO_PROGRESS
+    assert story.job.verdict.message == (
+        "rank 1 exited with code 1 and has failed 5 times in a row without a new checkpoint; "
+        "the last lines of its log:\n  NameError: x"
+    )
+
+
+def test_a_new_checkpoint_forgives_and_the_same_one_does_not() -> None:
+    story = Story.running(world_size=1, max_fruitless=3)
+    counted = []
+    for saved in (None, 5, 5, 10, 10):
+        story.beats(0, step=7, last_checkpoint_step=saved).exits(0, code=1)
+        counted.append(story.rank(0).fruitless)
+        story.comes_back(0)
+    assert counted == [1, 0, 1, 0, 1]
+
+
+def test_a_checkpoint_of_anybody_is_progress_where_all_train_one_model() -> None:
+    story = Story.training(world_size=2, max_fruitless=2)
+    story.exits(1, code=1)
+    assert story.rank(1).fruitless == 1
+    story.comes_back(1).beats(0, step=9, last_checkpoint_step=5)
+    assert story.exits(1, code=1).rank(1).fruitless == 0
+
+
+def test_sigkill_from_outside_says_nothing_about_the_program() -> None:
+    story = Story.running(world_size=1, max_fruitless=1).dies(0)
+    assert (story.rank(0).restarts, story.rank(0).fruitless) == (1, 0)
+    assert story.job.verdict is None
+
+
+def test_a_minute_of_life_is_progress_of_a_program_that_tells_of_none() -> None:
+    story = Story.starting(world_size=1, max_fruitless=2)
+    for seconds, fruitless in ((59, 1), (60, 0), (1, 1)):
+        story.rank_says(0, Executing()).passes(seconds).exits(0, code=1).plans()
+        assert story.rank(0).fruitless == fruitless
+        story.passes(31).plans()
+
+
+# Errors of a program that come again
+
+
+def test_an_error_that_comes_again_at_its_step_ends_the_job() -> None:
+    story = Story.training(world_size=1).fails_in_step(0, 7)
+    story.comes_back(0).fails_in_step(0, 7).plans()
+    assert story.rank(0).restarts == 1, "the second one costs nothing"
+    assert story.rank(0).ending.retry_class is RetryClass.INVALID_PROGRAM
+    assert (story.job.status, story.job.reason) == (JobStatus.FAILED, Reason.INVALID_PROGRAM)
+    assert story.job.message == "rank 0: update() failed, and so did the process before it"
+
+
+def test_that_another_rank_meets_it_is_proof_enough() -> None:
+    story = Story.training(world_size=2).fails_in_step(0, 7).fails_in_step(1, 7)
+    assert story.job.verdict.reason is Reason.INVALID_PROGRAM
+    assert [rank.ending.retry_class for rank in story.job.ranks] == [
+        CRASH,
+        RetryClass.INVALID_PROGRAM,
+    ]
+
+
+@pytest.mark.parametrize(("step", "message"), [(8, "update() failed"), (7, "gradient() failed")])
+def test_another_error_or_another_step_is_another_accident(step: int, message: str) -> None:
+    story = Story.training(world_size=1).fails_in_step(0, 7)
+    assert story.comes_back(0).fails_in_step(0, step, message).job.verdict is None
+
+
+def test_an_error_that_is_told_twice_happened_once() -> None:
+    story = Story.training(world_size=1)
+    for _ in range(2):
+        story.rank_says(0, Raised(step=7, message="update() failed"))
+    assert story.job.verdict is None
