@@ -35,7 +35,9 @@ from muster.contracts.messages import (
 )
 from worker.assembly import Assembly
 from worker.nursery import Nursery
+from worker.reception import Reception
 from worker.starting import Exec, Fork, Starter
+from worker.strays import end_strays
 from worker.uplink import Uplink
 
 TICK_SECONDS: Final = 0.25
@@ -54,11 +56,16 @@ class Agent:
 
     def __init__(self, assignment: AgentAssignment) -> None:
         self._assignment = assignment
+        files = JobFiles(Path(assignment.job_root))
         self._selector = selectors.DefaultSelector()
         self._uplink = Uplink(Path(assignment.address_file), self._selector, self._hear_coordinator)
         self._starter: Starter = Fork(assignment.job_uid) if assignment.is_managed else Exec()
         self._nursery = Nursery(
-            JobFiles(Path(assignment.job_root)), self._selector, self._starter, self._uplink.send
+            files,
+            self._selector,
+            self._starter,
+            self._uplink.send,
+            assignment.orphan_timeout_seconds,
         )
         self._assembly = Assembly(self._nursery)
         self._epoch = 0
@@ -66,6 +73,9 @@ class Agent:
         self._alone_since = self._next_attempt = self._next_tick = time.monotonic()
         self._wake_up = _wake_on_child_signal()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
+        self._take_over()
+        # After that: whoever's call is answered is held already, and its end will be seen.
+        self._reception = Reception(files.agent_socket, self._selector, self._nursery.receive)
 
     def run(self) -> int:
         """Serve until dismissed, or alone for too long; return the exit code."""
@@ -78,6 +88,16 @@ class Agent:
         self._nursery.end_strangers()
         self._uplink.drop()
         return 0
+
+    def _take_over(self) -> None:
+        """Adopt who is to live on, and end whatever else an earlier agent may have left."""
+        adopted = self._assignment.adopted
+        end_strays(self._assignment.job_uid, {rank.mark for rank in adopted})
+        for rank in adopted:
+            self._nursery.adopt(rank)
+        if not adopted:
+            # Of no use where ranks run already: the next one to start may be hours away.
+            self._starter.warm_up()
 
     def _patience(self) -> float | None:
         moments = []

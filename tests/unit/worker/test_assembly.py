@@ -23,7 +23,8 @@ class Pupil(Child):
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         self.channel, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
         self.stops = False
-        self.ear = AnnouncedLayouts(Line(os.dup(self.theirs.fileno())), lambda: self.stops)
+        self.line = Line(os.dup(self.theirs.fileno()))
+        self.ear = AnnouncedLayouts(self.line, lambda: self.stops)
 
     def hears(self) -> Gathering:
         return self.ear.next()
@@ -65,6 +66,7 @@ def school() -> Iterator[School]:
     for pupil in everybody:
         pupil.channel.close()
         pupil.theirs.close()
+        pupil.line.close()
         if "arena" in vars(pupil):
             os.close(pupil.arena)
 
@@ -170,5 +172,6 @@ def test_whoever_died_while_it_did_not_listen_keeps_nobody_waiting(
 
 def test_a_closed_channel_has_nobody_behind_it(school: School, assembly: Assembly) -> None:
     school.living[1].theirs.close()
+    school.living[1].line.close()
     assembly.announce(order(1, 0, 1, 2))
     assert school.living[2].hears().layout.generation == 1
