@@ -45,12 +45,15 @@ class Held:
         self.pid: Final = record.pid
         self.identity: Final = record
         self.pidfd: Final = os.pidfd_open(record.pid)
+        self._is_over = False
         # The descriptor now holds one process; only if that is the one that is meant is it ours.
         if _stat_of(record) is None:
             os.close(self.pidfd)
             raise ProcessLookupError(f"process {record.pid} is another one by now")
 
     def signal_group(self, number: signal.Signals) -> None:
+        if self._is_over:
+            return
         try:
             signal.pidfd_send_signal(self.pidfd, number, None, _GROUP)
         except ProcessLookupError:
@@ -60,6 +63,8 @@ class Held:
                 os.killpg(self.pid, number)
 
     def has_exited(self) -> bool:
+        if self._is_over:
+            return True
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
@@ -68,6 +73,7 @@ class Held:
         # Whoever reaps it does so at any moment: a zombie before, and perhaps the other way after.
         statuses = (look() for look in (self._told, self._as_zombie, self._told))
         status = next((status for status in statuses if status is not None), None)
+        self._is_over = True
         os.close(self.pidfd)
         return UNSEEN if status is None else Ending.of_status(status)
 
