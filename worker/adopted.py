@@ -14,8 +14,11 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from muster.contracts.agent import AdoptedRank
+from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
 from muster.processes import boot_id
+from worker.exits import read_exit_record
 from worker.lives import UNSEEN, Ending
 
 _GROUP: Final = 1 << 2
@@ -108,6 +111,18 @@ class Departed:
 
     def end(self) -> Ending:
         return self._ending
+
+
+def adopted_life(files: JobFiles, adopted: AdoptedRank) -> Held | Departed:
+    """Return the life of a rank that is to be adopted, or what is known of its end."""
+    try:
+        return Held(adopted.process)
+    except ProcessLookupError:
+        record = read_exit_record(files, adopted.rank, adopted.incarnation)
+    if record is None:
+        return Departed(adopted.process.pid)
+    ending = Ending(exit_code=record.exit_code, signal=record.signal)
+    return Departed(adopted.process.pid, ending)
 
 
 def _stat_of(record: ProcessRecord) -> list[str] | None:

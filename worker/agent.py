@@ -2,7 +2,8 @@
 
 It starts what it is told to start, sees at once when a process ends, writes that down, contains
 what the process left behind, and reports. It decides nothing. Without a coordinator it keeps its
-ranks running and waits; only after the orphan timeout it lets them save and exit.
+ranks running and waits; only after the orphan timeout it lets them save and exit. The ranks of an
+agent that has died it adopts: they have noticed nothing but a broken socket.
 
 One thread, one selector. Commands come over the uplink, news over each rank's socket, deaths by
 SIGCHLD through a wake-up descriptor.
@@ -35,7 +36,6 @@ from muster.contracts.messages import (
 )
 from worker.assembly import Assembly
 from worker.nursery import Nursery
-from worker.reception import Reception
 from worker.starting import Exec, Fork, Starter
 from worker.strays import end_strays
 from worker.uplink import Uplink
@@ -74,8 +74,6 @@ class Agent:
         self._wake_up = _wake_on_child_signal()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
         self._take_over()
-        # After that: whoever's call is answered is held already, and its end will be seen.
-        self._reception = Reception(files.agent_socket, self._selector, self._nursery.receive)
 
     def run(self) -> int:
         """Serve until dismissed, or alone for too long; return the exit code."""
@@ -95,6 +93,8 @@ class Agent:
         end_strays(self._assignment.job_uid, {rank.mark for rank in adopted})
         for rank in adopted:
             self._nursery.adopt(rank)
+        # After that: whoever's call is answered is held already, and its end will be seen.
+        self._nursery.answer_calls()
         if not adopted:
             # Of no use where ranks run already: the next one to start may be hours away.
             self._starter.warm_up()

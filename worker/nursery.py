@@ -31,11 +31,12 @@ from muster.contracts.messages import (
     StartRank,
 )
 from muster.processes import descendants, identify, mark_of, send_signal
-from worker.adopted import Departed, Held
+from worker.adopted import Held, adopted_life
 from worker.child import Child
-from worker.exits import read_exit_record, write_exit_record
-from worker.lives import Ending, Life
+from worker.exits import write_exit_record
+from worker.lives import Ending
 from worker.logbook import Logbook
+from worker.reception import Reception
 from worker.starting import Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
@@ -77,6 +78,7 @@ class Nursery:
         self._report = report
         self._orphan_timeout_seconds = orphan_timeout_seconds
         self._living: dict[int, Child] = {}
+        self._reception: Reception | None = None
         self._watched: dict[int, int] = {}
         """Of adopted ranks, a descriptor that becomes readable at the end."""
         self._exit_seen_at: dict[int, float] = {}
@@ -144,7 +146,7 @@ class Nursery:
         One that is gone is reported as ended by the next `settle`, as its agent has written it
         down, or else as an end that nobody saw.
         """
-        life = self._life_of(adopted)
+        life = adopted_life(self._files, adopted)
         self._living[adopted.rank] = Child(
             rank=adopted.rank,
             incarnation=adopted.incarnation,
@@ -170,17 +172,11 @@ class Nursery:
         if pidfd is not None:
             self._selector.unregister(pidfd)
 
-    def _life_of(self, adopted: AdoptedRank) -> Life:
-        try:
-            return Held(adopted.process)
-        except ProcessLookupError:
-            record = read_exit_record(self._files, adopted.rank, adopted.incarnation)
-            if record is None:
-                return Departed(adopted.process.pid)
-            ending = Ending(exit_code=record.exit_code, signal=record.signal)
-            return Departed(adopted.process.pid, ending)
+    def answer_calls(self) -> None:
+        """Let ranks that have lost their agent find this one, from now on."""
+        self._reception = Reception(self._files.agent_socket, self._selector, self._receive)
 
-    def receive(self, channel: socket.socket, pid: int) -> bool:
+    def _receive(self, channel: socket.socket, pid: int) -> bool:
         """Take a channel to the rank whose process has called; return whether there is one."""
         mark = mark_of(pid)
         for child in self._living.values():
@@ -244,6 +240,8 @@ class Nursery:
         first_seen = self._exit_seen_at.setdefault(child.rank, time.monotonic())
         if not child.contain() and time.monotonic() < first_seen + CONTAINMENT_SECONDS:
             return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
+        if self._reception is not None:
+            self._reception.answer()  # its last words may be a call that nobody has taken yet
         self._hear(child)
         del self._living[child.rank], self._exit_seen_at[child.rank]
         self._stop_listening(child)

@@ -40,9 +40,10 @@ class Reception:
         except OSError as error:  # not every file system has sockets; this agent does not need it
             print(f"ranks would not find another agent at {path}: {error}", file=sys.stderr)
         else:
-            selector.register(self._socket, selectors.EVENT_READ, self._answer)
+            selector.register(self._socket, selectors.EVENT_READ, self.answer)
 
-    def _answer(self) -> None:
+    def answer(self) -> None:
+        """Take every call there is; nothing happens without one."""
         while True:
             try:
                 channel, _ = self._socket.accept()

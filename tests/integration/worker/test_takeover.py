@@ -117,8 +117,9 @@ def test_a_rank_trains_on_and_is_heard_by_the_next_agent(stage: Stage) -> None:
 def test_ranks_that_train_together_take_up_the_next_layout_and_a_newcomer(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
-    ranks = [started(stage, first, None, rank=rank, **TOGETHER) for rank in (0, 1)]
+    ranks = []
     for rank in (0, 1):
+        ranks.append(started(stage, first, None, rank=rank, **TOGETHER))
         hear_said(first, rank, Ready, lambda _: True)
     first.say(announced(1, 0, 1))
     saved = hear_said(first, 0, Saved, lambda saved: saved.step > 0)
