@@ -96,7 +96,7 @@ class Line:
                     return False
             except OSError:
                 return False
-            fresh.setblocking(False)
+            fresh.settimeout(0)
             number = self._channel.fileno()
             os.dup2(fresh.fileno(), number, os.get_inheritable(number))
         return True

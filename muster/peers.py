@@ -1,8 +1,8 @@
 """Who is at the other end of a connection within this machine.
 
 Of a Unix socket the kernel says it. Of a loopback connection it keeps the owner of every socket in
-/proc/net/tcp and tcp6. Only a socket with an inode counts: one whose process has closed it is shown as
-root's, and must not be taken for root.
+/proc/net/tcp and tcp6. Only a socket with an inode counts: one whose process has closed it is shown
+as root's, and must not be taken for root.
 """
 
 import ipaddress

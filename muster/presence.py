@@ -4,6 +4,7 @@ Used by everything that trains; what a beat says is the caller's to know. SIGTER
 """
 
 import atexit
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class Presence:
             heartbeat_seconds=settings.heartbeat_seconds,
             orphan_timeout_seconds=settings.orphan_timeout_seconds,
             # Whatever the program has made of that signal: it is what an agent would have sent.
-            on_orphaned=lambda: signal.raise_signal(signal.SIGTERM),
+            on_orphaned=lambda: os.kill(os.getpid(), signal.SIGTERM),
         )
         self._stopping = False
 

@@ -211,6 +211,13 @@ class Stage:
         with self.lock:
             self._announce(self.members)
 
+    def gives_new_memory(self) -> None:
+        """As an agent does that takes over from another; what lay in the old slots is rubbish."""
+        with self.lock:
+            for player in self.members:
+                player.slots = np.full_like(player.slots, np.nan)
+            self._announce(self.members)
+
     def at(self, step: int, *acts: Callable[[], None]) -> "Stage":
         self.script.setdefault(step, []).extend(acts)
         return self

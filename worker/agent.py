@@ -2,7 +2,8 @@
 
 It starts what it is told to start, sees at once when a process ends, writes that down, contains
 what the process left behind, and reports. It decides nothing. Without a coordinator it keeps its
-ranks running and waits; only after the orphan timeout it lets them save and exit.
+ranks running and waits; only after the orphan timeout it lets them save and exit. The ranks of an
+agent that has died it adopts: they have noticed nothing but a broken socket.
 
 One thread, one selector. Commands come over the uplink, news over each rank's socket, deaths by
 SIGCHLD through a wake-up descriptor.
@@ -36,6 +37,7 @@ from muster.contracts.messages import (
 from worker.assembly import Assembly
 from worker.nursery import Nursery
 from worker.starting import Exec, Fork, Starter
+from worker.strays import end_strays
 from worker.uplink import Uplink
 
 LOOK_SECONDS: Final = 1.0
@@ -57,11 +59,16 @@ class Agent:
 
     def __init__(self, assignment: AgentAssignment) -> None:
         self._assignment = assignment
+        files = JobFiles(Path(assignment.job_root))
         self._selector = selectors.DefaultSelector()
         self._uplink = Uplink(Path(assignment.address_file), self._selector, self._hear_coordinator)
         self._starter: Starter = Fork(assignment.job_uid) if assignment.is_managed else Exec()
         self._nursery = Nursery(
-            JobFiles(Path(assignment.job_root)), self._selector, self._starter, self._uplink.send
+            files,
+            self._selector,
+            self._starter,
+            self._uplink.send,
+            assignment.orphan_timeout_seconds,
         )
         self._assembly = Assembly(self._nursery)
         self._epoch = 0
@@ -70,6 +77,7 @@ class Agent:
         self._next_look = self._alone_since
         self._wake_up = _wake_on_child_signal()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
+        self._take_over()
 
     def run(self) -> int:
         """Serve until dismissed, or alone for too long; return the exit code."""
@@ -82,6 +90,18 @@ class Agent:
         self._nursery.end_strangers()
         self._uplink.drop()
         return 0
+
+    def _take_over(self) -> None:
+        """Adopt who is to live on, and end whatever else an earlier agent may have left."""
+        adopted = self._assignment.adopted
+        end_strays(self._assignment.job_uid, {rank.mark for rank in adopted})
+        for rank in adopted:
+            self._nursery.adopt(rank)
+        # After that: whoever's call is answered is held already, and its end will be seen.
+        self._nursery.answer_calls()
+        if not adopted:
+            # Of no use where ranks run already: the next one to start may be hours away.
+            self._starter.warm_up()
 
     def _patience(self) -> float:
         moments = [self._next_look if self._uplink.is_welcome else self._next_attempt]

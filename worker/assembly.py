@@ -7,6 +7,7 @@ to, and nobody reads it any more.
 """
 
 import os
+import socket
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,7 +25,9 @@ class Assembly:
         self._nursery = nursery
         self._order: Announce | None = None
         self._result: int | None = None
-        self._untold: list[Child] = []
+        self._audience: list[Child] = []
+        self._told: dict[Child, socket.socket | None] = {}
+        """By which channel; a rank that has lost that may have lost the layout with it."""
 
     def announce(self, order: Announce) -> None:
         """Tell all ranks; an order that is not newer than the last one is ignored."""
@@ -34,30 +37,33 @@ class Assembly:
             os.close(self._result)
         self._result = os.memfd_create(RESULT_NAME, os.MFD_CLOEXEC)
         self._order = order
-        self._untold = self._nursery.living
+        self._audience, self._told = self._nursery.living, {}
         self.deliver()
 
     def deliver(self) -> None:
-        """Tell whom a full channel has kept from it; to be called now and then.
+        """Tell who has not been told by the channel it has now; to be called now and then.
 
         A layout with a member that is gone is told to nobody any more: whoever ordered it hears
         of the death, and orders another.
         """
-        if not self._untold or self._order is None or self._result is None:
+        untold = [child for child in self._audience if self._is_untold(child)]
+        if not untold or self._order is None or self._result is None:
             return
         members = self._members(self._order)
         if None in members:
-            self._untold = []
+            self._audience = []
             return
         memory = [self._result, *(member.arena for member in members if member is not None)]
-        alive = self._nursery.living
-        self._untold = [
-            child
-            for child in self._untold
-            if child in alive
+        self._audience = [child for child in self._nursery.living if child in self._audience]
+        for child in self._audience:
             # Who is not a member has no business with its memory.
-            and not child.tell(self._order.layout, memory if child in members else [])
-        ]
+            if self._is_untold(child) and child.tell(
+                self._order.layout, memory if child in members else []
+            ):
+                self._told[child] = child.channel
+
+    def _is_untold(self, child: Child) -> bool:
+        return child not in self._told or self._told[child] is not child.channel
 
     def _members(self, order: Announce) -> Sequence[Child | None]:
         return [

@@ -1,4 +1,4 @@
-"""One incarnation of one rank, seen by its parent: start, listen, signal, contain, reap.
+"""One incarnation of one rank, seen by its agent: start, listen, signal, contain, end.
 
 A rank leads a session of its own, so that a signal reaches its group; and it is enclosed
 (`muster.containment`), so that what left the group is found too.
@@ -9,9 +9,8 @@ import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 from muster.containment import end_incarnation
 from muster.contracts.environ import MARK
@@ -24,7 +23,8 @@ from muster.contracts.messages import (
     decode_rank_message,
     encode,
 )
-from muster.processes import identify
+from muster.contracts.process import ProcessRecord
+from worker.lives import Ending, Life, OwnChild
 from worker.logbook import Logbook
 from worker.starting import Starter
 
@@ -32,40 +32,60 @@ MESSAGE_LIMIT_BYTES: Final = 1 << 16
 """A rank's messages are small; the socket keeps their boundaries and a longer one is cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a process ended; exactly one of the two is set."""
-
-    exit_code: int | None
-    signal: int | None
-
-
 class Child:
-    """A started process. The caller owns the order: listen, has_exited, contain, reap."""
+    """One incarnation. The caller owns the order: listen, has_exited, contain, end."""
 
-    def __init__(self, order: StartRank, logbook: Logbook, starter: Starter) -> None:
-        """Start it; raises OSError if there is no such directory, or no process to be had."""
-        self.rank = order.rank
-        self.incarnation = order.incarnation
+    def __init__(
+        self,
+        *,
+        rank: int,
+        incarnation: int,
+        mark: str,
+        logbook: Logbook,
+        life: Life,
+        channel: socket.socket | None,
+    ) -> None:
+        """`channel` is None until a rank that lost its agent has called."""
+        self.rank = rank
+        self.incarnation = incarnation
+        self.mark = mark
         self.logbook = logbook
+        self.channel = channel
         self.standing: dict[type[RankMessage], RankMessage] = {}
         """The last message of each kind: what a new coordinator has to be told."""
-        self._mark = order.environment[MARK]
+        self._life = life
+
+    @classmethod
+    def start(cls, order: StartRank, logbook: Logbook, starter: Starter) -> Self:
+        """Start it; raises OSError if there is no such directory, or no process to be had."""
         # Sequenced packets keep message boundaries and are sent whole or not at all, so two
         # threads of a rank may speak at once, and a full buffer costs a beat and not the training.
-        self.channel, theirs = socket.socketpair(
+        channel, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
         try:
-            self._started = starter.start(order, logbook.descriptor, theirs)
+            started = starter.start(order, logbook.descriptor, theirs)
         except OSError:
-            self.channel.close()
+            channel.close()
             raise
         finally:
             theirs.close()
-        self.pid = self._started.pid
-        self._is_reaped = False
-        self.identity = identify(self.pid)
+        return cls(
+            rank=order.rank,
+            incarnation=order.incarnation,
+            mark=order.environment[MARK],
+            logbook=logbook,
+            life=OwnChild(started),
+            channel=channel,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._life.pid
+
+    @property
+    def identity(self) -> ProcessRecord | None:
+        return self._life.identity
 
     def listen(self) -> tuple[list[RankMessage], bool]:
         """Return what the rank has said since the last call, and whether it can say more.
@@ -76,6 +96,8 @@ class Child:
         is_open = True
         while True:
             try:
+                if self.channel is None:
+                    break
                 packet = self.channel.recv(MESSAGE_LIMIT_BYTES)
             except BlockingIOError:
                 break
@@ -91,14 +113,21 @@ class Child:
 
     @cached_property
     def arena(self) -> int:
-        """Shared memory of this incarnation alone: nobody has it before or after it."""
+        """Shared memory of this incarnation alone: nobody has it before or after it.
+
+        An agent that adopts a process makes it another one: the old arena is only in the hands of
+        those who shared it, and the new one is found in the next layout.
+        """
         return os.memfd_create(f"muster-arena-{self.rank}", os.MFD_CLOEXEC)
 
     def tell(self, layout: Layout, memory: Sequence[int]) -> bool:
         """Send a layout along with descriptors; return whether that is settled.
 
-        A channel that is full is tried again; one that is closed has nobody behind it.
+        A channel that is full or not there yet is tried again; one that is closed has nobody
+        behind it.
         """
+        if self.channel is None:
+            return False
         try:
             socket.send_fds(self.channel, [encode(layout)], memory)
         except BlockingIOError:
@@ -108,38 +137,26 @@ class Child:
         return True
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Signal the process and its group. A call after it was reaped does nothing."""
-        if not self._is_reaped:
-            # Not reaped yet, so neither the pid nor the group's number can mean another.
-            try:
-                os.killpg(self.pid, number)
-            except ProcessLookupError:
-                return
+        """Signal the process and its group. A call after it has ended does nothing."""
+        self._life.signal_group(number)
 
     def has_exited(self) -> bool:
-        """Return whether the process is over; its pid stays taken until it is reaped."""
-        if self._is_reaped:
-            return True
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, options) is not None
+        """Return whether the process is over."""
+        return self._life.has_exited()
 
     def contain(self) -> bool:
         """Kill whatever it started; return whether nothing of that is left."""
         self.signal_group(signal.SIGKILL)
-        return end_incarnation(self._mark)
+        return end_incarnation(self.mark)
 
-    def reap(self) -> Ending:
-        """Take the exit status; only after `has_exited`, and only once nothing is left."""
-        _, status = os.waitpid(self.pid, 0)
-        self._is_reaped = True
-        code = os.waitstatus_to_exitcode(status)
-        if self._started.handle is not None:
-            # Told, it does not wait itself for a pid that may be somebody else's by then.
-            self._started.handle.returncode = code
-        self.channel.close()
+    def end(self) -> Ending:
+        """Return how it ended; only after `has_exited`, and only once nothing is left."""
+        ending = self._life.end()
+        if self.channel is not None:
+            self.channel.close()
         if "arena" in vars(self):
             os.close(self.arena)
-        return Ending(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
+        return ending
 
     @property
     def was_stopping(self) -> bool:

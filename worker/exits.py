@@ -1,6 +1,6 @@
 """The durable record of how a process ended.
 
-Only its parent learns a process's exit code, once. The agent writes it down before it tells
+Who starts or adopts a process learns its exit code, once. The agent writes it down before it tells
 anybody, so that a coordinator that was away finds out too.
 """
 
@@ -16,5 +16,16 @@ from muster.contracts.layout import JobFiles
 
 def write_exit_record(files: JobFiles, rank: int, incarnation: int, record: ExitRecord) -> None:
     """Make the record durable; it is never replaced, as an incarnation ends once."""
+    if files.exit_record(rank, incarnation).exists():
+        return
     path = str(files.exit_record(rank, incarnation))
     replace_file(LocalFileSystem(), f"{path}.{os.getpid()}.tmp", path, msgspec.json.encode(record))
+
+
+def read_exit_record(files: JobFiles, rank: int, incarnation: int) -> ExitRecord | None:
+    """Return what was written down; None if nothing was, or nothing that makes sense."""
+    try:
+        content = files.exit_record(rank, incarnation).read_bytes()
+        return msgspec.json.decode(content, type=ExitRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None

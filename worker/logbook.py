@@ -22,8 +22,8 @@ class Logbook:
     def __init__(self, log: Path, times: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._times = os.open(times, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._noted_bytes = 0
+        self._times = os.open(times, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._noted_bytes = self._last_noted()
 
     @property
     def descriptor(self) -> int:
@@ -38,6 +38,14 @@ class Logbook:
             with suppress(OSError):
                 os.write(self._times, TIME_MARK.pack(size, int(unix_seconds * 1e6)))
                 self._noted_bytes = size
+
+    def _last_noted(self) -> int:
+        """Return up to where an earlier agent has noted; what it did not finish is cut off."""
+        size = os.fstat(self._times).st_size
+        whole = size - size % TIME_MARK.size
+        os.ftruncate(self._times, whole)
+        last = os.pread(self._times, TIME_MARK.size, max(0, whole - TIME_MARK.size))
+        return int(TIME_MARK.unpack(last)[0]) if last else 0
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the end of the log, bounded in lines and bytes."""

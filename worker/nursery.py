@@ -7,6 +7,7 @@ gone, then the end is durable, then it is reported. A successor never meets its 
 import os
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+
+from muster.contracts.agent import AdoptedRank
+from muster.contracts.environ import AGENT_SOCKET, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS
 from muster.contracts.exit_record import ExitRecord
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
@@ -25,11 +30,14 @@ from muster.contracts.messages import (
     Refused,
     StartRank,
 )
-from muster.processes import descendants, identify, send_signal
-from worker.child import Child, Ending
+from muster.processes import descendants, identify, mark_of, send_signal
+from worker.adopted import Held, adopted_life
+from worker.child import Child
 from worker.exits import write_exit_record
+from worker.lives import Ending
 from worker.logbook import Logbook
 from worker.memory import OomKills
+from worker.reception import Reception
 from worker.starting import Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
@@ -57,13 +65,23 @@ class Nursery:
     """All processes of one job on this host. `report` gets every piece of news."""
 
     def __init__(
-        self, files: JobFiles, selector: selectors.BaseSelector, starter: Starter, report: Report
+        self,
+        files: JobFiles,
+        selector: selectors.BaseSelector,
+        starter: Starter,
+        report: Report,
+        orphan_timeout_seconds: float = ORPHAN_TIMEOUT_SECONDS,
     ) -> None:
+        """`orphan_timeout_seconds` is for the ranks: how long they go on without any agent."""
         self._files = files
         self._selector = selector
         self._starter = starter
         self._report = report
+        self._orphan_timeout_seconds = orphan_timeout_seconds
         self._living: dict[int, Child] = {}
+        self._reception: Reception | None = None
+        self._watched: dict[int, int] = {}
+        """Of adopted ranks, a descriptor that becomes readable at the end."""
         self._exit_seen_at: dict[int, float] = {}
         self._ended: dict[int, _Obituary] = {}
         self._oom_kills = OomKills()
@@ -104,20 +122,74 @@ class Nursery:
             return
         self._ended.pop(order.rank, None)
         self._living[order.rank] = child
-        self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._hear(child))
+        self._start_listening(child)
         for message in _introduction(child):
             self._report(message)
 
     def _bring_up(self, order: StartRank) -> Child:
-        logbook = Logbook(
-            self._files.log(order.rank, order.incarnation),
-            self._files.times(order.rank, order.incarnation),
-        )
+        logbook = self._logbook(order.rank, order.incarnation)
         try:
-            return Child(order, logbook, self._starter)
+            return Child.start(self._with_ways(order), logbook, self._starter)
         except OSError:
             logbook.close()
             raise
+
+    def _with_ways(self, order: StartRank) -> StartRank:
+        """Tell the rank where to find another agent, and how long to look for one."""
+        ways = {
+            AGENT_SOCKET: str(self._files.agent_socket),
+            ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
+        }
+        return msgspec.structs.replace(order, environment={**order.environment, **ways})
+
+    def adopt(self, adopted: AdoptedRank) -> None:
+        """Look after a process that an earlier agent has started.
+
+        One that is gone is reported as ended by the next `settle`, as its agent has written it
+        down, or else as an end that nobody saw.
+        """
+        life = adopted_life(self._files, adopted)
+        self._living[adopted.rank] = Child(
+            rank=adopted.rank,
+            incarnation=adopted.incarnation,
+            mark=adopted.mark,
+            logbook=self._logbook(adopted.rank, adopted.incarnation),
+            life=life,
+            channel=None,
+        )
+        if isinstance(life, Held):
+            # No signal tells of the end of a process that is not our child.
+            self._watched[adopted.rank] = life.pidfd
+            self._selector.register(
+                life.pidfd, selectors.EVENT_READ, lambda: self._on_end_of(adopted.rank)
+            )
+
+    def _on_end_of(self, rank: int) -> None:
+        self._stop_watching(rank)
+        self.settle()
+
+    def _stop_watching(self, rank: int) -> None:
+        """An end stays readable for ever."""
+        pidfd = self._watched.pop(rank, None)
+        if pidfd is not None:
+            self._selector.unregister(pidfd)
+
+    def answer_calls(self) -> None:
+        """Let ranks that have lost their agent find this one, from now on."""
+        self._reception = Reception(self._files.agent_socket, self._selector, self._receive)
+
+    def _receive(self, channel: socket.socket, pid: int) -> bool:
+        """Take a channel to the rank whose process has called; return whether there is one."""
+        mark = mark_of(pid)
+        for child in self._living.values():
+            if pid == child.pid or mark == child.mark:
+                self._stop_listening(child)
+                if child.channel is not None:
+                    child.channel.close()
+                child.channel = channel
+                self._start_listening(child)
+                return True
+        return False
 
     def send(self, rank: int, incarnation: int, number: signal.Signals) -> None:
         """Signal one incarnation's group; one that was never started here is reported as ended."""
@@ -170,11 +242,14 @@ class Nursery:
         first_seen = self._exit_seen_at.setdefault(child.rank, time.monotonic())
         if not child.contain() and time.monotonic() < first_seen + CONTAINMENT_SECONDS:
             return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
+        if self._reception is not None:
+            self._reception.answer()  # its last words may be a call that nobody has taken yet
         self._hear(child)
         del self._living[child.rank], self._exit_seen_at[child.rank]
         self._stop_listening(child)
+        self._stop_watching(child.rank)
         child.logbook.note(time.time())
-        self._record_end(child, child.reap())
+        self._record_end(child, child.end())
         child.logbook.close()
 
     def _record_end(self, child: Child, ending: Ending) -> None:
@@ -210,10 +285,17 @@ class Nursery:
         if not is_open:
             self._stop_listening(child)
 
+    def _start_listening(self, child: Child) -> None:
+        if child.channel is not None:
+            self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._hear(child))
+
     def _stop_listening(self, child: Child) -> None:
         """A closed channel would be readable for ever; closing it is a program's right."""
         if child.channel in {key.fileobj for key in self._selector.get_map().values()}:
             self._selector.unregister(child.channel)
+
+    def _logbook(self, rank: int, incarnation: int) -> Logbook:
+        return Logbook(self._files.log(rank, incarnation), self._files.times(rank, incarnation))
 
     def _never_started(self, order: StartRank, error: OSError) -> None:
         refused = Refused(

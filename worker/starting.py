@@ -42,6 +42,9 @@ class Starter(Protocol):
     def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
         """Start the process; raises OSError."""
 
+    def warm_up(self) -> None:
+        """Prepare for the first start, which else does that."""
+
     def close(self) -> None:
         """Give up what is kept warm."""
 
@@ -66,6 +69,9 @@ class Exec:
         )
         return Started(pid=process.pid, handle=process)
 
+    def warm_up(self) -> None:
+        """Nothing is kept."""
+
     def close(self) -> None:
         """Nothing is kept."""
 
@@ -76,7 +82,13 @@ class Fork:
     def __init__(self, job_uid: str) -> None:
         self._cold = Exec()
         self._mark = f"{job_uid}/template"
-        self._channel: socket.socket | None
+        self._template: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+
+    def warm_up(self) -> None:
+        """Start the template, once: what happens to it, exec does the rest."""
+        if self._template is not None:
+            return
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(IMPORT_PATIENCE_SECONDS)
         with theirs:
@@ -108,11 +120,13 @@ class Fork:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-            self._template.send_signal(signal.SIGKILL)
-            self._template.wait()
+            if self._template is not None:
+                self._template.send_signal(signal.SIGKILL)
+                self._template.wait()
 
     def _ask(self, order: StartRank, log: int, channel: socket.socket) -> int | None:
         """Return the pid of a fork, or None: then the template is no good, and is given up."""
+        self.warm_up()
         if self._channel is None:
             return None
         request = ForkRequest(

@@ -1,5 +1,6 @@
 """From a layout to a group: the same members, able to exchange."""
 
+import os
 import socket
 import time
 from types import TracebackType
@@ -126,16 +127,16 @@ class SharedMemoryMeeting:
         self._geometry: Final = geometry
         self._layouts: Final = layouts
         self._own: Arena | None = None
+        self._own_file: tuple[int, int] | None = None
 
     def enter(self, gathering: Gathering) -> Group | None:
         place = place_of(self._rank, gathering.layout)
         if place is None:
             return None
         result, *descriptors = gathering.memory
-        if self._own is None:
-            self._own = Arena.create(descriptors[place], self._geometry)
+        own = self._own_arena(descriptors[place])
         arenas = [
-            self._own if peer == place else self._attach(descriptor)
+            own if peer == place else self._attach(descriptor)
             for peer, descriptor in enumerate(descriptors)
         ]
         flags = Flags(
@@ -147,6 +148,14 @@ class SharedMemoryMeeting:
             attention=self._layouts.attend,
         )
         return Group(SharedMemoryBackend(flags), ArenaReducer(flags, result))
+
+    def _own_arena(self, descriptor: int) -> Arena:
+        """Return this rank's arena; an agent that takes over from another gives it a new one."""
+        stat = os.fstat(descriptor)
+        file = (stat.st_dev, stat.st_ino)
+        if self._own is None or file != self._own_file:
+            self._own, self._own_file = Arena.create(descriptor, self._geometry), file
+        return self._own
 
     def _attach(self, descriptor: int) -> Arena:
         """Map a peer's arena; a peer that hears of its first layout lays it out just now."""

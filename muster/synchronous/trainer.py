@@ -100,6 +100,8 @@ class Trainer:
         self._arithmetic: Final = fingerprint()
         self._held: Final[list[Block]] = []
         """Blocks of the unfinished step whose sums lie in the slots, in their order."""
+        self._slots: Vector | None = None
+        """The slots of the group before: an agent that takes over gives everybody new memory."""
         self._layout: Layout | None = None
         self._keeps = False
         """Whether it is this member that makes checkpoints."""
@@ -153,6 +155,9 @@ class Trainer:
     def _take_up(self, layout: Layout, group: Group) -> Deal:
         """Come to stand where all members stand; return which blocks each is to contribute."""
         before = self._replica.position
+        if group.reducer.slots is not self._slots:
+            self._slots = group.reducer.slots
+            self._held.clear()
         agreement = take_up(
             group.backend,
             self._replica,

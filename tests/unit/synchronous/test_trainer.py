@@ -68,6 +68,25 @@ def test_leaves_that_are_computed_twice_change_nothing(data: Path, undisturbed: 
     assert stage.plays(3).digest == undisturbed
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_sums_that_lay_in_memory_that_is_gone_are_computed_again(
+    data: Path, undisturbed: str, world_size: int
+) -> None:
+    stage = Stage(data)
+    calls = itertools.count(1)
+
+    class Interrupted(Regression):
+        """Finds, now and then, that in the middle of a step an agent has taken over."""
+
+        def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
+            if next(calls) % 20 == 0:
+                stage.gives_new_memory()
+            return super().gradient(state, batch, random)
+
+    stage.program = Interrupted
+    assert stage.plays(world_size).digest == undisturbed
+
+
 class Forgetful(Regression):
     """Keeps count of its calls, and lets that count."""
 

@@ -23,7 +23,8 @@ class Pupil(Child):
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         self.channel, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
         self.stops = False
-        self.ear = AnnouncedLayouts(Line(os.dup(self.theirs.fileno())), lambda: self.stops)
+        self.line = Line(os.dup(self.theirs.fileno()))
+        self.ear = AnnouncedLayouts(self.line, lambda: self.stops)
 
     def hears(self) -> Gathering:
         return self.ear.next()
@@ -65,6 +66,7 @@ def school() -> Iterator[School]:
     for pupil in everybody:
         pupil.channel.close()
         pupil.theirs.close()
+        pupil.line.close()
         if "arena" in vars(pupil):
             os.close(pupil.arena)
 
@@ -170,5 +172,37 @@ def test_whoever_died_while_it_did_not_listen_keeps_nobody_waiting(
 
 def test_a_closed_channel_has_nobody_behind_it(school: School, assembly: Assembly) -> None:
     school.living[1].theirs.close()
+    school.living[1].line.close()
     assembly.announce(order(1, 0, 1, 2))
     assert school.living[2].hears().layout.generation == 1
+
+
+def test_a_rank_that_calls_again_is_told_again(school: School, assembly: Assembly) -> None:
+    """Nobody knows what was still on its way when the line broke; what it knows it ignores."""
+    pupil, *others = school.living
+    assembly.announce(order(1, 0, 1))
+    pupil.line.close()
+    pupil.channel.close()
+    pupil.theirs.close()
+    again = Pupil(0)
+    pupil.channel, pupil.theirs, pupil.line = again.channel, again.theirs, again.line
+    assembly.deliver()
+    heard = again.hears()
+    assert heard.layout.generation == 1
+    heard.close()
+    for other in others:
+        other.hears().close()
+        assert other.hears_nothing()
+
+
+def test_a_rank_that_has_not_called_yet_is_told_when_it_does(
+    school: School, assembly: Assembly
+) -> None:
+    pupil = school.living[0]
+    channel, pupil.channel = pupil.channel, None
+    assembly.announce(order(1, 0, 1))
+    assembly.deliver()
+    assert pupil.hears_nothing()
+    pupil.channel = channel
+    assembly.deliver()
+    pupil.hears().close()

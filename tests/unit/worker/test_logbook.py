@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from muster.contracts.layout import TIME_MARK, JobFiles
-from worker.exits import ExitRecord, write_exit_record
+from worker.exits import ExitRecord, read_exit_record, write_exit_record
 from worker.logbook import LAST_BYTES, LAST_LINES, Logbook
 
 
@@ -45,6 +45,21 @@ def test_a_log_that_was_there_is_written_on(logbook: Logbook, tmp_path: Path) ->
     assert logbook.last_lines() == ("a", "b")
 
 
+def test_times_go_on_where_an_agent_that_died_has_left_them(
+    logbook: Logbook, tmp_path: Path
+) -> None:
+    os.write(logbook.descriptor, b"abc\n")
+    logbook.note(1.0)
+    with (tmp_path / "logs" / "a.times").open("ab") as times:
+        times.write(b"half a note")
+    successor = Logbook(tmp_path / "logs" / "a.log", tmp_path / "logs" / "a.times")
+    successor.note(2.0)
+    os.write(successor.descriptor, b"d")
+    successor.note(3.0)
+    successor.close()
+    assert marks(tmp_path) == [(4, 1_000_000), (5, 3_000_000)]
+
+
 @pytest.mark.parametrize(
     ("written", "quoted"),
     [
@@ -75,13 +90,16 @@ def test_logs_are_for_their_owner_alone(logbook: Logbook, tmp_path: Path) -> Non
     assert (tmp_path / "logs" / "a.times").stat().st_mode & 0o077 == 0
 
 
-def test_how_a_process_ended_is_on_disk_and_nothing_else_is(tmp_path: Path) -> None:
+def test_how_a_process_ended_is_on_disk_once_and_nothing_else_is(tmp_path: Path) -> None:
     files = JobFiles(tmp_path)
     files.exits.mkdir(parents=True)
     record = ExitRecord(
         pid=7, exit_code=None, signal=9, stopping=False, at="2026-03-01T12:00:00+00:00"
     )
     write_exit_record(files, 1, 2, record)
+    write_exit_record(files, 1, 2, msgspec.structs.replace(record, signal=15))
+    assert read_exit_record(files, 1, 2) == record
+    assert read_exit_record(files, 1, 3) is None
     content = files.exit_record(1, 2).read_bytes()
     assert msgspec.json.decode(content, type=ExitRecord) == record
     assert list(files.exits.iterdir()) == [files.exit_record(1, 2)]

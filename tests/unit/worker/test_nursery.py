@@ -56,6 +56,8 @@ class Interpreter:
         )
         return Started(pid=process.pid, handle=process)
 
+    def warm_up(self) -> None: ...
+
     def close(self) -> None: ...
 
 

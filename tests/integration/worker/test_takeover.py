@@ -1,0 +1,327 @@
+"""An agent dies, its ranks live on, and another one adopts them."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from agent_stage import Conversation, Stage, adopted
+from installation import await_value
+
+from muster.contracts.agent import AdoptedRank
+from muster.contracts.layout import TIME_MARK
+from muster.contracts.messages import (
+    AgentHello,
+    Announce,
+    Beat,
+    Dismiss,
+    Hello,
+    KillRank,
+    Layout,
+    RankExited,
+    RankMessage,
+    RankSaid,
+    RankSpawned,
+    Ready,
+    Saved,
+    Seat,
+    TerminateRank,
+    TookUp,
+)
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
+from muster.processes import identify, is_running, mark_of, send_signal
+
+FOREVER = ("sleep", "600")
+LONG = {"sleep_sec": 0.02, "epochs": 1000, "heartbeat_timeout": 1.0}
+TOGETHER = {
+    **LONG,
+    "mode": "synchronous",
+    "batch_size": 16,
+    "virtual_shards": 8,
+    "checkpoint_every": 10,
+}
+AT_A_GATE = "until [ -e gate ]; do sleep 0.02; done; "
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    write_dataset(tmp_path / "shards", synthetic(samples=64, shards=4))
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+
+
+def hear_said(
+    agent: Conversation, rank: int, kind: type[RankMessage], meant: Callable[..., bool]
+) -> RankMessage:
+    while True:
+        said = agent.hear_of(RankSaid, rank)
+        assert isinstance(said, RankSaid)
+        if isinstance(said.message, kind) and meant(said.message):
+            return said.message
+
+
+def started(
+    stage: Stage,
+    agent: Conversation,
+    command: list[str] | None,
+    *,
+    rank: int = 0,
+    **names: object,
+) -> AdoptedRank:
+    agent.say(stage.order(command, rank=rank, **names))
+    return adopted(stage.uid, agent.hear_of(RankSpawned, rank))
+
+
+def taken_over(stage: Stage, *ranks: AdoptedRank, **names: object) -> Conversation:
+    """Kill the agent and return what the next one says, from the beginning."""
+    stage.kill_agent()
+    stage.start_agent(adopted=ranks, **names)
+    agent = stage.meet(epoch=2)
+    assert isinstance(agent.hear(), AgentHello)
+    return agent
+
+
+def open_gate(stage: Stage) -> None:
+    (stage.root / "gate").touch()
+
+
+def announced(generation: int, *ranks: int) -> Announce:
+    seats = tuple(Seat(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
+    layout = Layout(generation=generation, token="", seats=seats, paused=False)
+    return Announce(layout=layout, incarnations=(0,) * len(ranks))
+
+
+def test_a_rank_trains_on_and_is_heard_by_the_next_agent(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    first = stage.meet()
+    rank = started(stage, first, None, **LONG)
+    before = hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    second = taken_over(stage, rank, is_managed=True)
+    assert adopted(stage.uid, second.hear()) == rank
+    assert is_running(rank.process)
+    hear_said(second, 0, Hello, lambda _: True)
+    hear_said(second, 0, Beat, lambda beat: beat.step > before.step)
+    second.say(TerminateRank(rank=0, incarnation=0))
+    hear_said(second, 0, Beat, lambda beat: beat.stopping)
+    assert second.hear_of(RankExited, 0).exit_code == 0
+    record = stage.record(0, 0)
+    assert (record.pid, record.exit_code, record.stopping) == (rank.process.pid, 0, True)
+
+
+def test_ranks_that_train_together_take_up_the_next_layout_and_a_newcomer(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    first = stage.meet()
+    ranks = []
+    for rank in (0, 1):
+        ranks.append(started(stage, first, None, rank=rank, **TOGETHER))
+        hear_said(first, rank, Ready, lambda _: True)
+    first.say(announced(1, 0, 1))
+    saved = hear_said(first, 0, Saved, lambda saved: saved.step > 0)
+
+    second = taken_over(stage, *ranks, is_managed=True)
+    second.say(announced(2, 0, 1))
+    hear_said(second, 0, TookUp, lambda took_up: took_up.generation == 2)
+    assert hear_said(second, 0, Saved, lambda s: s.generation == 2).step > saved.step
+    second.say(stage.order(None, rank=2, **TOGETHER))
+    hear_said(second, 2, Ready, lambda _: True)
+    second.say(announced(3, 0, 1, 2))
+    hear_said(second, 2, TookUp, lambda took_up: took_up.generation == 3)
+    hear_said(second, 2, Beat, lambda beat: beat.step > saved.step)
+    assert all(is_running(rank.process) for rank in ranks)
+    second.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not stage.running()
+
+
+def test_what_was_saved_while_no_agent_was_there_is_told(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    first = stage.meet()
+    rank = started(stage, first, None, **TOGETHER)
+    hear_said(first, 0, Ready, lambda _: True)
+    first.say(announced(1, 0))
+    last = hear_said(first, 0, Saved, lambda saved: saved.step > 0).step
+    stage.kill_agent()
+    await_value(lambda: newest_step(stage) > last + 40, lambda: "it does not train any more")
+    second = taken_over(stage, rank, is_managed=True)
+    told = [hear_said(second, 0, Saved, lambda _: True).step]
+    while told[-1] <= last + 40:
+        told.append(hear_said(second, 0, Saved, lambda _: True).step)
+    assert told[told.index(last) :][:5] == [last + 10 * number for number in range(5)]
+
+
+def newest_step(stage: Stage) -> int:
+    lines = stage.files.log(0, 0).read_text().splitlines()
+    steps = [line.split("step ")[1].split("/")[0] for line in lines if "step " in line]
+    return int(steps[-1]) if steps else 0
+
+
+def test_the_exit_code_of_an_adopted_command_is_told_and_its_log_goes_on(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    script = f"echo before; {AT_A_GATE} echo after; exit 3"
+    rank = started(stage, first, ["sh", "-c", script])
+    stage.await_log("before")
+    await_value(lambda: stage.files.times(0, 0).stat().st_size, lambda: "no time was noted")
+    second = taken_over(stage, rank)
+    open_gate(stage)
+    exited = second.hear_of(RankExited, 0)
+    assert (exited.exit_code, exited.signal) == (3, None)
+    assert exited.last_lines == ("before", "after")
+    assert stage.record(0, 0).exit_code == 3
+    notes = list(TIME_MARK.iter_unpack(stage.files.times(0, 0).read_bytes()))
+    assert [size for size, _ in notes] == [len("before\n"), len("before\nafter\n")]
+
+
+def test_a_signal_reaches_the_group_of_an_adopted_rank_and_is_told(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    rank = started(stage, first, ["sh", "-c", "sleep 600; exit 0"])
+    second = taken_over(stage, rank)
+    second.say(TerminateRank(rank=0, incarnation=0))
+    exited = second.hear_of(RankExited, 0)
+    assert (exited.exit_code, exited.signal) == (None, signal.SIGTERM)
+    assert not stage.running(rank=0)
+
+
+def test_what_an_adopted_rank_has_started_is_gone_before_its_end_is_told(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    script = f"(setsid sleep 601 &); sleep 602 & echo ready; {AT_A_GATE} exit 0"
+    rank = started(stage, first, ["sh", "-c", script])
+    bystander = started(stage, first, list(FOREVER), rank=1)
+    stage.await_log("ready")
+    second = taken_over(stage, rank, bystander)
+    open_gate(stage)
+    assert second.hear_of(RankExited, 0).exit_code == 0
+    assert not stage.running(rank=0)
+    assert is_running(bystander.process)
+
+
+def test_an_end_that_nobody_saw_is_told_as_such(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    rank = started(stage, first, ["sh", "-c", "setsid sleep 601 & echo last words; sleep 600"])
+    stage.await_log("last words")
+    stage.kill_agent()
+    send_signal(rank.process, signal.SIGKILL)
+    await_value(lambda: not exists(rank.process.pid), lambda: "nobody reaps it")
+    second = taken_over(stage, rank)
+    exited = second.hear_of(RankExited, 0)
+    assert (exited.exit_code, exited.signal) == (None, None)
+    assert exited.last_lines == ("last words",)
+    assert (stage.record(0, 0).exit_code, stage.record(0, 0).signal) == (None, None)
+    assert not stage.running(rank=0), "what it left is gone as well"
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_an_end_that_was_written_down_but_not_told_is_told(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    rank = started(stage, first, ["sh", "-c", "exit 4"])
+    first.hear_of(RankExited, 0)
+    written = stage.record(0, 0)
+    second = taken_over(stage, rank)
+    assert second.hear_of(RankExited, 0).exit_code == 4
+    assert stage.record(0, 0) == written
+
+
+def test_a_process_that_has_got_the_pid_of_an_adopted_one_is_let_be(stage: Stage) -> None:
+    with subprocess.Popen(FOREVER, start_new_session=True) as decoy:
+        try:
+            record = identify(decoy.pid)
+            assert record is not None
+            process = replace(record, start_ticks=record.start_ticks - 1)
+            rank = AdoptedRank(rank=0, incarnation=0, process=process, mark=f"{stage.uid}/0/0")
+            stage.start_agent(adopted=[rank])
+            agent = stage.meet()
+            agent.say(KillRank(rank=0, incarnation=0))
+            exited = agent.hear_of(RankExited, 0)
+            assert (exited.exit_code, exited.signal) == (None, None)
+            agent.say(Dismiss())
+            assert stage.exit_code() == 0
+            assert decoy.poll() is None
+        finally:
+            decoy.kill()
+
+
+def test_a_rank_that_nobody_has_heard_of_is_ended_before_another_can_start(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    known = started(stage, first, list(FOREVER))
+    unknown = started(stage, first, list(FOREVER), rank=1)
+    second = taken_over(stage, known)
+    assert not is_running(unknown.process)
+    assert is_running(known.process)
+    again = started(stage, second, list(FOREVER), rank=1)
+    assert [record.pid for record in stage.running(rank=1)] == [again.process.pid]
+
+
+def test_a_template_dies_with_its_agent_and_takes_no_rank_along(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    first = stage.meet()
+    rank = started(stage, first, None, **LONG)
+    hear_said(first, 0, Hello, lambda _: True)
+    stage.kill_agent()
+    await_value(
+        lambda: [mark_of(record.pid) for record in stage.running()] == [rank.mark],
+        lambda: f"there are {[mark_of(record.pid) for record in stage.running()]}",
+    )
+    second = taken_over(stage, rank, is_managed=True)
+    other = started(stage, second, None, rank=1, **LONG)
+    hear_said(second, 1, Hello, lambda _: True)
+    assert is_running(rank.process)
+    assert is_running(other.process)
+
+
+def test_a_rank_that_no_agent_adopts_saves_and_exits(stage: Stage) -> None:
+    stage.start_agent(is_managed=True, orphan_timeout_seconds=1.0)
+    first = stage.meet()
+    rank = started(stage, first, None, **LONG)
+    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    stage.kill_agent()
+    await_value(lambda: not is_running(rank.process), lambda: "it goes on for ever")
+    assert "is asked to stop" in stage.files.log(0, 0).read_text()
+
+
+def test_a_rank_that_ends_without_an_agent_waits_for_one_to_see_it(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    first = stage.meet()
+    rank = started(stage, first, None, **LONG)
+    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    stage.kill_agent()
+    send_signal(rank.process, signal.SIGTERM)
+    stage.await_log("is asked to stop")
+    second = taken_over(stage, rank, is_managed=True)
+    hear_said(second, 0, Beat, lambda beat: beat.stopping)
+    assert second.hear_of(RankExited, 0).exit_code == 0
+
+
+STRANGER = """
+import os, socket, sys
+caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+try:
+    caller.connect(sys.argv[1])
+    print(len(caller.recv(100)))
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_whoever_is_no_rank_is_not_received(stage: Stage) -> None:
+    stage.start_agent()
+    stage.meet().hear()
+    await_value(stage.files.agent_socket.exists, lambda: "nobody listens")
+    for user_id in {os.geteuid(), 65534 if os.geteuid() == 0 else os.geteuid()}:
+        words = [sys.executable, "-c", STRANGER, str(stage.files.agent_socket), str(user_id)]
+        answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        assert answer in {"0", "PermissionError"}

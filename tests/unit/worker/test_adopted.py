@@ -1,0 +1,152 @@
+"""Processes that are not our children: a middle process starts them, and reaps them when told."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+from installation import await_value
+
+from muster.contracts.environ import MARK
+from muster.contracts.process import ProcessRecord
+from muster.processes import identify, is_running, marked, send_signal
+from worker.adopted import Departed, Held
+from worker.lives import UNSEEN, Ending
+
+MIDDLE = """
+import subprocess, sys
+child = subprocess.Popen(
+    ["sh", "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    start_new_session=True,
+)
+print(child.pid, flush=True)
+sys.stdin.readline()
+child.stdin.close()
+sys.stdin.readline()
+child.wait()
+print("reaped", flush=True)
+"""
+
+
+class Middle:
+    """The parent of the process that is held, which waits at a `read` in its script."""
+
+    def __init__(self, script: str) -> None:
+        self.mark = f"{uuid4().hex}/0/0"
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-c", MIDDLE, script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, MARK: self.mark},
+        )
+        record = identify(int(self._process.stdout.readline()))
+        assert record is not None
+        self.record: ProcessRecord = record
+
+    def lets_it_go_on(self) -> None:
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def reaps(self) -> None:
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "reaped\n"
+
+    def left(self) -> list[ProcessRecord]:
+        """Return what the process has left behind."""
+        return [record for record in marked(self.mark) if record.pid != self._process.pid]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        for record in self.left():
+            send_signal(record, signal.SIGKILL)
+
+
+@pytest.fixture
+def middles() -> Iterator[list[Middle]]:
+    middles: list[Middle] = []
+    yield middles
+    for middle in middles:
+        middle.close()
+
+
+def held(middles: list[Middle], script: str) -> tuple[Middle, Held]:
+    middles.append(Middle(script))
+    return middles[-1], Held(middles[-1].record)
+
+
+def await_end(life: Held) -> None:
+    await_value(life.has_exited, lambda: "it does not end")
+
+
+def tells_of_the_reaped() -> bool:
+    release = os.uname().release.split("-")[0].split(".")
+    return tuple(map(int, release[:2])) >= (6, 15)
+
+
+def test_a_zombie_says_how_it_ended(middles: list[Middle]) -> None:
+    middle, life = held(middles, "read line; exit 7")
+    assert not life.has_exited()
+    middle.lets_it_go_on()
+    await_end(life)
+    assert life.end() == Ending(exit_code=7, signal=None)
+
+
+@pytest.mark.skipif(not tells_of_the_reaped(), reason="only Linux 6.15 and newer tell")
+@pytest.mark.parametrize(
+    ("last_words", "ending"),
+    [
+        ("exit 7", Ending(exit_code=7, signal=None)),
+        ("kill -TERM $$", Ending(exit_code=None, signal=signal.SIGTERM)),
+    ],
+)
+def test_the_kernel_says_how_a_process_ended_that_somebody_else_has_reaped(
+    middles: list[Middle], last_words: str, ending: Ending
+) -> None:
+    middle, life = held(middles, f"read line; {last_words}")
+    middle.lets_it_go_on()
+    middle.reaps()
+    assert life.has_exited()
+    assert life.end() == ending
+
+
+def test_a_signal_reaches_the_group_even_when_its_leader_is_gone(middles: list[Middle]) -> None:
+    middle, life = held(middles, "sleep 600 & read line; exit 0")
+    middle.lets_it_go_on()
+    middle.reaps()
+    (left,) = middle.left()
+    life.signal_group(signal.SIGKILL)
+    await_value(lambda: not is_running(left), lambda: "it was not reached")
+    life.end()
+    life.signal_group(signal.SIGKILL)
+    assert life.has_exited()
+
+
+def test_only_exactly_the_process_that_is_meant_is_held(middles: list[Middle]) -> None:
+    middle, life = held(middles, "exec sleep 600")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+    for other in (
+        replace(middle.record, start_ticks=middle.record.start_ticks + 1),
+        replace(middle.record, boot_id="another boot"),
+        replace(middle.record, pid=1 << 22),
+    ):
+        with pytest.raises(ProcessLookupError):
+            Held(other)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
+    assert not life.has_exited()
+    life.signal_group(signal.SIGKILL)
+    await_end(life)
+    assert life.end().signal == signal.SIGKILL
+
+
+def test_who_was_gone_before_has_ended_as_was_written_down_or_unseen() -> None:
+    assert Departed(7).has_exited()
+    assert Departed(7).end() == UNSEEN == Ending(exit_code=None, signal=None)
+    assert Departed(7, Ending(exit_code=3, signal=None)).end().exit_code == 3
+    Departed(os.getpid()).signal_group(signal.SIGKILL)

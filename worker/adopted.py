@@ -1,0 +1,135 @@
+"""The life of a process that an earlier agent has started, and of one that is over.
+
+Nobody becomes the parent of a process that exists: whoever adopts it holds it by a pidfd, which
+means this process for ever and becomes readable at its end. How it ended the kernel tells anybody
+of our user while the process is a zombie, and from Linux 6.15 on, after it was reaped, whoever had
+a pidfd before. Who reaps it is not known: init, or a subreaper in between.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import struct
+from pathlib import Path
+from typing import Final
+
+from muster.contracts.agent import AdoptedRank
+from muster.contracts.layout import JobFiles
+from muster.contracts.process import ProcessRecord
+from muster.processes import boot_id
+from worker.exits import read_exit_record
+from worker.lives import UNSEEN, Ending
+
+_GROUP: Final = 1 << 2
+"""PIDFD_SIGNAL_PROCESS_GROUP, from Linux 6.9 on."""
+
+_INFO: Final = struct.Struct("<QQ11Ii")
+"""struct pidfd_info in its first version, which every later kernel takes: mask, control group,
+eleven ids, exit status."""
+
+_GET_INFO: Final = 0b11 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+"""PIDFD_GET_INFO."""
+
+_INFO_EXIT: Final = 1 << 3
+
+_START_TICKS_FIELD: Final = 19
+_STATUS_FIELD: Final = 49
+"""Of /proc/PID/stat, counted after the command name."""
+
+
+class Held:
+    """A living process, or a zombie, that is not our child; to be let go of by `end`."""
+
+    def __init__(self, record: ProcessRecord) -> None:
+        """Raises ProcessLookupError if this process is gone; then nothing is held."""
+        if record.boot_id != boot_id():
+            raise ProcessLookupError(f"process {record.pid} ran before this machine was started")
+        self.pid: Final = record.pid
+        self.identity: Final = record
+        self.pidfd: Final = os.pidfd_open(record.pid)
+        self._is_over = False
+        # The descriptor now holds one process; only if that is the one that is meant is it ours.
+        if _stat_of(record) is None:
+            os.close(self.pidfd)
+            raise ProcessLookupError(f"process {record.pid} is another one by now")
+
+    def signal_group(self, number: signal.Signals) -> None:
+        if self._is_over:
+            return
+        try:
+            signal.pidfd_send_signal(self.pidfd, number, None, _GROUP)
+        except ProcessLookupError:
+            return
+        except OSError:  # an older kernel: while its leader lives, the group's number is no other's
+            if not self.has_exited():
+                os.killpg(self.pid, number)
+
+    def has_exited(self) -> bool:
+        if self._is_over:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def end(self) -> Ending:
+        # Whoever reaps it does so at any moment: a zombie before, and perhaps the other way after.
+        statuses = (look() for look in (self._told, self._as_zombie, self._told))
+        status = next((status for status in statuses if status is not None), None)
+        self._is_over = True
+        os.close(self.pidfd)
+        return UNSEEN if status is None else Ending.of_status(status)
+
+    def _as_zombie(self) -> int | None:
+        fields = _stat_of(self.identity)
+        return None if fields is None else int(fields[_STATUS_FIELD])
+
+    def _told(self) -> int | None:
+        content = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
+        try:
+            fcntl.ioctl(self.pidfd, _GET_INFO, content)
+        except OSError:
+            return None
+        mask, *_, status = _INFO.unpack(content)
+        return status if mask & _INFO_EXIT else None
+
+
+class Departed:
+    """A process that was gone before it could be adopted."""
+
+    def __init__(self, pid: int, ending: Ending = UNSEEN) -> None:
+        """`ending` is what its agent had written down."""
+        self.pid: Final = pid
+        self.identity: Final = None
+        self._ending = ending
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Nobody is there."""
+
+    def has_exited(self) -> bool:
+        return True
+
+    def end(self) -> Ending:
+        return self._ending
+
+
+def adopted_life(files: JobFiles, adopted: AdoptedRank) -> Held | Departed:
+    """Return the life of a rank that is to be adopted, or what is known of its end."""
+    try:
+        return Held(adopted.process)
+    except ProcessLookupError:
+        record = read_exit_record(files, adopted.rank, adopted.incarnation)
+    if record is None:
+        return Departed(adopted.process.pid)
+    ending = Ending(exit_code=record.exit_code, signal=record.signal)
+    return Departed(adopted.process.pid, ending)
+
+
+def _stat_of(record: ProcessRecord) -> list[str] | None:
+    """Return what the kernel says of exactly this process, which may be a zombie."""
+    try:
+        text = Path(f"/proc/{record.pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields if int(fields[_START_TICKS_FIELD]) == record.start_ticks else None

@@ -1,0 +1,56 @@
+"""Where ranks find the agent that has taken over: a socket in the job's directory.
+
+A rank does not say who it is: the kernel says which process called, and whose it is.
+"""
+
+import os
+import selectors
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from muster.peers import neighbour_of, short_address
+
+BACKLOG: Final = 4096
+"""All ranks of a job may call at once, before the agent has time for the first."""
+
+Receive = Callable[[socket.socket, int], bool]
+
+
+class Reception:
+    """Takes the calls of ranks, in the caller's selector."""
+
+    def __init__(self, path: Path, selector: selectors.BaseSelector, receive: Receive) -> None:
+        """Whoever listened at `path` before is heard no more.
+
+        `receive` gets a channel and the pid behind it, and returns whether it keeps the channel.
+        """
+        self._selector = selector
+        self._receive = receive
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            with short_address(path) as address:
+                self._socket.bind(address)
+            path.chmod(0o600)
+            self._socket.listen(BACKLOG)
+        except OSError as error:  # not every file system has sockets; this agent does not need it
+            print(f"ranks would not find another agent at {path}: {error}", file=sys.stderr)
+        else:
+            selector.register(self._socket, selectors.EVENT_READ, self.answer)
+
+    def answer(self) -> None:
+        """Take every call there is; nothing happens without one."""
+        while True:
+            try:
+                channel, _ = self._socket.accept()
+            except OSError:
+                return
+            channel.settimeout(0)
+            neighbour = neighbour_of(channel)
+            is_ours = neighbour.user_id == os.geteuid()
+            if not (is_ours and self._receive(channel, neighbour.pid)):
+                channel.close()
