@@ -11,6 +11,7 @@ from coordinator.happenings import Happening
 from coordinator.snapshot import JobSnapshot
 from coordinator.wording import describe_exit, describe_layout, legible
 from muster.contracts.messages import Disputed, RankExited, RankSaid, RankSpawned, Stranded, Warned
+from muster.contracts.process import ProcessRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
     match happening:
         case RankSaid():
             return _of_words(before, happening)
-        case RankSpawned():
+        case RankSpawned(rank=rank) if _identity(before, rank) != _identity(after, rank):
             return _of_rank(after, happening.rank, "rank_started", f"runs as pid {happening.pid}")
         case RankExited():
             exited = describe_exit(after.ranks[happening.rank])
@@ -71,6 +72,10 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
             )
         case _:
             return None
+
+
+def _identity(snapshot: JobSnapshot, rank: int) -> ProcessRecord | None:
+    return snapshot.ranks[rank].identity if 0 <= rank < len(snapshot.ranks) else None
 
 
 def _of_dispute(disputed: Disputed) -> Entry:

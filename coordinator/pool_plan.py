@@ -178,6 +178,8 @@ def _differs(snapshot: JobSnapshot, wanted: LayoutSnapshot) -> bool:
 
 def _company_is_coming(snapshot: JobSnapshot, now: float) -> bool:
     """Whether somebody is about to be ready, and nobody waits for it in the middle of a step."""
+    if any(_is_missed(snapshot, rank) for rank in snapshot.ranks):
+        return True
     alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
     if not alive.issuperset(snapshot.layout.workers):
         return False
@@ -188,3 +190,13 @@ def _company_is_coming(snapshot: JobSnapshot, now: float) -> bool:
         and now < rank.spawned_at + COMPANY_SECONDS
         for rank in snapshot.ranks
     )
+
+
+def _is_missed(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """Whether a member goes on and has not found its new agent yet.
+
+    A layout without it would send it away; should it never come, its silence is the end of it.
+    """
+    is_wanted = rank.in_service and not rank.terminated and rank.kill is None
+    is_away = is_wanted and rank.is_alive and rank.ready is None and not rank.stopping
+    return is_away and rank.worker_id is not None and snapshot.pool.is_active(rank.worker_id)

@@ -85,7 +85,7 @@ def inherited(
     ended. Who takes part in which layout is not asked: the next one is for all.
     """
     ranks = [
-        _adopted(rank, worker, members, now) if rank.rank in living else _ended(job, rank)
+        _adopted(job, rank, worker, members, now) if rank.rank in living else _ended(job, rank)
         for rank, worker in ((_rank_of(worker), worker) for worker in workers)
     ]
     ids = [rank.worker_id for rank in ranks if rank.worker_id is not None]
@@ -145,7 +145,7 @@ def _in_service(world_size: int, staying: Sequence[int]) -> set[int]:
 
 
 def _adopted(
-    rank: RankSnapshot, worker: Worker, members: Sequence[Member], now: Moment
+    job: Job, rank: RankSnapshot, worker: Worker, members: Sequence[Member], now: Moment
 ) -> RankSnapshot:
     """Return a rank that lives on; every deadline that it has to meet begins anew."""
     here = (rank.rank, rank.incarnation)
@@ -153,6 +153,8 @@ def _adopted(
     return replace(
         rank,
         worker_id=next(iter(ids), None),
+        # A training of ours beats from the moment it is alive; of a command nobody knows.
+        beats=job.spec.command is None and rank.process is not ProcessState.SPAWNED,
         spawned_at=now.monotonic,
         heard_at=now.monotonic,
         progressed_at=now.monotonic,

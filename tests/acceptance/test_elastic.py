@@ -10,7 +10,7 @@ from elastic_schedules import LONG, Schedule
 from installation import Installation, pids
 from pools import PooledJob
 
-from muster.processes import identify
+from muster.processes import identify, marked, send_signal
 
 
 @pytest.fixture(scope="session")
@@ -117,6 +117,23 @@ def test_a_member_that_dies_while_nobody_coordinates_is_replaced_and_the_others_
     after = job.trains_with(0, 2, 3)
     assert (after[0], after[2]) == (before[0], before[2])
     assert job.completes() == undisturbed
+
+
+@pytest.mark.parametrize("backend", ["shared_memory", "tcp"])
+def test_the_end_of_the_agent_is_not_that_of_the_training(
+    installation: Installation, undisturbed: str, backend: str
+) -> None:
+    job = PooledJob(installation, world_size=2, max_workers=3, backend=backend)
+    before = job.trains_with(0, 1)
+    (agent,) = marked(f"{installation.uids[job.job_id]}/agent")
+    send_signal(agent, signal.SIGKILL)
+    job.wait_until(lambda: "agent_lost" in installation.kinds(job.job_id))
+    job.wait_for_steps()
+    job.scales(3)
+    after = job.trains_with(0, 1, 2)
+    assert (after[0], after[1]) == (before[0], before[1])
+    assert job.completes() == undisturbed
+    assert job.see()["restarts"] == 0
 
 
 def test_a_rank_that_stands_still_is_replaced(installation: Installation, undisturbed: str) -> None:

@@ -141,18 +141,32 @@ def test_a_program_that_sheds_its_environment_does_not_run_twice(
     installation.forget(job_id)
 
 
-def test_a_killed_agent_takes_its_ranks_along_and_they_come_back(
+def test_no_rank_notices_that_its_agent_was_killed(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     job_id = installation.submit(**LONG)
-    ranks = records(installation.wait_until(job_id, has_saved))
-    (agent,) = marked(f"{installation.uids[job_id]}/agent")
-    send_signal(agent, signal.SIGKILL)
-    await_value(lambda: started(installation, job_id) > 2, lambda: installation.describe(job_id))
-    assert not any(map(is_alive, [agent, *ranks]))
-    # That was no failure of a rank: no restart is used up.
-    assert installation.complete(job_id)["restarts"] == 0
+    for saved in (1, 4):
+        await_value(partial(has_saved_or_ended, installation, job_id, saved), str)
+        for agent in marked(f"{installation.uids[job_id]}/agent"):
+            send_signal(agent, signal.SIGKILL)
+    seen = installation.complete(job_id)
     assert "agent_lost" in installation.kinds(job_id)
+    assert (seen["restarts"], started(installation, job_id)) == (0, 2)
+    assert seen["checkpoints_saved"] == CHECKPOINTS
+    assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_a_coordinator_and_an_agent_killed_together_are_not_missed(
+    installation: Installation, undisturbed: Undisturbed
+) -> None:
+    job_id = installation.submit(**LONG)
+    installation.wait_until(job_id, has_saved)
+    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    installation.coordinator.end(signal.SIGKILL)
+    send_signal(agent, signal.SIGKILL)
+    installation.coordinator.start()
+    assert installation.complete(job_id)["restarts"] == 0
+    assert started(installation, job_id) == 2
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 

@@ -100,7 +100,7 @@ def test_a_rank_whose_agent_is_gone_trains_on(channel: Channel) -> None:
 def test_an_agent_that_dies_before_it_has_heard_everything_is_gone_like_any_other(
     channel: Channel,
 ) -> None:
-    channel.rank.send(b"a beat that nobody reads")
+    channel.line.send(b"a beat that nobody reads")
     channel.tells(1)
     channel.agent.close()
     assert channel.layouts.next().layout.generation == 1, "what it had told is not lost"
