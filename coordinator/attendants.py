@@ -107,6 +107,10 @@ class Attendants:
             message = await serve(charge)
         except Unprepared as error:
             hear(uid, happenings.Condemned(verdict=error.verdict))
+            if charge.snapshot.any_alive:
+                await self._launcher.sweep(uid, charge.known_processes())
+                message = "the job's agent was not started again, and its ranks were ended"
+                hear(uid, happenings.AgentLost(generation=generation, message=message))
             return
         except Exception as error:  # noqa: BLE001  whatever it is, nobody else would hear of it
             message = f"the job's agent could not be started: {error!r}"
@@ -121,7 +125,8 @@ class Attendants:
 
     async def _bring_up(self, charge: Charge) -> str:
         """Prepare the job, start the agent, and return how it ended."""
-        charge.places = await self._prepare(charge)
+        if charge.places is None or not charge.snapshot.any_alive:  # who lives has all it needs
+            charge.places = await self._prepare(charge)
         agent = await self._launcher.start(self._assignment(charge))
         charge.agent = agent
         charge.attach(agent=agent.record)
