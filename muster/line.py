@@ -98,7 +98,10 @@ class Line:
                 return False
             fresh.settimeout(0)
             number = self._channel.fileno()
-            os.dup2(fresh.fileno(), number, os.get_inheritable(number))
+            if fresh.fileno() == number:  # somebody had closed what was there
+                fresh.detach()
+            else:
+                os.dup2(fresh.fileno(), number, inheritable=False)
         return True
 
     def close(self) -> None:

@@ -50,8 +50,8 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         initial = program.initial(settings.seed)
     shares = Shares(program, course, drawer, initial, reporter.work)
     reporter.expect(initial, course)
-    with _refusing_closed(settings.agent_fd):
-        layouts = _layouts_of(settings, line, reporter)
+    _refuse_closed(settings.agent_fd)
+    layouts = _layouts_of(settings, line, reporter)
     meeting = _meeting_of(settings, shares, layouts)
     trainer = Trainer(
         shares=shares,
@@ -73,13 +73,17 @@ def _refusing_closed(agent_fd: int | None) -> Iterator[None]:
     """Turn what follows from a program that has closed our descriptors into `InvalidProgram`."""
     try:
         yield
-    except OSError as error:
-        if agent_fd is None or _is_socket(agent_fd):
-            raise
+    except OSError:
+        _refuse_closed(agent_fd)
+        raise
+
+
+def _refuse_closed(agent_fd: int | None) -> None:
+    if agent_fd is not None and not _is_socket(agent_fd):
         raise InvalidProgram(
             "the program has closed files and sockets that Muster needs: let it close only what it "
             "has opened itself (look for os.closerange and os.close), and submit the job again"
-        ) from error
+        )
 
 
 def _is_socket(descriptor: int) -> bool:

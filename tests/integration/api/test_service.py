@@ -241,9 +241,9 @@ def test_checkpoints_of_an_earlier_job_are_not_resumed_silently(
     refused = client.post("/jobs", json={"job_id": "earlier"})
     assert refused.status_code == 409
     assert "resume_from" in refused.json()["detail"]
-    assert client.post("/jobs", json={"resume_from": "earlier"}).status_code == 201
-    resumed = client.post("/jobs", json={"job_id": "earlier", "resume_from": "earlier"})
-    assert resumed.status_code == 201
+    job = {"mode": "independent", "resume_from": "earlier"}
+    assert client.post("/jobs", json=job).status_code == 201
+    assert client.post("/jobs", json={"job_id": "earlier", **job}).status_code == 201
 
 
 def test_pages_follow_each_other_without_loss(client: httpx.Client) -> None:
