@@ -21,6 +21,7 @@ from pools import PooledJob
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
+from muster.processes import identify, send_signal
 
 KILLS = 10
 OTHERS = 12
@@ -120,9 +121,12 @@ class Schedule:
     def _naps(self) -> None:
         """Stand still, but not for long."""
         worker = self._somebody()
+        process = identify(self._job.active().get(worker, 0))
         if self._signals(worker, signal.SIGSTOP):
             time.sleep(self._chance.uniform(0.05, 0.5))
-            self._signals(worker, signal.SIGCONT)
+            # By its process: it may be on its way out by now, and must be able to go.
+            if process is not None and send_signal(process, signal.SIGCONT):
+                self.done["SIGCONT"] += 1
 
     def _freezes(self) -> None:
         """Stand still until somebody does something about it."""
