@@ -1,15 +1,11 @@
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from plain_training import PlainTraining
 
-from muster.classifier import accuracy, initial_state, train_step
-from muster.datasets.contents import HELD_OUT_NAME
-from muster.datasets.digits import digits
+from muster.classifier import initial_state, train_step
 from muster.datasets.errors import DatasetMissing, InvalidSample
-from muster.datasets.index import totals_of
 from muster.datasets.listing import find_shards
 from muster.datasets.samples import LabelledSample
 from muster.datasets.synthetic import synthetic
@@ -54,18 +50,6 @@ def contribution(program: Classifier, of: list[LabelledSample], by: np.ndarray) 
     state = program.initial(1)
     made = program.gradient(state, Batch(of, by), Chance(1).of(0, Leaf(0, 0)))
     return {**made.gradients, "loss": made.loss, **made.metrics}
-
-
-def test_it_learns_the_digits(tmp_path: Path) -> None:
-    write_dataset(tmp_path, digits(shards=4, seed=0))
-    outcome = training(tmp_path, batch_size=64, virtual_shards=8).run(epochs=12)
-    decoder = msgspec.json.Decoder(LabelledSample)
-    held_out = decoder.decode_lines((tmp_path / HELD_OUT_NAME).read_bytes())
-    assert accuracy(dict(outcome.state), held_out) >= 0.95
-    assert outcome.means[-1].metrics["accuracy"] > 0.9
-    assert outcome.means[0].loss > 2.0
-    assert outcome.means[-1].loss < 0.3
-    assert outcome.read == [totals_of(find_shards(tmp_path))] * 12, "every sample once an epoch"
 
 
 def test_it_ends_with_the_same_bits_every_time(dataset: Path) -> None:
