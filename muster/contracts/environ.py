@@ -5,12 +5,10 @@ started by hand, the names that torchrun gives to a rank, and our own with the p
 `rank_environment` writes what `RankSettings.read` reads.
 """
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeVar, get_args
-from urllib.parse import urlsplit
+from typing import Final, get_args
 
 import msgspec
 
@@ -26,13 +24,12 @@ from muster.contracts.spec import (
     is_program,
     usual_mode,
 )
+from muster.contracts.variables import choice, integer, is_http, number, optional_integer
 
 DEFAULT_CHECKPOINT_DIR: Final = "./checkpoints"
 DEFAULT_DATASET_DIR: Final = "./data/shards"
 DEFAULT_PORT: Final = 8000
 DEFAULT_HOST: Final = "127.0.0.1"
-
-Word = TypeVar("Word", bound=str)
 
 HEARTBEAT_SECONDS: Final = 2.0
 
@@ -101,11 +98,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             data_dir=data_dir,
             database_url=environ.get("MUSTER_DATABASE_URL") or f"sqlite:///{data_dir}/muster.db",
             host=environ.get("MUSTER_HOST") or DEFAULT_HOST,
-            port=_integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=0, high=65535),
-            slots=_integer(environ, "MUSTER_SLOTS", 2 * cores, low=1, high=1_000_000),
+            port=integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=0, high=65535),
+            slots=integer(environ, "MUSTER_SLOTS", 2 * cores, low=1, high=1_000_000),
             checkpoint_dir=Path(environ.get("CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR).absolute(),
             dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
-            orphan_timeout_seconds=_number(environ, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS),
+            orphan_timeout_seconds=number(environ, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS),
         )
 
 
@@ -113,11 +110,11 @@ def api_url(environ: Mapping[str, str]) -> str:
     """Return where a client finds the API: MUSTER_URL, or what MUSTER_HOST and MUSTER_PORT say."""
     url = environ.get("MUSTER_URL")
     if url:
-        if not _is_http(url):
+        if not is_http(url):
             raise InvalidEnvironment("MUSTER_URL", url, f"a URL such as http://host:{DEFAULT_PORT}")
         return url.rstrip("/")
     host = environ.get("MUSTER_HOST") or DEFAULT_HOST
-    port = _integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=1, high=65535)
+    port = integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=1, high=65535)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -167,24 +164,24 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
         """
         _refuse_s3(environ)
         default = JobSpec()
-        world_size = _integer(environ, "WORLD_SIZE", world_size, low=1)
+        world_size = integer(environ, "WORLD_SIZE", world_size, low=1)
         command = environ.get("MUSTER_COMMAND")
         managed = _managed(environ)
         return cls(
             job_id=_checked_id(environ, "JOB_ID", job_id) or job_id,
             job_uid=environ.get("MUSTER_JOB_UID") or None,
-            rank=_integer(environ, "RANK", 0, low=0, high=world_size - 1),
+            rank=integer(environ, "RANK", 0, low=0, high=world_size - 1),
             world_size=world_size,
-            restart_count=_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, low=0),
-            generation=_optional_integer(environ, "MUSTER_GENERATION"),
+            restart_count=integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, low=0),
+            generation=optional_integer(environ, "MUSTER_GENERATION"),
             checkpoint_dir=Path(environ.get("CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR).absolute(),
-            checkpoint_every=_integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
-            keep_last=_integer(environ, "MUSTER_KEEP_LAST", default.keep_last, low=1),
+            checkpoint_every=integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
+            keep_last=integer(environ, "MUSTER_KEEP_LAST", default.keep_last, low=1),
             dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
-            sleep_sec=_number(environ, "SLEEP_SEC", default.sleep_sec),
-            epochs=_integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
+            sleep_sec=number(environ, "SLEEP_SEC", default.sleep_sec),
+            epochs=integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
             batch_size=managed.effective_batch_size,
-            seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
+            seed=integer(environ, "MUSTER_SEED", default.seed, low=0),
             heartbeat_seconds=_heartbeat_seconds(environ),
             resume_from=_checked_id(environ, "MUSTER_RESUME_FROM", None),
             command=_command(command) if command else None,
@@ -193,9 +190,9 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
             virtual_shards=managed.virtual_shards,
             backend=managed.backend,
             replay_every=managed.replay_every,
-            agent_fd=_optional_integer(environ, AGENT_FD),
+            agent_fd=optional_integer(environ, AGENT_FD),
             agent_socket=Path(environ[AGENT_SOCKET]) if environ.get(AGENT_SOCKET) else None,
-            orphan_timeout_seconds=_number(environ, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS),
+            orphan_timeout_seconds=number(environ, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS),
         )
 
 
@@ -205,16 +202,16 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
     managed = _managed(environ)
     command = _command(environ["MUSTER_COMMAND"]) if environ.get("MUSTER_COMMAND") else None
     return JobSpec(
-        world_size=_integer(environ, "WORLD_SIZE", default.world_size, low=1),
-        checkpoint_every=_integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
-        sleep_sec=_number(environ, "SLEEP_SEC", default.sleep_sec),
-        heartbeat_timeout=_number(environ, "HEARTBEAT_TIMEOUT", default.heartbeat_timeout),
-        max_restarts=_integer(environ, "MAX_RESTARTS", default.max_restarts, low=0),
+        world_size=integer(environ, "WORLD_SIZE", default.world_size, low=1),
+        checkpoint_every=integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
+        sleep_sec=number(environ, "SLEEP_SEC", default.sleep_sec),
+        heartbeat_timeout=number(environ, "HEARTBEAT_TIMEOUT", default.heartbeat_timeout),
+        max_restarts=integer(environ, "MAX_RESTARTS", default.max_restarts, low=0),
         checkpoint_dir=environ.get("CHECKPOINT_DIR") or None,
         dataset_dir=environ.get("DATASET_DIR") or None,
-        epochs=_integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
+        epochs=integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
         batch_size=managed.batch_size,
-        seed=_integer(environ, "MUSTER_SEED", default.seed, low=0),
+        seed=integer(environ, "MUSTER_SEED", default.seed, low=0),
         command=command,
         mode=managed.mode if environ.get("MUSTER_MODE") else usual_mode(command),
         program=managed.program,
@@ -299,11 +296,11 @@ def mark(job_uid: str, rank: int, incarnation: int) -> str:
 def _managed(environ: Mapping[str, str]) -> JobSpec:
     """Return a spec of what says how the ranks train together; everything else is its default."""
     spec = JobSpec(
-        mode=_choice(environ, "MUSTER_MODE", get_args(Mode), JobSpec().mode),
+        mode=choice(environ, "MUSTER_MODE", get_args(Mode), JobSpec().mode),
         program=environ.get("MUSTER_PROGRAM") or None,
         virtual_shards=_limited(environ, "virtual_shards") or JobSpec().virtual_shards,
         batch_size=_limited(environ, "batch_size"),
-        backend=_choice(environ, "MUSTER_BACKEND", get_args(BackendChoice), JobSpec().backend),
+        backend=choice(environ, "MUSTER_BACKEND", get_args(BackendChoice), JobSpec().backend),
         replay_every=_limited(environ, "replay_every"),
     )
     if spec.program is not None and not is_program(spec.program):
@@ -321,17 +318,7 @@ def _limited(environ: Mapping[str, str], field: str) -> int | None:
     """Return what the variable of a spec's field says, within the field's limits."""
     name = f"MUSTER_{field.upper()}"
     low, high = (int(limit) for limit in msgspec.structs.astuple(LIMITS[field]))
-    return _integer(environ, name, low, low=low, high=high) if environ.get(name) else None
-
-
-def _choice(environ: Mapping[str, str], name: str, words: Sequence[Word], default: Word) -> Word:
-    text = environ.get(name)
-    if not text:
-        return default
-    for word in words:
-        if word == text:
-            return word
-    raise InvalidEnvironment(name, text, f"one of {', '.join(words)}")
+    return integer(environ, name, low, low=low, high=high) if environ.get(name) else None
 
 
 def _checked_id(environ: Mapping[str, str], name: str, default: str | None) -> str | None:
@@ -342,56 +329,15 @@ def _checked_id(environ: Mapping[str, str], name: str, default: str | None) -> s
     return text
 
 
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018  raises for what is no port
-    except ValueError:
-        return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname) and url.isprintable()
-
-
 def _refuse_s3(environ: Mapping[str, str]) -> None:
     text = environ.get("USE_S3", "")
     if text.lower() not in {"", "0", "false", "no"}:
         raise InvalidEnvironment("USE_S3", text, "possible in this version, which saves to disk")
 
 
-def _integer(
-    environ: Mapping[str, str], name: str, default: int, *, low: int, high: int = 2**63 - 1
-) -> int:
-    text = environ.get(name)
-    if not text:
-        return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise InvalidEnvironment(name, text, "a whole number") from None
-    if not low <= value <= high:
-        raise InvalidEnvironment(name, text, f"between {low} and {high}")
-    return value
-
-
-def _optional_integer(environ: Mapping[str, str], name: str) -> int | None:
-    return _integer(environ, name, 0, low=0) if environ.get(name) else None
-
-
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name)
-    if not text:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        raise InvalidEnvironment(name, text, "a number") from None
-    if not math.isfinite(value) or value < 0:
-        raise InvalidEnvironment(name, text, "a number of seconds, 0 or more")
-    return value
-
-
 def _heartbeat_seconds(environ: Mapping[str, str]) -> float:
     name = "MUSTER_HEARTBEAT_SECONDS"
-    seconds = _number(environ, name, HEARTBEAT_SECONDS)
+    seconds = number(environ, name, HEARTBEAT_SECONDS)
     if seconds == 0:
         raise InvalidEnvironment(name, environ[name], "a number of seconds, more than 0")
     return seconds
