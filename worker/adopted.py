@@ -14,11 +14,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.agent import AdoptedRank
-from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
 from muster.processes import boot_id
-from worker.exits import read_exit_record
 from worker.lives import UNSEEN, Ending
 
 _GROUP: Final = 1 << 2
@@ -39,7 +36,7 @@ _STATUS_FIELD: Final = 49
 
 
 class Held:
-    """A living process, or a zombie, that is not our child; to be let go of by `end`."""
+    """A living process, or a zombie, that is not our child."""
 
     def __init__(self, record: ProcessRecord) -> None:
         """Raises ProcessLookupError if this process is gone; then nothing is held."""
@@ -72,13 +69,15 @@ class Held:
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
-    def end(self) -> Ending:
+    def ending(self) -> Ending:
         # Whoever reaps it does so at any moment: a zombie before, and perhaps the other way after.
         statuses = (look() for look in (self._told, self._as_zombie, self._told))
         status = next((status for status in statuses if status is not None), None)
+        return UNSEEN if status is None else Ending.of_status(status)
+
+    def let_go(self) -> None:
         self._is_over = True
         os.close(self.pidfd)
-        return UNSEEN if status is None else Ending.of_status(status)
 
     def _as_zombie(self) -> int | None:
         fields = _stat_of(self.identity)
@@ -95,13 +94,11 @@ class Held:
 
 
 class Departed:
-    """A process that was gone before it could be adopted."""
+    """A process that was gone before it could be adopted, and of whose end nothing is on record."""
 
-    def __init__(self, pid: int, ending: Ending = UNSEEN) -> None:
-        """`ending` is what its agent had written down."""
+    def __init__(self, pid: int) -> None:
         self.pid: Final = pid
         self.identity: Final = None
-        self._ending = ending
 
     def signal_group(self, number: signal.Signals) -> None:
         """Nobody is there."""
@@ -109,20 +106,19 @@ class Departed:
     def has_exited(self) -> bool:
         return True
 
-    def end(self) -> Ending:
-        return self._ending
+    def ending(self) -> Ending:
+        return UNSEEN
+
+    def let_go(self) -> None:
+        """Nothing is held."""
 
 
-def adopted_life(files: JobFiles, adopted: AdoptedRank) -> Held | Departed:
-    """Return the life of a rank that is to be adopted, or what is known of its end."""
+def adopted_life(process: ProcessRecord) -> Held | Departed:
+    """Return the life of a process that is to be adopted."""
     try:
-        return Held(adopted.process)
+        return Held(process)
     except ProcessLookupError:
-        record = read_exit_record(files, adopted.rank, adopted.incarnation)
-    if record is None:
-        return Departed(adopted.process.pid)
-    ending = Ending(exit_code=record.exit_code, signal=record.signal)
-    return Departed(adopted.process.pid, ending)
+        return Departed(process.pid)
 
 
 def _stat_of(record: ProcessRecord) -> list[str] | None:

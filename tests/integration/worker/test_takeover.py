@@ -111,7 +111,9 @@ def test_a_rank_trains_on_and_is_heard_by_the_next_agent(stage: Stage) -> None:
     hear_said(second, 0, Beat, lambda beat: beat.stopping)
     assert second.hear_of(RankExited, 0).exit_code == 0
     record = stage.record(0, 0)
-    assert (record.pid, record.exit_code, record.stopping) == (rank.process.pid, 0, True)
+    assert (record.pid, record.exited.exit_code) == (rank.process.pid, 0)
+    stopping = [said.message.stopping for said in record.said if isinstance(said.message, Beat)]
+    assert stopping == [True]
 
 
 def test_ranks_that_train_together_take_up_the_next_layout_and_a_newcomer(stage: Stage) -> None:
@@ -173,7 +175,7 @@ def test_the_exit_code_of_an_adopted_command_is_told_and_its_log_goes_on(stage: 
     exited = second.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (3, None)
     assert exited.last_lines == ("before", "after")
-    assert stage.record(0, 0).exit_code == 3
+    assert stage.record(0, 0).exited.exit_code == 3
     notes = list(TIME_MARK.iter_unpack(stage.files.times(0, 0).read_bytes()))
     assert [size for size, _ in notes] == [len("before\n"), len("before\nafter\n")]
 
@@ -215,7 +217,7 @@ def test_an_end_that_nobody_saw_is_told_as_such(stage: Stage) -> None:
     exited = second.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (None, None)
     assert exited.last_lines == ("last words",)
-    assert (stage.record(0, 0).exit_code, stage.record(0, 0).signal) == (None, None)
+    assert (stage.record(0, 0).exited.exit_code, stage.record(0, 0).exited.signal) == (None, None)
     assert not stage.running(rank=0), "what it left is gone as well"
 
 
@@ -232,6 +234,18 @@ def test_an_end_that_was_written_down_but_not_told_is_told(stage: Stage) -> None
     second = taken_over(stage, rank)
     assert second.hear_of(RankExited, 0).exit_code == 4
     assert stage.record(0, 0) == written
+
+
+def test_whoever_had_saved_when_it_was_asked_to_go_is_not_taken_for_done(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    first = stage.meet()
+    rank = started(stage, first, None, **LONG)
+    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    send_signal(rank.process, signal.SIGTERM)
+    first.hear_of(RankExited, 0)
+    second = taken_over(stage, rank, is_managed=True)
+    hear_said(second, 0, Beat, lambda beat: beat.stopping)
+    assert second.hear_of(RankExited, 0).exit_code == 0
 
 
 def test_a_process_that_has_got_the_pid_of_an_adopted_one_is_let_be(stage: Stage) -> None:
