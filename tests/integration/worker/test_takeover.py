@@ -270,13 +270,21 @@ def test_a_process_that_has_got_the_pid_of_an_adopted_one_is_let_be(stage: Stage
 def test_a_rank_that_nobody_has_heard_of_is_ended_before_another_can_start(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
-    known = started(stage, first, list(FOREVER))
-    unknown = started(stage, first, list(FOREVER), rank=1)
+    # What a rank starts may have lost all of the environment, and is its own all the same.
+    leaving = ["sh", "-c", "setsid env -i sleep 603 & echo ready; sleep 600"]
+    known = started(stage, first, leaving)
+    unknown = started(stage, first, leaving, rank=1)
+    for rank in (0, 1):
+        stage.await_log("ready", rank)
+        await_value(lambda rank=rank: len(stage.running(rank)) == 3, lambda: "it left nobody")
+    before = stage.running(rank=0)
     second = taken_over(stage, known)
     assert not is_running(unknown.process)
-    assert is_running(known.process)
+    assert not stage.running(rank=1)
+    assert stage.running(rank=0) == before
     again = started(stage, second, list(FOREVER), rank=1)
-    assert [record.pid for record in stage.running(rank=1)] == [again.process.pid]
+    # While it becomes the command there is a moment when it shows no mark.
+    await_value(lambda: stage.running(rank=1) == [again.process], lambda: "it does not run")
 
 
 def test_a_template_dies_with_its_agent_and_takes_no_rank_along(stage: Stage) -> None:
