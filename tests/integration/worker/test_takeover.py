@@ -34,7 +34,7 @@ from muster.contracts.messages import (
 )
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
-from muster.processes import identify, is_running, mark_of, send_signal
+from muster.processes import identify, is_running, mark_of, marked, send_signal
 
 FOREVER = ("sleep", "600")
 LONG = {"sleep_sec": 0.02, "epochs": 1000, "heartbeat_timeout": 1.0}
@@ -285,6 +285,34 @@ def test_a_rank_that_nobody_has_heard_of_is_ended_before_another_can_start(stage
     again = started(stage, second, list(FOREVER), rank=1)
     # While it becomes the command there is a moment when it shows no mark.
     await_value(lambda: stage.running(rank=1) == [again.process], lambda: "it does not run")
+
+
+def test_commands_that_no_agent_comes_back_for_are_asked_to_exit_and_then_ended(
+    stage: Stage,
+) -> None:
+    stage.start_agent(orphan_timeout_seconds=0.2)
+    agent = stage.meet()
+    polite = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    stubborn = "trap '' TERM; setsid env -i sleep 604 & echo ready; while :; do sleep 0.05; done"
+    for rank, script in enumerate((polite, stubborn)):
+        started(stage, agent, ["sh", "-c", script], rank=rank)
+        stage.await_log("ready", rank)
+    stage.kill_agent()
+    await_value(lambda: not stage.running(), lambda: f"{stage.running()} go on")
+    assert "saved" in stage.files.log(0, 0).read_text()
+
+
+def test_the_next_agent_has_a_warden_of_its_own_and_ends_the_one_before(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    rank = started(stage, first, list(FOREVER))
+    (before,) = marked(f"{stage.uid}/warden")
+    second = taken_over(stage, rank)
+    assert not is_running(before)
+    assert len(marked(f"{stage.uid}/warden")) == 1
+    second.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not stage.running()
 
 
 def test_a_template_dies_with_its_agent_and_takes_no_rank_along(stage: Stage) -> None:
