@@ -2,7 +2,7 @@
 
 A rank that uses our handle looks for agents itself, and gives up after the orphan timeout. A
 command that knows nothing of us would go on for ever if its agent and the coordinator were gone
-for good. So its agent leaves a warden behind: a shell of half a megabyte that waits for the end of
+for good. So its agent leaves a warden behind: a small shell that waits for the end of
 the agent's pipe, then as long as the timeout, and only then starts this module. The next agent, or
 a coordinator's sweep, ends it with the other strays: whoever looks after the ranks needs none.
 """

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 
 import httpx
 import pytest
@@ -25,6 +26,8 @@ from installation import (
 
 from muster.contracts.exit_record import ExitRecord
 from muster.contracts.messages import RankExited
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
 from muster.processes import is_running as is_alive
 from muster.processes import marked, send_signal
 from worker.exits import write_exit_record
@@ -213,6 +216,28 @@ def test_a_coordinator_and_an_agent_killed_together_are_not_missed(
     assert installation.complete(job_id)["restarts"] == 0
     assert started(installation, job_id) == 2
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_ranks_whose_data_vanished_while_nobody_was_there_are_ended_with_the_verdict(
+    installation: Installation, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / "shards", synthetic(samples=512, shards=4))
+    job_id = installation.submit(**LONG, dataset_dir=str(tmp_path / "shards"))
+    ranks = records(installation.wait_until(job_id, has_saved))
+    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    installation.coordinator.end(signal.SIGKILL)
+    send_signal(agent, signal.SIGKILL)
+    rmtree(tmp_path / "shards")
+    installation.coordinator.start()
+    job = installation.fail(job_id)
+    assert job["reason"] == "invalid_dataset"
+    assert str(tmp_path / "shards") in job["message"]
+    await_end(ranks)
+    ends = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
+    assert len(ends) == 2
+    assert [(end["retry_class"], end["reason"]) for end in ends] == 2 * [
+        ("stopped", "invalid_dataset")
+    ]
 
 
 def test_a_second_coordinator_waits_and_takes_over(
