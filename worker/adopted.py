@@ -11,6 +11,8 @@ import os
 import select
 import signal
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,15 +37,22 @@ _STATUS_FIELD: Final = 49
 """Of /proc/PID/stat, counted after the command name."""
 
 
+Send = Callable[[int, int, None, int], None]
+
+
 class Held:
     """A living process, or a zombie, that is not our child."""
 
-    def __init__(self, record: ProcessRecord) -> None:
-        """Raises ProcessLookupError if this process is gone; then nothing is held."""
+    def __init__(self, record: ProcessRecord, send: Send = signal.pidfd_send_signal) -> None:
+        """Raises ProcessLookupError if this process is gone; then nothing is held.
+
+        `send` is the system call, which kernels before 6.9 refuse for a whole group.
+        """
         if record.boot_id != boot_id():
             raise ProcessLookupError(f"process {record.pid} ran before this machine was started")
         self.pid: Final = record.pid
         self.identity: Final = record
+        self._send = send
         self.pidfd: Final = os.pidfd_open(record.pid)
         self._is_over = False
         # The descriptor now holds one process; only if that is the one that is meant is it ours.
@@ -55,12 +64,13 @@ class Held:
         if self._is_over:
             return
         try:
-            signal.pidfd_send_signal(self.pidfd, number, None, _GROUP)
+            self._send(self.pidfd, number, None, _GROUP)
         except ProcessLookupError:
             return
         except OSError:  # an older kernel: while its leader lives, the group's number is no other's
             if not self.has_exited():
-                os.killpg(self.pid, number)
+                with suppress(ProcessLookupError):  # it may be reaped by anybody, at any moment
+                    os.killpg(self.pid, number)
 
     def has_exited(self) -> bool:
         if self._is_over:

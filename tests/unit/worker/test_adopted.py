@@ -1,5 +1,6 @@
 """Processes that are not our children: a middle process starts them, and reaps them when told."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -128,6 +129,36 @@ def test_a_signal_reaches_the_group_even_when_its_leader_is_gone(middles: list[M
     life.let_go()
     life.signal_group(signal.SIGKILL)
     assert life.has_exited()
+
+
+def refused(_pidfd: int, _number: int, _info: None, flags: int) -> None:
+    """Be a kernel before 6.9, which knows no flags."""
+    assert flags
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+def test_an_older_kernel_signals_the_group_by_its_number(middles: list[Middle]) -> None:
+    middles.append(Middle("sleep 600 & read line; exit 0"))
+    life = Held(middles[-1].record, refused)
+    await_value(lambda: len(middles[-1].left()) == 2, lambda: "it has started nothing")
+    below = [record for record in middles[-1].left() if record != middles[-1].record]
+    life.signal_group(signal.SIGKILL)
+    await_end(life)
+    await_value(lambda: not any(map(is_running, below)), lambda: "its group was not reached")
+    assert life.ending().signal == signal.SIGKILL
+    life.let_go()
+
+
+def test_an_older_kernel_signals_no_group_whose_leader_is_gone(middles: list[Middle]) -> None:
+    """The number may be another's by then; whoever contains finds what is left by its brand."""
+    middles.append(Middle("sleep 600 & read line; exit 0"))
+    life = Held(middles[-1].record, refused)
+    middles[-1].lets_it_go_on()
+    middles[-1].reaps()
+    (left,) = middles[-1].left()
+    life.signal_group(signal.SIGKILL)
+    assert is_running(left)
+    life.let_go()
 
 
 def test_only_exactly_the_process_that_is_meant_is_held(middles: list[Middle]) -> None:
