@@ -13,6 +13,7 @@ from typing import Final
 from coordinator import happenings
 from coordinator.agents import token_digest
 from coordinator.charge import Charge
+from coordinator.exit_records import unheard_ends
 from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess, Launcher
 from coordinator.preparation import Places, Unprepared, prepare
@@ -118,6 +119,8 @@ class Attendants:
             return  # what runs of the job now is our successor's
         charge.agent = None
         charge.attach(agent=None)
+        for unheard in unheard_ends(charge.snapshot, self._data.job(charge.snapshot.job_id)):
+            hear(uid, unheard)
         living = _waiting_for_another(charge.snapshot)
         if not living:
             await self._launcher.sweep(uid, charge.known_processes())

@@ -44,6 +44,15 @@ def ending_of(
     return Ending(retry_class=kind, reason=reason, message=_words(kind, rank, exited))
 
 
+def ending_unseen(snapshot: JobSnapshot, cause: Cause) -> Ending:
+    """Return how a process ended that went with its agent, and could not be asked."""
+    if snapshot.is_ending:
+        kind, reason = RetryClass.STOPPED, _why_it_ends(snapshot)
+    else:
+        kind, reason = RetryClass.INFRASTRUCTURE, cause.reason
+    return Ending(retry_class=kind, reason=reason, message=cause.message)
+
+
 def is_to_blame(exited: RankExited, ending: Ending) -> bool:
     """Whether an end may be the program's own doing: none sends SIGKILL to itself."""
     return exited.signal != SIGKILL or ending.reason is not Reason.WORKER_EXITED

@@ -1,32 +1,30 @@
-"""What agents wrote down while there was no coordinator to tell."""
+"""What agents wrote down when there was nobody to tell, or no time left to do it."""
 
-from dataclasses import replace
+from collections.abc import Iterator
 
-import msgspec
-
-from muster.contracts.exit_record import ExitRecord
+from coordinator.snapshot import JobSnapshot
+from muster.contracts.exit_record import ExitRecord, decode_exit_record
 from muster.contracts.layout import JobFiles
-from muster.contracts.rank import ProcessState
-from store.records import Worker
+from muster.contracts.messages import RankExited, RankSaid
+from muster.contracts.process import ProcessRecord
 
 
-def as_recorded(worker: Worker, files: JobFiles) -> Worker:
-    """Return the row of a rank as it would be had somebody heard how its process ended.
+def unheard_ends(snapshot: JobSnapshot, files: JobFiles) -> Iterator[RankSaid | RankExited]:
+    """Yield what the agents of ranks that are thought to live would have told of their ends."""
+    for rank in snapshot.ranks:
+        if rank.is_alive:
+            record = recorded_end(files, rank.rank, rank.incarnation, rank.identity)
+            if record is not None:
+                yield from record.said
+                yield record.exited
 
-    Unchanged if it was known to have ended, or if nobody has seen its end.
-    """
-    if worker.state == ProcessState.EXITED:
-        return worker
+
+def recorded_end(
+    files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
+) -> ExitRecord | None:
+    """Return how an incarnation ended; None if nothing that makes sense is on record."""
     try:
-        content = files.exit_record(worker.rank, worker.incarnation).read_bytes()
-        record = msgspec.json.decode(content, type=ExitRecord)
-    except (OSError, msgspec.MsgspecError):
-        return worker
-    return replace(
-        worker,
-        state=ProcessState.EXITED,
-        process=None,
-        exit_code=record.exit_code,
-        exit_signal=record.signal,
-        finished=record.exit_code == 0 and not record.stopping,
-    )
+        content = files.exit_record(rank, incarnation).read_bytes()
+    except OSError:
+        return None
+    return decode_exit_record(content, None if process is None else process.pid)

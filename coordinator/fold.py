@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from coordinator import actions, end_fold, happenings, pool_fold, rank_fold
+from coordinator.classes import ending_unseen
 from coordinator.happenings import Happening
 from coordinator.snapshot import (
     AGENT_FAILURES_LIMIT,
@@ -138,10 +139,11 @@ def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -
     failures = snapshot.agent_failures + 1
     if failures > AGENT_FAILURES_LIMIT and snapshot.verdict is None:
         snapshot = replace(snapshot, verdict=_out_of_agents(failures, lost.message))
+    ending = ending_unseen(snapshot, AGENT_LOST)
     ranks = tuple(
         rank_fold.orphaned(rank, now)
         if rank.rank in lost.living
-        else rank_fold.ended_unseen(rank, AGENT_LOST)
+        else rank_fold.ended_unseen(rank, ending)
         for rank in snapshot.ranks
     )
     return replace(

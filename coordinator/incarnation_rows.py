@@ -6,10 +6,7 @@ from dataclasses import replace
 from coordinator import actions, happenings
 from coordinator.happenings import Happening
 from coordinator.moment import Moment
-from coordinator.snapshot import Ending, JobSnapshot, RankSnapshot
-from coordinator.wording import describe_exit
-from muster.contracts.endings import RetryClass
-from muster.contracts.job import Reason
+from coordinator.snapshot import JobSnapshot, RankSnapshot
 from muster.contracts.messages import RankExited, RankSaid, RankSpawned, TookUp
 from muster.contracts.rank import ProcessState
 from store.records import Incarnation, Worker
@@ -69,21 +66,18 @@ def _row(rank: RankSnapshot, pid: int | None, now: Moment) -> Incarnation:
 
 
 def _ended(row: Incarnation, rank: RankSnapshot, now: Moment) -> Incarnation:
-    ending = rank.ending or _unheard(rank)
-    return replace(
+    ended = replace(
         row,
         ended_at=now.wall,
         exit_code=rank.exit_code,
         exit_signal=rank.exit_signal,
-        retry_class=ending.retry_class,
-        reason=ending.reason,
-        message=ending.message,
         step_at_end=rank.step,
     )
-
-
-def _unheard(rank: RankSnapshot) -> Ending:
-    """Return the end that only an exit record tells of: nobody counted it."""
-    kind = RetryClass.FINISHED if rank.finished else RetryClass.INFRASTRUCTURE
-    reason = None if rank.finished else Reason.COORDINATOR_RESTARTED
-    return Ending(retry_class=kind, reason=reason, message=describe_exit(rank))
+    if rank.ending is None:
+        return ended
+    return replace(
+        ended,
+        retry_class=rank.ending.retry_class,
+        reason=rank.ending.reason,
+        message=rank.ending.message,
+    )

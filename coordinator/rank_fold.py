@@ -9,6 +9,7 @@ from coordinator.snapshot import NEVER, Cause, Ending, RankSnapshot
 from muster.contracts import rank as rank_rules
 from muster.contracts.backoff import Backoff
 from muster.contracts.endings import RetryClass
+from muster.contracts.job import Reason
 from muster.contracts.messages import Beat, RankExited
 from muster.contracts.rank import ProcessState
 
@@ -69,23 +70,20 @@ def _moved(rank: RankSnapshot, target: ProcessState) -> RankSnapshot:
     return replace(rank, process=rank_rules.move(rank.process, target))
 
 
-def ended_unseen(rank: RankSnapshot, trouble: Cause) -> RankSnapshot:
+def ended_unseen(rank: RankSnapshot, ending: Ending) -> RankSnapshot:
     """Return the rank without its process, which is gone for no fault of its own."""
     if not rank.is_alive:
         return rank
+    is_missed = ending.retry_class is RetryClass.INFRASTRUCTURE
+    reason = ending.reason or Reason.AGENT_LOST
     gone = replace(
         rank,
         process=ProcessState.EXITED,
         identity=None,
         throughput_steps_per_sec=0.0,
-        trouble=trouble,
+        trouble=Cause(reason=reason, message=ending.message) if is_missed else None,
     )
-    return ended(
-        gone,
-        Ending(
-            retry_class=RetryClass.INFRASTRUCTURE, reason=trouble.reason, message=trouble.message
-        ),
-    )
+    return ended(gone, ending)
 
 
 def ended(rank: RankSnapshot, ending: Ending) -> RankSnapshot:

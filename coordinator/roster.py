@@ -13,7 +13,7 @@ from coordinator import happenings
 from coordinator.actions import Move
 from coordinator.admission import admit
 from coordinator.charge import Charge
-from coordinator.exit_records import as_recorded
+from coordinator.exit_records import recorded_end, unheard_ends
 from coordinator.incarnation_rows import ended_meanwhile
 from coordinator.launcher import AgentProcess
 from coordinator.moment import Moment
@@ -21,6 +21,7 @@ from coordinator.rows import Attachment, inherited, inherited_with_agent, snapsh
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.process import ProcessRecord
+from muster.contracts.rank import ProcessState
 from muster.processes import is_running
 from store.database import Database
 from store.jobs import Jobs
@@ -69,10 +70,15 @@ class Roster:
             )
             self.charges[job.uid] = charge
         charges = list(self.charges.values())
+        await self._refresh(now)
+        # What a person had asked for comes first: it is why some of them have ended.
+        for charge in charges:
+            if charge.agent is None:
+                for message in unheard_ends(charge.snapshot, self._files_of(charge)):
+                    charge.learn(message, now)
         await sweep(
             {c.snapshot.uid: c.known_processes() for c in charges if not c.snapshot.any_alive}
         )
-        await self._refresh(now)
         return [charge for charge in charges if charge.agent is not None]
 
     async def look(self, now: Moment) -> None:
@@ -126,14 +132,16 @@ class Roster:
             self._hear_stop(job, now)
             self._hear_wishes(job, departures.get(job.job_id, frozenset()), now)
 
+    def _files_of(self, charge: Charge) -> JobFiles:
+        return self._files.job(charge.snapshot.job_id)
+
     def _going(self) -> list[Job]:
         """Return the jobs of which something may run."""
         return [job for job in self._jobs.unfinished() if job.status is not JobStatus.QUEUED]
 
     def _charges_of(self, jobs: Sequence[Job], now: Moment) -> list[Charge]:
         return [
-            _charge_of(job, workers, members, self._files.job(job.job_id), now)
-            for job, workers, members in self._rows_of(jobs)
+            _charge_of(job, workers, members, now) for job, workers, members in self._rows_of(jobs)
         ]
 
     def _rows_of(self, jobs: Sequence[Job]) -> list[tuple[Job, list[Worker], list[Member]]]:
@@ -169,11 +177,9 @@ class Roster:
         charge.learn(asked, now)
 
 
-def _charge_of(
-    job: Job, rows: Sequence[Worker], members: Sequence[Member], files: JobFiles, now: Moment
-) -> Charge:
+def _charge_of(job: Job, rows: Sequence[Worker], members: Sequence[Member], now: Moment) -> Charge:
     charge = Charge(
-        snapshot=snapshot_of(job, _ends_heard(job, rows, files), members, now),
+        snapshot=snapshot_of(job, rows, members, now),
         attachment=Attachment(started_at=job.started_at),
         committed_workers={row.rank: row for row in rows},
     )
@@ -201,28 +207,23 @@ def _inherited(
 def _orphaned(
     job: Job, rows: Sequence[Worker], members: Sequence[Member], files: JobFiles, now: Moment
 ) -> Charge:
-    """Return a job without an agent; whose end nobody can tell may be on record."""
-    living = [row.rank for row in rows if row.process is not None and is_running(row.process)]
-    heard = {row.rank: row for row in _ends_heard(job, rows, files)}
-    known = [row if row.rank in living else heard[row.rank] for row in rows]
+    """Return a job without an agent; whose end is on record is taken for alive until it is read."""
+    living = [
+        row.rank
+        for row in rows
+        if (row.process is not None and is_running(row.process))
+        or (
+            row.state != ProcessState.EXITED
+            and recorded_end(files, row.rank, row.incarnation, row.process) is not None
+        )
+    ]
     charge = Charge(
-        snapshot=inherited(job, known, members, now, living=living),
+        snapshot=inherited(job, rows, members, now, living=living),
         attachment=Attachment(started_at=job.started_at),
         committed_workers={row.rank: row for row in rows},
     )
     charge.note(ended_meanwhile(charge.snapshot, rows, now))
     return charge
-
-
-def _ends_heard(job: Job, rows: Sequence[Worker], files: JobFiles) -> list[Worker]:
-    """Return the rows with what nobody had heard; of a pool's workers code 0 says too little.
-
-    One that was let go and one that was done exit alike. Nothing is lost by asking again: ranks
-    that are all done take no step before they say so.
-    """
-    if job.spec.mode == "synchronous":
-        return list(rows)
-    return [as_recorded(row, files) for row in rows]
 
 
 def _stay(message: str) -> Move:

@@ -17,6 +17,7 @@ from coordinator.snapshot import (
     NEVER,
     AgentState,
     Cause,
+    Ending,
     JobSnapshot,
     LayoutSnapshot,
     RankSnapshot,
@@ -30,7 +31,8 @@ from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
 from store.records import Job, JobChange, Member, Worker
 
-COORDINATOR_RESTARTED = Cause(
+COORDINATOR_RESTARTED = Ending(
+    retry_class=RetryClass.INFRASTRUCTURE,
     reason=Reason.COORDINATOR_RESTARTED,
     message="was ended because its coordinator had been restarted",
 )

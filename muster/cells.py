@@ -28,14 +28,19 @@ def enter_cell(mark: str) -> None:
 def cell_of(mark: str) -> Path | None:
     """Return where the cell of `mark` is, or would be, in the control group of this process."""
     own = _own_group()
-    return None if own is None else own / _name(mark)
+    return None if own is None else own / cell_name(mark)
+
+
+def cell_name(mark: str) -> str:
+    """Return what the cell of `mark` is called, in whatever group it is."""
+    return f"muster-{mark.replace('/', '-')}"
 
 
 def cells_of_job(job_uid: str) -> Iterator[Path]:
     """Yield every cell of a job, whoever made it: an agent may have lived in another group."""
     hierarchy = _hierarchy()
     if hierarchy is not None:
-        start = _name(f"{job_uid}/")
+        start = cell_name(f"{job_uid}/")
         for directory, below, _ in os.walk(hierarchy[1]):
             yield from (Path(directory, name) for name in below if name.startswith(start))
 
@@ -74,7 +79,3 @@ def _own_group() -> Path | None:
         if name != line and Path(name).is_relative_to(root):
             return place / Path(name).relative_to(root)
     return None
-
-
-def _name(mark: str) -> str:
-    return f"muster-{mark.replace('/', '-')}"

@@ -1,13 +1,17 @@
 """What a synchronous job has made durable, and what it has read. Only `store.tenure` writes it."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, func, or_, select
+from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, delete, func, or_, select
 
 from muster.contracts.job import JobId
 from store.database import Database
 from store.records import Audit, Commit, EpochRecord
 from store.tables import COMMITS, EPOCHS
+
+COMMITS_KEPT: Final = 1000
+"""Of each job. The audit shows as many, and a job that saves every second would have millions."""
 
 
 def _last(table: Table, order: str) -> Select[Any]:
@@ -20,6 +24,17 @@ def _last(table: Table, order: str) -> Select[Any]:
 
 
 _LAST_COMMITS: Final = _last(COMMITS, "step")
+_NEWEST_TO_GO: Final = (
+    select(COMMITS.c.step)
+    .where(COMMITS.c.job_id == bindparam("id"))
+    .order_by(COMMITS.c.step.desc())
+    .offset(COMMITS_KEPT)
+    .limit(1)
+    .scalar_subquery()
+)
+_PRUNE: Final = delete(COMMITS).where(
+    COMMITS.c.job_id == bindparam("id"), COMMITS.c.step <= _NEWEST_TO_GO
+)
 _LAST_EPOCHS: Final = _last(EPOCHS, "epoch")
 _ENOUGH: Final = EPOCHS.c.samples == EPOCHS.c.expected_samples
 _EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
@@ -55,6 +70,12 @@ class Commits:
             exact=exact,
             inexact=inexact,
         )
+
+
+def prune_commits(connection: Connection, job_ids: Sequence[JobId]) -> None:
+    """Delete all but the newest `COMMITS_KEPT` commits of these jobs."""
+    if job_ids:
+        connection.execute(_PRUNE, [{"id": job_id} for job_id in job_ids])
 
 
 def _rows(

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, bindparam, select, update
 
 from muster.contracts.job import move
 from store.clock import Clock, utc_now
+from store.commits import prune_commits
 from store.database import Database
 from store.leases import beat
 from store.records import JobChange, JobWrite, Lease
@@ -74,6 +75,7 @@ class Tenure:
             ours = [write for write in writes if write.change.uid in present]
             _change(connection, present, ours, self._clock())
             self._replace(connection, ours)
+            prune_commits(connection, [write.change.job_id for write in ours if write.commits])
             for write in ours:
                 append_events(connection, write.change.job_id, write.events)
 

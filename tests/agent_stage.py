@@ -15,7 +15,7 @@ from installation import await_value, without_ours
 from coordinator.launcher import LocalLauncher
 from muster.contracts.agent import AdoptedRank, AgentAssignment, CoordinatorAddress
 from muster.contracts.environ import MARK, Assignment, mark, rank_environment
-from muster.contracts.exit_record import ExitRecord
+from muster.contracts.exit_record import ExitRecord, decode_exit_record
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
@@ -169,8 +169,10 @@ class Stage:
         return self._agent.wait(DEADLINE_SECONDS)
 
     def record(self, rank: int, incarnation: int) -> ExitRecord:
-        path = self.files.exit_record(rank, incarnation)
-        return msgspec.json.decode(path.read_bytes(), type=ExitRecord)
+        content = self.files.exit_record(rank, incarnation).read_bytes()
+        record = decode_exit_record(content, None)
+        assert record is not None
+        return record
 
     def running(self, rank: int | None = None) -> list[ProcessRecord]:
         """Return what runs of this job, or of one of its ranks."""

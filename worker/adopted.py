@@ -11,14 +11,13 @@ import os
 import select
 import signal
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.agent import AdoptedRank
-from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
 from muster.processes import boot_id
-from worker.exits import read_exit_record
 from worker.lives import UNSEEN, Ending
 
 _GROUP: Final = 1 << 2
@@ -38,15 +37,22 @@ _STATUS_FIELD: Final = 49
 """Of /proc/PID/stat, counted after the command name."""
 
 
-class Held:
-    """A living process, or a zombie, that is not our child; to be let go of by `end`."""
+Send = Callable[[int, int, None, int], None]
 
-    def __init__(self, record: ProcessRecord) -> None:
-        """Raises ProcessLookupError if this process is gone; then nothing is held."""
+
+class Held:
+    """A living process, or a zombie, that is not our child."""
+
+    def __init__(self, record: ProcessRecord, send: Send = signal.pidfd_send_signal) -> None:
+        """Raises ProcessLookupError if this process is gone; then nothing is held.
+
+        `send` is the system call, which kernels before 6.9 refuse for a whole group.
+        """
         if record.boot_id != boot_id():
             raise ProcessLookupError(f"process {record.pid} ran before this machine was started")
         self.pid: Final = record.pid
         self.identity: Final = record
+        self._send = send
         self.pidfd: Final = os.pidfd_open(record.pid)
         self._is_over = False
         # The descriptor now holds one process; only if that is the one that is meant is it ours.
@@ -58,12 +64,13 @@ class Held:
         if self._is_over:
             return
         try:
-            signal.pidfd_send_signal(self.pidfd, number, None, _GROUP)
+            self._send(self.pidfd, number, None, _GROUP)
         except ProcessLookupError:
             return
         except OSError:  # an older kernel: while its leader lives, the group's number is no other's
             if not self.has_exited():
-                os.killpg(self.pid, number)
+                with suppress(ProcessLookupError):  # it may be reaped by anybody, at any moment
+                    os.killpg(self.pid, number)
 
     def has_exited(self) -> bool:
         if self._is_over:
@@ -72,13 +79,15 @@ class Held:
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
-    def end(self) -> Ending:
+    def ending(self) -> Ending:
         # Whoever reaps it does so at any moment: a zombie before, and perhaps the other way after.
         statuses = (look() for look in (self._told, self._as_zombie, self._told))
         status = next((status for status in statuses if status is not None), None)
+        return UNSEEN if status is None else Ending.of_status(status)
+
+    def let_go(self) -> None:
         self._is_over = True
         os.close(self.pidfd)
-        return UNSEEN if status is None else Ending.of_status(status)
 
     def _as_zombie(self) -> int | None:
         fields = _stat_of(self.identity)
@@ -95,13 +104,11 @@ class Held:
 
 
 class Departed:
-    """A process that was gone before it could be adopted."""
+    """A process that was gone before it could be adopted, and of whose end nothing is on record."""
 
-    def __init__(self, pid: int, ending: Ending = UNSEEN) -> None:
-        """`ending` is what its agent had written down."""
+    def __init__(self, pid: int) -> None:
         self.pid: Final = pid
         self.identity: Final = None
-        self._ending = ending
 
     def signal_group(self, number: signal.Signals) -> None:
         """Nobody is there."""
@@ -109,20 +116,19 @@ class Departed:
     def has_exited(self) -> bool:
         return True
 
-    def end(self) -> Ending:
-        return self._ending
+    def ending(self) -> Ending:
+        return UNSEEN
+
+    def let_go(self) -> None:
+        """Nothing is held."""
 
 
-def adopted_life(files: JobFiles, adopted: AdoptedRank) -> Held | Departed:
-    """Return the life of a rank that is to be adopted, or what is known of its end."""
+def adopted_life(process: ProcessRecord) -> Held | Departed:
+    """Return the life of a process that is to be adopted."""
     try:
-        return Held(adopted.process)
+        return Held(process)
     except ProcessLookupError:
-        record = read_exit_record(files, adopted.rank, adopted.incarnation)
-    if record is None:
-        return Departed(adopted.process.pid)
-    ending = Ending(exit_code=record.exit_code, signal=record.signal)
-    return Departed(adopted.process.pid, ending)
+        return Departed(process.pid)
 
 
 def _stat_of(record: ProcessRecord) -> list[str] | None:

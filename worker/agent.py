@@ -39,6 +39,7 @@ from worker.nursery import Nursery
 from worker.starting import Exec, Fork, Starter
 from worker.strays import end_strays
 from worker.uplink import Uplink
+from worker.warden import Warden
 
 LOOK_SECONDS: Final = 1.0
 """How often the address of today's coordinator is read while there is a connection."""
@@ -78,6 +79,7 @@ class Agent:
         self._wake_up = _wake_on_child_signal()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
         self._take_over()
+        self._warden = None if assignment.is_managed else _warden_of(assignment)
 
     def run(self) -> int:
         """Serve until dismissed, or alone for too long; return the exit code."""
@@ -87,6 +89,8 @@ class Agent:
                 handler()
             self._keep_time(time.monotonic())
         self._starter.close()
+        if self._warden is not None:
+            self._warden.dismiss()
         self._nursery.end_strangers()
         self._uplink.drop()
         return 0
@@ -190,6 +194,16 @@ class Agent:
     def _on_child_signal(self) -> None:
         self._wake_up.recv(4096)
         self._nursery.settle()
+
+
+def _warden_of(assignment: AgentAssignment) -> Warden | None:
+    try:
+        return Warden(
+            assignment.job_uid, assignment.orphan_timeout_seconds, assignment.stop_grace_seconds
+        )
+    except OSError as error:  # the ranks can do without; they would only outlive us all
+        print(f"no warden can be started: {error}", file=sys.stderr)
+        return None
 
 
 def _become_subreaper() -> None:

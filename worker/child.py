@@ -16,7 +16,6 @@ from muster.containment import end_incarnation
 from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
 from muster.contracts.messages import (
-    Beat,
     Layout,
     RankMessage,
     StartRank,
@@ -33,7 +32,7 @@ MESSAGE_LIMIT_BYTES: Final = 1 << 16
 
 
 class Child:
-    """One incarnation. The caller owns the order: listen, has_exited, contain, end."""
+    """One incarnation. The caller owns the order: listen, has_exited, contain, ending, let_go."""
 
     def __init__(
         self,
@@ -149,17 +148,15 @@ class Child:
         self.signal_group(signal.SIGKILL)
         return end_incarnation(self.mark)
 
-    def end(self) -> Ending:
-        """Return how it ended; only after `has_exited`, and only once nothing is left."""
-        ending = self._life.end()
+    def ending(self) -> Ending:
+        """Return how it ended; only after `has_exited`, and before it is let go of."""
+        return self._life.ending()
+
+    def let_go(self) -> None:
+        """Reap it and close what we had of it; only once nothing of it is left."""
+        self._life.let_go()
+        self.logbook.close()
         if self.channel is not None:
             self.channel.close()
         if "arena" in vars(self):
             os.close(self.arena)
-        return ending
-
-    @property
-    def was_stopping(self) -> bool:
-        """Whether it had said that it was asked to stop."""
-        beat = self.standing.get(Beat)
-        return isinstance(beat, Beat) and beat.stopping

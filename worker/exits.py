@@ -1,31 +1,30 @@
 """The durable record of how a process ended.
 
-Who starts or adopts a process learns its exit code, once. The agent writes it down before it tells
-anybody, so that a coordinator that was away finds out too.
+Who starts or adopts a process learns its exit code, once. The agent writes it down before it lets
+go of the process or tells anybody, so that a coordinator, or a successor, finds out too.
 """
 
 import os
 
-import msgspec
-
 from muster.checkpoints.durable import replace_file
 from muster.checkpoints.filesystem import LocalFileSystem
-from muster.contracts.exit_record import ExitRecord
+from muster.contracts.agent import AdoptedRank
+from muster.contracts.exit_record import ExitRecord, decode_exit_record, encode_exit_record
 from muster.contracts.layout import JobFiles
 
 
-def write_exit_record(files: JobFiles, rank: int, incarnation: int, record: ExitRecord) -> None:
+def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
     """Make the record durable; it is never replaced, as an incarnation ends once."""
-    if files.exit_record(rank, incarnation).exists():
-        return
-    path = str(files.exit_record(rank, incarnation))
-    replace_file(LocalFileSystem(), f"{path}.{os.getpid()}.tmp", path, msgspec.json.encode(record))
+    path = files.exit_record(record.exited.rank, record.exited.incarnation)
+    if not path.exists():
+        content = encode_exit_record(record)
+        replace_file(LocalFileSystem(), f"{path}.{os.getpid()}.tmp", str(path), content)
 
 
-def read_exit_record(files: JobFiles, rank: int, incarnation: int) -> ExitRecord | None:
+def read_exit_record(files: JobFiles, adopted: AdoptedRank) -> ExitRecord | None:
     """Return what was written down; None if nothing was, or nothing that makes sense."""
     try:
-        content = files.exit_record(rank, incarnation).read_bytes()
-        return msgspec.json.decode(content, type=ExitRecord)
-    except (OSError, msgspec.MsgspecError):
+        content = files.exit_record(adopted.rank, adopted.incarnation).read_bytes()
+    except OSError:
         return None
+    return decode_exit_record(content, adopted.process.pid)

@@ -1,6 +1,7 @@
 """What an agent can do with a rank's process: signal it, see its end, learn how it ended.
 
-As its parent it can do all of that; the end stays there to be looked at until it is reaped.
+As its parent it can do all of that; the end stays there to be looked at until it is reaped. So it
+is looked at first, and reaped when it is on record: who dies in between has lost nothing.
 """
 
 import os
@@ -26,6 +27,15 @@ class Ending:
         code = os.waitstatus_to_exitcode(status)
         return cls(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
 
+    @classmethod
+    def of_zombie(cls, zombie: os.waitid_result) -> "Ending":
+        """Return what a look at a process that nobody has reaped says."""
+        is_exit = zombie.si_code == os.CLD_EXITED
+        return cls(
+            exit_code=zombie.si_status if is_exit else None,
+            signal=None if is_exit else zombie.si_status,
+        )
+
 
 UNSEEN: Final = Ending(exit_code=None, signal=None)
 
@@ -45,8 +55,11 @@ class Life(Protocol):
 
     def has_exited(self) -> bool: ...
 
-    def end(self) -> Ending:
-        """Return how it ended, once it has, and let go of it."""
+    def ending(self) -> Ending:
+        """Return how it ended, once it has; it can still be asked again."""
+
+    def let_go(self) -> None:
+        """Have nothing more to do with it, once it has ended."""
 
 
 class OwnChild:
@@ -67,15 +80,18 @@ class OwnChild:
                 return
 
     def has_exited(self) -> bool:
-        if self._is_reaped:
-            return True
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, options) is not None
+        return self._is_reaped or self._look(os.WNOHANG) is not None
 
-    def end(self) -> Ending:
+    def ending(self) -> Ending:
+        zombie = self._look()
+        return UNSEEN if zombie is None else Ending.of_zombie(zombie)
+
+    def _look(self, options: int = 0) -> os.waitid_result | None:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options)
+
+    def let_go(self) -> None:
         _, status = os.waitpid(self.pid, 0)
         self._is_reaped = True
         if self._handle is not None:
             # Told, it does not wait itself for a pid that may be somebody else's by then.
             self._handle.returncode = os.waitstatus_to_exitcode(status)
-        return Ending.of_status(status)

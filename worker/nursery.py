@@ -33,7 +33,7 @@ from muster.contracts.messages import (
 from muster.processes import descendants, identify, mark_of, send_signal
 from worker.adopted import Held, adopted_life
 from worker.child import Child
-from worker.exits import write_exit_record
+from worker.exits import read_exit_record, write_exit_record
 from worker.lives import Ending
 from worker.logbook import Logbook
 from worker.memory import OomKills
@@ -145,10 +145,14 @@ class Nursery:
     def adopt(self, adopted: AdoptedRank) -> None:
         """Look after a process that an earlier agent has started.
 
-        One that is gone is reported as ended by the next `settle`, as its agent has written it
-        down, or else as an end that nobody saw.
+        Of one whose end is on record nothing is left, and it is reported in the very words. One
+        that is gone without is reported by the next `settle`, as an end that nobody saw.
         """
-        life = adopted_life(self._files, adopted)
+        record = read_exit_record(self._files, adopted)
+        if record is not None:
+            self._note_end(record.exited, said=record.said)
+            return
+        life = adopted_life(adopted.process)
         self._living[adopted.rank] = Child(
             rank=adopted.rank,
             incarnation=adopted.incarnation,
@@ -249,12 +253,14 @@ class Nursery:
         self._stop_listening(child)
         self._stop_watching(child.rank)
         child.logbook.note(time.time())
-        self._record_end(child, child.end())
-        child.logbook.close()
+        said, exited = tuple(_standing(child)), self._exit_of(child, child.ending())
+        # Before it is reaped: an agent that dies here leaves the record or a zombie to look at.
+        self._write_record(child, said, exited)
+        child.let_go()
+        self._note_end(exited, said)
 
-    def _record_end(self, child: Child, ending: Ending) -> None:
-        self._write_record(child, ending)
-        exited = RankExited(
+    def _exit_of(self, child: Child, ending: Ending) -> RankExited:
+        return RankExited(
             rank=child.rank,
             incarnation=child.incarnation,
             exit_code=ending.exit_code,
@@ -263,18 +269,12 @@ class Nursery:
             last_lines=() if ending.exit_code == 0 else child.logbook.last_lines(),
             out_of_memory=ending.signal == signal.SIGKILL and self._oom_kills.claim(),
         )
-        self._note_end(exited, said=tuple(_standing(child)))
 
-    def _write_record(self, child: Child, ending: Ending) -> None:
-        record = ExitRecord(
-            pid=child.pid,
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            stopping=child.was_stopping,
-            at=datetime.now(UTC).isoformat(),
-        )
+    def _write_record(self, child: Child, said: tuple[RankSaid, ...], exited: RankExited) -> None:
+        at = datetime.now(UTC).isoformat()
+        record = ExitRecord(pid=child.pid, at=at, said=said, exited=exited)
         try:
-            write_exit_record(self._files, child.rank, child.incarnation, record)
+            write_exit_record(self._files, record)
         except OSError as error:  # a full disk must not take the agent, and all ranks, with it
             print(f"the end of rank {child.rank} is not on record: {error}", file=sys.stderr)
 

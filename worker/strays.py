@@ -12,6 +12,8 @@ import time
 from collections.abc import Collection
 from typing import Final
 
+from muster.brand import brand_of, brands
+from muster.cells import cell_name, cells_of_job, clear_cell
 from muster.contracts.process import ProcessRecord
 from muster.processes import mark_of, marked, send_signal
 
@@ -21,23 +23,44 @@ STRAYS_PAUSE_SECONDS: Final = 0.01
 
 
 def end_strays(job_uid: str, spared: Collection[str]) -> None:
-    """Kill every process of the job but this one and those whose mark is `spared`."""
+    """Kill every process of the job but this one and those of the incarnations that are `spared`.
+
+    `spared` holds their marks. What they have started is theirs by its brand, whatever else it
+    has lost; so is what a stray has started, and that goes with it.
+    """
     deadline = time.monotonic() + STRAYS_SECONDS
-    while strays := _strays(job_uid, spared):
+    while left := _end_each(job_uid, spared):
         if time.monotonic() > deadline:
-            print(f"{len(strays)} processes of the job survive SIGKILL", file=sys.stderr)
+            print(f"{left} processes or cells of the job survive SIGKILL", file=sys.stderr)
             return
-        for record in strays:
-            send_signal(record, signal.SIGKILL)
         time.sleep(STRAYS_PAUSE_SECONDS)
 
 
+def _end_each(job_uid: str, spared: Collection[str]) -> int:
+    """Return how many were there to be ended."""
+    spared_cells = {cell_name(mark) for mark in spared}
+    cells = [cell for cell in cells_of_job(job_uid) if cell.name not in spared_cells]
+    left = [cell for cell in cells if not clear_cell(cell)]
+    strays = _strays(job_uid, spared)
+    for record in strays:
+        send_signal(record, signal.SIGKILL)
+    return len(left) + len(strays)
+
+
 def _strays(job_uid: str, spared: Collection[str]) -> list[ProcessRecord]:
+    prefix = f"{job_uid}/"
+    of_job, of_spared = brands(prefix), {brand for mark in spared for brand in brands(mark)}
+
+    def is_spared(pid: int) -> bool:
+        brand = brand_of(pid)
+        if brand in of_job:
+            return brand in of_spared
+        # An agent, a template, a rank in its first milliseconds; or nothing is to be known of it.
+        mark = mark_of(pid)
+        return mark is None or mark in spared
+
     return [
         record
-        for record in marked(f"{job_uid}/")
-        if record.pid != os.getpid()
-        # Who has no mark to show started with none, or is gone: a rank's end ends it.
-        and (mark := mark_of(record.pid)) is not None
-        and mark not in spared
+        for record in marked(prefix)
+        if record.pid != os.getpid() and not is_spared(record.pid)
     ]

@@ -9,7 +9,7 @@
     logs/rank_00000.000.times     when which byte of it had been written
     run/agent.log                 what the agent itself has to say
     run/agent.sock                where ranks find an agent that has taken over
-    run/exits/rank_00000.000.json how that process ended, durable before anyone is told
+    run/exits/rank_00000.000.exit how that process ended, durable before anyone is told
 """
 
 import re
@@ -76,7 +76,7 @@ class JobFiles:
         return self.logs / f"{LogName(rank, incarnation).stem}.times"
 
     def exit_record(self, rank: int, incarnation: int) -> Path:
-        return self.exits / f"{LogName(rank, incarnation).stem}.json"
+        return self.exits / f"{LogName(rank, incarnation).stem}.exit"
 
 
 @dataclass(frozen=True, slots=True)

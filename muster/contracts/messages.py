@@ -211,7 +211,7 @@ class RankSaid(_Message, frozen=True, tag="rank_said"):
 
 
 class RankExited(_Message, frozen=True, tag="rank_exited"):
-    """A process was reaped, or could not be started; its exit record is durable already.
+    """A process has ended, or could not be started; its exit record is durable already.
 
     At most one of `exit_code` and `signal` is set; neither for an end that nobody saw, because the
     rank's agent had died before it: not knowing that it ended well, one counts that as a failure.

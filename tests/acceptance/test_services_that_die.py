@@ -5,6 +5,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
+from shutil import rmtree
 
 import httpx
 import pytest
@@ -22,8 +24,13 @@ from installation import (
     records,
 )
 
+from muster.contracts.exit_record import ExitRecord
+from muster.contracts.messages import RankExited
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
 from muster.processes import is_running as is_alive
 from muster.processes import marked, send_signal
+from worker.exits import write_exit_record
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""
@@ -140,6 +147,48 @@ def test_a_command_that_says_nothing_is_adopted_and_ended_all_the_same(
     installation.forget(job_id)
 
 
+def test_an_end_that_only_the_record_tells_of_means_what_it_would_have_meant_live(
+    installation: Installation, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    script = f"until [ -e {gate} ]; do sleep 0.02; done; echo bad arguments; exit 64"
+    job_id = installation.submit(world_size=1, command=["sh", "-c", script])
+    installation.wait_until(job_id, is_running)
+    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    installation.coordinator.end(signal.SIGKILL)
+    gate.touch()
+    await_value(installation.files.job(job_id).exit_record(0, 0).exists, str)
+    send_signal(agent, signal.SIGKILL)
+    installation.coordinator.start()
+    job = installation.fail(job_id)
+    assert (job["reason"], job["exit_code"]) == ("do_not_retry", 64)
+    assert "bad arguments" in job["message"]
+    (end,) = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
+    assert (end["retry_class"], end["exit_code"]) == ("do_not_retry", 64)
+
+
+def test_an_agent_that_dies_before_it_can_tell_of_an_end_has_written_it_down(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """The coordinator lives and finds the record: what is done is not run once more."""
+    gate = tmp_path / "gate"
+    script = f"until [ -e {gate} ]; do sleep 0.02; done"
+    job_id = installation.submit(world_size=1, command=["sh", "-c", script])
+    (process,) = records(installation.wait_until(job_id, is_running))
+    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    send_signal(agent, signal.SIGSTOP)  # it does what it would do next by our hand
+    gate.touch()
+    await_end([process])
+    end = RankExited(rank=0, incarnation=0, exit_code=0, signal=None, last_lines=())
+    record = ExitRecord(pid=process.pid, at="", said=(), exited=end)
+    write_exit_record(installation.files.job(job_id), record)
+    send_signal(agent, signal.SIGKILL)
+    assert installation.complete(job_id)["restarts"] == 0
+    assert started(installation, job_id) == 1
+    (end,) = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
+    assert end["retry_class"] == "finished"
+
+
 def test_no_rank_notices_that_its_agent_was_killed(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
@@ -167,6 +216,28 @@ def test_a_coordinator_and_an_agent_killed_together_are_not_missed(
     assert installation.complete(job_id)["restarts"] == 0
     assert started(installation, job_id) == 2
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
+
+
+def test_ranks_whose_data_vanished_while_nobody_was_there_are_ended_with_the_verdict(
+    installation: Installation, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / "shards", synthetic(samples=512, shards=4))
+    job_id = installation.submit(**LONG, dataset_dir=str(tmp_path / "shards"))
+    ranks = records(installation.wait_until(job_id, has_saved))
+    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    installation.coordinator.end(signal.SIGKILL)
+    send_signal(agent, signal.SIGKILL)
+    rmtree(tmp_path / "shards")
+    installation.coordinator.start()
+    job = installation.fail(job_id)
+    assert job["reason"] == "invalid_dataset"
+    assert str(tmp_path / "shards") in job["message"]
+    await_end(ranks)
+    ends = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
+    assert len(ends) == 2
+    assert [(end["retry_class"], end["reason"]) for end in ends] == 2 * [
+        ("stopped", "invalid_dataset")
+    ]
 
 
 def test_a_second_coordinator_waits_and_takes_over(

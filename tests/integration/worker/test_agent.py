@@ -63,7 +63,8 @@ def test_an_end_is_written_down_before_it_is_told(stage: Stage) -> None:
     spawned = agent.hear_of(RankSpawned, 0)
     exited = agent.hear_of(RankExited, 0)
     record = stage.record(0, 0)
-    assert (exited.exit_code, exited.signal) == (record.exit_code, record.signal) == (3, None)
+    assert (exited.exit_code, exited.signal) == (3, None)
+    assert record.exited == exited
     assert exited.last_lines == ("out of cheese",)
     assert spawned.pid == record.pid
 
@@ -76,7 +77,7 @@ def test_a_signal_is_told_as_one(stage: Stage) -> None:
     agent.say(KillRank(rank=0, incarnation=0))
     exited = agent.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (None, signal.SIGKILL)
-    assert stage.record(0, 0).signal == signal.SIGKILL
+    assert stage.record(0, 0).exited.signal == signal.SIGKILL
 
 
 def test_orders_about_another_incarnation_change_nothing(stage: Stage) -> None:
@@ -207,7 +208,7 @@ def test_an_orphan_lets_its_ranks_save_and_goes(stage: Stage) -> None:
     agent.close()
     assert stage.exit_code() == 0
     assert "saved" in stage.files.log(0, 0).read_text()
-    assert stage.record(0, 0).exit_code == 1
+    assert stage.record(0, 0).exited.exit_code == 1
 
 
 def test_an_orphan_does_not_wait_for_ever(stage: Stage) -> None:
@@ -218,7 +219,7 @@ def test_an_orphan_does_not_wait_for_ever(stage: Stage) -> None:
     stage.meet_nobody()
     agent.close()
     assert stage.exit_code() == 0
-    assert stage.record(0, 0).signal == signal.SIGKILL
+    assert stage.record(0, 0).exited.signal == signal.SIGKILL
     assert not stage.running()
 
 
@@ -255,7 +256,7 @@ def test_ranks_of_the_built_in_program_are_forked_and_end_like_others(stage: Sta
     for rank in (0, 3):
         agent.say(stage.order(None, rank=rank))
         assert agent.hear_of(RankExited, rank).exit_code == 0
-        assert stage.record(rank, 0).exit_code == 0
+        assert stage.record(rank, 0).exited.exit_code == 0
         assert "step 1/1  is done" in stage.files.log(rank, 0).read_text()
     agent.say(Dismiss())
     assert stage.exit_code() == 0

@@ -34,7 +34,7 @@ from muster.contracts.messages import (
 )
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
-from muster.processes import identify, is_running, mark_of, send_signal
+from muster.processes import identify, is_running, mark_of, marked, send_signal
 
 FOREVER = ("sleep", "600")
 LONG = {"sleep_sec": 0.02, "epochs": 1000, "heartbeat_timeout": 1.0}
@@ -111,7 +111,9 @@ def test_a_rank_trains_on_and_is_heard_by_the_next_agent(stage: Stage) -> None:
     hear_said(second, 0, Beat, lambda beat: beat.stopping)
     assert second.hear_of(RankExited, 0).exit_code == 0
     record = stage.record(0, 0)
-    assert (record.pid, record.exit_code, record.stopping) == (rank.process.pid, 0, True)
+    assert (record.pid, record.exited.exit_code) == (rank.process.pid, 0)
+    stopping = [said.message.stopping for said in record.said if isinstance(said.message, Beat)]
+    assert stopping == [True]
 
 
 def test_ranks_that_train_together_take_up_the_next_layout_and_a_newcomer(stage: Stage) -> None:
@@ -173,7 +175,7 @@ def test_the_exit_code_of_an_adopted_command_is_told_and_its_log_goes_on(stage: 
     exited = second.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (3, None)
     assert exited.last_lines == ("before", "after")
-    assert stage.record(0, 0).exit_code == 3
+    assert stage.record(0, 0).exited.exit_code == 3
     notes = list(TIME_MARK.iter_unpack(stage.files.times(0, 0).read_bytes()))
     assert [size for size, _ in notes] == [len("before\n"), len("before\nafter\n")]
 
@@ -215,7 +217,7 @@ def test_an_end_that_nobody_saw_is_told_as_such(stage: Stage) -> None:
     exited = second.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (None, None)
     assert exited.last_lines == ("last words",)
-    assert (stage.record(0, 0).exit_code, stage.record(0, 0).signal) == (None, None)
+    assert (stage.record(0, 0).exited.exit_code, stage.record(0, 0).exited.signal) == (None, None)
     assert not stage.running(rank=0), "what it left is gone as well"
 
 
@@ -232,6 +234,18 @@ def test_an_end_that_was_written_down_but_not_told_is_told(stage: Stage) -> None
     second = taken_over(stage, rank)
     assert second.hear_of(RankExited, 0).exit_code == 4
     assert stage.record(0, 0) == written
+
+
+def test_whoever_had_saved_when_it_was_asked_to_go_is_not_taken_for_done(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    first = stage.meet()
+    rank = started(stage, first, None, **LONG)
+    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    send_signal(rank.process, signal.SIGTERM)
+    first.hear_of(RankExited, 0)
+    second = taken_over(stage, rank, is_managed=True)
+    hear_said(second, 0, Beat, lambda beat: beat.stopping)
+    assert second.hear_of(RankExited, 0).exit_code == 0
 
 
 def test_a_process_that_has_got_the_pid_of_an_adopted_one_is_let_be(stage: Stage) -> None:
@@ -256,13 +270,49 @@ def test_a_process_that_has_got_the_pid_of_an_adopted_one_is_let_be(stage: Stage
 def test_a_rank_that_nobody_has_heard_of_is_ended_before_another_can_start(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
-    known = started(stage, first, list(FOREVER))
-    unknown = started(stage, first, list(FOREVER), rank=1)
+    # What a rank starts may have lost all of the environment, and is its own all the same.
+    leaving = ["sh", "-c", "setsid env -i sleep 603 & echo ready; sleep 600"]
+    known = started(stage, first, leaving)
+    unknown = started(stage, first, leaving, rank=1)
+    for rank in (0, 1):
+        stage.await_log("ready", rank)
+        await_value(lambda rank=rank: len(stage.running(rank)) == 3, lambda: "it left nobody")
+    before = stage.running(rank=0)
     second = taken_over(stage, known)
     assert not is_running(unknown.process)
-    assert is_running(known.process)
+    assert not stage.running(rank=1)
+    assert stage.running(rank=0) == before
     again = started(stage, second, list(FOREVER), rank=1)
-    assert [record.pid for record in stage.running(rank=1)] == [again.process.pid]
+    # While it becomes the command there is a moment when it shows no mark.
+    await_value(lambda: stage.running(rank=1) == [again.process], lambda: "it does not run")
+
+
+def test_commands_that_no_agent_comes_back_for_are_asked_to_exit_and_then_ended(
+    stage: Stage,
+) -> None:
+    stage.start_agent(orphan_timeout_seconds=0.2)
+    agent = stage.meet()
+    polite = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    stubborn = "trap '' TERM; setsid env -i sleep 604 & echo ready; while :; do sleep 0.05; done"
+    for rank, script in enumerate((polite, stubborn)):
+        started(stage, agent, ["sh", "-c", script], rank=rank)
+        stage.await_log("ready", rank)
+    stage.kill_agent()
+    await_value(lambda: not stage.running(), lambda: f"{stage.running()} go on")
+    assert "saved" in stage.files.log(0, 0).read_text()
+
+
+def test_the_next_agent_has_a_warden_of_its_own_and_ends_the_one_before(stage: Stage) -> None:
+    stage.start_agent()
+    first = stage.meet()
+    rank = started(stage, first, list(FOREVER))
+    (before,) = marked(f"{stage.uid}/warden")
+    second = taken_over(stage, rank)
+    assert not is_running(before)
+    assert len(marked(f"{stage.uid}/warden")) == 1
+    second.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not stage.running()
 
 
 def test_a_template_dies_with_its_agent_and_takes_no_rank_along(stage: Stage) -> None:

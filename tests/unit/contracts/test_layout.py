@@ -22,7 +22,7 @@ def test_every_file_has_its_place() -> None:
     assert files.agent_log == ROOT / "jobs/job-1/run/agent.log"
     assert files.log(3, 12) == ROOT / "jobs/job-1/logs/rank_00003.012.log"
     assert files.times(3, 12) == ROOT / "jobs/job-1/logs/rank_00003.012.times"
-    assert files.exit_record(3, 12) == ROOT / "jobs/job-1/run/exits/rank_00003.012.json"
+    assert files.exit_record(3, 12) == ROOT / "jobs/job-1/run/exits/rank_00003.012.exit"
     assert checkpoints_of_job(ROOT, "job") == ROOT / "job"
     assert checkpoints_of_rank(ROOT, "job", 3) == ROOT / "job" / "worker_3"
 

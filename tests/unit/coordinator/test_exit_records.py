@@ -1,52 +1,85 @@
-"""What a successor makes of ends that nobody had heard of."""
+"""What a successor makes of ends that nobody had heard of: what it would have made of them live."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
+from stories import Story, beat, exited
 
-from coordinator.exit_records import as_recorded
-from muster.contracts.exit_record import ExitRecord
+from coordinator.exit_records import unheard_ends
+from coordinator.snapshot import JobSnapshot
+from muster.contracts.endings import RetryClass
+from muster.contracts.exit_record import ExitRecord, encode_exit_record
+from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
-from muster.contracts.rank import ProcessState
-from store.records import Worker
+from muster.contracts.messages import RankExited, RankMessage, RankSaid, Refused
 
-LIVE = Worker(rank=1, incarnation=2, state=ProcessState.LIVE, process=None)
+REFUSED = Refused(reason=Reason.INVALID_PROGRAM, message="there is no such program")
 
 
-def recorded(files: JobFiles, **facts: object) -> Worker:
-    record = ExitRecord(
-        **{"pid": 7, "exit_code": None, "signal": None, "stopping": False, "at": "", **facts}
-    )
+@pytest.fixture
+def files(tmp_path: Path) -> JobFiles:
+    files = JobFiles(tmp_path)
     files.exits.mkdir(parents=True)
-    files.exit_record(1, 2).write_bytes(msgspec.json.encode(record))
-    return as_recorded(LIVE, files)
+    return files
+
+
+def job() -> JobSnapshot:
+    return Story.running(world_size=2).job
+
+
+def write(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: int) -> None:
+    words = tuple(RankSaid(rank=1, incarnation=0, message=message) for message in said)
+    record = ExitRecord(pid=pid, at="", said=words, exited=end)
+    files.exit_record(1, 0).write_bytes(encode_exit_record(record))
+
+
+def pid_of(snapshot: JobSnapshot, rank: int) -> int:
+    identity = snapshot.ranks[rank].identity
+    assert identity is not None
+    return identity.pid
 
 
 @pytest.mark.parametrize(
-    ("facts", "finished"),
+    ("said", "end", "kind"),
     [
-        ({"exit_code": 0}, True),
-        ({"exit_code": 0, "stopping": True}, False),
-        ({"exit_code": 3}, False),
-        ({"signal": 9}, False),
+        ([], exited(1, 0, code=0), RetryClass.FINISHED),
+        ([beat(stopping=True)], exited(1, 0, code=0), RetryClass.PREEMPTION),
+        ([], exited(1, 0, signal=15), RetryClass.PREEMPTION),
+        ([], exited(1, 0, code=64), RetryClass.DO_NOT_RETRY),
+        ([], exited(1, 0, code=3), RetryClass.CRASH),
+        ([], exited(1, 0, signal=9), RetryClass.CRASH),
+        ([], exited(1, 0, signal=9, out_of_memory=True), RetryClass.OUT_OF_MEMORY),
+        ([], exited(1, 0, code=1, lines=["MemoryError"]), RetryClass.OUT_OF_MEMORY),
+        ([REFUSED], exited(1, 0, code=1), RetryClass.INVALID_PROGRAM),
     ],
 )
-def test_only_code_0_of_a_rank_nobody_asked_finishes_it(
-    tmp_path: Path, facts: dict[str, object], *, finished: bool
+def test_an_end_on_record_is_classed_like_one_that_is_told(
+    files: JobFiles, said: Sequence[RankMessage], end: RankExited, kind: RetryClass
 ) -> None:
-    worker = recorded(JobFiles(tmp_path), **facts)
-    assert worker.state == ProcessState.EXITED
-    assert worker.finished is finished
-    assert (worker.exit_code, worker.exit_signal) == (facts.get("exit_code"), facts.get("signal"))
+    story = Story(job())
+    write(files, said, end, pid_of(story.job, 1))
+    for message in unheard_ends(story.job, files):
+        story.hears(message)
+    ending = story.rank(1).ending
+    assert ending is not None
+    assert ending.retry_class is kind
+    assert story.rank(0).is_alive
+    assert list(unheard_ends(story.job, files)) == [], "it was heard"
 
 
-def test_what_nobody_has_seen_is_left_open(tmp_path: Path) -> None:
-    assert as_recorded(LIVE, JobFiles(tmp_path)) == LIVE
+def test_what_nobody_has_seen_is_left_open(files: JobFiles) -> None:
+    assert list(unheard_ends(job(), files)) == []
 
 
-def test_a_torn_record_says_nothing(tmp_path: Path) -> None:
-    files = JobFiles(tmp_path)
-    files.exits.mkdir(parents=True)
-    files.exit_record(1, 2).write_bytes(b'{"pid": 7, "exi')
-    assert as_recorded(LIVE, files) == LIVE
+def test_a_record_of_another_process_says_nothing(files: JobFiles) -> None:
+    write(files, [], exited(1, 0, code=0), pid_of(job(), 1) + 1)
+    assert list(unheard_ends(job(), files)) == []
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, -1])
+def test_a_torn_record_says_nothing(files: JobFiles, length: int) -> None:
+    write(files, [], exited(1, 0, code=0), pid_of(job(), 1))
+    whole = files.exit_record(1, 0).read_bytes()
+    files.exit_record(1, 0).write_bytes(whole[:length])
+    assert list(unheard_ends(job(), files)) == []

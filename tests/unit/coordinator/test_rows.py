@@ -159,6 +159,20 @@ def test_what_ended_while_nobody_coordinated_is_heard_and_counted_by_the_heir() 
     assert story.rank(0).is_alive
 
 
+def test_an_error_that_every_coordinator_forgets_still_ends_the_job() -> None:
+    """What one remembers of an error in a step makes it quick; the durable limit makes it sure."""
+    story = Story.running(world_size=1)
+    ends = 0
+    while story.job.verdict is None:
+        story.fails_in_step(0, 3)
+        ends += 1
+        if story.job.verdict is None:
+            story.comes_back(0)
+            story = heir(story).agent_joins()
+    assert story.job.verdict.reason is Reason.NO_PROGRESS
+    assert ends == story.job.spec.max_fruitless
+
+
 def test_an_agent_that_does_not_come_back_to_the_heir_is_ended() -> None:
     story = heir(Story.running(world_size=1)).passes(AGENT_GRACE_SECONDS)
     assert KillAgent() in story.plans()

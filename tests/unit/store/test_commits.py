@@ -10,7 +10,7 @@ from store_samples import commit, epoch, nothing_moves, submit, take_lease, writ
 
 from muster.contracts.job import JobId
 from store.columns import Unsigned
-from store.commits import Commits
+from store.commits import COMMITS_KEPT, Commits
 from store.database import Database
 from store.errors import StoreError
 from store.jobs import Jobs
@@ -57,6 +57,19 @@ def test_a_step_that_is_committed_again_is_written_over(
     write(database, job, commits=[commit(5)])
     write(database, job, commits=[again])
     assert commits.of_job(job.job_id, 10) == [again]
+
+
+def test_the_oldest_commits_of_a_long_job_are_forgotten_and_no_other_jobs(
+    database: Database, commits: Commits, job: Job, jobs: Jobs
+) -> None:
+    other = submit(jobs, "other")
+    write(database, other, commits=[commit(1)])
+    write(database, job, commits=[commit(step) for step in range(COMMITS_KEPT)])
+    assert len(commits.of_job(job.job_id, 2 * COMMITS_KEPT)) == COMMITS_KEPT
+    write(database, job, commits=[commit(2**40), commit(2**40 + 1)])
+    kept = [found.step for found in commits.of_job(job.job_id, 2 * COMMITS_KEPT)]
+    assert kept == [*range(2, COMMITS_KEPT), 2**40, 2**40 + 1]
+    assert commits.of_job(other.job_id, 9) == [commit(1)]
 
 
 @pytest.mark.parametrize("total", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])

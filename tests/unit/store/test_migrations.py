@@ -1,10 +1,12 @@
 """A database of an earlier release keeps its rows, and that release can go on writing."""
 
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 from alembic import command
-from sqlalchemy import Connection, create_engine, make_url, text
+from alembic.config import Config
+from sqlalchemy import Connection, create_engine, inspect, make_url, text
 from store_samples import NOON, idempotency_key, worker
 
 from muster.contracts.job import JobId, JobStatus, StopRequest
@@ -59,18 +61,27 @@ def write_as_0001(connection: Connection, job_id: str) -> None:
         connection.execute(statement, values)
 
 
-@pytest.fixture
-def old_url(fresh_url: str) -> Iterator[str]:
-    """A database as revision 0001 left it, with a job."""
-    url = make_url(fresh_url)
+@contextmanager
+def migrating(address: str) -> Iterator[tuple[Connection, Config]]:
+    """A transaction that Alembic may work in."""
+    url = make_url(address)
     driver = "postgresql+psycopg" if url.drivername.startswith("postgresql") else "sqlite"
     engine = create_engine(url.set(drivername=driver))
-    with engine.begin() as connection:
-        config = schema.configuration()
-        config.attributes["connection"] = connection
+    try:
+        with engine.begin() as connection:
+            config = schema.configuration()
+            config.attributes["connection"] = connection
+            yield connection, config
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture
+def old_url(fresh_url: str) -> str:
+    """A database as revision 0001 left it, with a job."""
+    with migrating(fresh_url) as (connection, config):
         command.upgrade(config, "0001")
         write_as_0001(connection, "old")
-    engine.dispose()
     return fresh_url
 
 
@@ -104,3 +115,46 @@ def test_a_process_of_the_first_release_can_go_on_writing(migrated: Database) ->
     with migrated.writing() as connection:
         write_as_0001(connection, "late")
     assert Jobs(migrated).get(JobId("late")).pause_request is False
+
+
+def shape(connection: Connection) -> dict[str, object]:
+    """Return every table with its columns, keys and indexes."""
+    found = inspect(connection)
+    return {
+        table: (
+            sorted(
+                str((c["name"], str(c["type"]), c["nullable"])) for c in found.get_columns(table)
+            ),
+            found.get_pk_constraint(table)["constrained_columns"],
+            sorted(str(key["constrained_columns"]) for key in found.get_foreign_keys(table)),
+            sorted(str(index["name"]) for index in found.get_indexes(table)),
+        )
+        for table in found.get_table_names()
+    }
+
+
+def test_every_release_can_be_gone_back_to_and_forward_from_again(old_url: str) -> None:
+    revisions = ["0001", "0002", "0003", "0004"]
+    assert revisions[-1] == schema.HEAD
+    shapes = {}
+    for revision in revisions:
+        with migrating(old_url) as (connection, config):
+            command.upgrade(config, revision)
+            shapes[revision] = shape(connection)
+    for revision in reversed(revisions):
+        with migrating(old_url) as (connection, config):
+            command.downgrade(config, revision)
+            assert shape(connection) == shapes[revision]
+            write_as_0001(connection, f"of-{revision}")
+    with closing(Database.open(old_url)) as database:
+        with database.reading() as connection:
+            assert shape(connection) == shapes[schema.HEAD]
+        ids = {job.job_id for job in Jobs(database).unfinished()}
+    assert ids == {"old", *(f"of-{revision}" for revision in revisions)}
+
+
+def test_the_beginning_can_be_undone(old_url: str) -> None:
+    with migrating(old_url) as (connection, config):
+        command.upgrade(config, "head")
+        command.downgrade(config, "base")
+        assert set(shape(connection)) <= {"alembic_version"}

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-import msgspec
 import pytest
 
 from muster.contracts.environ import MARK
-from muster.contracts.exit_record import ExitRecord
+from muster.contracts.exit_record import ExitRecord, decode_exit_record
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
@@ -29,6 +28,7 @@ from muster.contracts.messages import (
     encode,
 )
 from muster.processes import identify, is_running, marked
+from worker.exits import write_exit_record
 from worker.nursery import Nursery
 from worker.starting import Started
 
@@ -130,9 +130,29 @@ def test_a_life_is_reported_in_order_and_its_end_is_on_disk_first(house: House) 
     assert isinstance(spawned, RankSpawned)
     assert said == RankSaid(rank=0, incarnation=0, message=Hello())
     assert exited == exit_of(0, 0, 3, None, "the end")
-    record = msgspec.json.decode(house.files.exit_record(0, 0).read_bytes(), type=ExitRecord)
-    assert (record.pid, record.exit_code, record.signal) == (spawned.pid, 3, None)
+    record = decode_exit_record(house.files.exit_record(0, 0).read_bytes(), spawned.pid)
+    assert (record.said, record.exited) == ((said,), exited)
     assert house.files.times(0, 0).stat().st_size == 16
+
+
+def test_an_end_is_on_disk_before_its_process_is_reaped(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that dies in between has left the record, and else a zombie that says how."""
+    zombies: list[int] = []
+
+    def look_and_write(files: JobFiles, record: ExitRecord) -> None:
+        assert Path(f"/proc/{record.pid}").exists()
+        zombies.append(record.pid)
+        write_exit_record(files, record)
+
+    monkeypatch.setattr("worker.nursery.write_exit_record", look_and_write)
+    house.starts("raise SystemExit(3)")
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 0, 3, None)
+    (pid,) = zombies
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def test_a_signal_ends_exactly_the_incarnation_it_is_meant_for(house: House) -> None:

@@ -1,0 +1,72 @@
+"""What lets a job's commands save and exit when no agent ever comes back.
+
+A rank that uses our handle looks for agents itself, and gives up after the orphan timeout. A
+command that knows nothing of us would go on for ever if its agent and the coordinator were gone
+for good. So its agent leaves a warden behind: a small shell that waits for the end of
+the agent's pipe, then as long as the timeout, and only then starts this module. The next agent, or
+a coordinator's sweep, ends it with the other strays: whoever looks after the ranks needs none.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Final
+
+from muster.contracts.environ import MARK
+from muster.contracts.process import ProcessRecord
+from muster.processes import marked, send_signal
+from worker.strays import end_strays
+
+PAUSE_SECONDS: Final = 0.1
+
+_WAIT: Final = 'read -r _; sleep "$1"; exec "$0" -P -m worker.warden "$2" "$3"'
+"""Nobody ever writes into the pipe, so reading ends with the agent."""
+
+
+class Warden:
+    """The warden of this agent's ranks. It must not outlive an agent that leaves in good order."""
+
+    def __init__(
+        self, job_uid: str, orphan_timeout_seconds: float, stop_grace_seconds: float
+    ) -> None:
+        """Raises OSError if there is no process to be had."""
+        times = (repr(orphan_timeout_seconds), job_uid, repr(stop_grace_seconds))
+        self._process = subprocess.Popen(  # noqa: S603  a script of our own
+            ["/bin/sh", "-c", _WAIT, sys.executable, *times],
+            stdin=subprocess.PIPE,  # our end closes when we end, however that is
+            env={**os.environ, MARK: f"{job_uid}/warden"},
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """End it: no rank is left."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def end_orphans(job_uid: str, grace_seconds: float) -> None:
+    """Ask everything of the job but this process to exit, and end what does not in time."""
+    deadline = time.monotonic() + grace_seconds
+    for record in _others(job_uid):
+        send_signal(record, signal.SIGTERM)
+    while _others(job_uid) and time.monotonic() < deadline:
+        time.sleep(PAUSE_SECONDS)
+    end_strays(job_uid, spared=())
+
+
+def _others(job_uid: str) -> list[ProcessRecord]:
+    return [record for record in marked(f"{job_uid}/") if record.pid != os.getpid()]
+
+
+def main() -> int:
+    """End the ranks of the job that the command line names."""
+    job_uid, grace_seconds = sys.argv[1:]
+    print("no agent came back: the ranks save and exit", file=sys.stderr)
+    end_orphans(job_uid, float(grace_seconds))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
