@@ -17,6 +17,7 @@ from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
 from muster.contracts.messages import (
     Beat,
+    Hello,
     Layout,
     RankMessage,
     StartRank,
@@ -157,6 +158,11 @@ class Child:
         if "arena" in vars(self):
             os.close(self.arena)
         return ending
+
+    @property
+    def beats(self) -> bool:
+        """Whether it was heard to join: then it speaks for itself."""
+        return Hello in self.standing or Beat in self.standing
 
     @property
     def was_stopping(self) -> bool:

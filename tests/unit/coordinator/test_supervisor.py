@@ -12,7 +12,7 @@ from coordinator.rows import Attachment
 from coordinator.snapshot import NEVER
 from coordinator.supervisor import Supervisor
 from muster.contracts.job import JobUid
-from muster.contracts.messages import RankSaid
+from muster.contracts.messages import Pulse, RankSaid
 from store.errors import StoreUnavailable
 
 
@@ -74,7 +74,8 @@ def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
         def disk_stalls() -> None:
             clock.now += 11
             said = RankSaid(rank=0, incarnation=0, message=beat(step=3))
-            loop.call_soon_threadsafe(supervisor.hear, job.uid, said)
+            for news in (said, Pulse(stopped=())):
+                loop.call_soon_threadsafe(supervisor.hear, job.uid, news)
             loop.call_soon_threadsafe(supervisor.leave)
 
         tenure.meanwhile.append(disk_stalls)
