@@ -22,12 +22,13 @@ class Services:
 
     def __init__(self, slots: int = 16) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="muster-bench-"))
+        self.database_url = f"sqlite:///{self.root}/muster.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self._environ = os.environ | {
             "MUSTER_DATA_DIR": str(self.root),
-            "MUSTER_DATABASE_URL": f"sqlite:///{self.root}/muster.db",
+            "MUSTER_DATABASE_URL": self.database_url,
             "MUSTER_PORT": str(self.port),
             "MUSTER_SLOTS": str(slots),
             "CHECKPOINT_DIR": str(self.root / "checkpoints"),
@@ -51,6 +52,15 @@ class Services:
         self._api.wait()
         self._log.close()
         shutil.rmtree(self.root, ignore_errors=True)
+
+    def stop_coordinator(self) -> None:
+        """Let it hand over, to nobody yet: its jobs go on."""
+        self.coordinator.terminate()
+        self.coordinator.wait()
+        (self.root / "coordinator.json").unlink(missing_ok=True)
+
+    def start_coordinator(self) -> None:
+        self.coordinator = self._start("coordinator")
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self._ask("POST", path, json.dumps(body).encode())

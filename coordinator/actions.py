@@ -17,7 +17,7 @@ class StartAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillAgent:
-    """End an agent that never said hello, with everything it started."""
+    """End an agent that does not do its part; its ranks wait for the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

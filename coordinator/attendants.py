@@ -20,7 +20,7 @@ from coordinator.preparation import Places, Unprepared, prepare
 from coordinator.snapshot import AgentState, JobSnapshot
 from muster.contracts.agent import AdoptedRank, AgentAssignment
 from muster.contracts.endings import describe_status
-from muster.contracts.environ import ServiceSettings, mark
+from muster.contracts.environ import ServiceSettings, mark, pulse_seconds
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
@@ -163,6 +163,7 @@ class Attendants:
             is_managed=snapshot.spec.command is None and not snapshot.spec.env,
             orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
             stop_grace_seconds=snapshot.spec.stop_grace_seconds,
+            pulse_seconds=pulse_seconds(snapshot.spec),
             adopted=tuple(_adopted(snapshot)),
         )
 

@@ -60,6 +60,9 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
     match action:
         case actions.KillProcess():
             return _of_rank(after, action.rank, "rank_killed", action.cause.message)
+        case actions.KillAgent():
+            message = "the job's agent does not answer and is replaced"
+            return Entry(kind="agent_killed", message=message)
         case actions.Announce():
             return Entry(kind="layout_announced", message=describe_layout(action.layout))
         case actions.Suspect():

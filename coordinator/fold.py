@@ -27,6 +27,7 @@ from muster.contracts.messages import (
     Disputed,
     Executing,
     Hello,
+    Pulse,
     Raised,
     RankExited,
     RankMessage,
@@ -44,7 +45,9 @@ from muster.contracts.process import ProcessRecord
 AGENT_LOST = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
 
 
-def fold(snapshot: JobSnapshot, happening: Happening, now: float) -> JobSnapshot:
+def fold(  # noqa: PLR0911  one for each kind of happening
+    snapshot: JobSnapshot, happening: Happening, now: float
+) -> JobSnapshot:
     """Return what is known once `happening` is. Unknown ranks and stale incarnations: no change."""
     match happening:
         case happenings.Taken():
@@ -58,7 +61,9 @@ def fold(snapshot: JobSnapshot, happening: Happening, now: float) -> JobSnapshot
         case happenings.Interrupted():
             return _interrupted(snapshot, now)
         case happenings.Overslept():
-            return _overslept(snapshot, happening.seconds)
+            return _overslept(snapshot, happening.seconds, now)
+        case Pulse():
+            return _pulsed(snapshot, happening, now)
         case happenings.Condemned():
             return replace(snapshot, verdict=snapshot.verdict or happening.verdict)
         case RankSpawned() | RankSaid() | RankExited():
@@ -128,10 +133,26 @@ def _agent_changed(
 def _agent_joined(snapshot: JobSnapshot, now: float) -> JobSnapshot:
     """Silence until now was the connection's, so every deadline of the ranks begins anew."""
     ranks = tuple(
-        replace(rank, heard_at=now, progressed_at=now) if rank.is_alive else rank
+        replace(rank, heard_at=now, progressed_at=now, stopped_at=None) if rank.is_alive else rank
         for rank in snapshot.ranks
     )
-    return replace(snapshot, agent=AgentState.CONNECTED, agent_since=now, ranks=ranks)
+    return replace(
+        snapshot, agent=AgentState.CONNECTED, agent_since=now, agent_heard_at=now, ranks=ranks
+    )
+
+
+def _pulsed(snapshot: JobSnapshot, pulse: Pulse, now: float) -> JobSnapshot:
+    """The agent is there; while it was not, nobody could be heard, and no time has passed."""
+    unheard_seconds = now - snapshot.agent_vouches_until
+    if unheard_seconds > 0:
+        snapshot = _pushed_on(snapshot, unheard_seconds, now)
+    stopped = set(pulse.stopped)
+    for rank in snapshot.ranks:
+        is_stopped = rank.is_alive and (rank.rank, rank.incarnation) in stopped
+        if is_stopped != (rank.stopped_at is not None):
+            stopped_at = now if is_stopped else None
+            snapshot = snapshot.with_rank(replace(rank, stopped_at=stopped_at))
+    return replace(snapshot, agent_heard_at=now)
 
 
 def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -> JobSnapshot:
@@ -184,10 +205,19 @@ def _interrupted(snapshot: JobSnapshot, now: float) -> JobSnapshot:
     )
 
 
-def _overslept(snapshot: JobSnapshot, seconds: float) -> JobSnapshot:
+def _overslept(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot:
     """Push on every deadline that somebody else has to meet."""
-    ranks = tuple(rank_fold.pushed_on(rank, seconds) for rank in snapshot.ranks)
-    return replace(snapshot, agent_since=snapshot.agent_since + seconds, ranks=ranks)
+    return replace(
+        _pushed_on(snapshot, seconds, now),
+        agent_since=snapshot.agent_since + seconds,
+        agent_heard_at=min(now, snapshot.agent_heard_at + seconds),
+    )
+
+
+def _pushed_on(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot:
+    """Push on every deadline of the ranks: for so long nobody could know how they are."""
+    ranks = tuple(rank_fold.pushed_on(rank, seconds, now) for rank in snapshot.ranks)
+    return replace(snapshot, ranks=ranks)
 
 
 def _from_rank(

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from coordinator.actions import Action
 from coordinator.snapshot import Verdict
 from muster.contracts.job import StopRequest
-from muster.contracts.messages import RankExited, RankSaid, RankSpawned
+from muster.contracts.messages import Pulse, RankExited, RankSaid, RankSpawned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,7 @@ Happening: TypeAlias = (
     | Interrupted
     | Overslept
     | Condemned
+    | Pulse
     | RankSpawned
     | RankSaid
     | RankExited

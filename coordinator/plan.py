@@ -15,11 +15,9 @@ from coordinator.actions import (
     Move,
     Start,
     StartAgent,
-    Suspect,
     Terminate,
 )
 from coordinator.pool_plan import (
-    is_to_step,
     layout_fits_the_pool,
     layout_moments,
     may_go,
@@ -29,27 +27,19 @@ from coordinator.pool_plan import (
     who_differs_is_stopped,
     who_is_out_of_service_goes,
 )
+from coordinator.silence import (
+    NEVER_AGAIN,
+    agent_deadline,
+    moments_of_silence,
+    silent_ranks,
+)
 from coordinator.snapshot import AgentState, Cause, JobSnapshot, RankSnapshot
 from coordinator.wording import describe_recovery
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
-from muster.contracts.rank import ProcessState
-
-AGENT_GRACE_SECONDS = 30.0
-"""An agent imports little and connects at once, and comes back at once; one that has not by then
-is broken."""
-
-KILL_GRACE_SECONDS = 10.0
-"""An agent sends SIGKILL at once and reports within its containment time; one that has not by then
-hangs itself."""
 
 PARTING_SECONDS = 2.0
 """Ranks part at the same moment, and then each has only to exit. One that heard of a new layout in
 that very moment waits for peers that are gone, and has to be told."""
-
-NEVER_AGAIN = float("inf")
-
-SUSPICION = 0.5
-"""Share of the heartbeat timeout after which silence is worth showing."""
 
 
 def plan(snapshot: JobSnapshot, now: float) -> list[Action]:
@@ -72,75 +62,13 @@ def _agent_is_there(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         missing = not snapshot.is_ending and any(rank.is_down for rank in snapshot.ranks)
         if (missing or snapshot.any_alive) and now >= snapshot.agent_start_at:
             yield StartAgent()
-    elif now >= _agent_deadline(snapshot):
+    elif now >= agent_deadline(snapshot):
         yield KillAgent()
 
 
-def _agent_deadline(snapshot: JobSnapshot) -> float:
-    """Return when an agent that does not do its part is given up, with all its ranks."""
-    if snapshot.agent is not AgentState.CONNECTED:
-        return snapshot.agent_since + AGENT_GRACE_SECONDS
-    killed_at = [rank.killed_at for rank in snapshot.ranks if rank.is_alive and rank.kill]
-    return max(snapshot.agent_since, min(killed_at, default=NEVER_AGAIN)) + KILL_GRACE_SECONDS
-
-
 def _silent_ranks_are_killed(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    if _patience_is_over(snapshot, now):
-        return  # all of them are ended, for another reason
-    if snapshot.agent is not AgentState.CONNECTED:
-        return  # silence is the connection's
-    for rank in snapshot.ranks:
-        if rank.is_alive and rank.kill is None:
-            yield from _judge(snapshot, rank, now)
-
-
-def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:
-    spec = snapshot.spec
-    if rank.process is ProcessState.SPAWNED:
-        if now >= rank.spawned_at + spec.start_grace_seconds:
-            yield KillProcess(rank=rank.rank, cause=_start_timeout(spec.start_grace_seconds))
-    elif rank.beats and now >= rank.heard_at + spec.heartbeat_timeout:
-        yield KillProcess(rank=rank.rank, cause=_heartbeat_timeout(spec.heartbeat_timeout))
-    elif _is_stuck(snapshot, rank):
-        yield KillProcess(rank=rank.rank, cause=_no_progress(spec.progress_timeout_seconds))
-    elif (
-        rank.beats
-        and rank.process is ProcessState.LIVE
-        and now >= rank.heard_at + SUSPICION * spec.heartbeat_timeout
-    ):
-        yield Suspect(rank=rank.rank)
-
-
-def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
-    """Whether a beat that came after all its time still tells of no progress.
-
-    Silence says nothing here: the next beat may tell of a step, or that the rank waits for others.
-    """
-    limit = snapshot.spec.progress_timeout_seconds
-    if limit is None or not rank.beats or not is_to_step(snapshot, rank):
-        return False
-    return rank.heard_at >= rank.progressed_at + limit
-
-
-def _start_timeout(seconds: float) -> Cause:
-    return Cause(
-        reason=Reason.START_TIMEOUT,
-        message=f"gave no sign of life within {seconds:g} s and was killed",
-    )
-
-
-def _heartbeat_timeout(seconds: float) -> Cause:
-    return Cause(
-        reason=Reason.HEARTBEAT_TIMEOUT,
-        message=f"sent no heartbeat for {seconds:g} s and was killed",
-    )
-
-
-def _no_progress(seconds: float | None) -> Cause:
-    return Cause(
-        reason=Reason.NO_PROGRESS,
-        message=f"beat but took no step for {seconds or 0:g} s and was killed",
-    )
+    if not _patience_is_over(snapshot, now):  # else all of them are ended, for another reason
+        yield from silent_ranks(snapshot, now)
 
 
 def _ranks_are_ended(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -279,7 +207,7 @@ def _moments(snapshot: JobSnapshot) -> Iterator[float]:
     if snapshot.agent is AgentState.ABSENT:
         yield snapshot.agent_start_at
     else:
-        yield _agent_deadline(snapshot)
+        yield agent_deadline(snapshot)
     yield from layout_moments(snapshot)
     if snapshot.is_ending:
         yield snapshot.stop_at + snapshot.stop_grace_seconds
@@ -289,14 +217,10 @@ def _moments(snapshot: JobSnapshot) -> Iterator[float]:
 
 
 def _moments_of_rank(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[float]:
-    spec = snapshot.spec
     if rank.is_down:
         yield rank.start_at
-    elif rank.process is ProcessState.SPAWNED:
-        yield rank.spawned_at + spec.start_grace_seconds
-    elif rank.is_alive and rank.beats:
-        yield rank.heard_at + SUSPICION * spec.heartbeat_timeout
-        yield rank.heard_at + spec.heartbeat_timeout
+    elif rank.is_alive:
+        yield from moments_of_silence(snapshot, rank)
 
 
 _RULES: tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...] = (

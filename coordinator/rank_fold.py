@@ -43,6 +43,7 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         spawned_at=now,
         heard_at=now,
         progressed_at=NEVER,
+        stopped_at=None,
         live_at=NEVER,
         terminated=False,
         stopping=False,
@@ -178,14 +179,18 @@ def exited(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
     return replace(gone, finished=True, trouble=None)
 
 
-def pushed_on(rank: RankSnapshot, seconds: float) -> RankSnapshot:
-    """Return the rank with every deadline that it has to meet later by so much."""
+def pushed_on(rank: RankSnapshot, seconds: float, now: float) -> RankSnapshot:
+    """Return the rank with every deadline that it has to meet later by so much.
+
+    What was heard of it since then is not pushed into the future.
+    """
     if not rank.is_alive:
         return rank
     return replace(
         rank,
-        spawned_at=rank.spawned_at + seconds,
-        heard_at=rank.heard_at + seconds,
-        progressed_at=rank.progressed_at + seconds,
-        killed_at=rank.killed_at + seconds,
+        spawned_at=min(now, rank.spawned_at + seconds),
+        heard_at=min(now, rank.heard_at + seconds),
+        progressed_at=min(now, rank.progressed_at + seconds),
+        stopped_at=None if rank.stopped_at is None else min(now, rank.stopped_at + seconds),
+        killed_at=min(now, rank.killed_at + seconds),
     )

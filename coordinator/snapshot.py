@@ -18,6 +18,12 @@ from muster.contracts.spec import JobSpec
 
 NEVER = float("-inf")
 
+SUSPICION = 0.5
+"""Share of the heartbeat timeout after which silence is worth showing."""
+
+VOUCHER = 0.25
+"""Share of it for which an agent is believed to hear its ranks after each pulse: more than from one
+pulse to the next, and so little that with one beat more its ranks are not even suspects."""
 
 _NO_POOL = Pool(min_workers=1, max_workers=1, timeout_seconds=1.0)
 
@@ -92,6 +98,8 @@ class RankSnapshot:
     spawned_at: float = NEVER
     heard_at: float = NEVER
     progressed_at: float = NEVER
+    stopped_at: float | None = None
+    """Since when its agent has seen it stand still (SIGSTOP) that has never heard it beat."""
     live_at: float = NEVER
     """When this incarnation first gave a sign of life."""
     terminated: bool = False
@@ -190,6 +198,8 @@ class JobSnapshot:
     agent: AgentState = AgentState.ABSENT
     agent_since: float = NEVER
     """When it came into this state, or was last killed for staying in it."""
+    agent_heard_at: float = NEVER
+    """When its last pulse came."""
     agent_failures: int = 0
     """Agents in a row that died or never said hello."""
     agent_start_at: float = NEVER
@@ -220,6 +230,11 @@ class JobSnapshot:
         ranks = list(self.ranks)
         ranks[changed.rank] = changed
         return replace(self, ranks=tuple(ranks))
+
+    @property
+    def agent_vouches_until(self) -> float:
+        """Until when it is the ranks who are silent, if nothing is heard, and not their agent."""
+        return self.agent_heard_at + VOUCHER * self.spec.heartbeat_timeout
 
     @property
     def is_synchronous(self) -> bool:

@@ -33,7 +33,7 @@ from coordinator.roster import Roster
 from coordinator.rows import Haste
 from coordinator.snapshot import AgentState
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentHello, AgentMessage, Dismiss
+from muster.contracts.messages import AgentHello, AgentMessage, Beat, Dismiss, Pulse, RankSaid
 from store.errors import StoreUnavailable
 from store.tenure import Tenure
 
@@ -113,7 +113,8 @@ class Supervisor:
     def hear(self, uid: JobUid, happening: Happening) -> None:
         """Put a happening into the inbox, with the time it came."""
         self._inbox.append((uid, happening, _now()))
-        self.stir()
+        if not _is_routine(happening):
+            self.stir()
 
     # The ends of a tenure
 
@@ -293,6 +294,19 @@ class Supervisor:
     def _send(self, charge: Charge, message: Order) -> None:
         if self._agents is not None:
             self._agents.send(charge.snapshot.uid, message)
+
+
+def _is_routine(happening: Happening) -> bool:
+    """Whether a happening may wait for the next look, at most `POLL_SECONDS` away.
+
+    A thousand ranks beat at a thousand moments of a second, and none of that calls for a decision.
+    It is folded in, with the time it came, before anybody is judged.
+    """
+    match happening:
+        case Pulse() | RankSaid(message=Beat(stopping=False)):
+            return True
+        case _:
+            return False
 
 
 def _now() -> Moment:

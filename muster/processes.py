@@ -57,6 +57,12 @@ def is_running(record: ProcessRecord) -> bool:
     return identify(record.pid) == record
 
 
+def stands_still(pid: int) -> bool:
+    """Return whether this process was stopped by a signal (SIGSTOP) and not told to go on."""
+    fields = _stat(pid)
+    return fields is not None and fields[_STATE_FIELD] == "T"
+
+
 def is_provably_gone(record: ProcessRecord) -> bool:
     """Return whether this process cannot be running any more.
 

@@ -21,6 +21,7 @@ from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
     AgentMessage,
     CoordinatorMessage,
+    Pulse,
     RankSpawned,
     StartRank,
     Welcome,
@@ -49,7 +50,19 @@ class Conversation:
         self._connection.sendall(b"".join(frame(encode(message)) for message in messages))
 
     def hear(self) -> AgentMessage | None:
-        """Return the next message; None once the agent has hung up."""
+        """Return the next message that is no pulse; None once the agent has hung up."""
+        while (message := self._hear_anything()) and isinstance(message, Pulse):
+            pass
+        return message
+
+    def hear_pulse(self, *stopped: tuple[int, int]) -> None:
+        """Wait for a pulse that says that just these stand still; what comes before is dropped."""
+        while message := self._hear_anything():
+            if message == Pulse(stopped=stopped):
+                return
+        raise AssertionError(f"the agent hung up and never said that {stopped} stand still")
+
+    def _hear_anything(self) -> AgentMessage | None:
         while not self._heard:
             try:
                 data = self._connection.recv(65536)
@@ -100,6 +113,7 @@ class Stage:
             is_managed=is_managed,
             orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=1.0,
+            pulse_seconds=0.2,
             adopted=tuple(adopted),
         )
         self._agent = subprocess.Popen(

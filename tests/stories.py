@@ -1,7 +1,8 @@
 """Histories of one job, told line by line, with time that passes only when the story says so."""
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from coordinator.actions import Action, Announce, KillProcess, Move, Start, Terminate
@@ -20,12 +21,20 @@ from coordinator.happenings import (
     Taken,
 )
 from coordinator.plan import plan, wake_at
-from coordinator.snapshot import Cause, JobSnapshot, LayoutSnapshot, RankSnapshot, Verdict
+from coordinator.snapshot import (
+    AgentState,
+    Cause,
+    JobSnapshot,
+    LayoutSnapshot,
+    RankSnapshot,
+    Verdict,
+)
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import (
     Beat,
     Disputed,
     Hello,
+    Pulse,
     Raised,
     RankExited,
     RankMessage,
@@ -104,6 +113,10 @@ class Story:
 
     job: JobSnapshot
     now: float = 1000.0
+    agent_is_frozen: bool = False
+    """Its process and its connection are there, and nothing is heard of it."""
+    stopped: set[int] = field(default_factory=set)
+    """Ranks that stand still, as their agent sees."""
 
     @classmethod
     def submitted(cls, **spec: object) -> Self:
@@ -161,7 +174,21 @@ class Story:
         return self.takes(Move(status=JobStatus.STARTING, message=self.job.note))
 
     def agent_joins(self, generation: int | None = None) -> Self:
+        self.agent_is_frozen = False
         return self.hears(AgentJoined(generation=self._generation(generation)))
+
+    def agent_freezes(self) -> Self:
+        self.agent_is_frozen = True
+        return self
+
+    def agent_thaws(self) -> Self:
+        """Let it be heard again; what its ranks have said meanwhile comes after."""
+        self.agent_is_frozen = False
+        return self.pulses()
+
+    def pulses(self) -> Self:
+        stopped = [(rank, self.rank(rank).incarnation) for rank in sorted(self.stopped)]
+        return self.hears(Pulse(stopped=tuple(stopped)))
 
     def agent_drops(self, generation: int | None = None) -> Self:
         return self.hears(AgentDropped(generation=self._generation(generation)))
@@ -308,9 +335,13 @@ class Story:
             self.takes_up(rank.rank, step=step)
 
     def passes(self, seconds: float) -> Self:
-        """Let time go by in which nobody says anything."""
+        """Let time go by in which no rank says anything. Their agent pulses, if it is there."""
         self.now += seconds
-        return self
+        if self.job.agent is not AgentState.CONNECTED or self.agent_is_frozen:
+            return self
+        # As if it had done so all the while: one pulse after a pause would be another story.
+        self.job = replace(self.job, agent_heard_at=self.now)
+        return self.pulses()
 
     def goes_on(self, seconds: float) -> list[Action]:
         """Let time go by in which every living rank beats as it should; return what was done."""
@@ -336,8 +367,13 @@ class Story:
 
     def wakes(self) -> list[Action]:
         """Let time go by until the plan wants to be asked again; return what is done then."""
-        self.now = wake_at(self.job, self.now)
-        return self.plans()
+        return self.passes(self.patience_seconds).plans()
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long the plan has to wait, if its agent pulses on and nothing else happens."""
+        heard = replace(self.job, agent_heard_at=math.inf)
+        return wake_at(heard, self.now) - self.now
 
     def _generation(self, named: int | None) -> int:
         return self.job.generation if named is None else named

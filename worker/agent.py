@@ -75,7 +75,7 @@ class Agent:
         self._epoch = 0
         self._leaving = False
         self._alone_since = self._next_attempt = self._next_tick = time.monotonic()
-        self._next_look = self._alone_since
+        self._next_look = self._next_pulse = self._alone_since
         self._wake_up = _wake_on_child_signal()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
         self._take_over()
@@ -108,7 +108,9 @@ class Agent:
             self._starter.warm_up()
 
     def _patience(self) -> float:
-        moments = [self._next_look if self._uplink.is_welcome else self._next_attempt]
+        moments = (
+            [self._next_look, self._next_pulse] if self._uplink.is_welcome else [self._next_attempt]
+        )
         if self._nursery:
             moments.append(self._next_tick)
         return max(0.0, min(moments) - time.monotonic())
@@ -122,6 +124,7 @@ class Agent:
         if self._uplink.is_welcome:
             self._alone_since = now
             self._look_for_another(now)
+            self._pulse(now)
         else:
             self._be_alone(now)
 
@@ -131,6 +134,12 @@ class Agent:
             self._next_look = now + LOOK_SECONDS
             if self._uplink.is_superseded:
                 self._uplink.drop()
+
+    def _pulse(self, now: float) -> None:
+        """Say that this process runs. Whoever was ready to be heard has been heard by now."""
+        if now >= self._next_pulse:
+            self._next_pulse = now + self._assignment.pulse_seconds
+            self._uplink.send(self._nursery.pulse())
 
     def _be_alone(self, now: float) -> None:
         if now >= self._next_attempt:

@@ -16,6 +16,8 @@ from muster.containment import end_incarnation
 from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
 from muster.contracts.messages import (
+    Beat,
+    Hello,
     Layout,
     RankMessage,
     StartRank,
@@ -160,3 +162,8 @@ class Child:
             self.channel.close()
         if "arena" in vars(self):
             os.close(self.arena)
+
+    @property
+    def beats(self) -> bool:
+        """Whether it was heard to join: then it speaks for itself."""
+        return Hello in self.standing or Beat in self.standing

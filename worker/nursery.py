@@ -24,13 +24,14 @@ from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
     AgentMessage,
+    Pulse,
     RankExited,
     RankSaid,
     RankSpawned,
     Refused,
     StartRank,
 )
-from muster.processes import descendants, identify, mark_of, send_signal
+from muster.processes import descendants, identify, mark_of, send_signal, stands_still
 from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.exits import read_exit_record, write_exit_record
@@ -215,6 +216,16 @@ class Nursery:
     def send_all(self, number: signal.Signals) -> None:
         for child in self._living.values():
             child.signal_group(number)
+
+    def pulse(self) -> Pulse:
+        """Return what to say of ranks that do not speak for themselves."""
+        return Pulse(
+            stopped=tuple(
+                (child.rank, child.incarnation)
+                for child in self._living.values()
+                if not child.beats and stands_still(child.pid)
+            )
+        )
 
     def note_times(self) -> None:
         for child in self._living.values():

@@ -41,6 +41,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     orphan_timeout_seconds: float
     """Without a coordinator for this long, ranks are asked to save and exit."""
     stop_grace_seconds: float
+    pulse_seconds: float
+    """Between two signs of life of its own, see `muster.contracts.messages.Pulse`."""
     adopted: tuple[AdoptedRank, ...] = ()
     """Every process of the job that is to live on. What else runs of the job is ended first."""
 

@@ -32,9 +32,12 @@ DEFAULT_PORT: Final = 8000
 DEFAULT_HOST: Final = "127.0.0.1"
 
 HEARTBEAT_SECONDS: Final = 2.0
+PULSE_SECONDS: Final = 1.0
+"""Of an agent, which speaks for all of its ranks."""
 
 BEATS_IN_TIMEOUT: Final = 5
-"""A short heartbeat timeout makes ranks beat faster: one late beat is no failure."""
+"""A short heartbeat timeout makes ranks beat faster: one late beat is no failure. Agents and
+their pulse likewise."""
 
 MARK: Final = "MUSTER_MARK"
 """Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
@@ -286,6 +289,11 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         MARK: mark(assignment.job_uid, assignment.rank, assignment.incarnation),
     }
     return {**THREAD_PINS, "PYTHONUNBUFFERED": "1", **environment}
+
+
+def pulse_seconds(spec: JobSpec) -> float:
+    """Return how often an agent gives a sign of life of its own."""
+    return min(PULSE_SECONDS, spec.heartbeat_timeout / BEATS_IN_TIMEOUT)
 
 
 def mark(job_uid: str, rank: int, incarnation: int) -> str:

@@ -227,7 +227,14 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     """The kernel killed it for its memory, as far as that can be known."""
 
 
-AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited
+class Pulse(_Message, frozen=True, tag="pulse"):
+    """The agent is there and hears its ranks: while it says so, their silence is their own."""
+
+    stopped: tuple[tuple[int, int], ...]
+    """Rank and incarnation of those that stand still (SIGSTOP) and were never heard to beat."""
+
+
+AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited | Pulse
 
 
 # Coordinator → agent

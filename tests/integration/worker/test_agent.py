@@ -18,6 +18,7 @@ from muster.contracts.messages import (
     AgentHello,
     Dismiss,
     Executing,
+    Hello,
     KillRank,
     RankExited,
     RankSaid,
@@ -29,7 +30,7 @@ from muster.contracts.messages import (
 )
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
-from muster.processes import identify, mark_of, send_signal
+from muster.processes import identify, mark_of, send_signal, stands_still
 
 FOREVER = ("sleep", "600")
 SAVE = """
@@ -54,6 +55,34 @@ def test_an_agent_says_who_it_is_first(stage: Stage) -> None:
     agent.say(Dismiss())
     assert agent.hear() is None
     assert stage.exit_code() == 0
+
+
+def test_an_agent_pulses_and_says_who_stands_still_that_has_never_beaten(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.say(stage.order(list(FOREVER)), stage.order(list(FOREVER), rank=1, incarnation=3))
+    sleeper = identify(agent.hear_of(RankSpawned, 1).pid)
+    agent.hear_pulse()
+    send_signal(sleeper, signal.SIGSTOP)
+    agent.hear_pulse((1, 3))
+    send_signal(sleeper, signal.SIGCONT)
+    agent.hear_pulse()
+
+
+def test_whoever_beats_speaks_for_itself(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    program = "import muster, time; run = muster.join(); time.sleep(600)"
+    agent.say(stage.order([sys.executable, "-c", program]))
+    sleeper = identify(agent.hear_of(RankSpawned, 0).pid)
+    while not isinstance(agent.hear_of(RankSaid, 0).message, Hello):
+        pass
+    send_signal(sleeper, signal.SIGSTOP)
+    await_value(lambda: stands_still(sleeper.pid), lambda: "it does not stop")
+    agent.say(stage.order(list(FOREVER), rank=1))
+    other = identify(agent.hear_of(RankSpawned, 1).pid)
+    send_signal(other, signal.SIGSTOP)
+    agent.hear_pulse((1, 0))
 
 
 def test_an_end_is_written_down_before_it_is_told(stage: Stage) -> None:

@@ -19,6 +19,7 @@ from muster.contracts.messages import (
     Hello,
     KillRank,
     Layout,
+    Pulse,
     Raised,
     RankExited,
     RankSaid,
@@ -107,6 +108,8 @@ FROM_AGENTS = [
     RankExited(rank=1, incarnation=2, exit_code=0, signal=None, last_lines=()),
     RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=("a", "b")),
     RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=(), out_of_memory=True),
+    Pulse(stopped=()),
+    Pulse(stopped=((0, 0), (3, 7))),
 ]
 LAYOUT = Layout(
     generation=3,

@@ -35,6 +35,8 @@ OF_A_RANK: Final[dict[str, Deed]] = {
     "beats": lambda story, rank: story.beats(rank, story.rank(rank).step + 1),
     "beats in place": lambda story, rank: story.beats(rank, story.rank(rank).step),
     "was told to go": lambda story, rank: story.beats(rank, stopping=True),
+    "stands still": lambda story, rank: story.stopped.add(rank),
+    "goes on": lambda story, rank: story.stopped.discard(rank),
     "warns": lambda story, rank: story.rank_says(rank, Warned(message="careful")),
     "exits well": lambda story, rank: story.exits(rank),
     "exits badly": lambda story, rank: story.exits(rank, code=1),
@@ -55,6 +57,8 @@ OF_A_RANK: Final[dict[str, Deed]] = {
 OF_THE_JOB: Final[dict[str, Callable[[Story], object]]] = {
     "agent joins": lambda story: _if_started(story, story.agent_joins),
     "agent drops": lambda story: _if_connected(story, story.agent_drops),
+    "agent freezes": lambda story: story.agent_freezes(),
+    "agent thaws": lambda story: story.agent_thaws(),
     "agent is lost": lambda story: story.agent_is_lost(),
     "agent of the past is lost": lambda story: story.agent_is_lost(story.job.generation - 1),
     "is interrupted": lambda story: _if_admitted(story, story.is_interrupted),

@@ -6,7 +6,8 @@ import pytest
 from stories import Story, exited, kills, queued_job, starts, terminations
 
 from coordinator.actions import DismissAgent, KillAgent, Move, Start, StartAgent, Suspect, Terminate
-from coordinator.plan import AGENT_GRACE_SECONDS, plan, wake_at
+from coordinator.plan import plan, wake_at
+from coordinator.silence import AGENT_GRACE_SECONDS
 from coordinator.snapshot import AgentState
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, RankSaid, RankSpawned, Warned
@@ -80,7 +81,7 @@ def test_a_rank_killed_in_the_middle_is_replaced_after_the_backoff_and_nobody_el
             message="rank 1 was ended by signal 9 (SIGKILL); restart 1 of 50",
         )
     ]
-    wait = wake_at(story.job, story.now) - story.now
+    wait = story.patience_seconds
     assert 0.375 <= wait <= 0.5, "the first backoff, with its jitter"
     assert story.wakes() == [Start(rank=1)]
     assert (story.rank(0), story.rank(2)) == others
@@ -95,7 +96,7 @@ def test_the_backoff_doubles_up_to_its_cap() -> None:
     waits = []
     for _ in range(9):
         story.exits(0, code=1).plans()
-        waits.append(wake_at(story.job, story.now) - story.now)
+        waits.append(story.patience_seconds)
         story.wakes()
         story.says_hello(0)
     assert all(before < after for before, after in pairwise(waits[:6]))
@@ -371,7 +372,8 @@ def test_failures_while_stopping_are_not_counted() -> None:
 def test_a_silent_rank_of_a_stopping_job_is_killed_once_for_one_reason() -> None:
     story = Story.running(world_size=1, heartbeat_timeout=10).is_stopped(grace=10)
     story.takes(*plan(story.job, story.now))
-    planned = plan(story.job, story.now + 10)
+    story.passes(10)
+    planned = plan(story.job, story.now)
     assert len(planned) == 1
     assert kills(planned)[0].reason is Reason.STOPPED_BY_USER
 
@@ -464,12 +466,12 @@ def test_agents_that_die_young_come_back_later_and_later_until_one_works(
     waits = []
     for _ in range(4):
         story.agent_is_lost().plans()
-        waits.append(wake_at(story.job, story.now) - story.now)
+        waits.append(story.patience_seconds)
         assert story.wakes() == [StartAgent()]
     assert all(before < after for before, after in pairwise(waits))
     story.agent_joins().plans()
     story.rank_says(0, sign_of_life).agent_is_lost().plans()
-    assert wake_at(story.job, story.now) - story.now <= 0.5
+    assert story.patience_seconds <= 0.5
 
 
 def test_an_agent_that_never_says_hello_is_killed_and_once_only_for_each_grace() -> None:

@@ -9,7 +9,6 @@ from stories import Story, starts
 
 from coordinator.actions import KillAgent
 from coordinator.moment import Moment
-from coordinator.plan import AGENT_GRACE_SECONDS
 from coordinator.rows import (
     Attachment,
     Haste,
@@ -19,6 +18,7 @@ from coordinator.rows import (
     snapshot_of,
     workers_of,
 )
+from coordinator.silence import AGENT_GRACE_SECONDS
 from coordinator.snapshot import NEVER, JobSnapshot
 from muster.contracts.endings import RetryClass
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest

@@ -12,7 +12,7 @@ from coordinator.rows import Attachment
 from coordinator.snapshot import NEVER
 from coordinator.supervisor import Supervisor
 from muster.contracts.job import JobUid
-from muster.contracts.messages import RankSaid
+from muster.contracts.messages import Pulse, RankSaid
 from store.errors import StoreUnavailable
 
 
@@ -74,7 +74,8 @@ def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
         def disk_stalls() -> None:
             clock.now += 11
             said = RankSaid(rank=0, incarnation=0, message=beat(step=3))
-            loop.call_soon_threadsafe(supervisor.hear, job.uid, said)
+            for news in (said, Pulse(stopped=())):
+                loop.call_soon_threadsafe(supervisor.hear, job.uid, news)
             loop.call_soon_threadsafe(supervisor.leave)
 
         tenure.meanwhile.append(disk_stalls)
@@ -112,3 +113,39 @@ def test_while_the_database_is_away_nobody_runs_in_circles() -> None:
     asyncio.run(coordinate())
     assert roster.looks < 100
     assert charge.decided == [StartAgent()]
+
+
+def test_what_calls_for_no_decision_waits_until_something_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coordinator.supervisor.time", Clock())
+    monkeypatch.setattr("coordinator.supervisor.POLL_SECONDS", 3600.0)
+    job = Story.running(world_size=1, heartbeat_timeout=3600).job
+    charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
+    roster = Roster(charge)
+    supervisor = Supervisor(
+        tenure=Tenure(), roster=roster, attendants=SimpleNamespace(are_gone=True)
+    )
+
+    async def looks(count: int) -> None:
+        for _ in range(10**6):
+            if roster.looks == count:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("it does not look around")
+
+    async def coordinate() -> None:
+        serving = asyncio.ensure_future(supervisor.run())
+        await looks(1)
+        supervisor.hear(job.uid, RankSaid(rank=0, incarnation=0, message=beat(step=3)))
+        supervisor.hear(job.uid, Pulse(stopped=()))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert roster.looks == 1
+        supervisor.hear(job.uid, RankSaid(rank=0, incarnation=0, message=beat(3, stopping=True)))
+        await looks(2)
+        assert charge.snapshot.ranks[0].step == 3
+        supervisor.leave()
+        await serving
+
+    asyncio.run(coordinate())

@@ -1,0 +1,239 @@
+"""What a crowd costs its coordinator: ``python bench/crowd.py [seconds]`` or ``make bench``.
+
+A real coordinator over real SQLite inherits 125 jobs of eight ranks. Their agents are played here,
+over connections of their own: every rank takes a step and beats once a second, each at its own
+moment, and every agent pulses. Printed is the processor time of the coordinator.
+"""
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from _services import Services, cpu_seconds
+
+from coordinator.agents import token_digest
+from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.framing import frame
+from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.layout import DataDirectory
+from muster.contracts.messages import (
+    AgentHello,
+    AgentMessage,
+    Beat,
+    Hello,
+    Pulse,
+    RankMessage,
+    RankSaid,
+    RankSpawned,
+    encode,
+)
+from muster.contracts.process import ProcessRecord
+from muster.contracts.rank import ProcessState
+from muster.contracts.spec import JobSpec
+from muster.processes import identify, myself
+from store.database import Database
+from store.jobs import Jobs
+from store.leases import COORDINATOR_LEASE, Leases
+from store.records import JobChange, JobWrite, Worker
+from store.tenure import Tenure
+from store.workers import Workers
+
+AGENTS = 125
+RANKS = 8
+"""Of each agent."""
+
+SECONDS = 30.0
+SETTLING_SECONDS = 5.0
+BEAT_SECONDS = 1.0
+GENERATION = 1
+TOKEN = "of all agents here"  # noqa: S105  no secret: nobody else is to be convinced
+SPEC = JobSpec(mode="independent", world_size=RANKS, command=("sleep", "3600"))
+
+
+def main(seconds: float) -> None:
+    # One process stands for all agents and ranks: should it come to kills, nobody else is hurt.
+    stand_in = subprocess.Popen(["/bin/sleep", "86400"])
+    process = identify(stand_in.pid)
+    if process is None:
+        raise RuntimeError("the process that is to stand for all agents has ended already")
+    try:
+        with Services(slots=AGENTS * RANKS) as services:
+            services.stop_coordinator()
+            jobs = inheritance(services, process)
+            services.start_coordinator()
+            share = asyncio.run(
+                measured(published(services), services.coordinator.pid, jobs, process, seconds)
+            )
+            check(services, jobs, seconds)
+            services.stop_coordinator()
+    finally:
+        stand_in.kill()
+        stand_in.wait()
+    what = f"coordinator with {AGENTS * RANKS} ranks on {AGENTS} agents, % of a core"
+    print(f"{what:<62} {100 * share:>10.3f}   <= 50", flush=True)
+
+
+def inheritance(services: Services, process: ProcessRecord) -> list[tuple[JobId, JobUid]]:
+    """Write the rows that an earlier coordinator would have left; return the jobs."""
+    jobs = [(JobId(f"crowd-{n:03}"), JobUid(uuid.uuid4().hex)) for n in range(AGENTS)]
+    with_rows = [
+        JobWrite(
+            change=JobChange(
+                job_id=job_id,
+                uid=uid,
+                status=JobStatus.STARTING,
+                reason=None,
+                message=None,
+                started_at=datetime.now(UTC),
+                finished_at=None,
+                exit_code=None,
+                generation=GENERATION,
+                agent=process,
+                agent_token_sha256=token_digest(TOKEN),
+            ),
+            workers=[
+                Worker(rank=rank, incarnation=0, state=ProcessState.LIVE, process=process)
+                for rank in range(RANKS)
+            ],
+        )
+        for job_id, uid in jobs
+    ]
+    database = Database.open(services.database_url)
+    try:
+        for job_id, uid in jobs:
+            Jobs(database).create(job_id, uid, SPEC, message=None, idempotency=None)
+        leases = Leases(database)
+        lease = leases.take(COORDINATOR_LEASE, "bench", myself(), "", displacing=None)
+        Tenure(database, lease).commit(with_rows)
+        leases.release(lease)
+    finally:
+        database.close()
+    return jobs
+
+
+async def measured(
+    address: CoordinatorAddress,
+    pid: int,
+    jobs: Sequence[tuple[JobId, JobUid]],
+    process: ProcessRecord,
+    seconds: float,
+) -> float:
+    """Play all agents for a while; return the coordinator's processor time per second."""
+    chance = random.Random(0)  # noqa: S311  chance that can be repeated, no secret
+    agents = [
+        asyncio.ensure_future(play(address, uid, process, chance.random())) for _, uid in jobs
+    ]
+    await quiet(agents, SETTLING_SECONDS)
+    began, before = time.monotonic(), cpu_seconds(pid, with_children=False)
+    await quiet(agents, seconds)
+    share = (cpu_seconds(pid, with_children=False) - before) / (time.monotonic() - began)
+    for agent in agents:
+        agent.cancel()
+    await asyncio.gather(*agents, return_exceptions=True)
+    return share
+
+
+async def quiet(agents: Sequence["asyncio.Future[None]"], seconds: float) -> None:
+    """Let time go by; raises what an agent has failed with, as none of them may end."""
+    ended, _ = await asyncio.wait(agents, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for agent in ended:
+        raise RuntimeError("the coordinator has hung up on an agent") from agent.exception()
+
+
+def published(services: Services) -> CoordinatorAddress:
+    """Return where the coordinator listens, once it does."""
+    file = DataDirectory(services.root).coordinator_address
+    while not file.exists():
+        time.sleep(0.05)
+    return msgspec.json.decode(file.read_bytes(), type=CoordinatorAddress)
+
+
+async def play(
+    address: CoordinatorAddress, uid: JobUid, process: ProcessRecord, phase: float
+) -> None:
+    """Be an agent whose ranks beat in turn; ends when the coordinator hangs up."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    for message in introduction(uid, process):
+        writer.write(frame(encode(message)))
+    await asyncio.sleep(phase * BEAT_SECONDS)
+    beating = asyncio.ensure_future(beat(writer))
+    try:
+        while await reader.read(1 << 16):
+            pass  # welcome, and what it repeats after joining
+    finally:
+        beating.cancel()
+        writer.close()
+
+
+async def beat(writer: asyncio.StreamWriter) -> None:
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    step = 0
+    while True:
+        step += 1
+        for rank in range(RANKS):
+            writer.write(frame(encode(said(rank, at_step(step)))))
+            due += BEAT_SECONDS / RANKS
+            await asyncio.sleep(due - loop.time())
+        writer.write(frame(encode(Pulse(stopped=()))))
+
+
+def introduction(uid: JobUid, process: ProcessRecord) -> list[AgentMessage]:
+    hello = AgentHello(job_uid=uid, generation=GENERATION, token=TOKEN)
+    spawned = [
+        RankSpawned(
+            rank=rank,
+            incarnation=0,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            boot_id=process.boot_id,
+            node=process.node,
+        )
+        for rank in range(RANKS)
+    ]
+    return [hello, *spawned, *(said(rank, Hello()) for rank in range(RANKS))]
+
+
+def said(rank: int, message: RankMessage) -> RankSaid:
+    return RankSaid(rank=rank, incarnation=0, message=message)
+
+
+def at_step(step: int) -> Beat:
+    return Beat(
+        step=step,
+        total_steps=1_000_000,
+        epoch=0,
+        shard_idx=step // 100,
+        line_idx=16 * step,
+        loss=1 / step,
+        metrics={"accuracy": 0.5},
+        checkpoints_saved=step // 5,
+        last_checkpoint_step=step // 5 * 5,
+        stopping=False,
+        waiting=False,
+    )
+
+
+def check(services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: float) -> None:
+    """Every rank must have been heard all the while, and none restarted."""
+    database = Database.open(services.database_url)
+    try:
+        rows = Workers(database).of_jobs([job_id for job_id, _ in jobs])
+    finally:
+        database.close()
+    workers = [worker for of_job in rows.values() for worker in of_job]
+    if len(workers) != AGENTS * RANKS or any(w.incarnation or w.restarts for w in workers):
+        raise RuntimeError("a rank was restarted although all of them beat")
+    least = min(worker.step for worker in workers)
+    if least < seconds / BEAT_SECONDS:
+        raise RuntimeError(f"only {least} beats of a rank are on record: is this machine crowded?")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS)

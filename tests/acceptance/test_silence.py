@@ -1,0 +1,103 @@
+"""A stopped agent is no fault of its ranks; a program stopped before it has joined is replaced."""
+
+import signal
+import sys
+from pathlib import Path
+
+from installation import Installation, await_value, is_running, pids, records
+
+from muster.contracts.process import ProcessRecord
+from muster.processes import marked, send_signal
+
+STEP_SECONDS = 0.05
+TIMEOUT_SECONDS = 1
+UNTIL_THE_GATE_OPENS = f"""
+import pathlib, sys, time
+import muster
+run = muster.join()
+while not pathlib.Path(sys.argv[1]).exists():
+    run.step()
+    print("stepped")
+    time.sleep({STEP_SECONDS})
+"""
+ASLEEP_THE_FIRST_TIME = """
+import os, time
+if os.environ["MUSTER_GENERATION"] == "0":
+    print("asleep")
+    time.sleep(600)
+"""
+
+
+def agent_of(installation: Installation, job_id: str) -> ProcessRecord:
+    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    return agent
+
+
+def begun(installation: Installation, gate: Path) -> str:
+    """Submit two ranks that take steps until there is a gate; return their job."""
+    job_id = installation.submit(
+        world_size=2,
+        command=[sys.executable, "-c", UNTIL_THE_GATE_OPENS, str(gate)],
+        heartbeat_timeout=TIMEOUT_SECONDS,
+    )
+    installation.wait_until(job_id, lambda seen: all(w["step"] for w in seen["workers"]))
+    return job_id
+
+
+def await_steps(installation: Installation, job_id: str, seconds: float) -> None:
+    """Wait until a rank has worked for so long, by its log: nobody else hears of it."""
+    wanted = installation.log(job_id).count("stepped") + seconds / STEP_SECONDS
+    await_value(
+        lambda: installation.log(job_id).count("stepped") >= wanted,
+        lambda: installation.describe(job_id),
+    )
+
+
+def test_ranks_of_a_stopped_agent_are_not_taken_for_silent(
+    installation: Installation, tmp_path: Path
+) -> None:
+    job_id = begun(installation, tmp_path / "gate")
+    before = pids(installation.see(job_id))
+    agent = agent_of(installation, job_id)
+    send_signal(agent, signal.SIGSTOP)
+    await_steps(installation, job_id, 3 * TIMEOUT_SECONDS)
+    send_signal(agent, signal.SIGCONT)
+    await_steps(installation, job_id, 2 * TIMEOUT_SECONDS)
+    assert pids(installation.see(job_id)) == before
+    assert agent_of(installation, job_id) == agent
+    (tmp_path / "gate").touch()
+    assert installation.complete(job_id)["restarts"] == 0
+    assert not {"agent_lost", "rank_killed"} & set(installation.kinds(job_id))
+
+
+def test_an_agent_that_never_wakes_up_is_replaced_and_its_ranks_live_on(
+    installation: Installation, tmp_path: Path
+) -> None:
+    job_id = begun(installation, tmp_path / "gate")
+    before = records(installation.see(job_id))
+    send_signal(agent_of(installation, job_id), signal.SIGSTOP)
+    await_value(
+        lambda: "agent_lost" in installation.kinds(job_id), lambda: installation.describe(job_id)
+    )
+    assert "agent_killed" in installation.kinds(job_id)
+    (tmp_path / "gate").touch()
+    assert installation.complete(job_id)["restarts"] == 0
+    assert installation.kinds(job_id).count("rank_started") == len(before)
+    assert "rank_killed" not in installation.kinds(job_id)
+
+
+def test_a_program_that_is_stopped_before_it_has_joined_is_replaced(
+    installation: Installation,
+) -> None:
+    job_id = installation.submit(
+        world_size=1,
+        command=[sys.executable, "-c", ASLEEP_THE_FIRST_TIME],
+        heartbeat_timeout=TIMEOUT_SECONDS,
+    )
+    installation.wait_until(job_id, is_running)
+    await_value(lambda: "asleep" in installation.log(job_id), lambda: "it does not start")
+    installation.kill(job_id, rank=0, number=signal.SIGSTOP)
+    seen = installation.complete(job_id)
+    assert seen["endings"]["hang"] == 1
+    told = [event["message"] for event in installation.events(job_id)]
+    assert f"rank 0 stood still for {TIMEOUT_SECONDS} s and was killed" in told

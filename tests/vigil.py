@@ -1,0 +1,289 @@
+"""How soon an end is seen, how soon a frozen rank is replaced, and that nobody is blamed wrongly.
+
+``python tests/vigil.py --kills 200 --freezes 50 --minutes 20`` makes an installation of its own and
+prints a table: ranks that are killed, ranks that are stopped, and then jobs that nobody harms, on a
+machine whose processors are busy with something else.
+"""
+
+import argparse
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from installation import Installation, is_over, pids
+
+from cli.tables import table
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
+
+HEADER = ("what", "times", "p50", "p95", "p99", "worst", "goal")
+
+RANKS_PER_JOB = 25
+KILLS_PER_RANK = 4
+"""More would have to wait for a backoff that doubles each time."""
+
+TIMEOUT_SECONDS = 2.0
+"""After which a frozen rank is replaced."""
+
+PAUSE_SECONDS = (0.1, 0.4)
+"""Between two faults."""
+
+SPINNERS_PER_CORE = 2
+BUSY = "while True: pass"
+
+GENEROUS = {"max_restarts": 10_000, "max_hangs": 10_000, "max_fruitless": 10_000}
+IDLE = ("sleep", "86400")
+STEPPING = """
+import time, muster
+run = muster.join()
+while True:
+    run.step()
+    time.sleep(0.1)
+"""
+
+ENDLESS = {"epochs": 1_000_000, "sleep_sec": 0.05}
+WATCHED = (
+    {"mode": "synchronous", "world_size": 2, **ENDLESS},
+    {"mode": "independent", "world_size": 2, **ENDLESS},
+    {"mode": "independent", "world_size": 2, "command": [sys.executable, "-c", STEPPING]},
+)
+"""Jobs of every kind, with the usual timeout."""
+
+ALARMS = frozenset({"rank_killed", "rank_exited", "agent_lost", "agent_killed", "warned"})
+LOOK_SECONDS = 5.0
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured of one kind of fault."""
+
+    what: str
+    goal: str
+    seconds: Sequence[float]
+
+    def cells(self) -> tuple[str | int | None, ...]:
+        quantiles = [quantile(self.seconds, share) for share in (0.5, 0.95, 0.99, 1.0)]
+        return (self.what, len(self.seconds), *quantiles, self.goal)
+
+
+@dataclass(kw_only=True)
+class Report:
+    rows: list[Row] = field(default_factory=list)
+    watched_minutes: float = 0.0
+    alarms: list[str] = field(default_factory=list)
+    """What was told of ranks and agents that nobody had harmed."""
+    suspicions: int = 0
+
+    def lines(self) -> Iterator[str]:
+        yield from table(HEADER, [row.cells() for row in self.rows])
+        yield ""
+        yield (
+            f"false alarms in {self.watched_minutes:g} minutes with "
+            f"{spinners_count()} busy processes: {len(self.alarms)}   (goal: 0)"
+        )
+        yield from (f"    {alarm}" for alarm in self.alarms)
+        yield f"late heartbeats meanwhile, which change nothing: {self.suspicions}"
+
+
+def quantile(seconds: Sequence[float], share: float) -> str:
+    """Return the smallest of them that is not exceeded by `share` of all."""
+    if not seconds:
+        return "-"
+    return f"{sorted(seconds)[math.ceil(share * len(seconds)) - 1]:.3f} s"
+
+
+def keep_vigil(
+    directory: Path, *, kills: int, freezes: int, minutes: float, seed: int, say: Say
+) -> Report:
+    """Do all of it in an installation of its own."""
+    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    data = directory / "shards"
+    write_dataset(data, synthetic(samples=512, shards=8, features=8))
+    report = Report()
+    with Installation(directory, DATASET_DIR=str(data), MUSTER_SLOTS="1000") as installation:
+        say(f"{kills} ranks are killed")
+        report.rows.append(killed(installation, kills, chance))
+        say(f"{freezes} ranks are stopped")
+        report.rows.append(frozen(installation, freezes, chance))
+        say(f"nobody is harmed for {minutes:g} minutes")
+        watch(installation, minutes, report)
+    return report
+
+
+# Ranks that are killed
+
+
+def killed(installation: Installation, kills: int, chance: random.Random) -> Row:
+    """Kill one rank after the other; return how long each end took to be heard of."""
+    ranks = math.ceil(kills / KILLS_PER_RANK)
+    jobs = crowd(installation, ranks, command=IDLE)
+    struck: dict[Process, float] = {}
+    for number in range(kills):
+        job_id, rank = jobs[number % ranks]
+        pid, incarnation = present(installation, job_id, rank)
+        struck[job_id, rank, incarnation] = time.time()
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(chance.uniform(*PAUSE_SECONDS))
+    seen = told_of(installation, {job_id for job_id, _ in jobs}, "rank_exited", struck)
+    end(installation, jobs)
+    seconds = [seen[process] - at for process, at in struck.items()]
+    return Row(what="kill -9 -> seen", goal="p99 <= 0.050 s", seconds=seconds)
+
+
+# Ranks that are stopped
+
+
+def frozen(installation: Installation, freezes: int, chance: random.Random) -> Row:
+    """Stop every rank once; return how long it took until its successor ran."""
+    jobs = crowd(
+        installation,
+        freezes,
+        command=[sys.executable, "-c", STEPPING],
+        heartbeat_timeout=TIMEOUT_SECONDS,
+    )
+    chance.shuffle(jobs)
+    struck: dict[Process, float] = {}
+    for job_id, rank in jobs:
+        installation.wait_until(job_id, lambda seen, rank=rank: seen["workers"][rank]["step"])
+        pid, incarnation = present(installation, job_id, rank)
+        struck[job_id, rank, incarnation + 1] = time.time()
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(chance.uniform(*PAUSE_SECONDS))
+    seen = told_of(installation, {job_id for job_id, _ in jobs}, "rank_started", struck)
+    end(installation, jobs)
+    seconds = [seen[process] - at for process, at in struck.items()]
+    goal = f"<= {TIMEOUT_SECONDS + 1:.3f} s"
+    return Row(what="SIGSTOP -> successor runs", goal=goal, seconds=seconds)
+
+
+# Jobs that nobody harms
+
+
+def watch(installation: Installation, minutes: float, report: Report) -> None:
+    """Let jobs of every kind train on a busy machine, and note whatever is said of them."""
+    jobs = [installation.submit(**fields, **GENEROUS) for fields in WATCHED]
+    for job_id in jobs:
+        installation.wait_until(job_id, lambda seen: all(w["step"] for w in seen["workers"]))
+    with busy_processors():
+        deadline = time.monotonic() + 60 * minutes
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(LOOK_SECONDS, left))
+            assert not any(is_over(installation.see(job_id)) for job_id in jobs)
+        report.watched_minutes = minutes
+        for job_id in jobs:
+            events = installation.events(job_id)
+            report.alarms += [event["message"] for event in events if event["kind"] in ALARMS]
+            report.suspicions += sum(event["kind"] == "rank_suspected" for event in events)
+    end(installation, [(job_id, 0) for job_id in jobs])
+
+
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """Keep every core busy twice over."""
+    with ExitStack() as stack:
+        for _ in range(spinners_count()):
+            spinner = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
+            stack.callback(spinner.kill)
+        yield
+
+
+def spinners_count() -> int:
+    return SPINNERS_PER_CORE * len(os.sched_getaffinity(0))
+
+
+# What both need
+
+
+Process = tuple[str, int, int]
+"""Job, rank and incarnation."""
+
+
+def crowd(installation: Installation, ranks: int, **fields: object) -> list[tuple[str, int]]:
+    """Start so many ranks in as few jobs as are handy; return job and rank of each."""
+    jobs: list[tuple[str, int]] = []
+    while len(jobs) < ranks:
+        size = min(RANKS_PER_JOB, ranks - len(jobs))
+        job_id = installation.submit(world_size=size, **fields, **GENEROUS)
+        jobs += [(job_id, rank) for rank in range(size)]
+    for job_id, rank in jobs:
+        present(installation, job_id, rank)
+    return jobs
+
+
+def present(installation: Installation, job_id: str, rank: int) -> tuple[int, int]:
+    """Return pid and incarnation of a rank, once it is alive."""
+    seen = installation.wait_until(
+        job_id,
+        lambda seen: seen["workers"][rank]["state"] == "live" and pids(seen)[rank],
+    )
+    _, _, incarnation = seen["workers"][rank]["worker_id"].partition(".")
+    return pids(seen)[rank], int(incarnation)
+
+
+def told_of(
+    installation: Installation, jobs: set[str], kind: str, wanted: dict[Process, float]
+) -> dict[Process, float]:
+    """Return when each of the processes was told of, in seconds since 1970."""
+    last: dict[str, set[tuple[int, int]]] = {job_id: set() for job_id in jobs}
+    for job_id, rank, incarnation in wanted:
+        last[job_id].add((rank, incarnation))
+    found: dict[Process, float] = {}
+    for job_id, processes in last.items():
+        installation.wait_until(
+            job_id,
+            lambda _, job_id=job_id, processes=processes: (
+                processes <= moments(installation, job_id, kind).keys()
+            ),
+        )
+        told = moments(installation, job_id, kind)
+        found |= {(job_id, *process): told[process] for process in processes}
+    return found
+
+
+def moments(installation: Installation, job_id: str, kind: str) -> dict[tuple[int, int], float]:
+    return {
+        (event["rank"], event["incarnation"]): datetime.fromisoformat(event["at"]).timestamp()
+        for event in installation.events(job_id)
+        if event["kind"] == kind
+    }
+
+
+def end(installation: Installation, jobs: Sequence[tuple[str, int]]) -> None:
+    for job_id in {job_id for job_id, _ in jobs}:
+        installation.stop(job_id, 1.0)
+        installation.wait_until(job_id, is_over)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("kills", 200), ("freezes", 50), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    asked = vars(parser.parse_args())
+    # Asked to end, it ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory() as directory:
+        report = keep_vigil(Path(directory), **asked, say=_say)
+    for line in report.lines():
+        _say(line)
+    return 1 if report.alarms else 0
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)  # noqa: T201  it is what this program is for
+
+
+if __name__ == "__main__":
+    sys.exit(main())
