@@ -6,14 +6,16 @@ wall clocks are never compared.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
 from muster.contracts.process import ProcessRecord
-from muster.processes import is_provably_gone
+from muster.processes import is_provably_gone, is_running
 from store.errors import LeaseLost
 from store.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
 from store.records import Lease
@@ -65,7 +67,7 @@ class Candidate:
                     f"waiting: process {holder.process.pid} on {holder.process.node} coordinates",
                     action="lease_awaited",
                 )
-            await asyncio.sleep(LOOK_SECONDS)
+            await end_of(holder.process, LOOK_SECONDS)
 
     def may_displace(self, holder: Lease) -> bool:
         """Return whether the holder is dead, or has not renewed for the length of the lease."""
@@ -78,3 +80,22 @@ class Candidate:
         return self._leases.take(
             COORDINATOR_LEASE, self._owner, self._process, self._address, displacing=holder
         )
+
+
+async def end_of(process: ProcessRecord, patience_seconds: float) -> None:
+    """Sleep that long, or until a process of this machine ends: the kernel says so at once."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # another machine's, perhaps, whose pid means nothing here
+        await asyncio.sleep(patience_seconds)
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    if is_running(process):  # only now is it certain whom the descriptor holds
+        loop.add_reader(pidfd, ended.set)
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), patience_seconds)
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)

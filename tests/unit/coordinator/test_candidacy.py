@@ -1,8 +1,11 @@
 import asyncio
+import subprocess
+import time
 from dataclasses import dataclass, field, replace
 
-from coordinator.candidacy import Candidate
+from coordinator.candidacy import Candidate, end_of
 from muster.contracts.process import ProcessRecord
+from muster.processes import identify
 from store.errors import LeaseLost
 from store.leases import LEASE_SECONDS
 from store.records import Lease
@@ -105,3 +108,24 @@ def test_a_new_holder_gets_the_whole_length_even_with_the_same_beat() -> None:
     watch = Watch()
     watch.may_displace()
     assert not watch.may_displace(replace(LEASE, epoch=4), after_seconds=LEASE_SECONDS)
+
+
+def test_the_end_of_a_holder_of_this_machine_wakes_who_waits() -> None:
+    with subprocess.Popen(["sleep", "60"]) as holder:  # noqa: S607
+        record = identify(holder.pid)
+        assert record is not None
+
+        async def waits_and_kills() -> None:
+            waiting = asyncio.ensure_future(end_of(record, 3600.0))
+            await asyncio.sleep(0)
+            holder.kill()
+            await asyncio.wait_for(waiting, 20)
+
+        asyncio.run(waits_and_kills())
+
+
+def test_who_waits_looks_again_after_a_while_whoever_holds_the_lease() -> None:
+    before = time.monotonic()
+    asyncio.run(end_of(HOLDER, 0.01))
+    asyncio.run(end_of(replace(HOLDER, pid=2**22 + 1), 0.01))
+    assert time.monotonic() - before >= 0.02
