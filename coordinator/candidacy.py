@@ -8,7 +8,6 @@ else from the database; on this machine it is ended.
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,8 +15,9 @@ from typing import Final
 
 import structlog
 
+from coordinator.obstacles import end_if_stopped
 from muster.contracts.process import ProcessRecord
-from muster.processes import is_provably_gone, is_running, is_stopped, send_signal
+from muster.processes import is_provably_gone, is_running
 from store.errors import LeaseLost, StoreUnavailable
 from store.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
 from store.records import Lease
@@ -59,7 +59,7 @@ class Candidate:
             try:
                 lease = await self._compete()
             except StoreUnavailable:
-                if not self._ends_who_is_stopped():
+                if self._holder is None or not end_if_stopped(self._holder):
                     raise
             else:
                 if lease is not None:
@@ -83,17 +83,6 @@ class Candidate:
             )
         await end_of(holder.process, LOOK_SECONDS)
         return None
-
-    def _ends_who_is_stopped(self) -> bool:
-        """End a holder that may stand still in the middle of a transaction; return whether."""
-        if self._holder is None or not is_stopped(self._holder):
-            return False
-        _LOG.warning(
-            f"process {self._holder.pid} was stopped while it coordinated, and the database "
-            "cannot be used: it is ended",
-            action="holder_ended",
-        )
-        return send_signal(self._holder, signal.SIGKILL)
 
     def may_displace(self, holder: Lease) -> bool:
         """Return whether the holder is dead, or has not renewed for the length of the lease."""

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.candidacy import Candidate, end_of
 from muster.contracts.process import ProcessRecord
-from muster.processes import identify, is_running, is_stopped
+from muster.processes import identify, is_stopped
 from store.errors import LeaseLost, StoreUnavailable
 from store.leases import LEASE_SECONDS
 from store.records import Lease
@@ -32,8 +32,8 @@ class Leases:
 
     def current(self, _name: str) -> Lease | None:
         self.looks += 1
-        if self.looks > 1 and self.blocked_by is not None:
-            if is_running(self.blocked_by):
+        if self.blocked_by is not None and self.looks > 1:
+            if self.looks == 2 or is_stopped(self.blocked_by):
                 raise StoreUnavailable("the database is locked")
             return None
         return self.held
