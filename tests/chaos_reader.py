@@ -20,8 +20,8 @@ from muster.checkpoints.names import LATEST, CheckpointName
 from muster.checkpoints.reader import Reader
 
 PAUSE_SECONDS = 0.0015
-NICE = 19
-"""It has what nobody else wants of the processors."""
+NICE = 5
+"""Training comes first."""
 LISTING_SECONDS = 0.2
 LIVELY_SECONDS = 5.0
 """A directory in which nothing happens for longer is not read any more."""
