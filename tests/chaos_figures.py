@@ -36,6 +36,7 @@ class Event:
     kind: str
     rank: int | None
     incarnation: int | None
+    message: str = ""
 
     @classmethod
     def read(cls, event: Mapping[str, object]) -> "Event":
@@ -43,7 +44,13 @@ class Event:
         rank, incarnation = event["rank"], event["incarnation"]
         assert isinstance(rank, int | None)
         assert isinstance(incarnation, int | None)
-        return cls(at=at, kind=str(event["kind"]), rank=rank, incarnation=incarnation)
+        return cls(
+            at=at,
+            kind=str(event["kind"]),
+            rank=rank,
+            incarnation=incarnation,
+            message=str(event["message"]),
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +95,12 @@ class History:
     def unexplained(self) -> Iterator[str]:
         """Yield a sentence for every restart behind which there is no fault."""
         return (sentence for sentence, cause in self._restarts() if cause is None)
+
+    def collateral(self) -> Iterator[str]:
+        """Yield a sentence for every restart of a rank because of what another process met."""
+        for sentence, cause in self._restarts():
+            if cause is not None:
+                yield f"{sentence}; before that: {cause}"
 
     def _time(self, strike: Strike, row: Row) -> None:
         detected = self._detected_at(strike)
@@ -190,8 +203,15 @@ class History:
                     continue  # its first process, or the same one, told of once more
                 cause = self._cause(job_id, event.rank, before.at, event.at)
                 if cause is None or cause.fault.victim is not Victim.RANK:
+                    ends = (
+                        it.message
+                        for it in reversed(events)
+                        if before.at < it.at <= event.at and it.kind in ENDS_OF_A_RANK
+                        if it.rank == event.rank
+                    )
                     words = f"rank {event.rank} of {job_id} was started again"
-                    yield f"{words} at {_clock(event.at)}", cause
+                    why = next(ends, "nobody saw its end")
+                    yield f"{words} at {_clock(event.at)} ({why})", cause
 
     def _cause(self, job_id: str, rank: int | None, since: float, until: float) -> Strike | None:
         """Return the last fault between two starts that explains the second one.

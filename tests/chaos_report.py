@@ -36,6 +36,7 @@ ADOPTED_HEADER = (
     "ranks restarted",
 )
 SHOWN_BREACHES = 5
+SHOWN_RESTARTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Report:
         if adoptions := list(self._adoptions()):
             yield from table(ADOPTED_HEADER, adoptions)
             yield ""
+        yield from list(self.history.collateral())[:SHOWN_RESTARTS]
         yield f"run: {self.replay}"
         yield f"machine: {machine()}"
         for name, fact in self.facts.items():
