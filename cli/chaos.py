@@ -77,11 +77,14 @@ def process_of(
         raise FaultRefused(f"{name} is {job['status']}: choose a job that runs, see GET /jobs")
     worker = next((it for it in workers if it["rank"] == rank), None)
     if worker is None:
-        raise FaultRefused(f"{name} has no rank {rank}: it has the ranks 0 to {len(workers) - 1}")
+        last = len(workers) - 1
+        there = f"the ranks 0 to {last}" if last else "rank 0 only"
+        raise FaultRefused(f"{name} has no rank {rank}: it has {there}, choose with --rank")
     pid, node = worker["pid"], worker["node"]
     if pid is None:
         raise FaultRefused(
-            f"rank {rank} of {name} is {worker['state']} and has no process: wait until it has one"
+            f"rank {rank} of {name} is {worker['state']} and has no process: wait until it "
+            f"has one, see GET /jobs/{name}/summary"
         )
     if node != platform.node():
         raise FaultRefused(f"rank {rank} of {name} runs on {node}: use muster chaos there")
@@ -89,7 +92,8 @@ def process_of(
     if record is None:
         raise FaultRefused(
             f"pid {pid} does not carry the mark of rank {rank} of {name}: it has ended, or its "
-            "command has cleared its environment. Nothing was signalled"
+            "command has cleared its environment. Nothing was signalled: if it has ended, "
+            "try again once it is replaced"
         )
     return record
 

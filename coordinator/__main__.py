@@ -7,12 +7,14 @@ import sys
 from typing import Final
 
 from coordinator import foreground
+from coordinator.obstacles import end_if_stopped, last_known
 from coordinator.service import Service
 from muster import journal, lifeline
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
+from muster.contracts.layout import DataDirectory
 from store.database import Database
-from store.errors import LeaseLost
+from store.errors import LeaseLost, StoreUnavailable
 
 INTERRUPTED: Final = 130
 """As shells have it for Ctrl-C."""
@@ -31,7 +33,7 @@ def main() -> int:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         if in_foreground:
             return foreground.run(settings, os.environ)
-        database = Database.open(settings.database_url)
+        database = _open(settings)
         try:
             asyncio.run(Service(database, settings, os.environ).run())
         finally:
@@ -45,6 +47,16 @@ def main() -> int:
         print(f"coordinator: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _open(settings: ServiceSettings) -> Database:
+    try:
+        return Database.open(settings.database_url)
+    except StoreUnavailable:
+        former = last_known(DataDirectory(settings.data_dir).coordinator_address)
+        if former is None or not end_if_stopped(former):
+            raise
+        return Database.open(settings.database_url)
 
 
 if __name__ == "__main__":

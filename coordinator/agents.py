@@ -25,6 +25,7 @@ from muster.contracts.messages import (
     decode_agent_message,
     encode,
 )
+from muster.processes import myself
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0
 """Whoever connects says who it is, or goes."""
@@ -58,7 +59,7 @@ class AgentServer:
         """Listen on a free port of the loopback interface; return where."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
-        return CoordinatorAddress(host=host, port=port)
+        return CoordinatorAddress(host=host, port=port, process=myself())
 
     async def stop(self) -> None:
         """Hang up on everybody; agents and ranks go on."""

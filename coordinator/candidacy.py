@@ -2,19 +2,23 @@
 
 A holder that is provably dead (same machine, its process gone) is displaced at once. Any other is
 displaced when its beat has stood still for the length of the lease on our own monotonic clock:
-wall clocks are never compared.
+wall clocks are never compared. One that was stopped in the middle of a transaction keeps everybody
+else from the database; on this machine it is ended.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
+from coordinator.obstacles import end_if_stopped
 from muster.contracts.process import ProcessRecord
-from muster.processes import is_provably_gone
-from store.errors import LeaseLost
+from muster.processes import is_provably_gone, is_running
+from store.errors import LeaseLost, StoreUnavailable
 from store.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
 from store.records import Lease
 
@@ -44,28 +48,41 @@ class Candidate:
         self._clock = clock
         self.is_patient = True
         """Whether to wait for a holder that lives; who is not is cancelled instead."""
+        self._holder: ProcessRecord | None = None
+        """Who had the lease when it could be read last."""
         self._seen: tuple[int, int] | None = None
         self._seen_at = 0.0
 
     async def win(self) -> Lease:
-        """Wait until the lease is ours, and return it."""
-        told = False
+        """Wait until the lease is ours, and return it. Raises `StoreUnavailable`."""
         while True:
-            holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
-            if holder is None or self.may_displace(holder):
-                try:
-                    return await asyncio.to_thread(self._take, holder)
-                except LeaseLost:
-                    continue  # somebody was faster; look again
-            if not self.is_patient:
-                raise asyncio.CancelledError
-            if not told:
-                told = True
-                _LOG.info(
-                    f"waiting: process {holder.process.pid} on {holder.process.node} coordinates",
-                    action="lease_awaited",
-                )
-            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                lease = await self._compete()
+            except StoreUnavailable:
+                if self._holder is None or not end_if_stopped(self._holder):
+                    raise
+            else:
+                if lease is not None:
+                    return lease
+
+    async def _compete(self) -> Lease | None:
+        """Take the lease, or wait a moment and return None."""
+        holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
+        if holder is None or self.may_displace(holder):
+            try:
+                return await asyncio.to_thread(self._take, holder)
+            except LeaseLost:
+                return None  # somebody was faster; look again
+        if not self.is_patient:
+            raise asyncio.CancelledError
+        if self._holder != holder.process:
+            self._holder = holder.process
+            _LOG.info(
+                f"waiting: process {holder.process.pid} on {holder.process.node} coordinates",
+                action="lease_awaited",
+            )
+        await end_of(holder.process, LOOK_SECONDS)
+        return None
 
     def may_displace(self, holder: Lease) -> bool:
         """Return whether the holder is dead, or has not renewed for the length of the lease."""
@@ -78,3 +95,22 @@ class Candidate:
         return self._leases.take(
             COORDINATOR_LEASE, self._owner, self._process, self._address, displacing=holder
         )
+
+
+async def end_of(process: ProcessRecord, patience_seconds: float) -> None:
+    """Sleep that long, or until a process of this machine ends: the kernel says so at once."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # another machine's, perhaps, whose pid means nothing here
+        await asyncio.sleep(patience_seconds)
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    if is_running(process):  # only now is it certain whom the descriptor holds
+        loop.add_reader(pidfd, ended.set)
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), patience_seconds)
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)

@@ -36,6 +36,8 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
         case RankExited():
             exited = describe_exit(after.ranks[happening.rank])
             return _of_rank(after, happening.rank, "rank_exited", exited)
+        case happenings.AgentJoined() if after.any_alive:
+            return Entry(kind="agent_adopted", message="the job's agent is there, its ranks go on")
         case happenings.AgentLost():
             return Entry(kind="agent_lost", message=happening.message)
         case happenings.Taken():

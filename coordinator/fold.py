@@ -171,12 +171,19 @@ def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -
         snapshot,
         agent=AgentState.ABSENT,
         agent_failures=failures,
-        agent_start_at=now + snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent"),
+        agent_start_at=now + _pause_seconds(snapshot, failures),
         ranks=ranks,
         pool=pool_fold.left_by_the_dead(snapshot.pool, ranks),
         # The next agent gives them other memory to meet in, so it takes another layout.
         layout=LayoutSnapshot(generation=snapshot.layout.generation),
     )
+
+
+def _pause_seconds(snapshot: JobSnapshot, failures: int) -> float:
+    """Return how long the next agent waits; after one that has worked it does not wait at all."""
+    if failures == 1:
+        return 0.0
+    return snapshot.backoff.delay_seconds(failures - 1, f"{snapshot.uid}/agent")
 
 
 def _out_of_agents(failures: int, message: str) -> Verdict:

@@ -82,6 +82,11 @@ class Line:
         else:
             _poll(self._channel, select.POLLIN, seconds)
 
+    def await_end(self, seconds: float) -> None:
+        """Wait until the agent at the other end is gone, or the time has passed."""
+        if self._channel is None or _poll(self._channel, 0, seconds) & select.POLLNVAL:
+            time.sleep(seconds)
+
     def renew(self) -> bool:
         """Call the agent that has taken over; return whether it has answered."""
         if self._channel is None or self._address is None:

@@ -72,6 +72,12 @@ def is_provably_gone(record: ProcessRecord) -> bool:
     return record.node == platform.node() and not is_running(record)
 
 
+def is_stopped(record: ProcessRecord) -> bool:
+    """Return whether exactly this process is there and stands still: SIGSTOP, or a debugger."""
+    fields = _stat(record.pid)
+    return fields is not None and fields[_STATE_FIELD] in {"T", "t"} and is_running(record)
+
+
 def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
     """Send a signal to exactly this process; return False if it is gone."""
     try:

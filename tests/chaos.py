@@ -1,7 +1,8 @@
 """Kill anything: a whole installation at work, and faults for every process of it.
 
-``python tests/chaos.py [--faults 300] [--seed 7] [--minutes 25]`` runs in a new installation,
-prints a report, and exits with 1 if anything that must hold does not. The seed decides the jobs,
+``python tests/chaos.py [--faults 300] [--seed 7] [--minutes 20]`` runs in a new installation,
+prints a report, and exits with 1 if anything that must hold does not. ``--only coordinator:kill``
+draws nothing but these faults (several with commas). The seed decides the jobs,
 the faults and their order; whom of several processes a fault meets, and at which instruction,
 depends on the machine as well, so a failure may need a second run to show again.
 """
@@ -11,16 +12,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from chaos_checks import Digests, Outcome, digests_of
-from chaos_faults import blows
+from chaos_faults import Choice, Victim, blows, choices_of
 from chaos_figures import Event, History
 from chaos_jobs import KINDS, Training, Workload, fields_of
 from chaos_observer import Observer
+from chaos_office import Office
 from chaos_report import Report, facts_of
 from chaos_scene import Scene
 from chaos_strikes import Striker
@@ -42,19 +44,44 @@ class Plan:
 
     faults: int = 300
     seed: int = 0
-    minutes: float = 25.0
+    minutes: float = 20.0
     """No fault strikes later than that."""
     jobs: int = 3
     """Trainings at once."""
     steps: int = 300
     """Of each of them."""
+    coordinators: int = 2
+    """One has the lease and is struck; the other one, if any, stands by."""
+    only: tuple[Choice, ...] = ()
+    """The faults to draw from; none: all, by their weights."""
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Self:
+        """Return what a command line asks for; ends the process if it asks for nothing sensible."""
+        parser = argparse.ArgumentParser(
+            prog="python tests/chaos.py", description=__doc__.splitlines()[0]
+        )
+        for name in ("faults", "seed", "jobs", "steps"):
+            parser.add_argument(f"--{name}", type=int, default=DEFAULTS[name])
+        parser.add_argument("--coordinators", type=int, choices=(1, 2), default=2)
+        parser.add_argument("--minutes", type=float, default=DEFAULTS["minutes"])
+        parser.add_argument("--only", metavar="VICTIM:FAULT,...", default="")
+        asked = vars(parser.parse_args(words))
+        try:
+            asked["only"] = choices_of(asked["only"]) if asked["only"] else ()
+        except ValueError as error:
+            parser.error(str(error))
+        return cls(**asked)
 
     @property
     def command(self) -> str:
+        """What does all of it again."""
+        only = ",".join(f"{victim}:{kind}" for victim, kind in self.only)
         return (
             f"python tests/chaos.py --faults {self.faults} --seed {self.seed} "
-            f"--minutes {self.minutes:g} --jobs {self.jobs} --steps {self.steps}"
-        )
+            f"--minutes {self.minutes:g} --jobs {self.jobs} --steps {self.steps} "
+            f"--coordinators {self.coordinators}"
+        ) + (f" --only {only}" if only else "")
 
     @property
     def kinds(self) -> list[str]:
@@ -72,18 +99,24 @@ class Plan:
         }
 
 
+DEFAULTS = {each.name: each.default for each in fields(Plan)}
+
+
 def run(plan: Plan, root: Path, say: Callable[[str], None]) -> Report:
     """Run all of it in a new installation below `root`."""
     write_dataset(root / "shards", synthetic(samples=512, shards=8, features=8))
     with Installation(root) as installation:
         undisturbed = {kind: _undisturbed(installation, plan, kind) for kind in plan.kinds}
         observer = Observer(installation)
-        fields = {kind: plan.fields(kind, SLOW_SECONDS) for kind in plan.kinds}
-        workload = Workload(installation, observer, width=plan.jobs, seed=plan.seed, fields=fields)
-        striker = Striker(installation, workload, observer, say)
+        wanted = {kind: plan.fields(kind, SLOW_SECONDS) for kind in plan.kinds}
+        workload = Workload(installation, observer, width=plan.jobs, seed=plan.seed, fields=wanted)
+        office = Office(installation)
+        striker = Striker(installation, workload, observer, office, say)
         began_at = time.monotonic()
-        with Scene(installation, observer, workload) as scene:
-            for blow in blows(plan.faults, plan.seed):
+        with Scene(
+            installation, observer, workload, office, coordinators=plan.coordinators
+        ) as scene:
+            for blow in blows(plan.faults, plan.seed, plan.only):
                 if time.monotonic() > began_at + 60 * plan.minutes:
                     break
                 striker.strike(blow)
@@ -122,20 +155,23 @@ def _history(scene: Scene, striker: Striker) -> History:
             it.job_id: [Event.read(event) for event in scene.installation.events(it.job_id)]
             for it in scene.workload.trainings
         },
-        ends={victim: restarter.ends for victim, restarter in scene.restarters.items()},
+        ends={
+            Victim.API: scene.api_restarter.ends,
+            Victim.COORDINATOR: [term.at for term in scene.office.terms],
+        },
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("faults", 300), ("seed", 0), ("jobs", 3), ("steps", 300)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--minutes", type=float, default=25.0)
-    plan = Plan(**vars(parser.parse_args()))
+    plan = Plan.of(sys.argv[1:])
     # Asked to end, it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as directory:
-        report = run(plan, Path(directory), _say)
+        try:
+            report = run(plan, Path(directory), _say)
+        except BaseException:
+            _say(f"again:  {plan.command}")
+            raise
     for line in report.lines():
         _say(line)
     return 1 if report.has_failed else 0

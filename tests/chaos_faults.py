@@ -6,6 +6,7 @@ same seed gives the same faults, however fast the machine is.
 
 import random
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,7 +21,7 @@ class Kind(StrEnum):
     NAP = "nap"
     """SIGSTOP, and SIGCONT before anybody has to do something about it."""
     FREEZE = "freeze"
-    """SIGSTOP until it is gone, and SIGCONT if it is not: it has to be replaced."""
+    """SIGSTOP until it is replaced, which ends it; a coordinator is woken up then, to its end."""
 
     @property
     def signal(self) -> signal.Signals:
@@ -54,8 +55,14 @@ VICTIMS = {
     Victim.API: 14,
 }
 KINDS = {Kind.KILL: 65, Kind.TERM: 15, Kind.NAP: 20}
+FREEZABLE = {Victim.RANK, Victim.AGENT, Victim.COORDINATOR}
 FROZEN = 1 / 2
-"""Of the ranks that are stopped: they do not wake up in time."""
+"""Of those of them that are stopped: they do not wake up in time."""
+
+Choice = tuple[Victim, Kind]
+CHOICES: list[Choice] = [
+    (victim, kind) for victim in Victim for kind in Kind if kind is not Kind.FREEZE
+] + [(victim, Kind.FREEZE) for victim in Victim if victim in FREEZABLE]
 
 INSIDE = 1 / 4
 """Of all faults strike while a checkpoint is being written."""
@@ -94,23 +101,29 @@ class Blow:
     faults: tuple[Fault, ...]
 
 
-def blows(count: int, seed: int) -> list[Blow]:
-    """Return `count` faults, in blows of one or two."""
+def choices_of(words: str) -> tuple[Choice, ...]:
+    """Return what ``coordinator:kill,agent:term`` names; raises ValueError for anything else."""
+    known = {f"{victim}:{kind}": (victim, kind) for victim, kind in CHOICES}
+    named = words.split(",")
+    if unknown := [word for word in named if word not in known]:
+        raise ValueError(f"there is no fault {', '.join(unknown)}: choose of {', '.join(known)}")
+    return tuple(known[word] for word in named)
+
+
+def blows(count: int, seed: int, only: Sequence[Choice] = ()) -> list[Blow]:
+    """Return `count` faults, in blows of one or two; `only` these, if any are named."""
     chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
     drawn: list[Blow] = []
     number = 0
     while number < count:
         size = min(2 if chance.random() < TOGETHER / (2 - TOGETHER) else 1, count - number)
-        drawn.append(Blow(faults=tuple(_fault(chance, number + i) for i in range(size))))
+        drawn.append(Blow(faults=tuple(_fault(chance, number + i, only) for i in range(size))))
         number += size
     return drawn
 
 
-def _fault(chance: random.Random, number: int) -> Fault:
-    (victim,) = chance.choices([*VICTIMS], [*VICTIMS.values()])
-    (kind,) = chance.choices([*KINDS], [*KINDS.values()])
-    if kind is Kind.NAP and victim is Victim.RANK and chance.random() < FROZEN:
-        kind = Kind.FREEZE
+def _fault(chance: random.Random, number: int, only: Sequence[Choice]) -> Fault:
+    victim, kind = chance.choice(only) if only else _choice(chance)
     return Fault(
         number=number,
         kind=kind,
@@ -121,3 +134,11 @@ def _fault(chance: random.Random, number: int) -> Fault:
         pause_seconds=chance.choice(PAUSES_SECONDS),
         nap_seconds=chance.choice(NAPS_SECONDS),
     )
+
+
+def _choice(chance: random.Random) -> Choice:
+    (victim,) = chance.choices([*VICTIMS], [*VICTIMS.values()])
+    (kind,) = chance.choices([*KINDS], [*KINDS.values()])
+    if kind is Kind.NAP and victim in FREEZABLE and chance.random() < FROZEN:
+        return victim, Kind.FREEZE
+    return victim, kind

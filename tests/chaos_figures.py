@@ -3,6 +3,10 @@
 *Detected*: the job's event about it, or for a service the restarter that saw it end. *Recovered*:
 the first look in which the job is well, without the victim, and further than before the fault; for
 the API the first answer, for the coordinator the first step that is on record after its restart.
+
+*Adopted again*, of an agent or a coordinator that ended: the job's agent, the next one or the same,
+stands before a coordinator and has ranks. For a coordinator that is the last of all jobs that were
+well. Whoever is struck again before that has no such time; whose successor is has.
 """
 
 from collections import defaultdict
@@ -14,8 +18,12 @@ from chaos_faults import Kind, Victim
 from chaos_observer import JobSeen, Look
 from chaos_strikes import Strike
 
+from muster.contracts.job import TERMINAL
+
 ENDS_OF_A_RANK = frozenset({"rank_exited", "rank_killed"})
-ABOUT_AN_AGENT = "agent_"
+AGENT_LOST, AGENT_ADOPTED = "agent_lost", "agent_adopted"
+END_OF_A_JOB = frozenset(f"job_{status.lower()}" for status in TERMINAL)
+ADOPTABLE = frozenset({Victim.AGENT, Victim.COORDINATOR})
 NOT_LONG_SECONDS = 60.0
 """After so long it was something else."""
 
@@ -28,6 +36,7 @@ class Event:
     kind: str
     rank: int | None
     incarnation: int | None
+    message: str = ""
 
     @classmethod
     def read(cls, event: Mapping[str, object]) -> "Event":
@@ -35,7 +44,13 @@ class Event:
         rank, incarnation = event["rank"], event["incarnation"]
         assert isinstance(rank, int | None)
         assert isinstance(incarnation, int | None)
-        return cls(at=at, kind=str(event["kind"]), rank=rank, incarnation=incarnation)
+        return cls(
+            at=at,
+            kind=str(event["kind"]),
+            rank=rank,
+            incarnation=incarnation,
+            message=str(event["message"]),
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +64,7 @@ class Row:
     """Ranks that were started again because of it, beside the victim itself."""
     detected_seconds: list[float] = field(default_factory=list)
     recovered_seconds: list[float] = field(default_factory=list)
+    adopted_seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +96,20 @@ class History:
         """Yield a sentence for every restart behind which there is no fault."""
         return (sentence for sentence, cause in self._restarts() if cause is None)
 
+    def collateral(self) -> Iterator[str]:
+        """Yield a sentence for every restart of a rank because of what another process met."""
+        for sentence, cause in self._restarts():
+            if cause is not None:
+                yield f"{sentence}; before that: {cause}"
+
     def _time(self, strike: Strike, row: Row) -> None:
         detected = self._detected_at(strike)
         if detected is not None:
             row.detected_seconds.append(detected - strike.at)
-        recovered = self._recovered_at(strike, detected)
+        adopted = self._adopted_at(strike)
+        if adopted is not None:
+            row.adopted_seconds.append(adopted - strike.at)
+        recovered = self._recovered_at(strike, adopted or detected)
         if recovered is not None:
             row.recovered_seconds.append(recovered - strike.at)
 
@@ -98,10 +123,42 @@ class History:
         concerned = [
             event.at
             for event in self.events.get(target.job_id, ())
-            if event.kind.startswith(ABOUT_AN_AGENT)
+            if event.kind == AGENT_LOST
             or (is_rank and event.kind in ENDS_OF_A_RANK and event.rank == target.rank)
         ]
         return _first_after(strike.at, concerned)
+
+    def _adopted_at(self, strike: Strike) -> float | None:
+        """Return when all agents concerned were there again; None as well if there was none."""
+        if strike.fault.victim not in ADOPTABLE or not strike.fault.kind.ends:
+            return None
+        there = [self._adoption(job_id, strike.at) for job_id in self._concerned(strike)]
+        found = [at for at in there if at is not None]
+        if not found or self._is_struck_again(strike, max(found)):
+            return None
+        return max(found)
+
+    def _concerned(self, strike: Strike) -> list[str]:
+        if strike.target.job_id is not None:
+            return [strike.target.job_id]
+        before = next((it for it in reversed(self.looks) if it.at <= strike.at), None)
+        jobs = {} if before is None else before.jobs
+        return [job_id for job_id, seen in jobs.items() if seen.is_well and not seen.is_over]
+
+    def _adoption(self, job_id: str, since: float) -> float | None:
+        """Return when the job's agent was there again, unless the job was over before that."""
+        kinds = {AGENT_ADOPTED, *END_OF_A_JOB}
+        later = [it for it in self.events[job_id] if it.kind in kinds and it.at > since]
+        return later[0].at if later and later[0].kind == AGENT_ADOPTED else None
+
+    def _is_struck_again(self, strike: Strike, until: float) -> bool:
+        def whom(it: Strike) -> tuple[Victim, str | None]:
+            return it.fault.victim, it.target.job_id
+
+        return any(
+            whom(it) == whom(strike) and it.fault.kind.ends and strike.at < it.at < until
+            for it in self.strikes
+        )
 
     def _recovered_at(self, strike: Strike, detected: float | None) -> float | None:
         if detected is None:
@@ -146,8 +203,15 @@ class History:
                     continue  # its first process, or the same one, told of once more
                 cause = self._cause(job_id, event.rank, before.at, event.at)
                 if cause is None or cause.fault.victim is not Victim.RANK:
+                    ends = (
+                        it.message
+                        for it in reversed(events)
+                        if before.at < it.at <= event.at and it.kind in ENDS_OF_A_RANK
+                        if it.rank == event.rank
+                    )
                     words = f"rank {event.rank} of {job_id} was started again"
-                    yield f"{words} at {_clock(event.at)}", cause
+                    why = next(ends, "nobody saw its end")
+                    yield f"{words} at {_clock(event.at)} ({why})", cause
 
     def _cause(self, job_id: str, rank: int | None, since: float, until: float) -> Strike | None:
         """Return the last fault between two starts that explains the second one.

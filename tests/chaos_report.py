@@ -1,5 +1,7 @@
 """The report of a chaotic run, for a person and for `docs/reliability.md`."""
 
+import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
@@ -22,7 +24,19 @@ HEADER = (
     "p95",
     "ranks restarted",
 )
+ADOPTED_HEADER = (
+    "adopted again after",
+    "fault",
+    "injected",
+    "timed",
+    "p50",
+    "p95",
+    "p99",
+    "longest",
+    "ranks restarted",
+)
 SHOWN_BREACHES = 5
+SHOWN_RESTARTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +57,12 @@ class Report:
     def lines(self) -> Iterator[str]:
         yield from table(HEADER, self._rows())
         yield ""
+        if adoptions := list(self._adoptions()):
+            yield from table(ADOPTED_HEADER, adoptions)
+            yield ""
+        yield from list(self.history.collateral())[:SHOWN_RESTARTS]
+        yield f"run: {self.replay}"
+        yield f"machine: {machine()}"
         for name, fact in self.facts.items():
             yield f"{name}: {fact}"
         yield ""
@@ -60,10 +80,31 @@ class Report:
                 row.injected,
                 row.observed,
                 row.inside,
-                *_percentiles(row.detected_seconds),
-                *_percentiles(row.recovered_seconds),
+                *_percentiles(row.detected_seconds, 50, 95),
+                *_percentiles(row.recovered_seconds, 50, 95),
                 row.restarted,
             )
+
+    def _adoptions(self) -> Iterator[Sequence[str | int | None]]:
+        for (victim, kind), row in sorted(self.history.rows().items()):
+            if row.adopted_seconds:
+                yield (
+                    victim,
+                    kind,
+                    row.injected,
+                    len(row.adopted_seconds),
+                    *_percentiles(row.adopted_seconds, 50, 95, 99),
+                    _shown(max(row.adopted_seconds)),
+                    row.restarted,
+                )
+
+
+def machine() -> str:
+    """Return on what it ran."""
+    return (
+        f"{os.cpu_count()} CPUs, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}"
+    )
 
 
 def facts_of(scene: Scene, striker: Striker, *, seconds: float) -> dict[str, object]:
@@ -78,7 +119,9 @@ def facts_of(scene: Scene, striker: Striker, *, seconds: float) -> dict[str, obj
         "answers of the API that were refusals": len(
             [*scene.workload.refusals, *scene.observer.refusals]
         ),
-        "reads of the newest checkpoint": scene.reading["reads"],
+        "reads of the newest checkpoint": f"{scene.reading['reads']}, "
+        f"of {scene.reading['checkpoints']} checkpoints",
+        "terms of coordinators": len(scene.office.terms),
         "streams of logs resumed": sum(it.resumed for it in scene.followers.values()),
         "frozen ranks that had to be woken": sum(it.woken for it in strikes),
         "decoys": len(scene.decoys),
@@ -86,14 +129,13 @@ def facts_of(scene: Scene, striker: Striker, *, seconds: float) -> dict[str, obj
     }
 
 
-def _percentiles(seconds: Sequence[float]) -> tuple[str | None, str | None]:
-    """Return the median and the 95th percentile, in words."""
+def _percentiles(seconds: Sequence[float], *percents: int) -> tuple[str | None, ...]:
+    """Return these percentiles, in words."""
     if not seconds:
-        return None, None
-    if len(seconds) == 1:
-        return _shown(seconds[0]), _shown(seconds[0])
-    cuts = quantiles(seconds, n=20, method="inclusive")
-    return _shown(cuts[9]), _shown(cuts[18])
+        return (None,) * len(percents)
+    # Of a single one there are no quantiles.
+    cuts = quantiles([*seconds, *seconds[: 2 - len(seconds)]], n=100, method="inclusive")
+    return tuple(_shown(cuts[percent - 1]) for percent in percents)
 
 
 def _shown(seconds: float) -> str:

@@ -20,6 +20,9 @@ class Restarter:
         self.ends: list[float] = []
 
     def start(self) -> None:
+        """Start the service if it does not run, and keep it running."""
+        if self._service.process is None:
+            self._service.start()
         self._thread.start()
 
     def end(self) -> None:

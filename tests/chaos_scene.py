@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from chaos_decoys import Decoys
-from chaos_faults import Victim
 from chaos_jobs import Workload
 from chaos_logs import LogFollower
 from chaos_observer import Observer
+from chaos_office import Office
 from chaos_restarter import Restarter
 from chaos_strikes import awaited
 from installation import Installation
@@ -28,22 +28,31 @@ STREAM_SECONDS = 10.0
 class Scene:
     """Services with their restarters, jobs, and everybody who watches them."""
 
-    def __init__(self, installation: Installation, observer: Observer, workload: Workload) -> None:
+    def __init__(
+        self,
+        installation: Installation,
+        observer: Observer,
+        workload: Workload,
+        office: Office,
+        *,
+        coordinators: int,
+    ) -> None:
         self.installation = installation
         self.observer = observer
         self.workload = workload
-        self.restarters = {
-            Victim.API: Restarter(installation.api),
-            Victim.COORDINATOR: Restarter(installation.coordinator),
-        }
+        self.office = office
+        self.api_restarter = Restarter(installation.api)
+        several = [installation.coordinator, installation.standby][:coordinators]
+        self._restarters = [self.api_restarter, *map(Restarter, several)]
         self.decoys = Decoys(installation.root)
         self.followers: dict[str, LogFollower] = {}
         self._reader = _start_reader(installation.checkpoint_dir)
         self.reading: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        for restarter in self.restarters.values():
+        for restarter in self._restarters:
             restarter.start()
+        self.office.start()
         self.observer.start()
         self.workload.start()
         return self
@@ -53,7 +62,8 @@ class Scene:
     ) -> None:
         self.workload.finish()
         self.observer.end()
-        for restarter in self.restarters.values():
+        self.office.end()
+        for restarter in self._restarters:
             restarter.end()
         if not self.reading:
             self._reader.kill()

@@ -15,6 +15,7 @@ from typing import TypeVar
 from chaos_faults import Blow, Fault, Kind, Victim
 from chaos_jobs import Training, Workload
 from chaos_observer import Observer
+from chaos_office import Office
 from chaos_saves import Saves
 from installation import Installation
 
@@ -88,12 +89,14 @@ class Striker:
         installation: Installation,
         workload: Workload,
         observer: Observer,
+        office: Office,
         say: Callable[[str], None],
     ) -> None:
         """`say` takes a line for every strike."""
         self._installation = installation
         self._workload = workload
         self._observer = observer
+        self._office = office
         self._say = say
         self._steps: dict[str, int] = {}
         """Where each job was at the last blow."""
@@ -141,7 +144,7 @@ class Striker:
 
     def _find(self, fault: Fault) -> Target | None:
         candidates = self._candidates(fault.victim)
-        if fault.kind is Kind.FREEZE:
+        if fault.kind is Kind.FREEZE and fault.victim.belongs_to_a_job:
             # Nobody can miss a command's process that has not said yet that it will beat.
             candidates = [it for it in candidates if self._beats(it)]
         if not candidates:
@@ -158,16 +161,18 @@ class Striker:
         return min(group, key=lambda it: (it.record.start_ticks, it.record.pid))
 
     def _beats(self, target: Target) -> bool:
-        return target.record.pid in self._observer.beating(target.job_id or "")
+        """Whether a rank is heard, or any rank of an agent."""
+        beating = self._observer.beating(target.job_id or "")
+        return bool(beating) if target.rank is None else target.record.pid in beating
 
     def _candidates(self, victim: Victim) -> list[Target]:
         if not victim.belongs_to_a_job:
-            service = {
-                Victim.API: self._installation.api,
-                Victim.COORDINATOR: self._installation.coordinator,
-            }[victim]
-            record = identify(service.pid)
-            return [] if record is None else [Target(record=record)]
+            record = (
+                identify(self._installation.api.pid)
+                if victim is Victim.API
+                else self._office.holder()
+            )
+            return [Target(record=record)] if record is not None and is_running(record) else []
         lively = {it.uid: it for it in self._workload.lively()}
         heads: dict[str, ProcessRecord] = {}
         for record, mark in self._installation.marks():
@@ -223,6 +228,8 @@ class Striker:
             observed = _stands_still(record)
             time.sleep(fault.nap_seconds)
             send_signal(record, SIGCONT)
+        elif fault.kind is Kind.FREEZE and fault.victim is Victim.COORDINATOR:
+            observed = _stands_still(record) and self._is_displaced(record)
         else:
             observed = bool(awaited(lambda: not is_running(record), END_SECONDS))
             woken = not observed and send_signal(record, SIGCONT)
@@ -237,6 +244,12 @@ class Striker:
         )
         self.strikes.append(strike)
         self._say(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {strike}")
+
+    def _is_displaced(self, record: ProcessRecord) -> bool:
+        """Whether another one takes over, and this one goes by itself once it may go on."""
+        others = awaited(lambda: self._office.holder() != record, END_SECONDS)
+        send_signal(record, SIGCONT)
+        return others and bool(awaited(lambda: not is_running(record), END_SECONDS))
 
 
 def awaited(look: Callable[[], Found], seconds: float) -> Found:

@@ -57,11 +57,13 @@ class Service:
     directory: Path
     environment: dict[str, str]
     words: tuple[str, ...] = ()
+    name: str = ""
+    """Of its log; the module's, if there is no other of it."""
     process: subprocess.Popen[bytes] | None = None
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self.log = self.directory / f"{self.module}.log"
+        self.log = self.directory / f"{self.name or self.module}.log"
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -113,6 +115,8 @@ class Installation:
         }
         self.api = Service("api", root, self.environment)
         self.coordinator = Service("coordinator", root, self.environment)
+        self.standby = Service("coordinator", root, self.environment, name="standby")
+        """Another one, for whoever starts it."""
         self.uids: dict[str, str] = {}
         self._unfinished: set[str] = set()
         self._client = httpx.Client(timeout=DEADLINE_SECONDS)
@@ -154,7 +158,7 @@ class Installation:
         try:
             self.end_jobs()
         finally:
-            for service in (self.coordinator, self.api):
+            for service in (self.standby, self.coordinator, self.api):
                 if service.process is not None:
                     service.end(signal.SIGTERM)
             self._client.close()

@@ -44,6 +44,9 @@ from worker.warden import Warden
 LOOK_SECONDS: Final = 1.0
 """How often the address of today's coordinator is read while there is a connection."""
 
+SEARCH_SECONDS: Final = 0.05
+"""How often it is read while there is none: a successor that has published is called at once."""
+
 TICK_SECONDS: Final = 0.25
 """How often log sizes are noted: the precision of a line's time."""
 
@@ -108,9 +111,8 @@ class Agent:
             self._starter.warm_up()
 
     def _patience(self) -> float:
-        moments = (
-            [self._next_look, self._next_pulse] if self._uplink.is_welcome else [self._next_attempt]
-        )
+        moments = [self._next_look]
+        moments.append(self._next_pulse if self._uplink.is_welcome else self._next_attempt)
         if self._nursery:
             moments.append(self._next_tick)
         return max(0.0, min(moments) - time.monotonic())
@@ -123,17 +125,19 @@ class Agent:
             self._assembly.deliver()
         if self._uplink.is_welcome:
             self._alone_since = now
-            self._look_for_another(now)
             self._pulse(now)
+            if self._knows_another(now, LOOK_SECONDS):
+                self._uplink.drop()  # it has lost its office and does not know it
         else:
             self._be_alone(now)
 
-    def _look_for_another(self, now: float) -> None:
-        """Leave a coordinator that has lost its office and does not know it."""
-        if now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
-            if self._uplink.is_superseded:
-                self._uplink.drop()
+    def _knows_another(self, now: float, interval_seconds: float) -> bool:
+        """Return whether there is a coordinator that we have not called yet."""
+        self._next_look = min(self._next_look, now + interval_seconds)
+        if now < self._next_look:
+            return False
+        self._next_look = now + interval_seconds
+        return self._uplink.is_superseded
 
     def _pulse(self, now: float) -> None:
         """Say that this process runs. Whoever was ready to be heard has been heard by now."""
@@ -142,7 +146,7 @@ class Agent:
             self._uplink.send(self._nursery.pulse())
 
     def _be_alone(self, now: float) -> None:
-        if now >= self._next_attempt:
+        if self._knows_another(now, SEARCH_SECONDS) or now >= self._next_attempt:
             # Whoever has not welcomed us by now is no coordinator, or a dead one.
             self._uplink.drop()
             self._connect()

@@ -73,14 +73,12 @@ class Uplink:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether the coordinator of today listens elsewhere than where this connection goes.
+        """Whether the coordinator of today listens elsewhere than where we called last.
 
         One that was stopped, its machine perhaps, keeps its connections for as long as it likes.
         """
         address = self._read_address()
-        if self._socket is None or address is None:
-            return False
-        return address != self._address
+        return address is not None and address != self._address
 
     @property
     def peer_is_ours(self) -> bool:

@@ -2,14 +2,15 @@
 
 The order of trust: the highest generation first (a fenced process may have turned LATEST back),
 in it what LATEST names, then the steps from new to old. LATEST is where to look first; only the
-hashes decide. Reading changes nothing, so it can be repeated at will.
+hashes decide. Reading changes nothing, so it can be repeated at will; and it is, when a job that
+goes on has removed what was being read, or is writing over it.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from xxhash import xxh3_64_hexdigest
 
@@ -27,6 +28,13 @@ from muster.checkpoints.names import (
 )
 from muster.checkpoints.state import unpack
 from muster.contracts.position import Position
+
+CHASES: Final = 100
+"""Times that a reader begins again; each time the job has saved at least twice meanwhile."""
+
+
+class _Overtaken(Exception):
+    """What was read is not there any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +73,12 @@ class Reader:
         silently would throw work away. Raises `CheckpointMismatch` if the newest is another
         rank's or of another world size.
         """
+        for _ in range(CHASES):
+            with suppress(_Overtaken):
+                return self._newest(is_wanted)
+        raise CheckpointDamaged(f"{self.directory} changes faster than it can be read: try again")
+
+    def _newest(self, is_wanted: Callable[[Manifest], bool]) -> Checkpoint | None:
         latest = self.latest()
         damages = []
         for name in sorted(self.names(), key=lambda name: _trust(name, latest), reverse=True):
@@ -75,6 +89,8 @@ class Reader:
                 self._refuse_mismatch(name, manifest)
                 checkpoint = self._load(name, manifest)
             except CheckpointDamaged as damage:
+                if name not in self.names():
+                    raise _Overtaken from damage
                 damages.append(str(damage))
                 continue
             for warning in _warnings(damages, name, latest, self.directory):

@@ -52,6 +52,8 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     port: int
+    process: ProcessRecord | None = None
+    """Who that is, for whoever cannot ask the database."""
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,17 +1,24 @@
 """A harness that cannot fail shows nothing: it draws what it says, and its checks have teeth."""
 
+import shlex
 from pathlib import Path
 
 import pytest
-from chaos_faults import Kind, Victim, blows
+from chaos import Plan
+from chaos_faults import CHOICES, Blow, Fault, Kind, Victim, blows, choices_of
+from chaos_figures import Event, History
 from chaos_logs import LogFollower
+from chaos_observer import JobSeen, Look, RankSeen
 from chaos_program import witness_directory
 from chaos_reader import Watch
+from chaos_report import Report
 from chaos_saves import Saves
+from chaos_strikes import Strike, Target
 from vaults import Rank
 
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.checkpoints.names import LATEST, STATE
+from muster.contracts.process import ProcessRecord
 
 COUNT = 2000
 WHO = "job.0.4711.1"
@@ -40,6 +47,103 @@ def test_the_faults_are_mixed_as_they_say() -> None:
     together = sum(len(blow.faults) for blow in drawn if len(blow.faults) > 1) / COUNT
     assert inside == pytest.approx(1 / 4, abs=0.05)
     assert together == pytest.approx(1 / 10, abs=0.03)
+
+
+def test_only_what_was_chosen_is_drawn() -> None:
+    only = choices_of("coordinator:kill,agent:freeze")
+    drawn = blows(COUNT, seed=0, only=only)
+    assert drawn == blows(COUNT, seed=0, only=only)
+    assert {(it.victim, it.kind) for blow in drawn for it in blow.faults} == set(only)
+
+
+@pytest.mark.parametrize("words", ["coordinator", "api:freeze", "agent:kill,rank:hang", ","])
+def test_a_fault_that_there_is_not_is_refused_with_those_there_are(words: str) -> None:
+    with pytest.raises(ValueError, match=r"choose of rank:kill, .*coordinator:freeze"):
+        choices_of(words)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(),
+        Plan(faults=100, seed=9, minutes=2.5, jobs=2, steps=50, coordinators=1),
+        Plan(only=tuple(CHOICES)),
+    ],
+)
+def test_the_command_of_a_run_is_the_same_run_again(plan: Plan) -> None:
+    python, script, *words = shlex.split(plan.command)
+    assert (python, script) == ("python", "tests/chaos.py")
+    again = Plan.of(words)
+    assert again == plan
+    assert _plan_of(again) == _plan_of(plan)
+
+
+@pytest.mark.parametrize("breaches", [[], ["job-1 is FAILED"]])
+def test_a_run_that_fails_says_how_to_run_it_again(breaches: list[str]) -> None:
+    report = Report(
+        history=History(strikes=[], looks=[], events={}, ends={}),
+        breaches={"all jobs COMPLETED": breaches},
+        facts={},
+        replay=Plan(seed=9).command,
+    )
+    assert report.has_failed == bool(breaches)
+    assert (f"again:  {Plan(seed=9).command}" in report.lines()) == bool(breaches)
+
+
+def _plan_of(plan: Plan) -> list[Blow]:
+    return blows(plan.faults, plan.seed, plan.only)
+
+
+def strike_at(at: float, victim: Victim, job_id: str | None = None) -> Strike:
+    fault = Fault(
+        number=0,
+        kind=Kind.KILL,
+        victim=victim,
+        lot=0.0,
+        calls=None,
+        waits_for_a_step=False,
+        pause_seconds=0.0,
+        nap_seconds=0.0,
+    )
+    process = ProcessRecord(pid=7, start_ticks=1, boot_id="boot", node="here")
+    target = Target(record=process, job_id=job_id)
+    return Strike(
+        fault=fault, target=target, at=at, until=at, inside=False, observed=True, woken=False
+    )
+
+
+def adopted_seconds(strikes: list[Strike], **events: list[tuple[float, str]]) -> list[float]:
+    """Return what the table says of the first strike's kind; all jobs were well before it."""
+    jobs = {job_id: JobSeen("RUNNING", 1, (RankSeen("live", 4, beats=True),)) for job_id in events}
+    history = History(
+        strikes=strikes,
+        looks=[Look(0.0, jobs)],
+        events={
+            job_id: [Event(at=at, kind=kind, rank=None, incarnation=None) for at, kind in of_job]
+            for job_id, of_job in events.items()
+        },
+        ends={victim: [] for victim in Victim},
+    )
+    return history.rows()[strikes[0].fault.victim, Kind.KILL].adopted_seconds
+
+
+def test_a_coordinator_has_taken_over_when_it_has_the_last_agent() -> None:
+    kill = strike_at(10.0, Victim.COORDINATOR)
+    first, second = [(9.0, "agent_adopted"), (10.5, "agent_adopted")], [(11.0, "agent_adopted")]
+    assert adopted_seconds([kill], first=first, second=second) == [1.0]
+    assert adopted_seconds([kill], first=first, over=[(10.2, "job_completed")]) == [0.5]
+    assert adopted_seconds([kill], over=[(10.2, "job_completed")]) == []
+
+
+def test_an_agent_is_there_again_when_its_own_job_says_so() -> None:
+    kill = strike_at(10.0, Victim.AGENT, "mine")
+    mine, other = [(10.0625, "agent_adopted")], [(12.0, "agent_adopted")]
+    assert adopted_seconds([kill], mine=mine, other=other) == [0.0625]
+
+
+def test_who_is_struck_again_before_has_the_time_of_its_successor_only() -> None:
+    kills = [strike_at(at, Victim.COORDINATOR) for at in (10.0, 10.5)]
+    assert adopted_seconds(kills, job=[(11.0, "agent_adopted")]) == [0.5]
 
 
 def test_the_reader_counts_what_is_intact(rank: Rank) -> None:

@@ -3,6 +3,9 @@
 import errno
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,7 @@ from muster.checkpoints.errors import (
 )
 from muster.checkpoints.identity import identity, identity_of
 from muster.checkpoints.memory import MemoryFileSystem
-from muster.checkpoints.names import LATEST, CheckpointName
+from muster.checkpoints.names import LATEST, MANIFEST, CheckpointName
 from muster.checkpoints.reader import Reader
 from muster.checkpoints.spares import RECYCLED_LIMIT_BYTES
 
@@ -507,3 +510,45 @@ def test_a_step_below_zero_has_no_name() -> None:
     with pytest.raises(ValueError, match="steps count from 0"):
         rank.save(-1)
     assert rank.files.tree() == {}
+
+
+@dataclass
+class Overtaken:
+    """A reader's files, of a job that saves so often before the next manifest is read."""
+
+    files: MemoryFileSystem
+    saves: Iterator[Callable[[], None]]
+
+    def read(self, path: str, limit_bytes: int) -> bytearray:
+        if path.endswith(MANIFEST):
+            next(self.saves, lambda: None)()
+        return self.files.read(path, limit_bytes)
+
+    def list_directory(self, path: str) -> list[str]:
+        return self.files.list_directory(path)
+
+
+def overtaken(rank: Rank, times: int, warnings: list[str]) -> Reader:
+    """Return a reader, before each of whose first looks a rank saves thrice."""
+    assert isinstance(rank.files, MemoryFileSystem)
+    saves = (partial(rank.save, *range(first, first + 3)) for first in range(10, 10 + 3 * times, 3))
+    files = Overtaken(rank.files, saves)
+    return Reader(
+        files=files, directory=rank.directory, rank=0, world_size=None, warn=warnings.append
+    )
+
+
+def test_a_reader_that_is_overtaken_by_the_job_looks_again() -> None:
+    rank, warnings = Rank(), []
+    rank.save(1, 2, 3)
+    found = overtaken(rank, 2, warnings).newest()
+    assert found is not None
+    assert found.step == 15
+    assert not warnings, "nothing was damaged"
+
+
+def test_a_reader_that_is_always_overtaken_says_so() -> None:
+    rank = Rank()
+    rank.save(1, 2, 3)
+    with pytest.raises(CheckpointDamaged, match="faster than it can be read"):
+        overtaken(rank, 1000, []).newest()

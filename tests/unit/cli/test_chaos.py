@@ -66,3 +66,5 @@ def test_a_job_that_is_over_and_a_rank_that_is_not_there_are_refused() -> None:
         process_of({**JOB, "status": "COMPLETED"}, [worker()], 0)
     with pytest.raises(FaultRefused, match="has no rank 7"):
         process_of(JOB, [worker()], 7)
+    with pytest.raises(FaultRefused, match="ranks 0 to 1, choose with --rank"):
+        process_of(JOB, [worker(), worker(rank=1)], 7)

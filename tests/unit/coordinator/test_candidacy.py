@@ -1,9 +1,16 @@
 import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from coordinator.candidacy import Candidate
+import pytest
+
+from coordinator.candidacy import Candidate, end_of
 from muster.contracts.process import ProcessRecord
-from store.errors import LeaseLost
+from muster.processes import identify, is_stopped
+from store.errors import LeaseLost, StoreUnavailable
 from store.leases import LEASE_SECONDS
 from store.records import Lease
 
@@ -18,9 +25,17 @@ class Leases:
 
     held: Lease | None = None
     rivals: int = 0
+    blocked_by: ProcessRecord | None = None
+    """Who stands still in the middle of a transaction, after the first look."""
+    looks: int = 0
     asked: list[Lease | None] = field(default_factory=list)
 
     def current(self, _name: str) -> Lease | None:
+        self.looks += 1
+        if self.blocked_by is not None and self.looks > 1:
+            if self.looks == 2 or is_stopped(self.blocked_by):
+                raise StoreUnavailable("the database is locked")
+            return None
         return self.held
 
     def take(
@@ -105,3 +120,58 @@ def test_a_new_holder_gets_the_whole_length_even_with_the_same_beat() -> None:
     watch = Watch()
     watch.may_displace()
     assert not watch.may_displace(replace(LEASE, epoch=4), after_seconds=LEASE_SECONDS)
+
+
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this machine."""
+    with subprocess.Popen(["sleep", "60"]) as process:  # noqa: S607
+        yield process
+        process.kill()
+
+
+def record_of(holder: subprocess.Popen[bytes]) -> ProcessRecord:
+    record = identify(holder.pid)
+    assert record is not None
+    return record
+
+
+def test_the_end_of_a_holder_of_this_machine_wakes_who_waits(
+    holder: subprocess.Popen[bytes],
+) -> None:
+    async def waits_and_kills() -> None:
+        waiting = asyncio.ensure_future(end_of(record_of(holder), 3600.0))
+        await asyncio.sleep(0)
+        holder.kill()
+        await asyncio.wait_for(waiting, 20)
+
+    asyncio.run(waits_and_kills())
+
+
+def test_a_holder_that_stands_still_and_blocks_the_database_is_ended(
+    holder: subprocess.Popen[bytes],
+) -> None:
+    record = record_of(holder)
+    holder.send_signal(signal.SIGSTOP)
+    while not is_stopped(record):
+        time.sleep(0.001)
+    watch = Watch(Leases(held=replace(LEASE, process=record), blocked_by=record))
+    assert watch.wins().epoch == 4
+    assert holder.wait(20) == -signal.SIGKILL
+
+
+def test_a_holder_that_is_not_stopped_is_not_blamed_for_the_database(
+    holder: subprocess.Popen[bytes],
+) -> None:
+    record = record_of(holder)
+    watch = Watch(Leases(held=replace(LEASE, process=record), blocked_by=record))
+    with pytest.raises(StoreUnavailable):
+        watch.wins()
+    assert holder.poll() is None
+
+
+def test_who_waits_looks_again_after_a_while_whoever_holds_the_lease() -> None:
+    before = time.monotonic()
+    asyncio.run(end_of(HOLDER, 0.01))
+    asyncio.run(end_of(replace(HOLDER, pid=2**22 + 1), 0.01))
+    assert time.monotonic() - before >= 0.02

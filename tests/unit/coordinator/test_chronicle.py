@@ -3,7 +3,7 @@ from stories import Story, beat, exited
 
 from coordinator.actions import KillProcess, Move, Start, Suspect
 from coordinator.chronicle import Entry, narrate
-from coordinator.happenings import AgentLost, Happening, StopAsked, Taken
+from coordinator.happenings import AgentJoined, AgentLost, Happening, StopAsked, Taken
 from coordinator.snapshot import Cause
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import Disputed, Hello, RankSaid, RankSpawned, Stranded, Warned
@@ -58,6 +58,17 @@ WARNING = RankSaid(rank=1, incarnation=0, message=Warned(message="took an older 
 def test_what_is_news_is_told_once(happening: Happening, entry: Entry) -> None:
     story = Story.running(world_size=2)
     assert told(story, happening) == entry
+
+
+def test_an_agent_that_has_ranks_is_news_and_the_first_one_is_not() -> None:
+    story = Story.running(world_size=2).agent_is_lost(living=[1])
+    story.plans()
+    joined = AgentJoined(generation=story.job.generation)
+    adopted = Entry(kind="agent_adopted", message="the job's agent is there, its ranks go on")
+    assert told(story, joined) == adopted
+    story = Story.submitted().is_admitted()
+    story.plans()
+    assert told(story, AgentJoined(generation=story.job.generation)) is None
 
 
 @pytest.mark.parametrize("happening", [exited(1, 0, code=3), WARNING])

@@ -59,10 +59,9 @@ def test_a_coordinator_that_stood_still_blames_nobody_else() -> None:
 
 def test_ranks_that_have_lost_their_agent_wait_for_the_next_one() -> None:
     story = Story.running(world_size=2)
-    story.agent_is_lost(living=[0, 1]).plans()
-    assert story.job.agent is AgentState.ABSENT
+    assert story.agent_is_lost(living=[0, 1]).job.agent is AgentState.ABSENT
     assert [rank.is_alive for rank in story.job.ranks] == [True, True]
-    assert StartAgent() in story.wakes()
+    assert StartAgent() in story.plans()
     assert starts(story.agent_joins().says_hello(0, 1).plans()) == []
     assert story.job.status is JobStatus.RUNNING
     assert [rank.restarts for rank in story.job.ranks] == [0, 0]
@@ -71,7 +70,6 @@ def test_ranks_that_have_lost_their_agent_wait_for_the_next_one() -> None:
 def test_a_rank_that_died_with_its_agent_is_started_by_the_next_one() -> None:
     story = Story.running(world_size=2)
     story.agent_is_lost(living=[0]).plans()
-    story.wakes()
     assert starts(story.agent_joins().plans()) == [1]
     assert [rank.restarts for rank in story.job.ranks] == [0, 0]
 
@@ -86,8 +84,7 @@ def test_nobody_is_blamed_for_silence_while_there_is_no_agent() -> None:
 def test_a_stopped_job_gets_an_agent_to_end_the_ranks_that_live() -> None:
     story = Story.running(world_size=1)
     story.is_stopped().plans()
-    story.agent_is_lost(living=[0]).plans()
-    assert StartAgent() in story.wakes()
+    assert StartAgent() in story.agent_is_lost(living=[0]).plans()
     story.agent_joins().exits(0)
     story.plans()
     assert story.job.status is JobStatus.STOPPED

@@ -182,3 +182,11 @@ def test_a_connection_to_a_coordinator_of_the_past_is_known_for_one(line: Line) 
     assert line.uplink.is_superseded
     line.address_file.unlink()
     assert not line.uplink.is_superseded, "nobody is known to be there instead"
+
+
+def test_a_successor_is_known_for_one_without_a_connection_too(line: Line) -> None:
+    assert line.uplink.connect()
+    line.uplink.drop()
+    assert not line.uplink.is_superseded
+    line.is_listed_at(1)
+    assert line.uplink.is_superseded

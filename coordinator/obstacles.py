@@ -1,0 +1,38 @@
+"""A coordinator that was stopped in the middle of a transaction, and so keeps everybody else out.
+
+Its lease runs out, but nobody can read that: the database is locked until it goes on or ends. It
+has nothing left to do but to notice that it was displaced, so on this machine it is ended.
+"""
+
+import signal
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.process import ProcessRecord
+from muster.processes import is_stopped, send_signal
+
+_LOG: Final = structlog.get_logger("coordinator")
+
+
+def end_if_stopped(process: ProcessRecord) -> bool:
+    """End a coordinator of this machine if it stands still; return whether."""
+    if not is_stopped(process):
+        return False
+    _LOG.warning(
+        f"process {process.pid} was stopped while it coordinated, and the database cannot be used: "
+        "it is ended",
+        action="coordinator_ended",
+    )
+    return send_signal(process, signal.SIGKILL)
+
+
+def last_known(address_file: Path) -> ProcessRecord | None:
+    """Return who has published its address last: that can be read without the database."""
+    try:
+        return msgspec.json.decode(address_file.read_bytes(), type=CoordinatorAddress).process
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
