@@ -7,6 +7,7 @@ somebody has written (we ourselves included) a look costs microseconds.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from coordinator import happenings
@@ -23,6 +24,7 @@ from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.process import ProcessRecord
 from muster.processes import is_running
 from store.database import Database
+from store.errors import StoreUnavailable
 from store.jobs import Jobs
 from store.members import Members
 from store.records import Job, Member, Worker
@@ -59,8 +61,7 @@ class Roster:
         Return those whose agent `find` has found. Ranks without one live on if they can be told,
         and wait for another; where there is none, `sweep` ends what is left.
         """
-        going = await asyncio.to_thread(self._going)
-        for job, workers, members in await asyncio.to_thread(self._rows_of, going):
+        for job, workers, members in await self._rows_of_going():
             agent = await find(job)
             charge = (
                 _orphaned(job, workers, members, self._files.job(job.job_id), now)
@@ -72,7 +73,8 @@ class Roster:
         await sweep(
             {c.snapshot.uid: c.known_processes() for c in charges if not c.snapshot.any_alive}
         )
-        await self._refresh(now)
+        with suppress(StoreUnavailable):  # what waits can wait for the next look
+            await self._refresh(now)
         return [charge for charge in charges if charge.agent is not None]
 
     async def look(self, now: Moment) -> None:
@@ -126,8 +128,15 @@ class Roster:
             self._hear_stop(job, now)
             self._hear_wishes(job, departures.get(job.job_id, frozenset()), now)
 
+    async def _rows_of_going(self) -> list[tuple[Job, list[Worker], list[Member]]]:
+        """Return the jobs of which something may run; wait for the database if that is away."""
+        while True:
+            try:
+                return await asyncio.to_thread(lambda: self._rows_of(self._going()))
+            except StoreUnavailable:
+                await asyncio.sleep(BLIND_LOOK_SECONDS)
+
     def _going(self) -> list[Job]:
-        """Return the jobs of which something may run."""
         return [job for job in self._jobs.unfinished() if job.status is not JobStatus.QUEUED]
 
     def _charges_of(self, jobs: Sequence[Job], now: Moment) -> list[Charge]:

@@ -1,9 +1,10 @@
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from coordinator.candidacy import Candidate
 from muster.contracts.process import ProcessRecord
-from store.errors import LeaseLost
+from store.errors import LeaseLost, StoreUnavailable
 from store.leases import LEASE_SECONDS
 from store.records import Lease
 
@@ -18,9 +19,13 @@ class Leases:
 
     held: Lease | None = None
     rivals: int = 0
+    before_looks: list[Callable[[], None]] = field(default_factory=list)
+    """What happens at the next looks, one each."""
     asked: list[Lease | None] = field(default_factory=list)
 
     def current(self, _name: str) -> Lease | None:
+        if self.before_looks:
+            self.before_looks.pop(0)()
         return self.held
 
     def take(
@@ -105,3 +110,36 @@ def test_a_new_holder_gets_the_whole_length_even_with_the_same_beat() -> None:
     watch = Watch()
     watch.may_displace()
     assert not watch.may_displace(replace(LEASE, epoch=4), after_seconds=LEASE_SECONDS)
+
+
+def test_a_lease_that_is_our_own_was_taken_when_the_database_went_away() -> None:
+    watch = Watch(Leases(held=replace(LEASE, owner="second")))
+    watch.wins()
+    assert watch.leases.asked == [watch.leases.held]
+
+
+def test_a_candidate_waits_for_a_database_that_is_away() -> None:
+    watch = Watch(Leases(before_looks=[away, away]))
+    assert watch.wins().owner == "second"
+
+
+def test_time_in_which_nobody_could_renew_does_not_count() -> None:
+    watch = Watch(Leases(held=LEASE))
+
+    def takes_long() -> None:
+        watch.now += LEASE_SECONDS
+
+    def is_away_for_long() -> None:
+        takes_long()
+        away()
+
+    def is_released() -> None:
+        watch.leases.held = None
+
+    watch.leases.before_looks = [takes_long, takes_long, is_away_for_long, is_released]
+    watch.wins()
+    assert watch.leases.asked == [None], "it was not displaced before it released the lease"
+
+
+def away() -> None:
+    raise StoreUnavailable("away")
