@@ -24,7 +24,7 @@ from store.errors import StoreError, StoreUnavailable
 WRITER_LOCK: Final = 0x4D555354
 """The advisory lock's number: "MUST"."""
 
-CONNECT_SECONDS: Final = 5
+CONNECT_SECONDS: Final = 3
 """A server that is there answers in milliseconds."""
 
 
