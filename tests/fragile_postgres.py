@@ -68,13 +68,13 @@ class FragilePostgres:
         while True:
             try:
                 self._server.ensure_postgres_running()
-                self._ours = self._processes()
-                return
+                break
             except (subprocess.SubprocessError, AssertionError):
                 # Its predecessor's last process may not have noticed yet that it is alone.
                 if time.monotonic() > until:
                     raise
                 time.sleep(RETRY_SECONDS)
+        self._ours = self._processes()
 
     def close(self) -> None:
         self.heal()
