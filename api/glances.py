@@ -17,6 +17,9 @@ from store.records import Job, Worker
 FRESH_SECONDS: Final = 0.1
 """How old a glance may be: the delay it adds to the end of a stream."""
 
+PATIENCE_SECONDS: Final = 0.5
+"""How long a watcher who has seen the job waits for a store that does not answer."""
+
 FORGET_SECONDS: Final = 60.0
 """A job nobody looked at for this long is forgotten, so that few are kept."""
 
@@ -55,7 +58,11 @@ class Glances:
             self._reading[job_id] = reading
             reading.add_done_callback(lambda _: self._reading.pop(job_id))
         # A watcher that goes away must not take the others' read with it.
-        return await asyncio.shield(reading)
+        patience = None if known is None else PATIENCE_SECONDS
+        await asyncio.wait([reading], timeout=patience)
+        if reading.done() or known is None:
+            return reading.result()
+        return known[1]
 
     async def _refresh(self, job_id: JobId) -> Glance | None:
         try:

@@ -2,8 +2,9 @@
 
 A holder that is provably dead (same machine, its process gone) is displaced at once. Any other is
 displaced when its beat has stood still for the length of the lease on our own monotonic clock:
-wall clocks are never compared. One that was stopped in the middle of a transaction keeps everybody
-else from the database; on this machine it is ended.
+wall clocks are never compared. While the database is away nobody can renew anything, so that time
+does not count. One that was stopped in the middle of a transaction keeps everybody else from the
+database; on this machine it is ended.
 """
 
 import asyncio
@@ -23,6 +24,9 @@ from store.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
 from store.records import Lease
 
 LOOK_SECONDS: Final = 0.2
+
+LONG_LOOK_SECONDS: Final = 1.0
+"""A database that needs this long to show the lease may have kept its holder waiting as well."""
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -52,44 +56,64 @@ class Candidate:
         """Who had the lease when it could be read last."""
         self._seen: tuple[int, int] | None = None
         self._seen_at = 0.0
+        self._told = ""
 
     async def win(self) -> Lease:
-        """Wait until the lease is ours, and return it. Raises `StoreUnavailable`."""
+        """Wait until the lease is ours, and return it."""
         while True:
             try:
                 lease = await self._compete()
-            except StoreUnavailable:
-                if self._holder is None or not end_if_stopped(self._holder):
-                    raise
+            except StoreUnavailable as error:
+                await self._be_without(error)
             else:
                 if lease is not None:
                     return lease
 
     async def _compete(self) -> Lease | None:
         """Take the lease, or wait a moment and return None."""
-        holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
+        holder = await self._look()
         if holder is None or self.may_displace(holder):
             try:
                 return await asyncio.to_thread(self._take, holder)
             except LeaseLost:
                 return None  # somebody was faster; look again
-        if not self.is_patient:
-            raise asyncio.CancelledError
-        if self._holder != holder.process:
-            self._holder = holder.process
-            _LOG.info(
-                f"waiting: process {holder.process.pid} on {holder.process.node} coordinates",
-                action="lease_awaited",
-            )
+        self._holder = holder.process
+        self._be_patient(f"process {holder.process.pid} on {holder.process.node} coordinates")
         await end_of(holder.process, LOOK_SECONDS)
         return None
 
+    async def _be_without(self, error: StoreUnavailable) -> None:
+        """Wait a moment for a database that is away, unless it can be freed."""
+        self._seen = None
+        if self._holder is None or not end_if_stopped(self._holder):
+            self._be_patient(str(error))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> Lease | None:
+        began = self._clock()
+        holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
+        if self._clock() - began >= LONG_LOOK_SECONDS:
+            self._seen = None
+        return holder
+
+    def _be_patient(self, why: str) -> None:
+        """Agree to wait, saying once what for, unless nobody wants that any more."""
+        if not self.is_patient:
+            raise asyncio.CancelledError
+        if why != self._told:
+            self._told = why
+            _LOG.info(f"waiting: {why}", action="lease_awaited")
+
     def may_displace(self, holder: Lease) -> bool:
-        """Return whether the holder is dead, or has not renewed for the length of the lease."""
+        """Return whether the holder is dead, or has not renewed for the length of the lease.
+
+        Or is ourselves: then it was taken, and the database went away before it said so.
+        """
         now = self._clock()
         if self._seen != (holder.epoch, holder.beat):
             self._seen, self._seen_at = (holder.epoch, holder.beat), now
-        return self._is_gone(holder.process) or now - self._seen_at >= LEASE_SECONDS
+        stands_still = now - self._seen_at >= LEASE_SECONDS
+        return stands_still or holder.owner == self._owner or self._is_gone(holder.process)
 
     def _take(self, holder: Lease | None) -> Lease:
         return self._leases.take(

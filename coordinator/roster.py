@@ -7,7 +7,7 @@ somebody has written (we ourselves included) a look costs microseconds.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from coordinator import happenings
 from coordinator.actions import Move
@@ -24,12 +24,14 @@ from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
 from muster.processes import is_running
 from store.database import Database
+from store.errors import StoreUnavailable
 from store.jobs import Jobs
 from store.members import Members
 from store.records import Job, Member, Worker
 from store.workers import Workers
 
 Find = Callable[[Job], Awaitable[AgentProcess | None]]
+Result = TypeVar("Result")
 Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
 
 BLIND_LOOK_SECONDS: Final = 0.5
@@ -60,8 +62,7 @@ class Roster:
         Return those whose agent `find` has found. Ranks without one live on if they can be told,
         and wait for another; where there is none, `sweep` ends what is left.
         """
-        going = await asyncio.to_thread(self._going)
-        for job, workers, members in await asyncio.to_thread(self._rows_of, going):
+        for job, workers, members in await self._as_soon_as_possible(self._rows_of_going):
             agent = await find(job)
             charge = (
                 _orphaned(job, workers, members, self._files.job(job.job_id), now)
@@ -70,7 +71,7 @@ class Roster:
             )
             self.charges[job.uid] = charge
         charges = list(self.charges.values())
-        await self._refresh(now)
+        await self._as_soon_as_possible(lambda: self._refresh(now))
         # What a person had asked for comes first: it is why some of them have ended.
         for charge in charges:
             if charge.agent is None:
@@ -132,11 +133,22 @@ class Roster:
             self._hear_stop(job, now)
             self._hear_wishes(job, departures.get(job.job_id, frozenset()), now)
 
+    async def _as_soon_as_possible(self, read: Callable[[], Awaitable[Result]]) -> Result:
+        """Return what `read` returns; wait for the database if that is away."""
+        while True:
+            try:
+                return await read()
+            except StoreUnavailable:
+                await asyncio.sleep(BLIND_LOOK_SECONDS)
+
     def _files_of(self, charge: Charge) -> JobFiles:
         return self._files.job(charge.snapshot.job_id)
 
-    def _going(self) -> list[Job]:
+    async def _rows_of_going(self) -> list[tuple[Job, list[Worker], list[Member]]]:
         """Return the jobs of which something may run."""
+        return await asyncio.to_thread(lambda: self._rows_of(self._going()))
+
+    def _going(self) -> list[Job]:
         return [job for job in self._jobs.unfinished() if job.status is not JobStatus.QUEUED]
 
     def _charges_of(self, jobs: Sequence[Job], now: Moment) -> list[Charge]:

@@ -8,6 +8,7 @@ import asyncio
 import signal
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -63,7 +64,8 @@ class Service:
         try:
             lease = await self._candidacy
             await self._serve(lease)
-            await asyncio.to_thread(self._leases.release, lease)
+            with suppress(StoreUnavailable):  # a holder who is gone will do as well
+                await asyncio.to_thread(self._leases.release, lease)
         except asyncio.CancelledError:
             return  # told to end, and not wanted
         finally:

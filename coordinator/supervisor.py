@@ -182,8 +182,9 @@ class Supervisor:
 
     async def _look_around(self) -> None:
         """Take up what the API has written, and let in whom there is room for."""
-        with suppress(StoreUnavailable):  # the next commit says so
-            await self._roster.look(_now())
+        if self._failing_since is None:  # else the next commit tells whether there are rows to see
+            with suppress(StoreUnavailable):  # and so it does now
+                await self._roster.look(_now())
         if not self._draining:
             self._roster.admit(_now())
             return

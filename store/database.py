@@ -14,6 +14,7 @@ from store.backend import Backend, Insert
 from store.errors import StoreUnavailable
 from store.postgres import PostgresBackend
 from store.sqlite import SqliteBackend
+from store.vigil import Vigil
 
 BUSY_TIMEOUT_SECONDS: Final = 10.0
 """How long a reader or a writer waits for others. Writers are few and short, so that a longer
@@ -21,13 +22,20 @@ wait means that somebody is stuck."""
 
 
 class Database:
-    """An open database. Any thread may use it; one object is enough for a process."""
+    """An open database. Any thread may use it; one object is enough for a process.
+
+    While the database is away, locked or stopped, whoever asks is told so with `StoreUnavailable`:
+    at once where it can be known, and else after twice the busy timeout at most.
+    """
 
     def __init__(self, backend: Backend, busy_timeout_seconds: float) -> None:
         self._backend = backend
         self._busy_timeout_seconds = busy_timeout_seconds
         # Threads that queue here are served in turn; in the busy handler they would starve.
         self._writer = threading.Lock()
+        # Two, since a writer that is stuck need not keep anybody from reading.
+        self._readers_vigil = Vigil()
+        self._writers_vigil = Vigil()
 
     @classmethod
     def open(cls, url: str, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS) -> "Database":
@@ -47,7 +55,11 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
-        with self._explained(), self._backend.engine.begin() as connection:
+        with (
+            self._readers_vigil.attempt(),
+            self._explained(),
+            self._backend.engine.begin() as connection,
+        ):
             connection.exec_driver_sql(self._backend.begin_reading)
             yield connection
 
@@ -58,7 +70,12 @@ class Database:
         It is durable when the block is left, and without a trace if that raises. There is one at
         a time, in this process and in all others: what was read inside is still true at its end.
         """
-        with self._alone(), self._explained(), self._backend.engine.begin() as connection:
+        with (
+            self._writers_vigil.attempt(),
+            self._alone(),
+            self._explained(),
+            self._backend.engine.begin() as connection,
+        ):
             connection.exec_driver_sql(self._backend.begin_writing)
             yield connection
 

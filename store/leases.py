@@ -26,6 +26,7 @@ _HELD: Final = and_(
     LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held_epoch"), LEASES.c.held
 )
 _BEAT: Final = update(LEASES).where(_HELD).values(beat=LEASES.c.beat + 1)
+_BEATS: Final = select(LEASES.c.beat).where(_HELD)
 _RELEASE: Final = update(LEASES).where(_HELD).values(held=False)
 
 
@@ -73,10 +74,12 @@ class Leases:
             connection.execute(_RELEASE, _named(lease))
 
 
-def beat(connection: Connection, lease: Lease) -> None:
-    """Renew `lease` inside a transaction, or raise `LeaseLost`."""
+def beat(connection: Connection, lease: Lease) -> int:
+    """Renew `lease` inside a transaction and return how often it was; or raise `LeaseLost`."""
     if connection.execute(_BEAT, _named(lease)).rowcount == 0:
         raise LeaseLost(lease.name, lease.epoch)
+    beats: int = connection.execute(_BEATS, _named(lease)).scalar_one()
+    return beats
 
 
 def _named(lease: Lease) -> dict[str, str | int]:

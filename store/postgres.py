@@ -10,13 +10,22 @@ from typing import Final
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
 
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreUnavailable
 
 WRITER_LOCK: Final = 0x4D555354
 """The advisory lock's number: "MUST"."""
+
+CONNECT_SECONDS: Final = 3
+"""A server that is there answers in milliseconds."""
 
 
 class PostgresBackend:
@@ -54,7 +63,7 @@ class PostgresBackend:
 
     def explain(self, error: SQLAlchemyError) -> StoreError:
         cause = error.orig if isinstance(error, StatementError) else error
-        if isinstance(error, OperationalError | InterfaceError):
+        if _is_of_the_server(error):
             return StoreUnavailable(
                 f"the database {self._place} cannot be used now: check the server and try again "
                 f"({str(cause).strip()})"
@@ -67,12 +76,18 @@ class PostgresBackend:
         self.engine.dispose()
 
 
+def _is_of_the_server(error: SQLAlchemyError) -> bool:
+    """Whether the connection is to blame, and not the statement."""
+    ended = isinstance(error, DBAPIError) and error.connection_invalidated
+    return ended or isinstance(error, OperationalError | InterfaceError)
+
+
 def _engine(url: URL, busy_timeout_seconds: float) -> Engine:
     milliseconds = round(busy_timeout_seconds * 1000)
-    return create_engine(
+    engine = create_engine(
         url,
         connect_args={
-            "connect_timeout": max(2, round(busy_timeout_seconds)),
+            "connect_timeout": CONNECT_SECONDS,
             # The second: who holds the writer lock and says nothing is gone, and loses it.
             "options": f"-c lock_timeout={milliseconds} "
             f"-c idle_in_transaction_session_timeout={milliseconds}",
@@ -83,3 +98,8 @@ def _engine(url: URL, busy_timeout_seconds: float) -> Engine:
         pool_timeout=busy_timeout_seconds,
         hide_parameters=True,  # a job's environment may hold secrets
     )
+    # The driver is an extra, and `create_engine` has found it.
+    from store.postgres_connection import SLACK_SECONDS, bound  # noqa: PLC0415
+
+    bound(engine, busy_timeout_seconds + SLACK_SECONDS)
+    return engine

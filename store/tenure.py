@@ -53,6 +53,12 @@ class Tenure:
         self._database = database
         self._lease = lease
         self._clock = clock
+        self._beats = lease.beat
+        """As of the last commit that is known to be durable."""
+        self._told: Mapping[str, int] = {}
+        """How many of a job's events are durable though their commit has failed."""
+        self._in_doubt: Mapping[str, int] = {}
+        """How many will be if the last attempt, which has failed, was durable."""
         self._upserts = {
             field: database.upsert(table, _KEPT.get(field, ()))
             for field, table in _REPLACED.items()
@@ -64,20 +70,36 @@ class Tenure:
         What concerns a job that was deleted meanwhile is dropped, also if its id belongs to
         another job by now. A job's row that has its values already is not touched.
 
+        After `StoreUnavailable` all of it, with what came to it since, has to be committed again;
+        of each job the events in the same order. What was durable nevertheless is not repeated.
+
         Raises `LeaseLost` if the lease is no longer held, and `IllegalMove` for a status that
         cannot follow the present one, which is a bug of the caller.
         """
         with self._database.writing() as connection:
-            beat(connection, self._lease)
-            if not writes:
-                return
-            present = _present(connection, writes)
-            ours = [write for write in writes if write.change.uid in present]
-            _change(connection, present, ours, self._clock())
-            self._replace(connection, ours)
-            prune_commits(connection, [write.change.job_id for write in ours if write.commits])
-            for write in ours:
-                append_events(connection, write.change.job_id, write.events)
+            beats = beat(connection, self._lease)
+            self._settle(beats)
+            self._in_doubt = {write.change.uid: len(write.events) for write in writes}
+            self._write(connection, writes)
+        self._beats, self._told, self._in_doubt = beats, {}, {}
+
+    def _settle(self, beats: int) -> None:
+        """Learn what became of the last attempt; nobody else writes now, so it is over."""
+        if beats > self._beats + 1:
+            self._told = self._in_doubt
+        self._beats = beats - 1
+
+    def _write(self, connection: Connection, writes: Sequence[JobWrite]) -> None:
+        if not writes:
+            return
+        present = _present(connection, writes)
+        ours = [write for write in writes if write.change.uid in present]
+        _change(connection, present, ours, self._clock())
+        self._replace(connection, ours)
+        prune_commits(connection, [write.change.job_id for write in ours if write.commits])
+        for write in ours:
+            untold = write.events[self._told.get(write.change.uid, 0) :]
+            append_events(connection, write.change.job_id, untold)
 
     def _replace(self, connection: Connection, writes: Sequence[JobWrite]) -> None:
         for field, upsert in self._upserts.items():

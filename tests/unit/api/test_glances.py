@@ -107,3 +107,27 @@ def test_a_deleted_job_is_seen_to_be_gone() -> None:
         assert found.job.generation == 2
 
     asyncio.run(story())
+
+
+def test_who_has_seen_the_job_does_not_wait_for_a_store_that_does_not_answer() -> None:
+    async def story() -> None:
+        world = World()
+        assert await world.glances.look(ID) == GLANCE
+        go_on = threading.Event()
+        later = Glance(replace(JOB, message="later"), ())
+
+        def slow() -> Glance:
+            assert go_on.wait(20)
+            return later
+
+        world.answer = slow
+        for _ in range(2):
+            world.seconds += FRESH_SECONDS
+            assert await world.glances.look(ID) == GLANCE
+        assert world.reads == 2, "nobody asks a second time meanwhile"
+        world.answer = lambda: later
+        go_on.set()
+        world.seconds += FRESH_SECONDS
+        assert await world.glances.look(ID) == later
+
+    asyncio.run(story())

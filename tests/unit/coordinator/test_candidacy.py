@@ -2,7 +2,7 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -25,17 +25,13 @@ class Leases:
 
     held: Lease | None = None
     rivals: int = 0
-    blocked_by: ProcessRecord | None = None
-    """Who stands still in the middle of a transaction, after the first look."""
-    looks: int = 0
+    before_looks: list[Callable[[], None]] = field(default_factory=list)
+    """What happens at the next looks, one each."""
     asked: list[Lease | None] = field(default_factory=list)
 
     def current(self, _name: str) -> Lease | None:
-        self.looks += 1
-        if self.blocked_by is not None and self.looks > 1:
-            if self.looks == 2 or is_stopped(self.blocked_by):
-                raise StoreUnavailable("the database is locked")
-            return None
+        if self.before_looks:
+            self.before_looks.pop(0)()
         return self.held
 
     def take(
@@ -155,8 +151,14 @@ def test_a_holder_that_stands_still_and_blocks_the_database_is_ended(
     holder.send_signal(signal.SIGSTOP)
     while not is_stopped(record):
         time.sleep(0.001)
-    watch = Watch(Leases(held=replace(LEASE, process=record), blocked_by=record))
-    assert watch.wins().epoch == 4
+    watch = Watch(Leases(held=replace(LEASE, process=record)))
+
+    def is_blocked_until_it_ends() -> None:
+        watch.leases.held = None
+        away()
+
+    watch.leases.before_looks = [nothing, is_blocked_until_it_ends]
+    watch.wins()
     assert holder.wait(20) == -signal.SIGKILL
 
 
@@ -164,9 +166,13 @@ def test_a_holder_that_is_not_stopped_is_not_blamed_for_the_database(
     holder: subprocess.Popen[bytes],
 ) -> None:
     record = record_of(holder)
-    watch = Watch(Leases(held=replace(LEASE, process=record), blocked_by=record))
-    with pytest.raises(StoreUnavailable):
-        watch.wins()
+    watch = Watch(Leases(held=replace(LEASE, process=record)))
+
+    def is_released() -> None:
+        watch.leases.held = None
+
+    watch.leases.before_looks = [nothing, away, is_released]
+    watch.wins()
     assert holder.poll() is None
 
 
@@ -175,3 +181,40 @@ def test_who_waits_looks_again_after_a_while_whoever_holds_the_lease() -> None:
     asyncio.run(end_of(HOLDER, 0.01))
     asyncio.run(end_of(replace(HOLDER, pid=2**22 + 1), 0.01))
     assert time.monotonic() - before >= 0.02
+
+
+def test_a_lease_that_is_our_own_was_taken_when_the_database_went_away() -> None:
+    watch = Watch(Leases(held=replace(LEASE, owner="second")))
+    watch.wins()
+    assert watch.leases.asked == [watch.leases.held]
+
+
+def test_a_candidate_waits_for_a_database_that_is_away() -> None:
+    watch = Watch(Leases(before_looks=[away, away]))
+    assert watch.wins().owner == "second"
+
+
+def test_time_in_which_nobody_could_renew_does_not_count() -> None:
+    watch = Watch(Leases(held=LEASE))
+
+    def takes_long() -> None:
+        watch.now += LEASE_SECONDS
+
+    def is_away_for_long() -> None:
+        takes_long()
+        away()
+
+    def is_released() -> None:
+        watch.leases.held = None
+
+    watch.leases.before_looks = [takes_long, takes_long, is_away_for_long, is_released]
+    watch.wins()
+    assert watch.leases.asked == [None], "it was not displaced before it released the lease"
+
+
+def nothing() -> None:
+    """The holder's lease is there to be seen."""
+
+
+def away() -> None:
+    raise StoreUnavailable("away")

@@ -1,6 +1,11 @@
 """What a coordinator may write, and what it no longer may."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+
 import pytest
+from sqlalchemy import Connection
 from store_samples import (
     NOON,
     PROCESS,
@@ -23,7 +28,7 @@ from muster.contracts.errors import IllegalMove
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from store.commits import Commits
 from store.database import Database
-from store.errors import LeaseLost
+from store.errors import LeaseLost, StoreUnavailable
 from store.events import Events
 from store.incarnations import Incarnations
 from store.jobs import Jobs
@@ -180,3 +185,60 @@ def test_what_the_api_wrote_meanwhile_survives_a_commit(jobs: Jobs, tenure: Tenu
     after = jobs.get(job.job_id)
     assert (after.status, after.stop_request) == (JobStatus.STARTING, StopRequest.GRACEFUL)
     assert after.version == job.version + 2
+
+
+@dataclass
+class Faltering:
+    """A database that goes away during commits: what is said is never heard, or heard too late."""
+
+    database: Database
+    fates: list[str]
+    """Of the next commits: "lost", "durable" though nobody was told, or "told"."""
+
+    def upsert(self, *arguments: object) -> object:
+        return self.database.upsert(*arguments)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        fate = self.fates.pop(0)
+        with suppress(_Lost), self.database.writing() as connection:
+            yield connection
+            if fate == "lost":
+                raise _Lost
+        if fate != "told":
+            raise StoreUnavailable(fate)
+
+
+class _Lost(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "fates",
+    [
+        ["durable", "told"],
+        ["lost", "durable", "told"],
+        ["durable", "lost", "told"],
+        ["durable", "durable", "lost", "lost", "told"],
+        ["told", "lost", "durable", "told", "durable", "told"],
+    ],
+    ids=" ".join,
+)
+def test_a_commit_in_doubt_is_repeated_and_no_event_is_there_twice(
+    database: Database, jobs: Jobs, fates: list[str]
+) -> None:
+    a, b = submit(jobs, "a"), submit(jobs, "b")
+    tenure = Tenure(Faltering(database, list(fates)), take_lease(database))
+    before = {job.job_id: len(Events(database).of_job(job.job_id, 99)) for job in (a, b)}
+    untold: list[Event] = []
+    for number, fate in enumerate(fates):
+        untold.append(Event(at=NOON, kind="counted", message=str(number)))
+        # The second job has nothing to tell at first.
+        writes = [write_of(a, events=untold), write_of(b, events=untold if number else [])]
+        with nullcontext() if fate == "told" else pytest.raises(StoreUnavailable):
+            tenure.commit(writes)
+        if fate == "told":
+            untold = []
+    for job, first in ((a, 0), (b, 0 if fates[0] != "told" else 1)):
+        told = Events(database).of_job(job.job_id, 99)[before[job.job_id] :]
+        assert [event.message for event in told] == [str(n) for n in range(first, len(fates))]

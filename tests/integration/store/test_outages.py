@@ -1,0 +1,77 @@
+"""A PostgreSQL server that dies, stands still or hangs up: sentences, no waiting for ever."""
+
+from collections.abc import Iterator
+
+import pytest
+from fragile_postgres import FragilePostgres, fragile_postgres
+from store_samples import submit
+
+from store.database import Database
+from store.errors import StoreUnavailable
+from store.jobs import Jobs
+
+pytestmark = pytest.mark.postgres
+
+BRIEF_SECONDS = 0.3
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FragilePostgres]:
+    with fragile_postgres() as running:
+        yield running
+
+
+@pytest.fixture
+def database(server: FragilePostgres) -> Iterator[Database]:
+    opened = Database.open(server.url, busy_timeout_seconds=BRIEF_SECONDS)
+    yield opened
+    opened.close()
+
+
+def test_a_server_that_was_killed_is_unavailable_until_it_is_back(
+    server: FragilePostgres, database: Database
+) -> None:
+    job = submit(Jobs(database), "killed")
+    server.kill()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="check the server and try again"):
+            Jobs(database).get(job.job_id)
+    server.heal()
+    assert Jobs(database).get(job.job_id) == job
+
+
+def test_a_server_that_stands_still_is_given_up_and_found_again(
+    server: FragilePostgres, database: Database
+) -> None:
+    job = submit(Jobs(database), "stopped")
+    server.stop()
+    with pytest.raises(StoreUnavailable, match="cannot be used now"):
+        database.check()
+    with pytest.raises(StoreUnavailable):
+        submit(Jobs(database), "never")
+    server.heal()
+    assert Jobs(database).get(job.job_id) == job
+    assert Jobs(database).find("never") is None
+
+
+def test_a_transaction_in_a_server_that_stands_still_ends_with_a_sentence(
+    server: FragilePostgres, database: Database
+) -> None:
+    with pytest.raises(StoreUnavailable, match="has not answered"), database.writing():
+        server.stop()
+    server.heal()
+    database.check()
+    submit(Jobs(database), "next")
+
+
+def test_connections_that_were_cut_cost_no_request(
+    server: FragilePostgres, database: Database
+) -> None:
+    job = submit(Jobs(database), "cut")
+    server.cut()
+    assert Jobs(database).get(job.job_id) == job
+    server.cut()
+    submit(Jobs(database), "cut-2")
+    with pytest.raises(StoreUnavailable, match="cannot be used now"), database.writing():
+        server.cut()
+    submit(Jobs(database), "cut-3")

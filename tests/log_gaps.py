@@ -1,0 +1,285 @@
+"""Whoever dies, every line is in the stream: in order, once.
+
+``python tests/log_gaps.py --deaths 100 --seed 0`` lets commands write thousands of lines a second,
+very long ones, halves of lines and garbage, kills ranks, agents, the coordinator and the API, and
+compares what readers got, who came back by `Last-Event-ID`, with the files, byte for byte.
+"""
+
+import argparse
+import random
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+import httpx
+from chaos_restarter import Restarter
+from installation import Installation, await_value, is_over, is_running
+from scribbler import FAST_LINES
+
+from api.logs.lines import LINE_LIMIT_BYTES, Line
+from muster.contracts.layout import LogName
+from muster.processes import marked, send_signal
+
+VICTIMS = {"rank": 30, "agent": 15, "coordinator": 20, "api": 35}
+PAUSES_SECONDS = (0.0, 0.3, 0.8, 1.5, 2.5)
+TAIL = 500
+RETRY_SECONDS = 0.2
+PATIENCE_SECONDS = 20.0
+"""A stream says something every 15 seconds, if only that it is there."""
+LAST_SECONDS = 120.0
+"""For readers to get everything once all is written."""
+
+TOKEN = re.compile(rb"line (\d+) of ([0-9.]+\.(?:rank|child));")
+
+
+class Reader:
+    """Reads a job's stream to its end, and comes back by the last id whenever it breaks off."""
+
+    def __init__(self, url: str, job_id: str, rank: int | None, spool: Path) -> None:
+        self._client = httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False)
+        query = "" if rank is None else f"?rank={rank}"
+        self._path = f"/jobs/{job_id}/logs/stream{query}"
+        self._spool = spool.open("wb")
+        self._position: str | None = None
+        self._is_given_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.has_ended = False
+        self.resumed = 0
+        self.lines = 0
+        self._thread.start()
+
+    def wait(self, timeout_seconds: float) -> None:
+        self._thread.join(timeout_seconds)
+        self._is_given_up.set()
+        self._spool.close()
+
+    def _run(self) -> None:
+        with self._client:
+            while not (self.has_ended or self._is_given_up.is_set()):
+                try:
+                    self._follow()
+                except httpx.TransportError:
+                    time.sleep(RETRY_SECONDS)
+
+    def _follow(self) -> None:
+        headers = {} if self._position is None else {"Last-Event-ID": self._position}
+        with self._client.stream("GET", self._path, headers=headers) as answer:
+            if answer.status_code == httpx.codes.NO_CONTENT:
+                self.has_ended = True
+            elif answer.is_success:
+                self.resumed += self._position is not None
+                for event in _events(answer.iter_raw()):
+                    self._take(event)
+            else:
+                time.sleep(RETRY_SECONDS)
+
+    def _take(self, event: bytes) -> None:
+        fields = [line.partition(b": ")[::2] for line in event.split(b"\n")]
+        data = [value for name, value in fields if name == b"data"]
+        named = dict(fields)
+        if b"event" in named:
+            self.has_ended = self.has_ended or named[b"event"] == b"end"
+        elif data:
+            self.lines += len(data)
+            self._spool.write(b"".join(line + b"\n" for line in data))
+        if b"id" in named:
+            self._position = named[b"id"].decode()
+
+
+def _events(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield whole events; one that broke off did not happen."""
+    rest = b""
+    for chunk in chunks:
+        *events, rest = (rest + chunk).split(b"\n\n")
+        yield from events
+
+
+@dataclass
+class Report:
+    """What happened, and what is wrong."""
+
+    deaths: Counter[str] = field(default_factory=Counter)
+    resumed: int = 0
+    lines: int = 0
+    seconds: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        deaths = ", ".join(f"{count} x {victim}" for victim, count in self.deaths.items())
+        return (
+            f"{self.deaths.total()} deaths in {self.seconds:.0f} s ({deaths}); {self.lines} lines "
+            f"read, {self.lines / self.seconds:.0f}/s, over {self.resumed} resumptions; "
+            + ("; ".join(self.faults) or "every line in order, once")
+        )
+
+
+def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) -> Report:
+    """Let jobs write while so many processes are killed; return what their readers got."""
+    report, began = Report(), time.monotonic()
+    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    root = installation.root / f"scribbles-{seed}"
+    root.mkdir()
+    script = str(Path(__file__).parent / "scribbler.py")
+    command = [sys.executable, script, str(root)]
+    fields = {"world_size": 2, "command": command, "max_restarts": 1000}
+    written = [installation.submit(**fields) for _ in range(jobs)]
+    readers = {
+        (job_id, rank): Reader(installation.url, job_id, rank, root / f"{job_id}.{rank}")
+        for job_id in written
+        for rank in (None, 0)[: 1 + (job_id == written[0])]
+    }
+    restarters = [Restarter(installation.coordinator), Restarter(installation.api)]
+    for job_id in written:
+        installation.wait_until(job_id, is_running)
+    for restarter in restarters:
+        restarter.start()
+    for _ in range(deaths):
+        (victim,) = chance.choices([*VICTIMS], [*VICTIMS.values()])
+        report.deaths[victim] += _kill(installation, victim, chance.choice(written), chance)
+        time.sleep(chance.choice(PAUSES_SECONDS))
+    for restarter in restarters:
+        restarter.end()
+    _awaken(installation)
+    (root / "enough").touch()
+    for job_id in written:
+        installation.wait_until(job_id, is_over)
+    until = time.monotonic() + LAST_SECONDS
+    for reader in readers.values():
+        reader.wait(max(0.0, until - time.monotonic()))
+        report.resumed += reader.resumed
+        report.lines += reader.lines
+    report.seconds = time.monotonic() - began
+    for job_id in written:
+        report.faults += _lost_on_the_way_to_the_file(installation, root, job_id)
+        report.faults += _wrong_tail(installation, job_id)
+    for (job_id, rank), reader in readers.items():
+        if not reader.has_ended:
+            report.faults.append(f"the stream of {job_id} has no end")
+        spool = root / f"{job_id}.{rank}"
+        report.faults += _wrong_stream(installation, spool, job_id, rank)
+    return report
+
+
+def _kill(installation: Installation, victim: str, job_id: str, chance: random.Random) -> int:
+    """Kill one process, if there is one; return how many were."""
+    match victim:
+        case "api" | "coordinator":
+            service = installation.api if victim == "api" else installation.coordinator
+            if service.process is None or service.process.poll() is not None:
+                return 0
+            service.process.send_signal(signal.SIGKILL)
+            return 1
+        case "agent":
+            found = marked(f"{installation.uids[job_id]}/agent")
+        case _:
+            ranks = (f"{installation.uids[job_id]}/{rank}/" for rank in range(2))
+            found = [record for mark in ranks for record in marked(mark)[:1]]
+    if not found:
+        return 0
+    send_signal(chance.choice(found), signal.SIGKILL)
+    return 1
+
+
+def _awaken(installation: Installation) -> None:
+    """Start what the last blow has ended, and wait until it serves."""
+    for service in (installation.api, installation.coordinator):
+        if service.process is not None and service.process.poll() is not None:
+            service.process = None
+    _await_service(installation.start)
+
+
+def _await_service(start: Callable[[], None]) -> None:
+    def started() -> bool:
+        try:
+            start()
+        except httpx.TransportError:
+            return False
+        return True
+
+    await_value(started, str)
+
+
+def _files(installation: Installation, job_id: str, rank: int) -> list[Path]:
+    directory = installation.files.job(job_id).logs
+    named = [(LogName.parse(path.name), path) for path in directory.glob("*.log")]
+    return [path for name, path in sorted(named) if name is not None and name.rank == rank]
+
+
+def _written(installation: Installation, job_id: str, rank: int) -> Iterator[bytes]:
+    """Yield the lines of a rank as a reader is to see them, those without an end included."""
+    for path in _files(installation, job_id, rank):
+        with path.open("rb") as log:
+            for raw in log:
+                head = raw.removesuffix(b"\n")[:LINE_LIMIT_BYTES]
+                yield Line(start=0, end=len(raw), head=head).text.encode()
+
+
+def _wrong_stream(
+    installation: Installation, spool: Path, job_id: str, asked: int | None
+) -> Iterator[str]:
+    for rank in (0, 1) if asked is None else (asked,):
+        prefix = f"[rank {rank}] ".encode() if asked is None else b""
+        with spool.open("rb") as got:
+            read = (line[len(prefix) : -1] for line in got if line.startswith(prefix))
+            pairs = zip_longest(read, _written(installation, job_id, rank))
+            for number, (found, wanted) in enumerate(pairs):
+                if found != wanted:
+                    yield (
+                        f"line {number} of rank {rank} of {job_id} is {_short(found)} in the "
+                        f"stream and {_short(wanted)} in the file"
+                    )
+                    break
+
+
+def _wrong_tail(installation: Installation, job_id: str) -> Iterator[str]:
+    for rank in (0, 1):
+        query = {"rank": rank, "tail": TAIL}
+        answer = installation.request("GET", f"/jobs/{job_id}/logs", params=query).json()
+        found = [line["line"] for line in answer["lines"]]
+        wanted = [line.decode() for line in _written(installation, job_id, rank)][-TAIL:]
+        if found != wanted:
+            yield f"the last {TAIL} lines of rank {rank} of {job_id} are others than in the file"
+
+
+def _lost_on_the_way_to_the_file(
+    installation: Installation, root: Path, job_id: str
+) -> Iterator[str]:
+    numbers: dict[str, list[int]] = {}
+    for rank in (0, 1):
+        for path in _files(installation, job_id, rank):
+            for number, name in TOKEN.findall(path.read_bytes()):
+                numbers.setdefault(name.decode(), []).append(int(number))
+    for witness in (root / "witnesses" / job_id).iterdir():
+        least = int.from_bytes(witness.read_bytes(), "little")
+        found = numbers.get(witness.name, [])
+        # It may have been killed between its last write and its witness.
+        if found != list(range(len(found))) or not least <= len(found) <= least + FAST_LINES:
+            yield f"{witness.name} wrote {least} lines, and {len(found)} are in its file"
+
+
+def _short(line: bytes | None) -> str:
+    return "missing" if line is None else repr(line[:80])
+
+
+def main() -> int:
+    """Run it, print what came of it, and return 1 if a line was lost, doubled or misplaced."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--deaths", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory, Installation(Path(directory)) as installation:
+        report = run(installation, deaths=asked.deaths, seed=asked.seed)
+        print(report, flush=True)  # noqa: T201  what a person asked for
+    return int(bool(report.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

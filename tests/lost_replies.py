@@ -1,0 +1,159 @@
+"""Replies are lost while the API is killed again and again: one key, one job.
+
+``python tests/lost_replies.py --keys 200 --seed 0`` sends every request three times at once, and
+each again until it has an answer.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from chaos_restarter import Restarter
+from installation import Installation, await_value
+
+DUPLICATES = 3
+CLIENTS = 12
+RETRY_SECONDS = 0.05
+ANSWER_SECONDS = 20.0
+LIFE_SECONDS = (0.05, 0.6)
+"""Of an API, from the moment it answers."""
+
+
+@dataclass
+class Report:
+    """What came of it, and what is wrong."""
+
+    keys: int
+    kills: int = 0
+    without_reply: int = 0
+    """Requests that the API did not live to answer."""
+    replayed_after: int = 0
+    """Of those that had been carried out all the same."""
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.keys} keys, {DUPLICATES} times each, {self.kills} kills: {self.without_reply} "
+            f"requests without a reply, {self.replayed_after} of them carried out; "
+            + ("; ".join(self.faults) or "one job for each key")
+        )
+
+
+class Hammer:
+    """Sends requests under keys until each has an answer."""
+
+    def __init__(self, url: str, report: Report) -> None:
+        self._url = url
+        self._report = report
+        self._lock = threading.Lock()
+
+    def strike(self, key: str) -> str:
+        """Return the id of the job that `key` has."""
+        body = {"command": ["true"], "name": key, "world_size": 1}
+        headers, was_lost = {"Idempotency-Key": key}, False
+        with httpx.Client(base_url=self._url, timeout=ANSWER_SECONDS, trust_env=False) as client:
+            while True:
+                try:
+                    answer = client.post("/jobs", json=body, headers=headers)
+                except httpx.ConnectError:
+                    time.sleep(RETRY_SECONDS)
+                except httpx.TransportError:
+                    was_lost = True
+                    self._count(without_reply=1)
+                else:
+                    break
+        if answer.status_code != httpx.codes.CREATED:
+            raise AssertionError(f"{answer.status_code}: {answer.text}")
+        self._count(replayed_after=was_lost and "idempotency-replayed" in answer.headers)
+        return str(answer.json()["job_id"])
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self._report, name, getattr(self._report, name) + count)
+
+
+def run(root: Path, *, keys: int, seed: int) -> Report:
+    """Hammer an API of its own; nobody coordinates, so that the jobs only wait."""
+    report = Report(keys)
+    installation = Installation(root, DATASET_DIR=str(root))
+    installation.start_api()
+    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    names = [f"key-{number}" for number in range(keys) for _ in range(DUPLICATES)]
+    restarter = Restarter(installation.api)
+    restarter.start()
+    try:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            hammer = Hammer(installation.url, report)
+            answers = [clients.submit(hammer.strike, name) for name in names]
+            while not all(answer.done() for answer in answers):
+                report.kills += _kill_once_it_serves(installation, chance)
+        _await_service(installation)
+        found = list(zip(names, (answer.result() for answer in answers), strict=True))
+        report.faults += _wrong(installation, found)
+    finally:
+        restarter.end()
+        installation.close()
+    return report
+
+
+def _kill_once_it_serves(installation: Installation, chance: random.Random) -> int:
+    _await_service(installation)
+    time.sleep(chance.uniform(*LIFE_SECONDS))
+    process = installation.api.process
+    if process is None:
+        return 0
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return 1
+
+
+def _await_service(installation: Installation) -> None:
+    def serves() -> bool:
+        try:
+            return installation.request("GET", "/jobs?limit=1").is_success
+        except httpx.TransportError:
+            return False
+
+    await_value(serves, str)
+
+
+def _wrong(installation: Installation, found: list[tuple[str, str]]) -> Iterator[str]:
+    jobs = dict(found)
+    for key, job_id in found:
+        if jobs[key] != job_id:
+            yield f"{key} was answered with {job_id} and with {jobs[key]}"
+    for job_id in set(jobs.values()):
+        if not installation.request("GET", f"/jobs/{job_id}").is_success:
+            yield f"{job_id} was acknowledged and is lost"
+    total = int(installation.request("GET", "/jobs?limit=1").headers["X-Total-Count"])
+    if total != len(jobs):
+        yield f"{total} jobs for {len(jobs)} keys"
+    shared = [job_id for job_id, count in Counter(jobs.values()).items() if count > 1]
+    yield from (f"{job_id} has several keys" for job_id in shared)
+
+
+def main() -> int:
+    """Run it, print what came of it, and return 1 if a job was lost or is there twice."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        report = run(Path(directory), keys=asked.keys, seed=asked.seed)
+    print(report, flush=True)  # noqa: T201  what a person asked for
+    return int(bool(report.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

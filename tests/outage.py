@@ -1,0 +1,347 @@
+"""The database goes away while jobs train; nobody but its clients may notice.
+
+``python tests/outage.py --seconds 30 --rounds 1`` takes it away in every way there is, SQLite's and
+PostgreSQL's, and prints what people would have seen. In each round a rank is killed meanwhile.
+"""
+
+import argparse
+import os
+import signal
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import httpx
+from fragile_postgres import FragilePostgres, fragile_postgres
+from installation import Installation, await_value, has_saved, is_over, pids
+
+from cli.digest import digests
+from muster.checkpoints.names import CheckpointName
+from muster.contracts.layout import checkpoints_of_job
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
+
+ANSWER_SECONDS = 30.0
+"""Within this time every request has an answer, whatever the database does."""
+
+STEP_SECONDS = 0.05
+STEPS_PER_EPOCH = 16
+"""Of two ranks that share 512 samples, 16 a step."""
+
+ONCE = {"rank_started", "rank_live", "rank_exited", "job_completed"}
+"""Kinds of events that one incarnation, or one job, can have only once."""
+
+CALLERS = 4
+
+
+@contextmanager
+def locked(installation: Installation) -> Iterator[None]:
+    """Hold the SQLite file as a backup or a careless shell would."""
+    path = installation.files.root / "muster.db"
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        yield
+        database.execute("ROLLBACK")
+
+
+@contextmanager
+def _after(harm: Callable[[], None], heal: Callable[[], None]) -> Iterator[None]:
+    harm()
+    try:
+        yield
+    finally:
+        heal()
+
+
+def ways(server: FragilePostgres) -> Mapping[str, Callable[[], AbstractContextManager[None]]]:
+    """Return the ways in which a server can be away, each with its way back."""
+
+    @contextmanager
+    def cut_again_and_again() -> Iterator[None]:
+        ended = threading.Event()
+
+        def cut() -> None:
+            while not ended.wait(0.1):
+                server.cut()
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    return {
+        "killed": lambda: _after(server.kill, server.heal),
+        "stopped": lambda: _after(server.stop, server.heal),
+        "cut": cut_again_and_again,
+    }
+
+
+@dataclass
+class Callers:
+    """People who ask the API all the while, and submit jobs under keys of their own."""
+
+    url: str
+    job_id: str
+    statuses: Counter[int] = field(default_factory=Counter)
+    slowest_seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+    acknowledged: dict[str, str] = field(default_factory=dict)
+    """Key → the job that it was answered with."""
+    keys: list[str] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        for number in range(CALLERS):
+            work = self._submit if number == 0 else self._look
+            self._threads.append(threading.Thread(target=work))
+            self._threads[-1].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def retry(self) -> None:
+        """Send again what was not acknowledged, as a client does."""
+        with self._client() as client:
+            for key in self.keys:
+                answer = self._post(client, key)
+                assert answer.status_code == httpx.codes.CREATED, answer.text
+                job_id = answer.json()["job_id"]
+                if self.acknowledged.setdefault(key, job_id) != job_id:
+                    self.wrong.append(f"{key} was answered with two jobs")
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS, trust_env=False)
+
+    def _look(self) -> None:
+        paths = [f"/jobs/{self.job_id}", f"/jobs/{self.job_id}/summary", "/jobs", "/health"]
+        with self._client() as client:
+            while not self._ended.is_set():
+                for path in paths:
+                    self._note(lambda path=path: client.get(path))
+                self._ended.wait(0.02)
+
+    def _submit(self) -> None:
+        with self._client() as client:
+            while not self._ended.is_set():
+                self.keys.append(f"key-{len(self.keys)}")
+                answer = self._note(lambda: self._post(client, self.keys[-1]))
+                if answer is not None and answer.status_code == httpx.codes.CREATED:
+                    self.acknowledged[self.keys[-1]] = answer.json()["job_id"]
+                self._ended.wait(0.2)
+
+    def _post(self, client: httpx.Client, key: str) -> httpx.Response:
+        body = {"world_size": 1, "command": ["true"], "name": key}
+        return client.post("/jobs", json=body, headers={"Idempotency-Key": key})
+
+    def _note(self, ask: Callable[[], httpx.Response]) -> httpx.Response | None:
+        began = time.monotonic()
+        try:
+            answer = ask()
+        except httpx.HTTPError as error:
+            self.wrong.append(f"no answer: {error!r}")
+            return None
+        self.slowest_seconds = max(self.slowest_seconds, time.monotonic() - began)
+        self.statuses[answer.status_code] += 1
+        self._judge(answer)
+        return answer
+
+    def _judge(self, answer: httpx.Response) -> None:
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            kind = answer.headers["content-type"]
+            if kind != "application/problem+json" or "retry-after" not in answer.headers:
+                self.wrong.append(f"a refusal that is no problem document: {answer.text}")
+            if "Traceback" in answer.text or len(answer.json()["detail"]) < len("a sentence"):
+                self.wrong.append(f"a refusal that is no sentence: {answer.text}")
+        elif not answer.is_success:
+            self.wrong.append(f"{answer.status_code}: {answer.text}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What people would have seen of one outage."""
+
+    way: str
+    steps: int
+    """That became durable while the database was away."""
+    statuses: Mapping[int, int]
+    slowest_seconds: float
+    answers_after_seconds: float
+    replaced_after_seconds: float
+    keys: int
+    faults: list[str]
+
+    def __str__(self) -> str:
+        statuses = ", ".join(f"{count} x {code}" for code, count in sorted(self.statuses.items()))
+        return (
+            f"{self.way}: {self.steps} steps saved meanwhile; answers {statuses}, slowest "
+            f"{self.slowest_seconds:.1f} s; after its return: answers in "
+            f"{self.answers_after_seconds:.2f} s, the killed rank is replaced in "
+            f"{self.replaced_after_seconds:.2f} s; {self.keys} keys, one job each; "
+            + ("; ".join(self.faults) or "no fault")
+        )
+
+
+def endure(
+    installation: Installation,
+    way: str,
+    outage: Callable[[], AbstractContextManager[None]],
+    seconds: float,
+    peace: "Peace",
+) -> Figures:
+    """Train through one outage of so many seconds; return what was seen, with all faults."""
+    epochs = round((seconds + 6.0) / (STEPS_PER_EPOCH * STEP_SECONDS))
+    fields = {"world_size": 2, "epochs": epochs, "sleep_sec": STEP_SECONDS}
+    calm, struck = installation.submit(**fields), installation.submit(**fields)
+    pooled = {**fields, "mode": "synchronous", "virtual_shards": 16, "batch_size": 32}
+    together = installation.submit(**pooled)
+    for job_id in (calm, struck):
+        installation.wait_until(job_id, has_saved)
+    installation.wait_until(together, lambda seen: seen["checkpoints_saved"])
+    victim = pids(installation.see(struck))[1]
+    service = installation.coordinator.pid
+    saved = _saves(installation, calm, together)
+    with Callers(installation.url, calm) as callers:
+        with outage():
+            time.sleep(seconds / 2)
+            os.kill(victim, signal.SIGKILL)
+            time.sleep(seconds / 2)
+            meanwhile = _saves(installation, calm, together) - saved
+        back = time.monotonic()
+        _await_answer(installation, struck)
+        answers_after = time.monotonic() - back
+        installation.wait_until(struck, lambda now: now["workers"][1]["pid"] not in {None, victim})
+        replaced_after = time.monotonic() - back
+    callers.retry()
+    faults = callers.wrong
+    if installation.coordinator.process is None or installation.coordinator.process.poll():
+        faults.append("the coordinator ended")
+    if installation.coordinator.pid != service:
+        faults.append("the coordinator was restarted")
+    for job_id, restarts in ((calm, 0), (struck, 1), (together, 0)):
+        faults += _faults(installation, job_id, restarts)
+        if bits(installation, job_id) != peace.bits(**(pooled if job_id == together else fields)):
+            faults.append(f"{job_id} has other bits")
+    jobs = Counter(callers.acknowledged.values())
+    faults += [f"{job_id} has {count} keys" for job_id, count in jobs.items() if count > 1]
+    for job_id in jobs:
+        installation.note(installation.job(job_id))
+        installation.wait_until(job_id, is_over)
+        faults += _doubled(installation, job_id)
+    return Figures(
+        way=way,
+        steps=meanwhile,
+        statuses=callers.statuses,
+        slowest_seconds=callers.slowest_seconds,
+        answers_after_seconds=answers_after,
+        replaced_after_seconds=replaced_after,
+        keys=len(callers.acknowledged),
+        faults=faults + ([] if meanwhile else ["nothing was saved meanwhile"]),
+    )
+
+
+def _saves(installation: Installation, *jobs: str) -> int:
+    """Return the sum of the steps that are durable, over all ranks of these jobs."""
+    roots = [checkpoints_of_job(installation.checkpoint_dir, job_id) for job_id in jobs]
+    names = [path.read_text().strip() for root in roots for path in root.rglob("LATEST")]
+    return sum(name.step for name in map(CheckpointName.parse, names) if name is not None)
+
+
+def _await_answer(installation: Installation, job_id: str) -> None:
+    await_value(lambda: installation.request("GET", f"/jobs/{job_id}").is_success, str)
+
+
+def _faults(installation: Installation, job_id: str, restarts: int) -> Iterator[str]:
+    seen = installation.complete(job_id)
+    if seen["restarts"] != restarts:
+        yield f"{job_id} has {seen['restarts']} restarts"
+    if installation.kinds(job_id).count("rank_exited") < restarts:
+        yield f"{job_id} does not tell of the rank's end"
+    yield from _doubled(installation, job_id)
+
+
+def _doubled(installation: Installation, job_id: str) -> Iterator[str]:
+    """Yield the events that are there twice, and say if the last is not the end of the job."""
+    events = installation.events(job_id)
+    found = Counter(
+        (event["kind"], event["rank"], event["incarnation"])
+        for event in events
+        if event["kind"] in ONCE
+    )
+    yield from (f"{job_id}: {what} {count} times" for what, count in found.items() if count > 1)
+    times = [event["at"] for event in events]
+    if times != sorted(times):
+        yield f"{job_id}: events are out of order"
+    if events[-1]["kind"] != "job_completed":
+        yield f"{job_id} ends with {events[-1]['kind']}"
+
+
+def main() -> int:
+    """Take the database away in every way, again and again; return 1 if anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each outage (30)")
+    parser.add_argument("--rounds", type=int, default=1, help="of all kinds (1)")
+    asked = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        root = Path(directory)
+        shards = root / "shards"
+        write_dataset(shards, synthetic(samples=512, shards=8, features=8, classes=3))
+        environment = {"DATASET_DIR": str(shards)}
+        (root / "sqlite").mkdir()
+        (root / "postgres").mkdir()
+        small = stack.enter_context(Installation(root / "sqlite", **environment))
+        server = stack.enter_context(fragile_postgres())
+        large = stack.enter_context(
+            Installation(root / "postgres", MUSTER_DATABASE_URL=server.url, **environment)
+        )
+        cases = [(f"PostgreSQL {name}", large, way) for name, way in ways(server).items()]
+        cases.append(("SQLite locked", small, lambda: locked(small)))
+        peace = Peace(small)
+        for _ in range(asked.rounds):
+            for name, installation, outage in cases:
+                figures = endure(installation, name, outage, asked.seconds, peace)
+                failed = failed or bool(figures.faults)
+                print(figures, flush=True)  # noqa: T201  what a person asked for
+    return int(failed)
+
+
+class Peace:
+    """What jobs come to when nothing happens to them; each is run once."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self._known: dict[str, list[str]] = {}
+
+    def bits(self, **fields: object) -> list[str]:
+        fields = {**fields, "sleep_sec": 0}  # a pause between steps changes no bit
+        key = repr(sorted(fields.items()))
+        if key not in self._known:
+            job_id = self._installation.submit(**fields)
+            self._installation.complete(job_id)
+            self._known[key] = bits(self._installation, job_id)
+        return self._known[key]
+
+
+def bits(installation: Installation, job_id: str) -> list[str]:
+    """Return the identities of a job's newest checkpoints."""
+    directory = checkpoints_of_job(installation.checkpoint_dir, job_id)
+    return [digest for _, _, digest in digests(directory)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
