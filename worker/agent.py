@@ -69,6 +69,7 @@ class Agent:
             self._starter,
             self._uplink.send,
             assignment.orphan_timeout_seconds,
+            assignment.generation,
         )
         self._assembly = Assembly(self._nursery)
         self._epoch = 0
@@ -115,11 +116,20 @@ class Agent:
             self._nursery.note_times()
             self._nursery.settle()
             self._assembly.deliver()
+            if self._nursery.is_succeeded and not self._leaving:
+                self._resign()
         if self._uplink.is_welcome:
             self._alone_since = now
             self._look_for_another(now)
         else:
             self._be_alone(now)
+
+    def _resign(self) -> None:
+        """End what is left here: whoever took over could not reach it, and has replaced it."""
+        print("another agent has taken over this job: what is left here ends", file=sys.stderr)
+        self._leaving = True
+        self._uplink.drop()
+        self._nursery.send_all(signal.SIGKILL)
 
     def _look_for_another(self, now: float) -> None:
         """Leave a coordinator that has lost its office and does not know it."""
