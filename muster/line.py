@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from muster.contracts.environ import RankSettings
 from muster.peers import neighbour_of, short_address
+from muster.succession import is_succeeded, present
 
 CALL_SECONDS: Final = 1.0
 """How long a call waits; an agent that takes no calls for this long is called again later."""
@@ -39,6 +40,21 @@ class Line:
     def is_broken(self) -> bool:
         """Whether there was an agent, and it is gone."""
         return self._channel is not None and bool(_poll(self._channel, 0, 0.0))
+
+    @property
+    def is_succeeded(self) -> bool:
+        """Whether another agent has taken over although ours lives.
+
+        On one machine a new agent first ends the one before it, or the ranks it does not adopt.
+        So ours was out of its reach, on a machine that stood still, and so were we.
+        """
+        # In this order: an agent whose successor is there already has died before we look.
+        return (
+            self._channel is not None
+            and self._address is not None
+            and is_succeeded(self._address)
+            and not self.is_broken
+        )
 
     @property
     def can_be_renewed(self) -> bool:
@@ -91,10 +107,11 @@ class Line:
         """Call the agent that has taken over; return whether it has answered."""
         if self._channel is None or self._address is None:
             return False
+        place = present(self._address)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as fresh:
             try:
                 fresh.settimeout(CALL_SECONDS)
-                with short_address(self._address) as address:
+                with short_address(place) as address:
                     fresh.connect(address)
                 # Whoever may write to the directory could have put another socket there.
                 if neighbour_of(fresh).user_id != os.geteuid():
@@ -107,6 +124,7 @@ class Line:
                 fresh.detach()
             else:
                 os.dup2(fresh.fileno(), number, inheritable=False)
+        self._address = place
         return True
 
     def close(self) -> None:

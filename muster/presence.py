@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Final, NoReturn
 
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
@@ -16,6 +17,9 @@ from muster.contracts.messages import Beat, Hello, RankMessage, Warned
 from muster.program import ProgramRaised
 from muster.refusals import refusal_of
 from muster.voice import Heart, Voice
+
+REPLACED: Final = 75
+"""Exit code of a process that was replaced while its machine stood still; nobody counts it."""
 
 
 class Presence:
@@ -32,6 +36,7 @@ class Presence:
             orphan_timeout_seconds=settings.orphan_timeout_seconds,
             # Whatever the program has made of that signal: it is what an agent would have sent.
             on_orphaned=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            on_replaced=_leave,
         )
         self._stopping = False
 
@@ -86,3 +91,14 @@ class Presence:
         refusal = refusal_of(error)
         if refusal is not None:
             self._voice.say(refusal)
+
+
+def _leave() -> NoReturn:
+    """End from whatever thread: the training thread may wait for a peer that is gone."""
+    print(
+        "muster: another agent has taken over this job while this machine stood still: this "
+        "process has been replaced, and exits",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(REPLACED)

@@ -145,8 +145,10 @@ class Run:
     def restore(self) -> dict[str, Any] | None:
         """Return the state of the newest intact checkpoint, and go to its position.
 
-        None if there is none: begin afresh. Raises a `CheckpointError` that says what to do.
+        None if there is none: begin afresh. From here on no process that filled this rank before
+        can save. Raises a `CheckpointError` that says what to do.
         """
+        self._vault.claim()
         checkpoint = self._vault.restore() or self._inherited()
         if checkpoint is None:
             return None

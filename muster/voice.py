@@ -74,6 +74,12 @@ class Voice:
         else:
             self._line.await_end(seconds)
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether this process is nobody's any more: see `Line.is_succeeded`."""
+        with self._finding:
+            return self._line.is_succeeded
+
     def find_agent(self) -> bool:
         """Return whether an agent is there, after calling for another if ours is gone."""
         with self._finding:
@@ -113,13 +119,18 @@ class Heart:
         heartbeat_seconds: float,
         orphan_timeout_seconds: float,
         on_orphaned: Callable[[], None],
+        on_replaced: Callable[[], None],
     ) -> None:
-        """`on_orphaned` is called, once, after that long without any agent."""
+        """`on_orphaned` is called, once, after that long without any agent.
+
+        `on_replaced` is called when another process stands in this one's place, and ends it.
+        """
         self._voice = voice
         self._state = state
         self._heartbeat_seconds = heartbeat_seconds
         self._orphan_timeout_seconds = orphan_timeout_seconds
         self._on_orphaned = on_orphaned
+        self._on_replaced = on_replaced
         self._is_orphan = False
         self._stopped = threading.Event()
         self._next_news = 0.0
@@ -149,6 +160,8 @@ class Heart:
             if self._stopped.is_set():
                 return
             now = time.monotonic()
+            if self._voice.is_replaced:
+                self._on_replaced()
             if self._voice.find_agent():
                 seen = now
             elif now >= seen + self._orphan_timeout_seconds and not self._is_orphan:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,9 @@ from muster.contracts.spec import JobSpec
 from muster.processes import marked
 
 DEADLINE_SECONDS = 30.0
+
+GENERATION = 7
+"""Of every agent of a stage."""
 
 
 class Conversation:
@@ -106,7 +110,7 @@ class Stage:
         """Start an agent; the one before it, if any, must have been killed."""
         assignment = AgentAssignment(
             job_uid=self.uid,
-            generation=7,
+            generation=GENERATION,
             token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
             job_root=str(self.files.root),
             address_file=str(self._address),
@@ -124,6 +128,10 @@ class Stage:
         assert self._agent.stdin is not None
         with self._agent.stdin as pipe:
             pipe.write(msgspec.json.encode(assignment))
+
+    def signal_agent(self, number: signal.Signals) -> None:
+        assert self._agent is not None
+        self._agent.send_signal(number)
 
     def kill_agent(self) -> None:
         assert self._agent is not None

@@ -9,7 +9,7 @@ import numpy as np
 
 from muster.checkpoints.filesystem import FileSystem
 from muster.checkpoints.memory import MemoryFileSystem
-from muster.checkpoints.names import CheckpointName
+from muster.checkpoints.names import CheckpointName, Fence
 from muster.checkpoints.owner import Owner
 from muster.checkpoints.vault import Vault
 from muster.contracts.position import Position
@@ -55,7 +55,9 @@ class Rank:
         return checkpoint and checkpoint.name
 
     def on_disk(self) -> list[str]:
-        return sorted(self.files.list_directory(str(self.directory)))
+        """Return what lies there, fences aside."""
+        names = self.files.list_directory(str(self.directory))
+        return sorted(name for name in names if Fence.parse(name) is None)
 
 
 def position(step: int) -> Position:

@@ -73,6 +73,7 @@ class Agent:
             self._starter,
             self._uplink.send,
             assignment.orphan_timeout_seconds,
+            assignment.generation,
         )
         self._assembly = Assembly(self._nursery)
         self._epoch = 0
@@ -123,6 +124,8 @@ class Agent:
             self._nursery.note_times()
             self._nursery.settle()
             self._assembly.deliver()
+            if self._nursery.is_succeeded and not self._leaving:
+                self._resign()
         if self._uplink.is_welcome:
             self._alone_since = now
             self._pulse(now)
@@ -144,6 +147,13 @@ class Agent:
         if now >= self._next_pulse:
             self._next_pulse = now + self._assignment.pulse_seconds
             self._uplink.send(self._nursery.pulse())
+
+    def _resign(self) -> None:
+        """End what is left here: whoever took over could not reach it, and has replaced it."""
+        print("another agent has taken over this job: what is left here ends", file=sys.stderr)
+        self._leaving = True
+        self._uplink.drop()
+        self._nursery.send_all(signal.SIGKILL)
 
     def _be_alone(self, now: float) -> None:
         if self._knows_another(now, SEARCH_SECONDS) or now >= self._next_attempt:

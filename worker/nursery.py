@@ -32,6 +32,7 @@ from muster.contracts.messages import (
     StartRank,
 )
 from muster.processes import descendants, identify, mark_of, send_signal, stands_still
+from muster.succession import is_succeeded
 from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.exits import read_exit_record, write_exit_record
@@ -72,13 +73,18 @@ class Nursery:
         starter: Starter,
         report: Report,
         orphan_timeout_seconds: float = ORPHAN_TIMEOUT_SECONDS,
+        generation: int = 0,
     ) -> None:
-        """`orphan_timeout_seconds` is for the ranks: how long they go on without any agent."""
+        """`orphan_timeout_seconds` is for the ranks: how long they go on without any agent.
+
+        `generation` counts the agents of the job.
+        """
         self._files = files
         self._selector = selector
         self._starter = starter
         self._report = report
         self._orphan_timeout_seconds = orphan_timeout_seconds
+        self._socket = files.agent_socket(generation)
         self._living: dict[int, Child] = {}
         self._reception: Reception | None = None
         self._watched: dict[int, int] = {}
@@ -111,10 +117,9 @@ class Nursery:
             yield obituary.exited
 
     def start(self, order: StartRank) -> None:
-        """Start an incarnation; an order for a rank that still lives, or an old one, is ignored."""
-        if order.rank in self._living or not self._is_new_incarnation(
-            order.rank, order.incarnation
-        ):
+        """Start an incarnation; an order for a rank that lives, or an old one, is ignored."""
+        is_new = self._is_new_incarnation(order.rank, order.incarnation)
+        if order.rank in self._living or not is_new or self.is_succeeded:
             return
         try:
             child = self._bring_up(order)
@@ -138,7 +143,7 @@ class Nursery:
     def _with_ways(self, order: StartRank) -> StartRank:
         """Tell the rank where to find another agent, and how long to look for one."""
         ways = {
-            AGENT_SOCKET: str(self._files.agent_socket),
+            AGENT_SOCKET: str(self._socket),
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
         }
         return msgspec.structs.replace(order, environment={**order.environment, **ways})
@@ -181,7 +186,12 @@ class Nursery:
 
     def answer_calls(self) -> None:
         """Let ranks that have lost their agent find this one, from now on."""
-        self._reception = Reception(self._files.agent_socket, self._selector, self._receive)
+        self._reception = Reception(self._socket, self._selector, self._receive)
+
+    @property
+    def is_succeeded(self) -> bool:
+        """Whether another agent has taken over although this one lives: its machine stood still."""
+        return is_succeeded(self._socket)
 
     def _receive(self, channel: socket.socket, pid: int) -> bool:
         """Take a channel to the rank whose process has called; return whether there is one."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.peers import neighbour_of, short_address
+from muster.succession import generation_of, sockets_beside
 
 BACKLOG: Final = 4096
 """All ranks of a job may call at once, before the agent has time for the first."""
@@ -41,6 +42,9 @@ class Reception:
             print(f"ranks would not find another agent at {path}: {error}", file=sys.stderr)
         else:
             selector.register(self._socket, selectors.EVENT_READ, self.answer)
+        for other in sockets_beside(path):
+            if generation_of(other) < generation_of(path):
+                other.unlink(missing_ok=True)
 
     def answer(self) -> None:
         """Take every call there is; nothing happens without one."""

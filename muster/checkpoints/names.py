@@ -8,6 +8,7 @@
   step_0000000042.g0003.r0001/       the same step saved again by the same generation
   .step_0000000045.g0003.tmp/        being written or being deleted
   .LATEST.g0003.tmp                  being written
+  .FENCE.g0003.8d777f385d3dfec8      generation 3 of that job was here: no older one saves any more
 
 A name read from a disk is parsed, never joined to a path as it is: what does not parse does not
 exist for us, and is never touched.
@@ -15,6 +16,8 @@ exist for us, and is never touched.
 
 import re
 from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_hexdigest
 
 LATEST: Final = "LATEST"
 MANIFEST: Final = "manifest.json"
@@ -25,8 +28,9 @@ LATEST_LIMIT_BYTES: Final = 128
 
 _CHECKPOINT: Final = re.compile(r"step_(\d{10,19})\.g(\d{4,19})(?:\.r(\d{4,19}))?", re.ASCII)
 _TEMPORARY: Final = re.compile(
-    r"\.(?:LATEST|step_\d{10,19})\.g(\d{4,19})(?:\.r\d+)?\.tmp", re.ASCII
+    r"\.(?:LATEST|step_\d{10,19})\.g(\d{4,19})(?:\.r\d+)?(\.gone)?\.tmp", re.ASCII
 )
+_FENCE: Final = re.compile(r"\.FENCE\.g(\d{4,19})\.([0-9a-f]{16})", re.ASCII)
 
 
 class CheckpointName(NamedTuple):
@@ -65,6 +69,32 @@ def generation_of_temporary(text: str) -> int | None:
     """Return who left a temporary file or directory, or None if it is not one of ours."""
     found = _TEMPORARY.fullmatch(text)
     return int(found[1]) if found else None
+
+
+def out_of_reach(text: str) -> str:
+    """Return what to call a temporary directory that whoever fills it is to lose."""
+    return text if text.endswith(".gone.tmp") else text.removesuffix(".tmp") + ".gone.tmp"
+
+
+class Fence(NamedTuple):
+    """The mark a generation leaves before it reads or writes. Sorts by age."""
+
+    generation: int
+    job: str
+    """16 hexadecimal digits: several jobs may have saved here, each with generations of its own."""
+
+    def __str__(self) -> str:
+        return f".FENCE.g{self.generation:04d}.{self.job}"
+
+    @classmethod
+    def of(cls, generation: int, job_uid: str | None) -> "Fence":
+        return cls(generation, xxh3_64_hexdigest((job_uid or "").encode()))
+
+    @classmethod
+    def parse(cls, text: str) -> "Fence | None":
+        """Return the fence that `text` names, or None."""
+        found = _FENCE.fullmatch(text)
+        return None if found is None else cls(generation=int(found[1]), job=found[2])
 
 
 def latest_line(name: CheckpointName) -> bytes:

@@ -11,6 +11,12 @@ any two leaves what LATEST names intact:
 
 Acknowledged means: `save` returned. A small one goes into a spare directory where there is one,
 whose entries are durable already.
+
+A process may be stopped between any two of these, be replaced, and wake up. So whoever comes next
+first puts up a fence, then takes away every temporary name of older generations, and only then
+looks what there is. A save makes its temporary name first, then looks for a fence, then renames. If
+it looked before the fence was up, its temporary name was there to be taken, or the rename is older
+than all that its successor has read. There is no instant between.
 """
 
 from collections.abc import Callable
@@ -24,7 +30,6 @@ from muster.checkpoints.durable import (
     FileFacts,
     ensure_directory,
     remove_tree,
-    replace_file,
     rewrite_file,
     write_file,
 )
@@ -36,9 +41,10 @@ from muster.checkpoints.names import (
     MANIFEST,
     STATE,
     CheckpointName,
+    Fence,
     generation_of_temporary,
     latest_line,
-    parse_latest,
+    out_of_reach,
     temporary_latest,
 )
 from muster.checkpoints.owner import Owner
@@ -58,8 +64,6 @@ class _Ledger:
     """This job's checkpoints."""
     others: frozenset[CheckpointName]
     """Names taken by another job's checkpoints, or by damaged ones: never touched."""
-    latest_line: bytes = b""
-    """What this process wrote into LATEST."""
     recyclable: set[CheckpointName] = field(default_factory=set)
     """Small ones of this process, with both files."""
     spares: Spares = field(default_factory=Spares)
@@ -104,9 +108,19 @@ class Vault:
             world_size=owner.world_size,
             warn=warn,
         )
-        self._generation = owner.generation
+        self._generation = -1 if owner.generation is None else owner.generation
         self._ledger: _Ledger | None = None
         self._trusted: set[CheckpointName] = set()
+
+    def claim(self) -> None:
+        """Fence older generations: once this returns, none of them commits here any more.
+
+        To be done before `restore`, or what was restored may not be the newest for long; a save
+        does it otherwise. Raises as `save`.
+        """
+        if self._ledger is None:
+            with mapped("preparing to save checkpoints in", self._directory):
+                self._ledger = self._open()
 
     def restore(self) -> Checkpoint | None:
         """Return the newest intact checkpoint of this job, or None if it has none.
@@ -136,16 +150,15 @@ class Vault:
         with mapped("saving a checkpoint in", self._directory):
             if ledger is None:
                 ledger = self._open()
-            else:
-                self._refuse_if_stale(ledger)
             name = ledger.free_name(step)
             spare = ledger.spares.take() if _fits_a_spare(packed) else None
-            manifest = self._publish(name, time, position, packed, spare)
-            ledger.spares.flushed()
-            # Looked at again, because a process that was stopped for a while may wake up here.
-            self._refuse_if_stale(ledger)
-            self._point_latest_at(name)
-        ledger.latest_line = latest_line(name)
+            try:
+                manifest = self._publish(name, time, position, packed, spare)
+                ledger.spares.flushed()
+                self._point_latest_at(name)
+            except FileNotFoundError:
+                self._refuse_if_stale()  # a successor has taken away what we were about to rename
+                raise
         ledger.own.add(name)
         if _fits_a_spare(packed):
             ledger.recyclable.add(name)
@@ -162,17 +175,25 @@ class Vault:
                 self._remove(f"{self._directory}/{name.temporary}")
 
     def _open(self) -> _Ledger:
-        """Learn what is there, refuse if a later generation has saved, and clear dead saves."""
-        names = set(self._reader.names())
-        own = {name for name in names if self._is_own(name)}
-        newest = max((name.generation for name in own), default=-1)
-        if self._generation is None:
+        """Put up a fence, clear dead saves, and learn what is there."""
+        ensure_directory(self._files, self._directory)
+        own, _ = self._taken_names()
+        newest = max([name.generation for name in own] + self._fenced(), default=-1)
+        if self._owner.generation is None and self._generation < 0:
             self._generation = newest + 1
         if newest > self._generation:
             raise StaleGeneration(self._directory, self._generation, newest)
-        ensure_directory(self._files, self._directory)
-        self._sweep(self._generation)
-        return _Ledger(generation=self._generation, own=own, others=frozenset(names - own))
+        self._put_up_fence()
+        self._sweep()
+        # Looked at again: an older generation may have saved until just now.
+        own, others = self._taken_names()
+        return _Ledger(generation=self._generation, own=own, others=others)
+
+    def _taken_names(self) -> tuple[set[CheckpointName], frozenset[CheckpointName]]:
+        """Return the names of this job's checkpoints, and all others."""
+        names = set(self._reader.names())
+        own = {name for name in names if self._is_own(name)}
+        return own, frozenset(names - own)
 
     def _is_own(self, name: CheckpointName) -> bool:
         try:
@@ -181,21 +202,45 @@ class Vault:
             # What cannot be classified is left alone: it neither fences us nor is it deleted.
             return False
 
-    def _sweep(self, generation: int) -> None:
-        """Remove what saves and deletions that were cut short have left."""
+    def _put_up_fence(self) -> None:
+        """Need not survive a power cut: whoever it is for does not either."""
+        own = Fence.of(self._generation, self._owner.job_uid)
+        with suppress(FileExistsError):
+            self._files.close(self._files.create(f"{self._directory}/{own}"))
+        for fence in self._fences():
+            if fence < own:
+                self._remove(f"{self._directory}/{fence}")
+
+    def _fences(self) -> list[Fence]:
+        """Return the fences of this job; by hand, every job of that id is the same."""
+        found = map(Fence.parse, self._files.list_directory(self._directory))
+        job = Fence.of(0, self._owner.job_uid).job
+        is_by_hand = self._owner.job_uid is None
+        return [fence for fence in found if fence and (is_by_hand or fence.job == job)]
+
+    def _fenced(self) -> list[int]:
+        return [fence.generation for fence in self._fences()]
+
+    def _sweep(self) -> None:
+        """Remove what saves and deletions that were cut short have left, or will never finish."""
         for text in self._files.list_directory(self._directory):
             left_by = generation_of_temporary(text)
-            if left_by is not None and left_by <= generation:
-                self._remove(f"{self._directory}/{text}")
+            if left_by is not None and left_by <= self._generation:
+                self._take_away(text)
 
-    def _refuse_if_stale(self, ledger: _Ledger) -> None:
-        """One small read: LATEST's line carries the generation that wrote it."""
-        line = self._reader.latest_line()
-        if line == ledger.latest_line:
-            return
-        latest = parse_latest(line)
-        if latest and latest.generation > ledger.generation and self._is_own(latest):
-            raise StaleGeneration(self._directory, ledger.generation, latest.generation)
+    def _take_away(self, text: str) -> None:
+        """Remove something temporary that its writer, should it wake up, must not find any more."""
+        path, away = (f"{self._directory}/{name}" for name in (text, out_of_reach(text)))
+        if path != away:
+            # In one step: a directory that is emptied file by file may be filled again meanwhile.
+            with suppress(FileNotFoundError):
+                self._files.rename(path, away)
+        self._remove(away)
+
+    def _refuse_if_stale(self) -> None:
+        newest = max(self._fenced(), default=-1)
+        if newest > self._generation:
+            raise StaleGeneration(self._directory, self._generation, newest)
 
     def _publish(
         self,
@@ -218,6 +263,7 @@ class Vault:
             write(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
             if not spare:
                 self._files.fsync_directory(temporary)
+            self._refuse_if_stale()
             self._files.rename(temporary, f"{self._directory}/{name}")
         except BaseException:
             with suppress(OSError):
@@ -248,12 +294,16 @@ class Vault:
         )
 
     def _point_latest_at(self, name: CheckpointName) -> None:
-        replace_file(
-            self._files,
-            f"{self._directory}/{temporary_latest(name.generation)}",
-            f"{self._directory}/{LATEST}",
-            latest_line(name),
-        )
+        temporary = f"{self._directory}/{temporary_latest(name.generation)}"
+        try:
+            write_file(self._files, temporary, [memoryview(latest_line(name))])
+            self._refuse_if_stale()
+            self._files.rename(temporary, f"{self._directory}/{LATEST}")
+        except BaseException:
+            with suppress(OSError):
+                self._files.remove_file(temporary)
+            raise
+        self._files.fsync_directory(self._directory)
 
     def _retire(self, ledger: _Ledger, latest: CheckpointName) -> None:
         """Delete or put by what may go, by way of a temporary name: nothing half is ever seen."""
@@ -263,6 +313,8 @@ class Vault:
             temporary = f"{self._directory}/{name.temporary}"
             try:
                 self._files.rename(f"{self._directory}/{name}", temporary)
+            except FileNotFoundError:
+                continue  # a process that we have replaced, or that has replaced us, did it
             except OSError as error:
                 self._warn(f"{self._directory}/{name} cannot be deleted: {error.strerror or error}")
                 continue

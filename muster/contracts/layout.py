@@ -8,7 +8,7 @@
     logs/rank_00000.000.log       stdout and stderr of rank 0, incarnation 0
     logs/rank_00000.000.times     when which byte of it had been written
     run/agent.log                 what the agent itself has to say
-    run/agent.sock                where ranks find an agent that has taken over
+    run/agent.0003.sock           where ranks find the third agent, should it take over
     run/exits/rank_00000.000.exit how that process ended, durable before anyone is told
 """
 
@@ -61,9 +61,8 @@ class JobFiles:
     def agent_log(self) -> Path:
         return self.run / "agent.log"
 
-    @property
-    def agent_socket(self) -> Path:
-        return self.run / "agent.sock"
+    def agent_socket(self, generation: int) -> Path:
+        return self.run / f"agent.{generation:04d}.sock"
 
     @property
     def exits(self) -> Path:

@@ -2,7 +2,8 @@
 
 The state of a synchronous job is the same on every rank, so one copy is enough. It is written
 between two steps, when every member has finished its sum: request and readiness are the step's own.
-The layout's generation fences: whoever wrote for an older one is refused.
+The layout's generation fences: whoever wrote for an older one is refused, from the moment the
+member that saves has taken up a newer one.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,6 +44,10 @@ class Keeper:
         vault.save(
             position.step, position, {**replica.state, EPOCHS: epochs, COURSE: _facts(course)}
         )
+
+    def claim(self, generation: int, world_size: int) -> None:
+        """Fence older layouts: none of their members saves any more. Raises a `CheckpointError`."""
+        self._vault_of(generation, world_size).claim()
 
     def restore(self, initial: Arrays, replica: Replica, course: Course) -> bool:
         """Fill the replica from the newest intact checkpoint; return whether there is one.

@@ -4,6 +4,7 @@ import atexit
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from muster.checkpoints.errors import CheckpointFailed
@@ -69,6 +70,7 @@ class Reporter:
 
     def begin(self, layout: Layout, replica: Replica) -> None:
         with self.work:
+            self._keeper.claim(layout.generation, len(layout.seats))
             is_resumed = self._keeper.restore(self._initial, replica, self._course)
         if is_resumed:
             self._last_checkpoint_step = replica.position.step
@@ -80,6 +82,10 @@ class Reporter:
             replica.flip(initial, Committed(position=Position()))
 
     def took_up(self, layout: Layout, replica: Replica) -> None:
+        if layout.seats[0].rank == self._settings.rank:
+            # A full disk is said by the save that meets it, and fences then.
+            with self.work, suppress(CheckpointFailed):
+                self._keeper.claim(layout.generation, len(layout.seats))
         # Who has nothing left to do beats no other step than this one.
         self._position = replica.position
         step = replica.position.step

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_stage import Conversation, Stage, adopted
+from agent_stage import GENERATION, Conversation, Stage, adopted
 from installation import await_value
 
 from muster.contracts.agent import AdoptedRank
@@ -370,8 +370,47 @@ except OSError as error:
 def test_whoever_is_no_rank_is_not_received(stage: Stage) -> None:
     stage.start_agent()
     stage.meet().hear()
-    await_value(stage.files.agent_socket.exists, lambda: "nobody listens")
+    await_value(stage.files.agent_socket(GENERATION).exists, lambda: "nobody listens")
     for user_id in {os.geteuid(), 65534 if os.geteuid() == 0 else os.geteuid()}:
-        words = [sys.executable, "-c", STRANGER, str(stage.files.agent_socket), str(user_id)]
+        words = [
+            sys.executable,
+            "-c",
+            STRANGER,
+            str(stage.files.agent_socket(GENERATION)),
+            str(user_id),
+        ]
         answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
         assert answer in {"0", "PermissionError"}
+
+
+def test_an_agent_that_was_out_of_its_successors_reach_ends_what_it_holds(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    spawned = started(stage, agent, FOREVER)
+    stage.files.agent_socket(GENERATION + 1).touch()
+    assert stage.exit_code() == 0
+    assert not is_running(spawned.process)
+
+
+def test_a_rank_that_was_out_of_reach_says_so_and_exits(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    agent = stage.meet()
+    started(stage, agent, None, **LONG)
+    hear_said(agent, 0, Beat, lambda beat: beat.step > 0)
+    stage.signal_agent(signal.SIGSTOP)
+    stage.files.agent_socket(GENERATION + 1).touch()
+    stage.await_log("has been replaced, and exits")
+    await_value(
+        lambda: not any(mark_of(it.pid) for it in stage.running(0)), lambda: f"{stage.running(0)}"
+    )
+
+
+def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.hear()
+    stage.files.agent_socket(GENERATION + 1).touch()
+    agent.say(stage.order(FOREVER))
+    assert stage.exit_code() == 0
+    assert agent.hear() is None
+    assert not stage.files.log(0, 0).exists()

@@ -1,6 +1,7 @@
 """What a vault promises while nobody cuts the power: order, fences, fallbacks, refusals."""
 
 import errno
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -161,25 +162,83 @@ def test_a_lower_generation_is_fenced_and_nothing_moves() -> None:
     assert stale.files.tree() == before
 
 
-class SleepsBeforeLatest(MemoryFileSystem):
-    """A process that is stopped just before it writes LATEST; its successor saves meanwhile."""
-
-    def create(self, path: str) -> int:
-        if path.endswith(".LATEST.g0000.tmp"):
-            self.create = super().create
-            Rank(self, owner(generation=1)).save(3)
-        return super().create(path)
+def latest_of(rank: Rank) -> CheckpointName | None:
+    """Return what LATEST says, whatever is newer."""
+    return rank.vault._reader.latest()  # noqa: SLF001  nobody else asks
 
 
-def test_where_a_fence_can_not_reach_the_reader_takes_the_higher_generation() -> None:
-    rank = Rank(SleepsBeforeLatest())
-    rank.save(7)
-    assert rank.vault._reader.latest() == CheckpointName(0, 7)  # noqa: SLF001  the race was hit
-    successor = Rank(rank.files, owner(generation=1))
-    assert successor.restored() == CheckpointName(1, 3)
-    assert "LATEST names step_0000000007.g0000" in successor.warnings[0]
+class Sleeps(MemoryFileSystem):
+    """Generation 0 is stopped before one of its calls; its successor comes, and saves, meanwhile.
+
+    With a `successor_saves` of False it has only claimed by then, and read what there is.
+    """
+
+    def __init__(self, before: int, *, successor_saves: bool) -> None:
+        super().__init__()
+        self._before = before
+        self._successor_saves = successor_saves
+        self.successor: Rank | None = None
+        self.restored: CheckpointName | None = None
+        self.found: list[str] = []
+        self.latest: CheckpointName | None = None
+
+    def _record(self, name: str, *arguments: str | int | bytes) -> None:
+        if len(self.operations) >= self._before and self.successor is None:
+            self.successor = Rank(self, owner(generation=1))
+            self.successor.vault.claim()
+            self.restored = self.successor.restored()
+            self.found = self.successor.on_disk()
+            self.latest = latest_of(self.successor)
+            if self._successor_saves:
+                self.successor.save(3)
+        super()._record(name, *arguments)
+
+
+def calls_of_a_save(steps: tuple[int, ...]) -> range:
+    """Return the numbers of the calls of the last of these saves."""
+    rank = Rank()
+    rank.save(*steps[:-1])
+    start = len(rank.files.operations)
+    rank.save(steps[-1])
+    return range(start, len(rank.files.operations))
+
+
+@pytest.mark.parametrize("successor_saves", [True, False])
+@pytest.mark.parametrize("steps", [(7,), (5, 6, 7), (4, 5, 6, 7, 8)], ids=["new", "old", "spare"])
+def test_whenever_a_saver_wakes_up_replaced_nothing_of_it_counts(
+    steps: tuple[int, ...],
+    successor_saves: bool,  # noqa: FBT001  a case
+) -> None:
+    for before in calls_of_a_save(steps):
+        files = Sleeps(before, successor_saves=successor_saves)
+        stale = Rank(files)
+        stale.save(*steps[:-1])
+        try:
+            stale.save(steps[-1])
+        except StaleGeneration:
+            pass
+        else:
+            # It had committed before its successor looked, and lacked only the tidying up.
+            assert files.restored == CheckpointName(0, steps[-1])
+        assert latest_of(stale) == (CheckpointName(1, 3) if successor_saves else files.latest)
+        theirs = {name for name in stale.on_disk() if re.match(r"step_.*\.g0000", name)}
+        assert theirs <= set(files.found)
+        files.successor.save(9)
+        assert files.successor.restored() == CheckpointName(1, 9)
+        assert not [words for words in files.successor.warnings if "delete" in words]
+        with pytest.raises(StaleGeneration):
+            stale.save(10)
+        assert files.successor.restored() == CheckpointName(1, 9)
+
+
+def test_a_claim_alone_fences() -> None:
+    stale = Rank()
+    stale.save(1)
+    Rank(stale.files, owner(generation=1)).vault.claim()
+    before = stale.files.tree()
     with pytest.raises(StaleGeneration):
-        Rank(rank.files, owner(generation=0)).save(8)
+        stale.save(2)
+    assert stale.files.tree() == before
 
 
 def test_started_by_hand_each_process_is_a_generation_of_its_own() -> None:

@@ -29,7 +29,7 @@ class Agents:
 
     def __init__(self, directory: Path) -> None:
         # Longer than an address of a socket may be.
-        self.path = directory / ("d" * 120) / "agent.sock"
+        self.path = directory / ("d" * 120) / "agent.0001.sock"
         self.path.parent.mkdir()
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(PATIENCE_SECONDS)
@@ -179,6 +179,7 @@ def heart_of(agents: Agents, orphan_timeout_seconds: float, orphaned: threading.
         heartbeat_seconds=OFTEN_SECONDS,
         orphan_timeout_seconds=orphan_timeout_seconds,
         on_orphaned=orphaned.set,
+        on_replaced=lambda: None,
     )
 
 
@@ -213,3 +214,32 @@ def test_the_last_word_waits_for_an_agent_that_takes_over(agents: Agents) -> Non
     assert agents.hears(1) == [beat(step=7)]
     stopping.join(PATIENCE_SECONDS)
     assert not stopping.is_alive()
+
+
+def test_a_rank_whose_agent_lives_and_has_a_successor_is_nobodys(agents: Agents) -> None:
+    assert not agents.voice.is_replaced
+    agents.path.with_name("agent.0002.sock").touch()
+    assert agents.voice.is_replaced
+
+
+def test_a_rank_whose_agent_has_died_waits_for_its_successor(agents: Agents) -> None:
+    agents.dies()
+    agents.path = agents.path.with_name("agent.0002.sock")
+    agents.comes()
+    assert not agents.voice.is_replaced
+    assert agents.voice.find_agent()
+    agents.answers()
+    assert not agents.voice.is_replaced
+    agents.path.with_name("agent.0003.sock").touch()
+    assert agents.voice.is_replaced
+
+
+@pytest.mark.parametrize("name", ["agent.0000.sock", "agent.sock", "agent.0002.sock.tmp"])
+def test_what_is_no_later_agents_socket_replaces_nobody(agents: Agents, name: str) -> None:
+    agents.path.with_name(name).touch()
+    assert not agents.voice.is_replaced
+
+
+def test_a_directory_that_is_gone_replaces_nobody(agents: Agents) -> None:
+    agents.path.parent.rmdir()
+    assert not agents.voice.is_replaced

@@ -22,6 +22,7 @@ def heart_of(ear: Ear, state: Beat, heartbeat_seconds: float) -> Heart:
         heartbeat_seconds=heartbeat_seconds,
         orphan_timeout_seconds=NEVER_SECONDS,
         on_orphaned=lambda: None,
+        on_replaced=lambda: None,
     )
 
 

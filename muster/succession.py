@@ -1,0 +1,35 @@
+"""Which agent of a job is the present one: that whose socket has the highest number.
+
+A new agent leaves its socket beside those before it, and only then takes them away. So whatever an
+old one still does when it wakes up, a frozen machine's perhaps, nobody takes it for the new one.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+_NAME: Final = re.compile(r"agent\.(\d{4,19})\.sock", re.ASCII)
+
+
+def generation_of(socket: Path) -> int:
+    """Return whose socket it is; -1 if its name does not say."""
+    found = _NAME.fullmatch(socket.name)
+    return int(found[1]) if found else -1
+
+
+def sockets_beside(socket: Path) -> list[Path]:
+    """Return the sockets of all agents in the same directory, that one's included."""
+    try:
+        return [path for path in socket.parent.iterdir() if generation_of(path) >= 0]
+    except OSError:
+        return []
+
+
+def present(socket: Path) -> Path:
+    """Return the socket of the present agent: `socket` itself if there is no newer one."""
+    return max([socket, *sockets_beside(socket)], key=generation_of)
+
+
+def is_succeeded(socket: Path) -> bool:
+    """Return whether there has been a newer agent than the one of `socket`."""
+    return generation_of(present(socket)) > generation_of(socket)
