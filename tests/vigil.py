@@ -37,7 +37,7 @@ TIMEOUT_SECONDS = 2.0
 
 KILL_PAUSE_SECONDS = (0.1, 0.4)
 FREEZE_PAUSE_SECONDS = (0.5, 1.0)
-"""Between two faults. A successor is a Python that starts, which must not slow down the next one."""
+"""Between two faults. A successor is a Python that starts, and must not slow down the next."""
 
 SPINNERS_PER_CORE = 2
 BUSY = "while True: pass"
