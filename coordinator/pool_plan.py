@@ -119,8 +119,11 @@ def _shortage(snapshot: JobSnapshot) -> str:
 
 
 def is_to_step(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
-    """Whether a rank that takes no step is to be blamed: not while it waits for others, by rule."""
-    if not snapshot.is_synchronous:
+    """Whether a rank that takes no step is to be blamed: not while it waits for others, by rule.
+
+    One that is not ready yet has only its own program to wait for.
+    """
+    if not snapshot.is_synchronous or rank.ready is None:
         return True
     holds = snapshot.layout.paused or snapshot.pool.is_paused
     return not holds and rank.worker_id in snapshot.layout.workers

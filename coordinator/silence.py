@@ -56,7 +56,7 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
     elif now >= _silent_since(rank) + spec.heartbeat_timeout:
         yield KillProcess(rank=rank.rank, cause=_heartbeat_timeout(rank, spec.heartbeat_timeout))
     elif _is_stuck(snapshot, rank):
-        yield KillProcess(rank=rank.rank, cause=_no_progress(spec.progress_timeout_seconds))
+        yield KillProcess(rank=rank.rank, cause=_no_progress(snapshot, rank))
     elif (
         rank.beats
         and rank.process is ProcessState.LIVE
@@ -81,10 +81,20 @@ def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
 
     Silence says nothing here: the next beat may tell of a step, or that the rank waits for others.
     """
-    limit = snapshot.spec.progress_timeout_seconds
-    if limit is None or not rank.beats or not is_to_step(snapshot, rank):
+    limit = _time_for_a_step(snapshot, rank)
+    if not rank.beats or not is_to_step(snapshot, rank):
         return False
     return rank.heard_at >= rank.progressed_at + limit
+
+
+def _time_for_a_step(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
+    """Return how long a rank may work before it has to be further, or ready if it is not yet."""
+    spec = snapshot.spec
+    if spec.progress_timeout_seconds is None:
+        return NEVER_AGAIN
+    if snapshot.is_synchronous and rank.ready is None:
+        return max(spec.progress_timeout_seconds, spec.start_grace_seconds)
+    return spec.progress_timeout_seconds
 
 
 def _start_timeout(seconds: float) -> Cause:
@@ -101,10 +111,12 @@ def _heartbeat_timeout(rank: RankSnapshot, seconds: float) -> Cause:
     )
 
 
-def _no_progress(seconds: float | None) -> Cause:
+def _no_progress(snapshot: JobSnapshot, rank: RankSnapshot) -> Cause:
+    seconds = _time_for_a_step(snapshot, rank)
+    is_starting = snapshot.is_synchronous and rank.ready is None
+    what = "was not ready to train" if is_starting else "took no step"
     return Cause(
-        reason=Reason.NO_PROGRESS,
-        message=f"beat but took no step for {seconds or 0:g} s and was killed",
+        reason=Reason.NO_PROGRESS, message=f"beat but {what} for {seconds:g} s and was killed"
     )
 
 

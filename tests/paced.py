@@ -61,5 +61,14 @@ class Hanging(Paced):
         threading.Event().wait()
 
 
+class HangingAtFirst(Paced):
+    """Its first process of each rank hangs before it has anything to train."""
+
+    def initial(self, seed: int) -> dict[str, np.ndarray]:
+        if os.environ["MUSTER_GENERATION"] == "0":
+            threading.Event().wait()
+        return super().initial(seed)
+
+
 def request_to_hang(pace: Path) -> Path:
     return pace.with_suffix(".hang")

@@ -35,8 +35,9 @@ KILLS_PER_RANK = 4
 TIMEOUT_SECONDS = 2.0
 """After which a frozen rank is replaced."""
 
-PAUSE_SECONDS = (0.1, 0.4)
-"""Between two faults."""
+KILL_PAUSE_SECONDS = (0.1, 0.4)
+FREEZE_PAUSE_SECONDS = (0.5, 1.0)
+"""Between two faults. A successor is a Python that starts, and must not slow down the next."""
 
 SPINNERS_PER_CORE = 2
 BUSY = "while True: pass"
@@ -135,7 +136,7 @@ def killed(installation: Installation, kills: int, chance: random.Random) -> Row
         pid, incarnation = present(installation, job_id, rank)
         struck[job_id, rank, incarnation] = time.time()
         os.kill(pid, signal.SIGKILL)
-        time.sleep(chance.uniform(*PAUSE_SECONDS))
+        time.sleep(chance.uniform(*KILL_PAUSE_SECONDS))
     seen = told_of(installation, {job_id for job_id, _ in jobs}, "rank_exited", struck)
     end(installation, jobs)
     seconds = [seen[process] - at for process, at in struck.items()]
@@ -160,7 +161,7 @@ def frozen(installation: Installation, freezes: int, chance: random.Random) -> R
         pid, incarnation = present(installation, job_id, rank)
         struck[job_id, rank, incarnation + 1] = time.time()
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(chance.uniform(*PAUSE_SECONDS))
+        time.sleep(chance.uniform(*FREEZE_PAUSE_SECONDS))
     seen = told_of(installation, {job_id for job_id, _ in jobs}, "rank_started", struck)
     end(installation, jobs)
     seconds = [seen[process] - at for process, at in struck.items()]

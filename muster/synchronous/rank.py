@@ -34,7 +34,8 @@ def main(settings: RankSettings, working_dir: Path) -> int:
     line = Line.of(settings)
     reporter = Reporter(settings, line)
     reporter.presence.start()
-    program = _program_of(settings, working_dir)
+    with reporter.work:
+        program = _program_of(settings, working_dir)
     drawer = Drawer(find_shards(settings.dataset_dir))
     if drawer.totals.lines == 0:
         raise DatasetEmpty(settings.dataset_dir, "its shards hold no line")
@@ -46,7 +47,7 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         seed=settings.seed,
         checkpoint_every=settings.checkpoint_every,
     )
-    with their_errors("initial() of the program failed", working_dir):
+    with reporter.work, their_errors("initial() of the program failed", working_dir):
         initial = program.initial(settings.seed)
     shares = Shares(program, course, drawer, initial, reporter.work)
     reporter.expect(initial, course)

@@ -170,6 +170,22 @@ def test_a_rank_that_hangs_in_its_program_is_replaced_and_who_waits_for_it_is_no
     assert f"rank {culprit} beat but took no step for 2 s and was killed" in told
 
 
+def test_a_program_that_hangs_before_it_can_train_is_replaced(
+    installation: Installation, undisturbed: str
+) -> None:
+    job = PooledJob(
+        installation,
+        world_size=2,
+        program="paced.py:HangingAtFirst",
+        progress_timeout_seconds=1,
+        start_grace_seconds=3,
+    )
+    assert job.completes() == undisturbed
+    told = [event["message"] for event in installation.events(job.job_id)]
+    for rank in (0, 1):
+        assert f"rank {rank} beat but was not ready to train for 3 s and was killed" in told
+
+
 def test_a_stopped_job_can_be_gone_on_with(installation: Installation, undisturbed: str) -> None:
     job = PooledJob(installation, world_size=2)
     job.trains_with(0, 1)

@@ -341,6 +341,22 @@ def test_a_newcomer_that_waits_for_others_is_not_blamed_for_taking_no_step() -> 
     assert kills(story.goes_on(60)) == {}
 
 
+def test_a_program_that_hangs_before_it_is_ready_is_replaced_after_the_start_grace() -> None:
+    story = Story.gathering(
+        world_size=2, min_workers=2, progress_timeout_seconds=20, start_grace_seconds=50
+    )
+    story.is_ready(0).says_hello(1)
+    assert kills(story.goes_on(49)) == {}
+    (killed,) = kills(story.goes_on(2)).items()
+    assert killed[0] == 1
+    assert killed[1].message == "beat but was not ready to train for 50 s and was killed"
+
+
+def test_without_a_limit_a_program_may_take_its_time_to_begin() -> None:
+    story = Story.gathering(world_size=1, start_grace_seconds=50).says_hello(0)
+    assert kills(story.goes_on(1000)) == {}
+
+
 def test_who_waits_for_a_rank_that_hangs_is_not_blamed_with_it() -> None:
     story = Story.training(world_size=3, progress_timeout_seconds=20)
     killed = {}
