@@ -9,7 +9,7 @@ from installation import Installation, Undisturbed, has_saved, pids, restarts
 
 SHORT = Plan(faults=12, seed=3, minutes=0.5, jobs=2, steps=100)
 
-LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
+LONG = {"world_size": 2, "epochs": 6, "sleep_sec": 0.05}
 
 
 def test_a_dozen_faults_lose_nothing(tmp_path: Path) -> None:
