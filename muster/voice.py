@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 from muster.contracts.messages import Beat, RankMessage, Saved, encode
@@ -42,8 +43,9 @@ class Voice:
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._standing: dict[type[RankMessage], RankMessage] = {}
-        """The last message of each kind."""
+        self._standing: dict[type[RankMessage], tuple[int, RankMessage]] = {}
+        """The last message of each kind, and its place among all messages."""
+        self._places = count()
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         self._is_understood = True
         """Whether the present agent has heard what was said before it came."""
@@ -54,7 +56,7 @@ class Voice:
         if isinstance(message, Saved):
             self._saved.append(message)
         else:
-            self._standing[type(message)] = message
+            self._standing[type(message)] = (next(self._places), message)
         self._line.send(encode(message))
 
     def say_patiently(self, message: RankMessage) -> None:
@@ -92,12 +94,13 @@ class Voice:
             return True
 
     def _say_again(self) -> bool:
-        """Say everything that holds; return whether there was room for all of it."""
-        for kind in list(self._standing):
+        """Say everything that holds, as it came; return whether there was room for all of it."""
+        for kind in sorted(self._standing, key=lambda kind: self._standing[kind][0]):
             if not self._line.await_room(ROOM_PATIENCE_SECONDS):
                 return False
             # Looked up late: the training thread may have a newer one by now.
-            self._line.send(encode(self._standing[kind]))
+            _, message = self._standing[kind]
+            self._line.send(encode(message))
         for saved in list(self._saved):
             if not self._line.await_room(ROOM_PATIENCE_SECONDS):
                 return False

@@ -53,7 +53,8 @@ class Child:
         self.logbook = logbook
         self.channel = channel
         self.standing: dict[type[RankMessage], RankMessage] = {}
-        """The last message of each kind: what a new coordinator has to be told."""
+        """The last message of each kind, in the order in which they came: what a new coordinator has
+        to be told. In any other order a rank that has gone on would seem to be where it began."""
         self._life = life
 
     @classmethod
@@ -109,7 +110,9 @@ class Child:
                 break
             with suppress(WireError):
                 heard.append(decode_rank_message(packet))
-        self.standing.update((type(message), message) for message in heard)
+        for message in heard:
+            self.standing.pop(type(message), None)
+            self.standing[type(message)] = message
         return heard, is_open
 
     @cached_property

@@ -356,7 +356,7 @@ class Nursery:
 
 
 def _standing(child: Child) -> Iterator[RankSaid]:
-    """Yield the last message of each kind, in the order in which the kinds were first heard."""
+    """Yield the last message of each kind, in the order in which they came."""
     for message in child.standing.values():
         yield RankSaid(rank=child.rank, incarnation=child.incarnation, message=message)
 

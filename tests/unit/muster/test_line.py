@@ -146,8 +146,8 @@ def test_the_next_agent_hears_everything_that_holds(agents: Agents) -> None:
     agents.answers()
     assert agents.hears(6) == [
         Hello(),
-        beat(step=12),
         Ready(port=1),
+        beat(step=12),
         saved(5),
         saved(10),
         saved(15),

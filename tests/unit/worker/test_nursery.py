@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from stories import beat
 
 from muster.contracts.environ import MARK
 from muster.contracts.exit_record import ExitRecord, decode_exit_record
@@ -25,6 +26,7 @@ from muster.contracts.messages import (
     RankSpawned,
     Refused,
     StartRank,
+    TookUp,
     encode,
 )
 from muster.processes import identify, is_running, marked
@@ -214,6 +216,15 @@ def test_a_new_coordinator_is_told_who_lives_what_they_said_and_who_has_ended(
     assert is_running(record)
     assert said == RankSaid(rank=0, incarnation=0, message=Hello())
     assert ended == exit_of(1, 0, 0, None)
+
+
+def test_what_was_said_last_is_told_last(house: House) -> None:
+    early, late = beat(step=3), beat(step=30)
+    told = [Hello(), early, TookUp(generation=2, step=4), late]
+    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
+    house.lives_until_it_is_empty()
+    *said, _ = house.nursery.present_state()
+    assert [report.message for report in said] == [told[0], told[2], late]
 
 
 def test_a_program_may_write_what_it_likes_into_its_channel(house: House) -> None:
