@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from chaos_saves import Saves
 from frozen_hosts import Host, is_there, shared_memory, signal_all
-from installation import Installation, await_value, is_over
+from installation import Installation, Seen, await_value, is_over
 
 from cli.digest import digests
 from muster.checkpoints.names import LATEST, CheckpointName, parse_latest
@@ -165,6 +165,8 @@ class Scene:
         try:
             if error[0] is None:
                 self.installation.end_jobs()
+            else:
+                self.installation.forget_jobs()
         finally:
             for host in self._hosts:
                 host.end()
@@ -501,6 +503,8 @@ def tell(line: str) -> None:
 def main() -> int:
     wakings = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    # Asked to end, it ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as directory:
         findings = run(Path(directory), wakings=wakings, seed=seed, seconds=600.0, tell=tell)
     for line in (f"seed {seed}", *report(findings)):
