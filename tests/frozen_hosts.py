@@ -99,6 +99,8 @@ class Host:
     def end(self) -> None:
         self._init.kill()  # and the kernel ends whatever is left in there
         self._init.wait(DEADLINE_SECONDS)
+        if self._init.stdin is not None:
+            self._init.stdin.close()
 
     def await_standby(self) -> None:
         await_value(

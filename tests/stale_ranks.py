@@ -389,19 +389,19 @@ class Scene:
         standing: dict[str, Any] = {"lease": (lease.epoch, lease.owner) if lease else None}
         for training in self._all():
             seen = self.installation.see(training.job_id)
-            standing[f"processes of {training.job_id}"] = [
-                (worker["worker_id"], worker["pid"], worker["restarts"], worker["endings"])
-                for worker in seen["workers"]
-                if not is_over(seen)
-            ]
+            for worker in seen["workers"]:
+                ended = {**worker["endings"]}
+                # To finish is no harm; whatever else ends a process is.
+                pid = None if ended.pop("finished", 0) or is_over(seen) else worker["pid"]
+                process = f"{training.job_id}, worker {worker['worker_id']}"
+                gone = (None, worker["restarts"], str(ended))
+                standing[process] = {(pid, worker["restarts"], str(ended)), gone}
             for directory in self._directories(training):
                 standing[str(directory)] = older_names(directory)
         return standing
 
     def _compare(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         for what, value in before.items():
-            if what.startswith("processes of") and not after[what]:
-                continue  # it has come to its end meanwhile
             is_same = after[what] <= value if isinstance(value, set) else after[what] == value
             if not is_same:
                 self.findings.breaches.append(f"{what}: {value} became {after[what]}")
