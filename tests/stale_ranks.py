@@ -32,11 +32,12 @@ from store.database import Database
 from store.leases import COORDINATOR_LEASE, Leases
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
-    "independent": {"mode": "independent", "world_size": 3, "epochs": 60},
+    "independent": {"mode": "independent", "world_size": 3},
     "shared memory": {"mode": "synchronous", "backend": "shared_memory", "world_size": 3},
     "tcp": {"mode": "synchronous", "backend": "tcp", "world_size": 2},
 }
-COMMON = {"epochs": 100, "checkpoint_every": 5, "max_restarts": 100_000}
+COMMON = {"checkpoint_every": 5, "max_restarts": 100_000}
+EPOCHS = 80
 PACE_SECONDS = 0.02
 """Between steps: a job goes through several machines."""
 
@@ -129,10 +130,13 @@ class Watch:
 class Scene:
     """An installation whose coordinator lives on one machine after the other."""
 
-    def __init__(self, installation: Installation, seed: int, findings: Findings) -> None:
+    def __init__(
+        self, installation: Installation, seed: int, findings: Findings, epochs: int
+    ) -> None:
         self.installation = installation
         self.findings = findings
         self._chance = random.Random(seed)  # noqa: S311  can be repeated, no secret
+        self._epochs = epochs
         self._hosts: list[Host] = []
         self._trainings: dict[str, Training] = {}
         """The youngest of each kind, which instants are chosen of."""
@@ -210,7 +214,7 @@ class Scene:
     # Its jobs
 
     def _submit(self, kind: str, **fields: object) -> Training:
-        described = {**COMMON, **KINDS[kind], **fields}
+        described = {**COMMON, **KINDS[kind], "epochs": self._epochs, **fields}
         return Training(kind=kind, job_id=self.installation.submit(**described))
 
     def _keep_training(self) -> None:
@@ -481,13 +485,22 @@ def report(findings: Findings) -> Iterator[str]:
 
 
 def run(
-    root: Path, *, wakings: int, seed: int, seconds: float, tell: Callable[[str], object]
+    root: Path,
+    *,
+    wakings: int,
+    seed: int,
+    seconds: float,
+    tell: Callable[[str], object],
+    epochs: int = EPOCHS,
 ) -> Findings:
-    """Wake so many stale ranks, or fewer if the time is over; return what was found."""
+    """Wake so many stale ranks, or fewer if the time is over; return what was found.
+
+    `epochs` is how long a job is: one goes through several machines, or over one change of them.
+    """
     findings = Findings()
     installation = Installation(root)
     until = time.monotonic() + seconds
-    with Scene(installation, seed, findings) as scene:
+    with Scene(installation, seed, findings, epochs) as scene:
         scene.begin()
         while len(findings.of(*KINDS)) < wakings and time.monotonic() < until:
             scene.replace_a_host()

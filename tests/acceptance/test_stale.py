@@ -14,7 +14,7 @@ from stale_ranks import KINDS, run
 def test_what_wakes_up_on_a_machine_that_was_replaced_exits_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    findings = run(tmp_path, wakings=1, seed=3, seconds=60.0, tell=lambda _: None)
+    findings = run(tmp_path, wakings=1, seed=3, seconds=60.0, tell=lambda _: None, epochs=60)
     assert findings.breaches == []
     assert findings.completed >= len(KINDS)
     assert {waking.what for waking in findings.wakings} == {*KINDS, "agent", "coordinator"}
