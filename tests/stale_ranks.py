@@ -422,6 +422,7 @@ class Scene:
             self.findings.breaches.append(f"stale ranks can write to memory in use: {both}")
 
     def _expect_fenced(self, host: Host) -> None:
+        await_value(lambda: host.exit_code() is not None, lambda: host.log.read_text()[-500:])
         if host.exit_code() != 75:
             code, log = host.exit_code(), host.log.read_text()[-500:]
             self.findings.breaches.append(f"the stale coordinator ended with {code}: {log}")
