@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check test chaos contain bench lock clean
+.PHONY: help up demo check test chaos contain stale bench lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -43,6 +43,9 @@ chaos: $(STAMP) ## kill anything, again and again, half an hour (ARGS='--faults 
 
 contain: $(STAMP) ## 500 ranks that leave processes behind, and decoys (ARGS='TRIALS SEED')
 	$(BIN)/python tests/containment.py $(ARGS)
+
+stale: $(STAMP) ## 200 ranks of machines that stood still wake up, replaced (ARGS='WAKINGS SEED')
+	$(BIN)/python tests/stale_ranks.py $(ARGS)
 
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench

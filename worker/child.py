@@ -53,8 +53,8 @@ class Child:
         self.logbook = logbook
         self.channel = channel
         self.standing: dict[type[RankMessage], RankMessage] = {}
-        """The last message of each kind, in the order in which they came: what a new coordinator has
-        to be told. In any other order a rank that has gone on would seem to be where it began."""
+        """The last message of each kind, in the order in which they came: what a new coordinator
+        has to be told. In another order a rank that has gone on would seem to be where it began."""
         self._life = life
 
     @classmethod

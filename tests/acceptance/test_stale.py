@@ -1,0 +1,20 @@
+"""A machine stands still, another takes over its jobs, and it goes on: nothing of it counts.
+
+The long version is ``python tests/stale_ranks.py``.
+"""
+
+from pathlib import Path
+
+import pytest
+from frozen_hosts import can_be_had
+from stale_ranks import KINDS, run
+
+
+@pytest.mark.skipif(not can_be_had(), reason="no name spaces can be made here")
+def test_what_wakes_up_on_a_machine_that_was_replaced_exits_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    findings = run(tmp_path, wakings=1, seed=3, seconds=60.0, tell=lambda _: None, epochs=60)
+    assert findings.breaches == []
+    assert findings.completed >= len(KINDS)
+    assert {waking.what for waking in findings.wakings} == {*KINDS, "agent", "coordinator"}
