@@ -1,10 +1,13 @@
 """Every end of a real process is told for what it is, and costs what it ought to."""
 
+import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from installation import Installation, Seen, has_saved
+import pytest
+from installation import Installation, Seen, await_value, has_saved
 
 LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
 """Two ranks of 64 steps and two seconds: time to be interrupted."""
@@ -122,7 +125,7 @@ def test_what_cannot_be_run_is_never_started_again(installation: Installation) -
     job_id = installation.submit(world_size=1, command=["/no/such/program"])
     assert installation.fail(job_id)["reason"] == "invalid_program"
     (end,) = incarnations(installation, job_id)
-    assert (end["retry_class"], end["exit_code"]) == ("invalid_program", 127)
+    assert (end["retry_class"], end["incarnation"]) == ("invalid_program", 0)
     assert end["message"] == (
         "the command '/no/such/program' cannot be run: No such file or directory"
     )
@@ -137,10 +140,8 @@ def test_a_crash_is_told_with_its_last_words_and_costs_a_restart(
     seen = installation.complete(job_id)
     assert (seen["restarts"], seen["endings"]["crash"]) == (1, 1)
     crash, done = incarnations(installation, job_id)
-    assert (crash["retry_class"], crash["message"]) == (
-        "crash",
-        "exited with code 3 (out of cheese)",
-    )
+    assert crash["retry_class"] == "crash"
+    assert crash["message"] == "exited with code 3 (out of cheese)"
     assert (done["retry_class"], done["reason"]) == ("finished", None)
 
 
@@ -164,6 +165,42 @@ def test_a_lack_of_memory_has_a_budget_of_its_own(installation: Installation) ->
     ends = incarnations(installation, job_id)
     assert [end["retry_class"] for end in ends] == 2 * ["out_of_memory"]
     assert ends[0]["message"] == "exited with code 1 for lack of memory (MemoryError)"
+
+
+@pytest.fixture
+def scarce(tmp_path: Path) -> Iterator[Installation]:
+    """An installation whose coordinator, and so its jobs, have 400 MB together."""
+    cell = Path(f"/sys/fs/cgroup/memory/muster-test-{os.getpid()}")
+    try:
+        cell.mkdir()
+    except OSError:
+        pytest.skip("no control group that limits memory is to be had")
+    try:
+        (cell / "memory.limit_in_bytes").write_text(str(400 << 20))
+        with Installation(tmp_path) as installation:
+            (cell / "cgroup.procs").write_text(str(installation.coordinator.pid))
+            yield installation
+    finally:
+        await_value(lambda: not (cell / "cgroup.procs").read_text(), str)
+        cell.rmdir()
+
+
+@pytest.mark.parametrize("last_words", ["", "; exit $?"], ids=["itself", "within a shell"])
+def test_a_kill_of_the_kernels_is_evidence_of_a_lack_of_memory(
+    scarce: Installation, last_words: str
+) -> None:
+    script = f"{sys.executable} -c \"x = b'x' * (900 << 20)\"{last_words}"
+    job_id = scarce.submit(
+        world_size=1,
+        command=["sh", "-c", script if last_words else f"exec {script}"],
+        max_out_of_memory=0,
+    )
+    job = scarce.fail(job_id)
+    assert (job["reason"], job["exit_code"]) == ("restart_limit", 137)
+    assert "and may not be restarted for lack of memory" in job["message"]
+    (end,) = incarnations(scarce, job_id)
+    assert end["retry_class"] == "out_of_memory"
+    assert (end["exit_code"], end["exit_signal"]) == ((137, None) if last_words else (None, 9))
 
 
 def test_an_error_that_comes_again_at_the_same_step_is_an_invalid_program(
