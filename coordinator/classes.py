@@ -83,8 +83,7 @@ def _ended_by(number: int, exited: RankExited) -> bool:
 
 def _lacked_memory(exited: RankExited) -> bool:
     """Whether there is evidence; a SIGKILL alone may be anybody's."""
-    is_killed_within = exited.exit_code == OF_A_SHELL + SIGKILL
-    return exited.out_of_memory or is_killed_within or _names_memory(exited.last_lines)
+    return exited.out_of_memory or _names_memory(exited.last_lines)
 
 
 def _names_memory(last_lines: Sequence[str]) -> bool:
@@ -117,6 +116,8 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
             return f"{end} for lack of memory{quote}"
         case RetryClass.DO_NOT_RETRY:
             return f"{end}, so it is not to be started again{quote}"
+        case RetryClass.CRASH if exited.exit_code == OF_A_SHELL + SIGKILL:
+            return f"{end}, as a shell or a container does whose program was killed{quote}"
         case RetryClass.CRASH if exited.exit_code == 0:
             return f"{end} before its training was over{quote}"
         case _:

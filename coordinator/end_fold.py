@@ -7,7 +7,7 @@ all that the program may be to blame for share one limit: ends in a row without 
 from dataclasses import replace
 
 from coordinator import pool_fold, rank_fold
-from coordinator.classes import ending_of, is_to_blame
+from coordinator.classes import OF_A_SHELL, ending_of, is_to_blame
 from coordinator.snapshot import NEVER, Cause, Ending, JobSnapshot, RankSnapshot, Verdict
 from coordinator.wording import describe_exit, legible, quote_lines
 from muster.contracts.endings import RETRIES, RetryClass
@@ -111,10 +111,28 @@ def _verdict(
     if limit is None:
         return None
     reason, words = limit
-    end = describe_exit(rank) if rank.kill is None else rank.kill.message
-    code = 128 + (message.signal or 0) if message.exit_code is None else message.exit_code
-    told = f"rank {rank.rank} {end} and {words}{quote_lines(message.last_lines)}"
-    return Verdict(reason=reason, message=told, exit_code=code)
+    # Of an end with code 0 no lines are kept; and a job that has failed has no such code itself.
+    quote = "" if message.exit_code == 0 else quote_lines(message.last_lines)
+    code = OF_A_SHELL + (message.signal or 0) if message.exit_code is None else message.exit_code
+    told = f"rank {rank.rank} {_what_happened(rank, ending)} and {words}{quote}"
+    return Verdict(reason=reason, message=told, exit_code=code or 1)
+
+
+def _what_happened(rank: RankSnapshot, ending: Ending) -> str:
+    if rank.kill is not None:
+        return rank.kill.message
+    asked = ending.retry_class is RetryClass.PREEMPTION and rank.stopping
+    return "was asked to stop by somebody else" if asked else describe_exit(rank)
+
+
+def _used_up(most: int) -> str:
+    match most:
+        case 0:
+            return "may not be restarted"
+        case 1:
+            return "has used its one restart"
+        case _:
+            return f"has used its {most} restarts"
 
 
 def _limit_reached(
@@ -128,7 +146,7 @@ def _limit_reached(
         return None
     most: int = getattr(spec, retry.budget)
     if rank.endings[kind] > most:
-        return Reason.RESTART_LIMIT, f"has used its {most} restarts{retry.occasion}"
+        return Reason.RESTART_LIMIT, f"{_used_up(most)}{retry.occasion}"
     if rank.fruitless >= spec.max_fruitless:
         words = f"has failed {rank.fruitless} times in a row without a new checkpoint"
         return Reason.NO_PROGRESS, words

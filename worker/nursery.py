@@ -52,6 +52,9 @@ STRANGERS_PAUSE_SECONDS: Final = 0.01
 CANNOT_START: Final = 126
 """Exit code of a rank that never became a process, as shells have it."""
 
+KILLED_WITHIN: Final = 128 + signal.SIGKILL
+"""Exit code of a shell whose program was killed."""
+
 Report = Callable[[AgentMessage], None]
 
 
@@ -288,7 +291,7 @@ class Nursery:
             signal=ending.signal,
             # Of one that ended well nobody asks, and thousands of them are told at once.
             last_lines=() if ending.exit_code == 0 else child.logbook.last_lines(),
-            out_of_memory=ending.signal == signal.SIGKILL and self._oom_kills.claim(),
+            out_of_memory=_may_be_killed(ending) and self._oom_kills.claim(),
         )
 
     def _write_record(self, child: Child, said: tuple[RankSaid, ...], exited: RankExited) -> None:
@@ -353,6 +356,11 @@ class Nursery:
             if zombie is None or zombie.si_pid in own:
                 return
             os.waitpid(zombie.si_pid, os.WNOHANG)
+
+
+def _may_be_killed(ending: Ending) -> bool:
+    """Whether SIGKILL ended it, or the program that a shell or a container ran for it."""
+    return ending.signal == signal.SIGKILL or ending.exit_code == KILLED_WITHIN
 
 
 def _standing(child: Child) -> Iterator[RankSaid]:

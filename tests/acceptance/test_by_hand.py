@@ -173,7 +173,7 @@ def test_a_command_that_fails_is_exit_code_1(terminal: Terminal) -> None:
         MUSTER_COMMAND='["false"]',
     )
     assert code == 1, output
-    assert "rank 0 exited with code 1 and has used its 0 restarts" in output
+    assert "rank 0 exited with code 1 and may not be restarted" in output
 
 
 def test_a_coordinator_does_not_begin_afresh_beside_checkpoints_of_another_mode(

@@ -1,10 +1,13 @@
 """Every end of a real process is told for what it is, and costs what it ought to."""
 
+import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from installation import Installation, Seen, has_saved
+import pytest
+from installation import Installation, Seen, await_value, has_saved
 
 LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
 """Two ranks of 64 steps and two seconds: time to be interrupted."""
@@ -66,6 +69,19 @@ def test_sigterm_from_outside_is_no_crash(installation: Installation) -> None:
     assert first["started_at"] < first["ended_at"] < second["started_at"]
 
 
+def test_a_job_that_may_not_be_preempted_again_says_so_and_has_failed(
+    installation: Installation,
+) -> None:
+    job_id = installation.submit(**LONG, max_preemptions=0)
+    installation.wait_until(job_id, has_saved)
+    installation.kill(job_id, rank=1, number=signal.SIGTERM)
+    job = installation.fail(job_id)
+    assert (job["reason"], job["exit_code"]) == ("restart_limit", 1)
+    assert job["message"] == (
+        "rank 1 was asked to stop by somebody else and may not be restarted after a preemption"
+    )
+
+
 def test_sigterm_ends_a_program_that_knows_nothing_of_us_without_a_charge(
     installation: Installation, tmp_path: Path
 ) -> None:
@@ -88,15 +104,103 @@ def test_what_hangs_has_a_budget_of_its_own(installation: Installation) -> None:
     assert hung["exit_signal"] == signal.SIGKILL
 
 
+def test_who_beats_and_takes_no_step_hangs(installation: Installation) -> None:
+    words = "import muster, signal; run = muster.join(); signal.pause()"
+    job_id = installation.submit(
+        world_size=1,
+        command=[sys.executable, "-c", words],
+        progress_timeout_seconds=1,
+        max_hangs=0,
+    )
+    job = installation.fail(job_id)
+    assert (job["reason"], job["exit_code"]) == ("restart_limit", 137)
+    assert job["message"].startswith(
+        "rank 0 beat but took no step for 1 s and was killed and may not be restarted after a hang"
+    )
+    (hung,) = incarnations(installation, job_id)
+    assert (hung["retry_class"], hung["reason"]) == ("hang", "no_progress")
+
+
+def test_what_cannot_be_run_is_never_started_again(installation: Installation) -> None:
+    job_id = installation.submit(world_size=1, command=["/no/such/program"])
+    assert installation.fail(job_id)["reason"] == "invalid_program"
+    (end,) = incarnations(installation, job_id)
+    assert (end["retry_class"], end["incarnation"]) == ("invalid_program", 0)
+    assert end["message"] == (
+        "the command '/no/such/program' cannot be run: No such file or directory"
+    )
+
+
+def test_a_crash_is_told_with_its_last_words_and_costs_a_restart(
+    installation: Installation, tmp_path: Path
+) -> None:
+    again = tmp_path / "again"
+    script = f"test -e {again} && exit 0; touch {again}; echo out of cheese; exit 3"
+    job_id = installation.submit(world_size=1, command=["sh", "-c", script])
+    seen = installation.complete(job_id)
+    assert (seen["restarts"], seen["endings"]["crash"]) == (1, 1)
+    crash, done = incarnations(installation, job_id)
+    assert crash["retry_class"] == "crash"
+    assert crash["message"] == "exited with code 3 (out of cheese)"
+    assert (done["retry_class"], done["reason"]) == ("finished", None)
+
+
+def test_a_kill_without_evidence_is_no_lack_of_memory(
+    installation: Installation, tmp_path: Path
+) -> None:
+    again = tmp_path / "again"
+    script = f"test -e {again} && exit 0; touch {again}; sh -c 'kill -9 $$'; exit $?"
+    job_id = installation.submit(world_size=1, command=["sh", "-c", script], max_out_of_memory=0)
+    assert installation.complete(job_id)["endings"]["crash"] == 1
+    crash, _ = incarnations(installation, job_id)
+    assert crash["message"].startswith("exited with code 137, as a shell or a container does")
+
+
 def test_a_lack_of_memory_has_a_budget_of_its_own(installation: Installation) -> None:
     command = [sys.executable, "-c", "bytearray(1 << 60)"]
     job_id = installation.submit(world_size=1, command=command, max_out_of_memory=1)
     job = installation.fail(job_id)
     assert job["reason"] == "restart_limit"
-    assert "has used its 1 restarts for lack of memory" in job["message"]
+    assert "has used its one restart for lack of memory" in job["message"]
     ends = incarnations(installation, job_id)
     assert [end["retry_class"] for end in ends] == 2 * ["out_of_memory"]
     assert ends[0]["message"] == "exited with code 1 for lack of memory (MemoryError)"
+
+
+@pytest.fixture
+def scarce(tmp_path: Path) -> Iterator[Installation]:
+    """An installation whose coordinator, and so its jobs, have 400 MB together."""
+    cell = Path(f"/sys/fs/cgroup/memory/muster-test-{os.getpid()}")
+    try:
+        cell.mkdir()
+    except OSError:
+        pytest.skip("no control group that limits memory is to be had")
+    try:
+        (cell / "memory.limit_in_bytes").write_text(str(400 << 20))
+        with Installation(tmp_path) as installation:
+            (cell / "cgroup.procs").write_text(str(installation.coordinator.pid))
+            yield installation
+    finally:
+        await_value(lambda: not (cell / "cgroup.procs").read_text(), str)
+        cell.rmdir()
+
+
+@pytest.mark.parametrize("last_words", ["", "; exit $?"], ids=["itself", "within a shell"])
+def test_a_kill_of_the_kernels_is_evidence_of_a_lack_of_memory(
+    scarce: Installation, last_words: str
+) -> None:
+    script = f"{sys.executable} -c \"x = b'x' * (900 << 20)\"{last_words}"
+    job_id = scarce.submit(
+        world_size=1,
+        command=["sh", "-c", script if last_words else f"exec {script}"],
+        max_out_of_memory=0,
+    )
+    job = scarce.fail(job_id)
+    assert (job["reason"], job["exit_code"]) == ("restart_limit", 137)
+    assert "and may not be restarted for lack of memory" in job["message"]
+    (end,) = incarnations(scarce, job_id)
+    assert end["retry_class"] == "out_of_memory"
+    assert (end["exit_code"], end["exit_signal"]) == ((137, None) if last_words else (None, 9))
 
 
 def test_an_error_that_comes_again_at_the_same_step_is_an_invalid_program(

@@ -32,7 +32,8 @@ TRACEBACK = ["Traceback (most recent call last):", "MemoryError: Unable to alloc
         ({"signal": SIGTERM}, PREEMPTION, Reason.PREEMPTED),
         ({"code": 143}, PREEMPTION, Reason.PREEMPTED),
         ({"signal": SIGKILL, "out_of_memory": True}, MEMORY, Reason.OUT_OF_MEMORY),
-        ({"code": 137}, MEMORY, Reason.OUT_OF_MEMORY),
+        ({"code": 137}, CRASH, Reason.WORKER_EXITED),
+        ({"code": 137, "out_of_memory": True}, MEMORY, Reason.OUT_OF_MEMORY),
         ({"code": 1, "lines": TRACEBACK}, MEMORY, Reason.OUT_OF_MEMORY),
         ({"code": 1, "lines": ["torch.OutOfMemoryError: CUDA"]}, MEMORY, Reason.OUT_OF_MEMORY),
         ({"code": DO_NOT_RETRY_CODE}, RetryClass.DO_NOT_RETRY, Reason.DO_NOT_RETRY),
@@ -107,7 +108,7 @@ def test_who_was_let_go_and_is_wanted_again_comes_back_at_no_charge() -> None:
     ("budget", "end"),
     [
         ("max_restarts", {"code": 3}),
-        ("max_out_of_memory", {"code": 137}),
+        ("max_out_of_memory", {"code": 137, "out_of_memory": True}),
         ("max_preemptions", {"code": 143}),
     ],
 )
@@ -131,7 +132,7 @@ def test_hangs_have_one_too() -> None:
             story.wakes()
             story.says_hello(0)
     assert story.job.verdict.message == (
-        "rank 0 sent no heartbeat for 10 s and was killed and has used its 1 restarts after a hang"
+        "rank 0 sent no heartbeat for 10 s and was killed and has used its one restart after a hang"
         "; its log is empty"
     )
 

@@ -155,7 +155,7 @@ def test_no_restart_at_all_can_be_asked_for() -> None:
     story.plans()
     assert story.job.status is JobStatus.FAILED
     assert story.job.message == (
-        "rank 0 exited with code 3 and has used its 0 restarts; its log is empty"
+        "rank 0 exited with code 3 and may not be restarted; its log is empty"
     )
     assert story.job.verdict is not None
     assert story.job.verdict.exit_code == 3
