@@ -24,7 +24,7 @@ from fragile_postgres import FragilePostgres, fragile_postgres
 from installation import Installation, await_value, has_saved, is_over, pids
 
 from cli.digest import digests
-from muster.checkpoints.names import CheckpointName
+from muster.checkpoints.names import LATEST, CheckpointName
 from muster.contracts.layout import checkpoints_of_job
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
@@ -38,6 +38,9 @@ STEPS_PER_EPOCH = 16
 
 ONCE = {"rank_started", "rank_live", "rank_exited", "job_completed"}
 """Kinds of events that one incarnation, or one job, can have only once."""
+
+REST_SECONDS = 3.0
+"""Of training before and after an outage."""
 
 CALLERS = 4
 
@@ -204,7 +207,7 @@ def endure(
     peace: "Peace",
 ) -> Figures:
     """Train through one outage of so many seconds; return what was seen, with all faults."""
-    epochs = round((seconds + 6.0) / (STEPS_PER_EPOCH * STEP_SECONDS))
+    epochs = round((seconds + REST_SECONDS) / (STEPS_PER_EPOCH * STEP_SECONDS))
     fields = {"world_size": 2, "epochs": epochs, "sleep_sec": STEP_SECONDS}
     calm, struck = installation.submit(**fields), installation.submit(**fields)
     pooled = {**fields, "mode": "synchronous", "virtual_shards": 16, "batch_size": 32}
@@ -257,7 +260,13 @@ def endure(
 def _saves(installation: Installation, *jobs: str) -> int:
     """Return the sum of the steps that are durable, over all ranks of these jobs."""
     roots = [checkpoints_of_job(installation.checkpoint_dir, job_id) for job_id in jobs]
-    names = [path.read_text().strip() for root in roots for path in root.rglob("LATEST")]
+    latest = [
+        path
+        for root in roots
+        for where in (".", "worker_*")
+        for path in root.glob(f"{where}/{LATEST}")
+    ]
+    names = [path.read_text().strip() for path in latest]
     return sum(name.step for name in map(CheckpointName.parse, names) if name is not None)
 
 
