@@ -1,7 +1,8 @@
 """The database goes away while jobs train; nobody but its clients may notice.
 
-``python tests/outage.py --seconds 30 --rounds 1`` takes it away in every way there is, SQLite's and
-PostgreSQL's, and prints what people would have seen. In each round a rank is killed meanwhile.
+``python tests/outage.py --seconds 30 --rounds 2`` takes it away in every way there is, SQLite's and
+PostgreSQL's, and prints what people would have seen. In each round a rank is killed meanwhile, and
+in every second one the coordinator as well.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Self
 
 import httpx
 from fragile_postgres import FragilePostgres, fragile_postgres
-from installation import Installation, await_value, has_saved, is_over, pids
+from installation import Installation, Service, await_value, end_of, has_saved, is_over, pids
 
 from cli.digest import digests
 from muster.checkpoints.names import LATEST, CheckpointName
@@ -205,8 +206,13 @@ def endure(
     outage: Callable[[], AbstractContextManager[None]],
     seconds: float,
     peace: "Peace",
+    dying: Collection[str] = (),
 ) -> Figures:
-    """Train through one outage of so many seconds; return what was seen, with all faults."""
+    """Train through one outage of so many seconds; return what was seen, with all faults.
+
+    A second coordinator stands by. If the first is `dying` in the midst of it, it has an heir;
+    otherwise nobody may take its place.
+    """
     epochs = round((seconds + REST_SECONDS) / (STEPS_PER_EPOCH * STEP_SECONDS))
     fields = {"world_size": 2, "epochs": epochs, "sleep_sec": STEP_SECONDS}
     calm, struck = installation.submit(**fields), installation.submit(**fields)
@@ -216,12 +222,14 @@ def endure(
         installation.wait_until(job_id, has_saved)
     installation.wait_until(together, lambda seen: seen["checkpoints_saved"])
     victim = pids(installation.see(struck))[1]
-    service = installation.coordinator.pid
+    heir = _standby(installation)
     saved = _saves(installation, calm, together)
     with Callers(installation.url, calm) as callers:
         with outage():
             time.sleep(seconds / 2)
             os.kill(victim, signal.SIGKILL)
+            if "coordinator" in dying:
+                installation.coordinator.end(signal.SIGKILL)
             time.sleep(seconds / 2)
             meanwhile = _saves(installation, calm, together) - saved
         back = time.monotonic()
@@ -231,14 +239,11 @@ def endure(
         replaced_after = time.monotonic() - back
     callers.retry()
     faults = callers.wrong
-    if installation.coordinator.process is None or installation.coordinator.process.poll():
-        faults.append("the coordinator ended")
-    if installation.coordinator.pid != service:
-        faults.append("the coordinator was restarted")
     for job_id, restarts in ((calm, 0), (struck, 1), (together, 0)):
         faults += _faults(installation, job_id, restarts)
         if bits(installation, job_id) != peace.bits(**(pooled if job_id == together else fields)):
             faults.append(f"{job_id} has other bits")
+    faults += _wrong_succession(installation, heir, dying)
     jobs = Counter(callers.acknowledged.values())
     faults += [f"{job_id} has {count} keys" for job_id, count in jobs.items() if count > 1]
     for job_id in jobs:
@@ -255,6 +260,34 @@ def endure(
         keys=len(callers.acknowledged),
         faults=faults + ([] if meanwhile else ["nothing was saved meanwhile"]),
     )
+
+
+def _standby(installation: Installation) -> Service:
+    heir = Service("coordinator", installation.root, installation.environment)
+    heir.log = installation.root / f"heir-{time.monotonic_ns()}.log"
+    heir.start()
+    await_value(lambda: "waiting: process" in heir.log.read_text(), lambda: end_of(heir.log))
+    return heir
+
+
+def _wrong_succession(
+    installation: Installation, heir: Service, dying: Collection[str]
+) -> Iterator[str]:
+    """Yield what is wrong with who coordinates; afterwards one does and no other is there."""
+    coordinates = "coordinates, with" in heir.log.read_text()
+    if heir.process is None or heir.process.poll() is not None:
+        yield f"the second coordinator ended: {end_of(heir.log)}"
+    elif "coordinator" in dying:
+        installation.coordinator = heir
+        if not coordinates:
+            yield "the second coordinator did not take over"
+    else:
+        if coordinates:
+            yield "the second coordinator took over from one that lived"
+        heir.end(signal.SIGTERM)
+        process = installation.coordinator.process
+        if process is None or process.poll() is not None:
+            yield "the coordinator ended"
 
 
 def _saves(installation: Installation, *jobs: str) -> int:
@@ -303,7 +336,7 @@ def main() -> int:
     """Take the database away in every way, again and again; return 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each outage (30)")
-    parser.add_argument("--rounds", type=int, default=1, help="of all kinds (1)")
+    parser.add_argument("--rounds", type=int, default=2, help="of all kinds (2)")
     asked = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
@@ -321,9 +354,11 @@ def main() -> int:
         cases = [(f"PostgreSQL {name}", large, way) for name, way in ways(server).items()]
         cases.append(("SQLite locked", small, lambda: locked(small)))
         peace = Peace(small)
-        for _ in range(asked.rounds):
+        for number in range(asked.rounds):
+            dying = ("coordinator",) if number % 2 else ()
             for name, installation, outage in cases:
-                figures = endure(installation, name, outage, asked.seconds, peace)
+                way = " and ".join([name, *dying])
+                figures = endure(installation, way, outage, asked.seconds, peace, dying)
                 failed = failed or bool(figures.faults)
                 print(figures, flush=True)  # noqa: T201  what a person asked for
     return int(failed)
