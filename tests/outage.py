@@ -40,7 +40,7 @@ STEPS_PER_EPOCH = 16
 ONCE = {"rank_started", "rank_live", "rank_exited", "job_completed"}
 """Kinds of events that one incarnation, or one job, can have only once."""
 
-REST_SECONDS = 3.0
+REST_SECONDS = 6.0
 """Of training before and after an outage."""
 
 CALLERS = 4
@@ -213,16 +213,31 @@ def endure(
     A second coordinator stands by. If the first is `dying` in the midst of it, it has an heir;
     otherwise nobody may take its place.
     """
+    heir = _standby(installation)
+    try:
+        return _endure(installation, way, outage, seconds, peace, dying, heir)
+    finally:
+        if heir.process is not None and installation.coordinator is not heir:
+            heir.end(signal.SIGTERM)
+
+
+def _endure(
+    installation: Installation,
+    way: str,
+    outage: Callable[[], AbstractContextManager[None]],
+    seconds: float,
+    peace: "Peace",
+    dying: Collection[str],
+    heir: Service,
+) -> Figures:
     epochs = round((seconds + REST_SECONDS) / (STEPS_PER_EPOCH * STEP_SECONDS))
     fields = {"world_size": 2, "epochs": epochs, "sleep_sec": STEP_SECONDS}
-    calm, struck = installation.submit(**fields), installation.submit(**fields)
+    calm = installation.submit(**fields)
     pooled = {**fields, "mode": "synchronous", "virtual_shards": 16, "batch_size": 32}
     together = installation.submit(**pooled)
-    for job_id in (calm, struck):
-        installation.wait_until(job_id, has_saved)
     installation.wait_until(together, lambda seen: seen["checkpoints_saved"])
-    victim = pids(installation.see(struck))[1]
-    heir = _standby(installation)
+    struck = installation.submit(**fields)
+    victim = pids(installation.wait_until(struck, has_saved))[1]
     saved = _saves(installation, calm, together)
     with Callers(installation.url, calm) as callers:
         with outage():
@@ -284,7 +299,6 @@ def _wrong_succession(
     else:
         if coordinates:
             yield "the second coordinator took over from one that lived"
-        heir.end(signal.SIGTERM)
         process = installation.coordinator.process
         if process is None or process.poll() is not None:
             yield "the coordinator ended"
