@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from muster.processes import marked, send_signal
 
 VICTIMS = {"rank": 30, "agent": 15, "coordinator": 20, "api": 35}
 PAUSES_SECONDS = (0.0, 0.3, 0.8, 1.5, 2.5)
+LISTENING = 4 / 5
+"""Of the deaths of an API meet one that serves, and so has readers."""
+
 TAIL = 500
 RETRY_SECONDS = 0.2
 PATIENCE_SECONDS = 20.0
@@ -172,6 +176,8 @@ def _kill(installation: Installation, victim: str, job_id: str, chance: random.R
     """Kill one process, if there is one; return how many were."""
     match victim:
         case "api" | "coordinator":
+            if victim == "api" and chance.random() < LISTENING:
+                _await_service(partial(installation.request, "GET", "/health"))
             service = installation.api if victim == "api" else installation.coordinator
             if service.process is None or service.process.poll() is not None:
                 return 0
@@ -196,15 +202,15 @@ def _awaken(installation: Installation) -> None:
     _await_service(installation.start)
 
 
-def _await_service(start: Callable[[], None]) -> None:
-    def started() -> bool:
+def _await_service(ask: Callable[[], object]) -> None:
+    def is_answered() -> bool:
         try:
-            start()
+            ask()
         except httpx.TransportError:
             return False
         return True
 
-    await_value(started, str)
+    await_value(is_answered, str)
 
 
 def _files(installation: Installation, job_id: str, rank: int) -> list[Path]:

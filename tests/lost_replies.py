@@ -83,8 +83,11 @@ class Hammer:
                 setattr(self._report, name, getattr(self._report, name) + count)
 
 
-def run(root: Path, *, keys: int, seed: int) -> Report:
-    """Hammer an API of its own; nobody coordinates, so that the jobs only wait."""
+def run(root: Path, *, keys: int, kills: int, seed: int) -> Report:
+    """Hammer an API of its own, which is killed at most so often.
+
+    Nobody coordinates, so that the jobs only wait.
+    """
     report = Report(keys)
     installation = Installation(root, DATASET_DIR=str(root))
     installation.start_api()
@@ -96,7 +99,7 @@ def run(root: Path, *, keys: int, seed: int) -> Report:
         with ThreadPoolExecutor(CLIENTS) as clients:
             hammer = Hammer(installation.url, report)
             answers = [clients.submit(hammer.strike, name) for name in names]
-            while not all(answer.done() for answer in answers):
+            while report.kills < kills and not all(answer.done() for answer in answers):
                 report.kills += _kill_once_it_serves(installation, chance)
         _await_service(installation)
         found = list(zip(names, (answer.result() for answer in answers), strict=True))
@@ -147,10 +150,11 @@ def main() -> int:
     """Run it, print what came of it, and return 1 if a job was lost or is there twice."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=1000, help="at most (1000)")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        report = run(Path(directory), keys=asked.keys, seed=asked.seed)
+        report = run(Path(directory), keys=asked.keys, kills=asked.kills, seed=asked.seed)
     print(report, flush=True)  # noqa: T201  what a person asked for
     return int(bool(report.faults))
 

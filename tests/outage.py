@@ -1,7 +1,8 @@
 """The database goes away while jobs train; nobody but its clients may notice.
 
-``python tests/outage.py --seconds 30 --rounds 1`` takes it away in every way there is, SQLite's and
-PostgreSQL's, and prints what people would have seen. In each round a rank is killed meanwhile.
+``python tests/outage.py --seconds 30 --rounds 2`` takes it away in every way there is, SQLite's and
+PostgreSQL's, and prints what people would have seen. In each round a rank is killed meanwhile, and
+in every second one the coordinator as well.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,10 @@ from typing import Self
 
 import httpx
 from fragile_postgres import FragilePostgres, fragile_postgres
-from installation import Installation, await_value, has_saved, is_over, pids
+from installation import Installation, Service, await_value, end_of, has_saved, is_over, pids
 
 from cli.digest import digests
-from muster.checkpoints.names import CheckpointName
+from muster.checkpoints.names import LATEST, CheckpointName
 from muster.contracts.layout import checkpoints_of_job
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
@@ -38,6 +39,9 @@ STEPS_PER_EPOCH = 16
 
 ONCE = {"rank_started", "rank_live", "rank_exited", "job_completed"}
 """Kinds of events that one incarnation, or one job, can have only once."""
+
+REST_SECONDS = 6.0
+"""Of training before and after an outage."""
 
 CALLERS = 4
 
@@ -202,23 +206,45 @@ def endure(
     outage: Callable[[], AbstractContextManager[None]],
     seconds: float,
     peace: "Peace",
+    dying: Collection[str] = (),
 ) -> Figures:
-    """Train through one outage of so many seconds; return what was seen, with all faults."""
-    epochs = round((seconds + 6.0) / (STEPS_PER_EPOCH * STEP_SECONDS))
+    """Train through one outage of so many seconds; return what was seen, with all faults.
+
+    A second coordinator stands by. If the first is `dying` in the midst of it, it has an heir;
+    otherwise nobody may take its place.
+    """
+    heir = _standby(installation)
+    try:
+        return _endure(installation, way, outage, seconds, peace, dying, heir)
+    finally:
+        if heir.process is not None and installation.coordinator is not heir:
+            heir.end(signal.SIGTERM)
+
+
+def _endure(
+    installation: Installation,
+    way: str,
+    outage: Callable[[], AbstractContextManager[None]],
+    seconds: float,
+    peace: "Peace",
+    dying: Collection[str],
+    heir: Service,
+) -> Figures:
+    epochs = round((seconds + REST_SECONDS) / (STEPS_PER_EPOCH * STEP_SECONDS))
     fields = {"world_size": 2, "epochs": epochs, "sleep_sec": STEP_SECONDS}
-    calm, struck = installation.submit(**fields), installation.submit(**fields)
+    calm = installation.submit(**fields)
     pooled = {**fields, "mode": "synchronous", "virtual_shards": 16, "batch_size": 32}
     together = installation.submit(**pooled)
-    for job_id in (calm, struck):
-        installation.wait_until(job_id, has_saved)
     installation.wait_until(together, lambda seen: seen["checkpoints_saved"])
-    victim = pids(installation.see(struck))[1]
-    service = installation.coordinator.pid
+    struck = installation.submit(**fields)
+    victim = pids(installation.wait_until(struck, has_saved))[1]
     saved = _saves(installation, calm, together)
     with Callers(installation.url, calm) as callers:
         with outage():
             time.sleep(seconds / 2)
             os.kill(victim, signal.SIGKILL)
+            if "coordinator" in dying:
+                installation.coordinator.end(signal.SIGKILL)
             time.sleep(seconds / 2)
             meanwhile = _saves(installation, calm, together) - saved
         back = time.monotonic()
@@ -228,14 +254,11 @@ def endure(
         replaced_after = time.monotonic() - back
     callers.retry()
     faults = callers.wrong
-    if installation.coordinator.process is None or installation.coordinator.process.poll():
-        faults.append("the coordinator ended")
-    if installation.coordinator.pid != service:
-        faults.append("the coordinator was restarted")
     for job_id, restarts in ((calm, 0), (struck, 1), (together, 0)):
         faults += _faults(installation, job_id, restarts)
         if bits(installation, job_id) != peace.bits(**(pooled if job_id == together else fields)):
             faults.append(f"{job_id} has other bits")
+    faults += _wrong_succession(installation, heir, dying)
     jobs = Counter(callers.acknowledged.values())
     faults += [f"{job_id} has {count} keys" for job_id, count in jobs.items() if count > 1]
     for job_id in jobs:
@@ -254,10 +277,43 @@ def endure(
     )
 
 
+def _standby(installation: Installation) -> Service:
+    heir = Service("coordinator", installation.root, installation.environment)
+    heir.log = installation.root / f"heir-{time.monotonic_ns()}.log"
+    heir.start()
+    await_value(lambda: "waiting: process" in heir.log.read_text(), lambda: end_of(heir.log))
+    return heir
+
+
+def _wrong_succession(
+    installation: Installation, heir: Service, dying: Collection[str]
+) -> Iterator[str]:
+    """Yield what is wrong with who coordinates; afterwards one does and no other is there."""
+    coordinates = "coordinates, with" in heir.log.read_text()
+    if heir.process is None or heir.process.poll() is not None:
+        yield f"the second coordinator ended: {end_of(heir.log)}"
+    elif "coordinator" in dying:
+        installation.coordinator = heir
+        if not coordinates:
+            yield "the second coordinator did not take over"
+    else:
+        if coordinates:
+            yield "the second coordinator took over from one that lived"
+        process = installation.coordinator.process
+        if process is None or process.poll() is not None:
+            yield "the coordinator ended"
+
+
 def _saves(installation: Installation, *jobs: str) -> int:
     """Return the sum of the steps that are durable, over all ranks of these jobs."""
     roots = [checkpoints_of_job(installation.checkpoint_dir, job_id) for job_id in jobs]
-    names = [path.read_text().strip() for root in roots for path in root.rglob("LATEST")]
+    latest = [
+        path
+        for root in roots
+        for where in (".", "worker_*")
+        for path in root.glob(f"{where}/{LATEST}")
+    ]
+    names = [path.read_text().strip() for path in latest]
     return sum(name.step for name in map(CheckpointName.parse, names) if name is not None)
 
 
@@ -294,7 +350,7 @@ def main() -> int:
     """Take the database away in every way, again and again; return 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each outage (30)")
-    parser.add_argument("--rounds", type=int, default=1, help="of all kinds (1)")
+    parser.add_argument("--rounds", type=int, default=2, help="of all kinds (2)")
     asked = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
@@ -312,9 +368,11 @@ def main() -> int:
         cases = [(f"PostgreSQL {name}", large, way) for name, way in ways(server).items()]
         cases.append(("SQLite locked", small, lambda: locked(small)))
         peace = Peace(small)
-        for _ in range(asked.rounds):
+        for number in range(asked.rounds):
+            dying = ("coordinator",) if number % 2 else ()
             for name, installation, outage in cases:
-                figures = endure(installation, name, outage, asked.seconds, peace)
+                way = " and ".join([name, *dying])
+                figures = endure(installation, way, outage, asked.seconds, peace, dying)
                 failed = failed or bool(figures.faults)
                 print(figures, flush=True)  # noqa: T201  what a person asked for
     return int(failed)

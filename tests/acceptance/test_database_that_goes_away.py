@@ -1,6 +1,6 @@
 """The database goes away for some seconds: training goes on, and everything is told once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -46,11 +46,18 @@ def test_no_job_notices_that_the_database_is_locked(installation: Installation) 
     _endures(installation, "locked", lambda: locked(installation), Peace(installation))
 
 
+def test_nor_that_its_coordinator_dies_meanwhile(installation: Installation) -> None:
+    _endures(
+        installation, "locked", lambda: locked(installation), Peace(installation), ["coordinator"]
+    )
+
+
 def _endures(
     installation: Installation,
     way: str,
     outage: Callable[[], AbstractContextManager[None]],
     peace: Peace,
+    dying: Collection[str] = (),
 ) -> None:
-    figures = endure(installation, way, outage, SECONDS, peace)
+    figures = endure(installation, way, outage, SECONDS, peace, dying)
     assert not figures.faults, figures

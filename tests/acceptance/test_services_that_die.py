@@ -1,9 +1,8 @@
 """API, coordinator and agent are killed while jobs run: nothing is lost, no bit is different."""
 
 import signal
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -23,6 +22,7 @@ from installation import (
     pids,
     records,
 )
+from outage import locked
 
 from muster.contracts.exit_record import ExitRecord
 from muster.contracts.messages import RankExited
@@ -286,16 +286,6 @@ def test_a_job_that_ends_while_the_database_is_locked_is_not_lost(
         await_end(ranks)
     assert installation.complete(job_id)["restarts"] == 0
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
-
-
-@contextmanager
-def locked(installation: Installation) -> Iterator[None]:
-    """Hold the database as a backup or a careless shell would."""
-    path = installation.files.root / "muster.db"
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as database:
-        database.execute("BEGIN EXCLUSIVE")
-        yield
-        database.execute("ROLLBACK")
 
 
 @contextmanager
