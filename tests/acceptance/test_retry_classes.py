@@ -185,22 +185,17 @@ def scarce(tmp_path: Path) -> Iterator[Installation]:
         cell.rmdir()
 
 
-@pytest.mark.parametrize("last_words", ["", "; exit $?"], ids=["itself", "within a shell"])
-def test_a_kill_of_the_kernels_is_evidence_of_a_lack_of_memory(
-    scarce: Installation, last_words: str
-) -> None:
-    script = f"{sys.executable} -c \"x = b'x' * (900 << 20)\"{last_words}"
-    job_id = scarce.submit(
-        world_size=1,
-        command=["sh", "-c", script if last_words else f"exec {script}"],
-        max_out_of_memory=0,
-    )
-    job = scarce.fail(job_id)
-    assert (job["reason"], job["exit_code"]) == ("restart_limit", 137)
-    assert "and may not be restarted for lack of memory" in job["message"]
-    (end,) = incarnations(scarce, job_id)
-    assert end["retry_class"] == "out_of_memory"
-    assert (end["exit_code"], end["exit_signal"]) == ((137, None) if last_words else (None, 9))
+def test_a_kill_of_the_kernels_is_evidence_of_a_lack_of_memory(scarce: Installation) -> None:
+    greedy = f"{sys.executable} -c \"x = b'x' * (900 << 20)\""
+    for script, end_seen in ((f"exec {greedy}", (None, 9)), (f"{greedy}; exit $?", (137, None))):
+        command = ["sh", "-c", script]
+        job_id = scarce.submit(world_size=1, command=command, max_out_of_memory=0)
+        job = scarce.fail(job_id)
+        assert (job["reason"], job["exit_code"]) == ("restart_limit", 137)
+        assert "and may not be restarted for lack of memory" in job["message"]
+        (end,) = incarnations(scarce, job_id)
+        assert end["retry_class"] == "out_of_memory"
+        assert (end["exit_code"], end["exit_signal"]) == end_seen
 
 
 def test_an_error_that_comes_again_at_the_same_step_is_an_invalid_program(
