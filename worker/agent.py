@@ -36,6 +36,7 @@ from muster.contracts.messages import (
 )
 from worker.assembly import Assembly
 from worker.nursery import Nursery
+from worker.orphans import end_strangers
 from worker.starting import Exec, Fork, Starter
 from worker.strays import end_strays
 from worker.uplink import Uplink
@@ -95,7 +96,7 @@ class Agent:
         self._starter.close()
         if self._warden is not None:
             self._warden.dismiss()
-        self._nursery.end_strangers()
+        end_strangers()
         self._uplink.drop()
         return 0
 

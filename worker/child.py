@@ -7,7 +7,7 @@ A rank leads a session of its own, so that a signal reaches its group; and it is
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Final, Self
@@ -20,6 +20,8 @@ from muster.contracts.messages import (
     Hello,
     Layout,
     RankMessage,
+    RankSaid,
+    RankSpawned,
     StartRank,
     decode_rank_message,
     encode,
@@ -170,3 +172,20 @@ class Child:
     def beats(self) -> bool:
         """Whether it was heard to join: then it speaks for itself."""
         return Hello in self.standing or Beat in self.standing
+
+    def introduction(self) -> Iterator[RankSpawned]:
+        """Yield who it is; one that was over before it could be looked at is named by its end."""
+        if self.identity is not None:
+            yield RankSpawned(
+                rank=self.rank,
+                incarnation=self.incarnation,
+                pid=self.pid,
+                start_ticks=self.identity.start_ticks,
+                boot_id=self.identity.boot_id,
+                node=self.identity.node,
+            )
+
+    def last_words(self) -> Iterator[RankSaid]:
+        """Yield the last message of each kind, in the order in which they came."""
+        for message in self.standing.values():
+            yield RankSaid(rank=self.rank, incarnation=self.incarnation, message=message)

@@ -4,41 +4,31 @@ The order at an end is what makes the product's promise: first everything the ra
 gone, then the end is durable, then it is reported. A successor never meets its predecessor.
 """
 
-import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from muster.contracts.agent import AdoptedRank
 from muster.contracts.environ import AGENT_SOCKET, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS
-from muster.contracts.exit_record import ExitRecord
-from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
     AgentMessage,
     Pulse,
-    RankExited,
     RankSaid,
-    RankSpawned,
-    Refused,
     StartRank,
 )
-from muster.processes import descendants, identify, mark_of, send_signal, stands_still
+from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded
 from worker.adopted import Held, adopted_life
 from worker.child import Child
-from worker.exits import read_exit_record, write_exit_record
-from worker.lives import Ending
+from worker.ends import End, Ends
 from worker.logbook import Logbook
-from worker.memory import OomKills
+from worker.orphans import reap_orphans
 from worker.reception import Reception
 from worker.starting import Starter
 
@@ -46,24 +36,7 @@ CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
 all the same, so that nobody waits for ever."""
 
-STRANGERS_PAUSE_SECONDS: Final = 0.01
-"""What was killed needs a moment to be gone."""
-
-CANNOT_START: Final = 126
-"""Exit code of a rank that never became a process, as shells have it."""
-
-KILLED_WITHIN: Final = 128 + signal.SIGKILL
-"""Exit code of a shell whose program was killed."""
-
 Report = Callable[[AgentMessage], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Obituary:
-    """The last incarnation of a rank that has ended: its last words, and how."""
-
-    said: tuple[RankSaid, ...]
-    exited: RankExited
 
 
 class Nursery:
@@ -93,9 +66,7 @@ class Nursery:
         self._watched: dict[int, int] = {}
         """Of adopted ranks, a descriptor that becomes readable at the end."""
         self._exit_seen_at: dict[int, float] = {}
-        self._ended: dict[int, _Obituary] = {}
-        self._oom_kills = OomKills()
-        files.exits.mkdir(parents=True, exist_ok=True)
+        self._ends = Ends(files)
 
     def __bool__(self) -> bool:
         return bool(self._living)
@@ -113,26 +84,27 @@ class Nursery:
     def present_state(self) -> Iterator[AgentMessage]:
         """Everything a coordinator that knows nothing has to be told."""
         for child in self._living.values():
-            yield from _introduction(child)
-            yield from _standing(child)
-        for obituary in self._ended.values():
-            yield from obituary.said
-            yield obituary.exited
+            yield from child.introduction()
+            yield from child.last_words()
+        yield from self._ends.told()
 
     def start(self, order: StartRank) -> None:
         """Start an incarnation; an order for a rank that lives, or an old one, is ignored."""
-        is_new = self._is_new_incarnation(order.rank, order.incarnation)
-        if order.rank in self._living or not is_new or self.is_succeeded:
+        is_old = self._ends.has_passed(order.rank, order.incarnation)
+        if order.rank in self._living or is_old or self.is_succeeded:
             return
         try:
             child = self._bring_up(order)
         except OSError as error:
-            self._never_started(order, error)
+            end = End.of_unstarted(order, error)
+            for said in end.said:
+                self._report(said)
+            self._tell(end)
             return
-        self._ended.pop(order.rank, None)
+        self._ends.forget(order.rank)
         self._living[order.rank] = child
         self._start_listening(child)
-        for message in _introduction(child):
+        for message in child.introduction():
             self._report(message)
 
     def _bring_up(self, order: StartRank) -> Child:
@@ -157,9 +129,9 @@ class Nursery:
         Of one whose end is on record nothing is left, and it is reported in the very words. One
         that is gone without is reported by the next `settle`, as an end that nobody saw.
         """
-        record = read_exit_record(self._files, adopted)
-        if record is not None:
-            self._note_end(record.exited, said=record.said)
+        end = self._ends.recorded(adopted)
+        if end is not None:
+            self._tell(end)
             return
         life = adopted_life(adopted.process)
         self._living[adopted.rank] = Child(
@@ -214,17 +186,9 @@ class Nursery:
         child = self.find(rank, incarnation)
         if child is not None:
             child.signal_group(number)
-        elif rank not in self._living and self._is_new_incarnation(rank, incarnation):
+        elif rank not in self._living and not self._ends.has_passed(rank, incarnation):
             # The order to start it was lost. Nobody may wait for the end of what never was.
-            self._note_end(
-                RankExited(
-                    rank=rank,
-                    incarnation=incarnation,
-                    exit_code=None,
-                    signal=number,
-                    last_lines=(),
-                )
-            )
+            self._tell(End.of_none(rank, incarnation, number))
 
     def send_all(self, number: signal.Signals) -> None:
         for child in self._living.values():
@@ -249,22 +213,7 @@ class Nursery:
         for child in list(self._living.values()):
             if child.has_exited():
                 self._settle(child)
-        self._reap_orphans()
-
-    def end_strangers(self) -> None:
-        """End whatever else is below this process, once no rank lives and nothing is kept warm.
-
-        Who shed its mark (``env -i``) and its session is nobody's while ranks live; what is left
-        at the end of the job is the job's.
-        """
-        deadline = time.monotonic() + CONTAINMENT_SECONDS
-        while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
-            for pid in pids:
-                record = identify(pid)
-                if record is not None:
-                    send_signal(record, signal.SIGKILL)
-            self._reap_orphans()
-            time.sleep(STRANGERS_PAUSE_SECONDS)
+        reap_orphans(own={child.pid for child in self._living.values()})
 
     def _settle(self, child: Child) -> None:
         first_seen = self._exit_seen_at.setdefault(child.rank, time.monotonic())
@@ -277,30 +226,15 @@ class Nursery:
         self._stop_listening(child)
         self._stop_watching(child.rank)
         child.logbook.note(time.time())
-        said, exited = tuple(_standing(child)), self._exit_of(child, child.ending())
-        # Before it is reaped: an agent that dies here leaves the record or a zombie to look at.
-        self._write_record(child, said, exited)
+        end = self._ends.record(child, child.ending())
+        # Only now: an agent that dies before leaves a zombie to look at, and after it the record.
         child.let_go()
-        self._note_end(exited, said)
+        self._tell(end)
 
-    def _exit_of(self, child: Child, ending: Ending) -> RankExited:
-        return RankExited(
-            rank=child.rank,
-            incarnation=child.incarnation,
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            # Of one that ended well nobody asks, and thousands of them are told at once.
-            last_lines=() if ending.exit_code == 0 else child.logbook.last_lines(),
-            out_of_memory=_may_be_killed(ending) and self._oom_kills.claim(),
-        )
-
-    def _write_record(self, child: Child, said: tuple[RankSaid, ...], exited: RankExited) -> None:
-        at = datetime.now(UTC).isoformat()
-        record = ExitRecord(pid=child.pid, at=at, said=said, exited=exited)
-        try:
-            write_exit_record(self._files, record)
-        except OSError as error:  # a full disk must not take the agent, and all ranks, with it
-            print(f"the end of rank {child.rank} is not on record: {error}", file=sys.stderr)
+    def _tell(self, end: End) -> None:
+        """Report an end; whatever was said before it has been reported."""
+        self._ends.remember(end)
+        self._report(end.exited)
 
     def _hear(self, child: Child) -> None:
         heard, is_open = child.listen()
@@ -320,63 +254,3 @@ class Nursery:
 
     def _logbook(self, rank: int, incarnation: int) -> Logbook:
         return Logbook(self._files.log(rank, incarnation), self._files.times(rank, incarnation))
-
-    def _never_started(self, order: StartRank, error: OSError) -> None:
-        refused = Refused(
-            reason=Reason.INVALID_PROGRAM,
-            message=f"cannot be started in {order.working_dir}: {error}",
-        )
-        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
-        self._report(said)
-        exited = RankExited(
-            rank=order.rank,
-            incarnation=order.incarnation,
-            exit_code=CANNOT_START,
-            signal=None,
-            last_lines=(),
-        )
-        self._note_end(exited, said=(said,))
-
-    def _is_new_incarnation(self, rank: int, incarnation: int) -> bool:
-        ended = self._ended.get(rank)
-        return ended is None or incarnation > ended.exited.incarnation
-
-    def _note_end(self, exited: RankExited, said: tuple[RankSaid, ...] = ()) -> None:
-        self._ended[exited.rank] = _Obituary(said=said, exited=exited)
-        self._report(exited)
-
-    def _reap_orphans(self) -> None:
-        """Reap what our ranks left to us. A rank's own zombie stays until it is settled."""
-        own = {child.pid for child in self._living.values()}
-        while True:
-            try:
-                zombie = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if zombie is None or zombie.si_pid in own:
-                return
-            os.waitpid(zombie.si_pid, os.WNOHANG)
-
-
-def _may_be_killed(ending: Ending) -> bool:
-    """Whether SIGKILL ended it, or the program that a shell or a container ran for it."""
-    return ending.signal == signal.SIGKILL or ending.exit_code == KILLED_WITHIN
-
-
-def _standing(child: Child) -> Iterator[RankSaid]:
-    """Yield the last message of each kind, in the order in which they came."""
-    for message in child.standing.values():
-        yield RankSaid(rank=child.rank, incarnation=child.incarnation, message=message)
-
-
-def _introduction(child: Child) -> Iterator[RankSpawned]:
-    # A process that was over before it could be identified is named by its end instead.
-    if child.identity is not None:
-        yield RankSpawned(
-            rank=child.rank,
-            incarnation=child.incarnation,
-            pid=child.pid,
-            start_ticks=child.identity.start_ticks,
-            boot_id=child.identity.boot_id,
-            node=child.identity.node,
-        )

@@ -148,7 +148,7 @@ def test_an_end_is_on_disk_before_its_process_is_reaped(
         zombies.append(record.pid)
         write_exit_record(files, record)
 
-    monkeypatch.setattr("worker.nursery.write_exit_record", look_and_write)
+    monkeypatch.setattr("worker.ends.write_exit_record", look_and_write)
     house.starts("raise SystemExit(3)")
     house.lives_until_it_is_empty()
     assert house.reports[-1] == exit_of(0, 0, 3, None)

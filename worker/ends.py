@@ -1,0 +1,121 @@
+"""The ends of a job's ranks, as its agent knows them: durable first, then told, then remembered.
+
+A coordinator that comes back hears the last end of every rank again, in the very words.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Self
+
+from muster.contracts.agent import AdoptedRank
+from muster.contracts.exit_record import ExitRecord
+from muster.contracts.job import Reason
+from muster.contracts.layout import JobFiles
+from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
+from worker.child import Child
+from worker.exits import read_exit_record, write_exit_record
+from worker.lives import Ending
+from worker.memory import OomKills
+
+CANNOT_START: Final = 126
+"""Exit code of a rank that never became a process, as shells have it."""
+
+KILLED_WITHIN: Final = 128 + signal.SIGKILL
+"""Exit code of a shell whose program was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The end of one incarnation: its last words, and how."""
+
+    said: tuple[RankSaid, ...] = ()
+    exited: RankExited
+
+    @classmethod
+    def of_none(cls, rank: int, incarnation: int, number: signal.Signals) -> Self:
+        """Return the end of an incarnation that was to be signalled and never was there."""
+        exited = RankExited(
+            rank=rank, incarnation=incarnation, exit_code=None, signal=number, last_lines=()
+        )
+        return cls(exited=exited)
+
+    @classmethod
+    def of_unstarted(cls, order: StartRank, error: OSError) -> Self:
+        """Return the end of an incarnation that cannot be started: it is refused."""
+        refused = Refused(
+            reason=Reason.INVALID_PROGRAM,
+            message=f"cannot be started in {order.working_dir}: {error}",
+        )
+        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
+        exited = RankExited(
+            rank=order.rank,
+            incarnation=order.incarnation,
+            exit_code=CANNOT_START,
+            signal=None,
+            last_lines=(),
+        )
+        return cls(said=(said,), exited=exited)
+
+
+class Ends:
+    """The last end of each rank."""
+
+    def __init__(self, files: JobFiles) -> None:
+        self._files = files
+        self._last: dict[int, End] = {}
+        self._oom_kills = OomKills()
+        files.exits.mkdir(parents=True, exist_ok=True)
+
+    def record(self, child: Child, ending: Ending) -> End:
+        """Return how a child has ended, once that is on disk."""
+        end = End(said=tuple(child.last_words()), exited=self._exited(child, ending))
+        at = datetime.now(UTC).isoformat()
+        record = ExitRecord(pid=child.pid, at=at, said=end.said, exited=end.exited)
+        try:
+            write_exit_record(self._files, record)
+        except OSError as error:  # a full disk must not take the agent, and all ranks, with it
+            print(f"the end of rank {child.rank} is not on record: {error}", file=sys.stderr)
+        return end
+
+    def recorded(self, adopted: AdoptedRank) -> End | None:
+        """Return the end that an earlier agent has written down, if it has."""
+        record = read_exit_record(self._files, adopted)
+        return None if record is None else End(said=record.said, exited=record.exited)
+
+    def remember(self, end: End) -> None:
+        """Tell it to every coordinator that comes."""
+        self._last[end.exited.rank] = end
+
+    def forget(self, rank: int) -> None:
+        """A new incarnation of this rank has begun."""
+        self._last.pop(rank, None)
+
+    def has_passed(self, rank: int, incarnation: int) -> bool:
+        """Return whether that incarnation, or a later one, has ended."""
+        last = self._last.get(rank)
+        return last is not None and incarnation <= last.exited.incarnation
+
+    def told(self) -> Iterator[RankSaid | RankExited]:
+        """Yield what has been told of all of them."""
+        for end in self._last.values():
+            yield from end.said
+            yield end.exited
+
+    def _exited(self, child: Child, ending: Ending) -> RankExited:
+        return RankExited(
+            rank=child.rank,
+            incarnation=child.incarnation,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            # Of one that ended well nobody asks, and thousands of them are told at once.
+            last_lines=() if ending.exit_code == 0 else child.logbook.last_lines(),
+            out_of_memory=_may_be_killed(ending) and self._oom_kills.claim(),
+        )
+
+
+def _may_be_killed(ending: Ending) -> bool:
+    """Whether SIGKILL ended it, or the program that a shell or a container ran for it."""
+    return ending.signal == signal.SIGKILL or ending.exit_code == KILLED_WITHIN

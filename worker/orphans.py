@@ -1,0 +1,43 @@
+"""What a job's ranks leave to their agent, which is the subreaper of all that they start."""
+
+import os
+import signal
+import time
+from collections.abc import Container
+from typing import Final
+
+from muster.processes import descendants, identify, send_signal
+
+STRANGERS_SECONDS: Final = 2.0
+"""A process that survives SIGKILL for this long hangs in the kernel."""
+
+STRANGERS_PAUSE_SECONDS: Final = 0.01
+"""What was killed needs a moment to be gone."""
+
+
+def reap_orphans(own: Container[int]) -> None:
+    """Reap every zombie up to one whose pid is `own`: its end is still to be looked at."""
+    while True:
+        try:
+            zombie = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if zombie is None or zombie.si_pid in own:
+            return
+        os.waitpid(zombie.si_pid, os.WNOHANG)
+
+
+def end_strangers() -> None:
+    """End whatever is below this process, once no rank lives and nothing is kept warm.
+
+    Who shed its mark (``env -i``) and its session is nobody's while ranks live; what is left
+    at the end of the job is the job's.
+    """
+    deadline = time.monotonic() + STRANGERS_SECONDS
+    while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in pids:
+            record = identify(pid)
+            if record is not None:
+                send_signal(record, signal.SIGKILL)
+        reap_orphans(own=())
+        time.sleep(STRANGERS_PAUSE_SECONDS)
