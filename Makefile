@@ -9,6 +9,9 @@ STAMP := .venv/.stamp
 # The first of these that runs and is new enough makes .venv. A pyenv shim may exist and not run.
 PYTHON ?= python3.13 python3.12 python3.11 python3
 
+# Where it is set, every process that a test starts would compile the whole product for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 up demo bench: export MUSTER_DATA_DIR ?= $(CURDIR)/.muster
 # A job's "python" is then the one that has muster.
 up demo bench: export PATH := $(CURDIR)/$(BIN):$(PATH)

@@ -13,7 +13,7 @@ from coordinator import happenings
 from coordinator.actions import Move
 from coordinator.admission import admit
 from coordinator.charge import Charge
-from coordinator.exit_records import recorded_end, unheard_ends
+from coordinator.exit_records import unheard_ends
 from coordinator.incarnation_rows import ended_meanwhile
 from coordinator.launcher import AgentProcess
 from coordinator.moment import Moment
@@ -22,6 +22,7 @@ from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
+from muster.exit_records import read_exit_record
 from muster.processes import is_running
 from store.database import Database
 from store.errors import StoreUnavailable
@@ -226,7 +227,7 @@ def _orphaned(
         if (row.process is not None and is_running(row.process))
         or (
             row.state != ProcessState.EXITED
-            and recorded_end(files, row.rank, row.incarnation, row.process) is not None
+            and read_exit_record(files, row.rank, row.incarnation, row.process) is not None
         )
     ]
     charge = Charge(

@@ -63,6 +63,13 @@ def stands_still(pid: int) -> bool:
     return fields is not None and fields[_STATE_FIELD] == "T"
 
 
+def stat_of(record: ProcessRecord) -> list[str] | None:
+    """Return what /proc says of exactly this process, which may be a zombie, after its name."""
+    fields = _stat(record.pid)
+    is_meant = fields is not None and int(fields[_START_TICKS_FIELD]) == record.start_ticks
+    return fields if is_meant else None
+
+
 def is_provably_gone(record: ProcessRecord) -> bool:
     """Return whether this process cannot be running any more.
 

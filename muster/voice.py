@@ -163,6 +163,10 @@ class Heart:
             if self._stopped.is_set():
                 return
             now = time.monotonic()
+            if now >= next_beat:
+                # First: what comes next looks at a directory, and that may be far away.
+                next_beat = now + self._heartbeat_seconds
+                self._voice.say(self._state())
             if self._voice.is_replaced:
                 self._on_replaced()
             if self._voice.find_agent():
@@ -170,9 +174,6 @@ class Heart:
             elif now >= seen + self._orphan_timeout_seconds and not self._is_orphan:
                 self._is_orphan = True
                 self._on_orphaned()
-            if now >= next_beat:
-                next_beat = now + self._heartbeat_seconds
-                self._voice.say(self._state())
 
     def _await_agent(self) -> None:
         """Let an agent that takes over hear the last word; it then sees the end as well."""

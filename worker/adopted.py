@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.process import ProcessRecord
-from muster.processes import boot_id
+from muster.processes import boot_id, stat_of
 from worker.lives import UNSEEN, Ending
 
 _GROUP: Final = 1 << 2
@@ -32,7 +32,6 @@ _GET_INFO: Final = 0b11 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 
 _INFO_EXIT: Final = 1 << 3
 
-_START_TICKS_FIELD: Final = 19
 _STATUS_FIELD: Final = 49
 """Of /proc/PID/stat, counted after the command name."""
 
@@ -56,7 +55,7 @@ class Held:
         self.pidfd: Final = os.pidfd_open(record.pid)
         self._is_over = False
         # The descriptor now holds one process; only if that is the one that is meant is it ours.
-        if _stat_of(record) is None:
+        if stat_of(record) is None:
             os.close(self.pidfd)
             raise ProcessLookupError(f"process {record.pid} is another one by now")
 
@@ -90,8 +89,10 @@ class Held:
         os.close(self.pidfd)
 
     def _as_zombie(self) -> int | None:
-        fields = _stat_of(self.identity)
-        return None if fields is None else int(fields[_STATUS_FIELD])
+        fields = stat_of(self.identity)
+        # Of a process that has changed its user /proc shows 0 to anybody else.
+        is_shown = _owner_of(self.pid) == os.geteuid()
+        return int(fields[_STATUS_FIELD]) if fields is not None and is_shown else None
 
     def _told(self) -> int | None:
         content = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
@@ -131,11 +132,8 @@ def adopted_life(process: ProcessRecord) -> Held | Departed:
         return Departed(process.pid)
 
 
-def _stat_of(record: ProcessRecord) -> list[str] | None:
-    """Return what the kernel says of exactly this process, which may be a zombie."""
+def _owner_of(pid: int) -> int | None:
     try:
-        text = Path(f"/proc/{record.pid}/stat").read_text(errors="replace")
+        return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields if int(fields[_START_TICKS_FIELD]) == record.start_ticks else None

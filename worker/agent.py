@@ -84,7 +84,8 @@ class Agent:
         self._wake_up = _wake_on_child_signal()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_child_signal)
         self._take_over()
-        self._warden = None if assignment.is_managed else _warden_of(assignment)
+        is_needed = not (assignment.is_managed or self._leaving)
+        self._warden = _warden_of(assignment) if is_needed else None
 
     def run(self) -> int:
         """Serve until dismissed, or alone for too long; return the exit code."""
@@ -102,6 +103,10 @@ class Agent:
 
     def _take_over(self) -> None:
         """Adopt who is to live on, and end whatever else an earlier agent may have left."""
+        if self._nursery.is_succeeded:
+            # Started by a coordinator that had stood still: what runs here is another agent's.
+            self._leaving = True
+            return
         adopted = self._assignment.adopted
         end_strays(self._assignment.job_uid, {rank.mark for rank in adopted})
         for rank in adopted:

@@ -15,8 +15,8 @@ from muster.contracts.exit_record import ExitRecord
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
+from muster.exit_records import read_exit_record, write_exit_record
 from worker.child import Child
-from worker.exits import read_exit_record, write_exit_record
 from worker.lives import Ending
 from worker.memory import OomKills
 
@@ -82,7 +82,7 @@ class Ends:
 
     def recorded(self, adopted: AdoptedRank) -> End | None:
         """Return the end that an earlier agent has written down, if it has."""
-        record = read_exit_record(self._files, adopted)
+        record = read_exit_record(self._files, adopted.rank, adopted.incarnation, adopted.process)
         return None if record is None else End(said=record.said, exited=record.exited)
 
     def remember(self, end: End) -> None:

@@ -249,7 +249,7 @@ class Nursery:
 
     def _stop_listening(self, child: Child) -> None:
         """A closed channel would be readable for ever; closing it is a program's right."""
-        if child.channel in {key.fileobj for key in self._selector.get_map().values()}:
+        if child.channel is not None and child.channel in self._selector.get_map():
             self._selector.unregister(child.channel)
 
     def _logbook(self, rank: int, incarnation: int) -> Logbook:

@@ -28,9 +28,9 @@ from muster.contracts.exit_record import ExitRecord
 from muster.contracts.messages import RankExited
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
+from muster.exit_records import write_exit_record
 from muster.processes import is_running as is_alive
 from muster.processes import marked, send_signal
-from worker.exits import write_exit_record
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""

@@ -13,6 +13,7 @@ from agent_stage import GENERATION, Conversation, Stage, adopted
 from installation import await_value
 
 from muster.contracts.agent import AdoptedRank
+from muster.contracts.environ import MARK, mark
 from muster.contracts.layout import TIME_MARK
 from muster.contracts.messages import (
     AgentHello,
@@ -403,6 +404,19 @@ def test_a_rank_that_was_out_of_reach_says_so_and_exits(stage: Stage) -> None:
     await_value(
         lambda: not any(mark_of(it.pid) for it in stage.running(0)), lambda: f"{stage.running(0)}"
     )
+
+
+def test_an_agent_that_is_started_after_its_successor_touches_nothing(stage: Stage) -> None:
+    """As by a coordinator that stood still between its decision and the deed."""
+    stage.files.agent_socket(GENERATION + 1).parent.mkdir(parents=True, exist_ok=True)
+    stage.files.agent_socket(GENERATION + 1).touch()
+    environment = {**os.environ, MARK: mark(stage.uid, 0, 0)}
+    with subprocess.Popen(FOREVER, env=environment, start_new_session=True) as newer:
+        await_value(lambda: stage.running(rank=0), lambda: "it does not run")
+        stage.start_agent()
+        assert stage.exit_code() == 0
+        assert newer.poll() is None
+        newer.kill()
 
 
 def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:

@@ -153,6 +153,7 @@ def test_an_older_kernel_signals_no_group_whose_leader_is_gone(middles: list[Mid
     """The number may be another's by then; whoever contains finds what is left by its brand."""
     middles.append(Middle("sleep 600 & read line; exit 0"))
     life = Held(middles[-1].record, refused)
+    await_value(lambda: len(middles[-1].left()) == 2, lambda: "it has started nothing")
     middles[-1].lets_it_go_on()
     middles[-1].reaps()
     (left,) = middles[-1].left()

@@ -1,18 +1,10 @@
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-from stories import beat
 
-from muster.contracts.agent import AdoptedRank
-from muster.contracts.exit_record import ExitRecord
-from muster.contracts.layout import TIME_MARK, JobFiles
-from muster.contracts.messages import RankExited, RankSaid
-from muster.contracts.process import ProcessRecord
-from worker.exits import read_exit_record, write_exit_record
+from muster.contracts.layout import TIME_MARK
 from worker.logbook import LAST_BYTES, LAST_LINES, Logbook
 
 
@@ -94,23 +86,3 @@ def test_a_line_without_end_is_quoted_from_its_end(logbook: Logbook) -> None:
 def test_logs_are_for_their_owner_alone(logbook: Logbook, tmp_path: Path) -> None:
     assert os.fstat(logbook.descriptor).st_mode & 0o077 == 0
     assert (tmp_path / "logs" / "a.times").stat().st_mode & 0o077 == 0
-
-
-def process(pid: int) -> ProcessRecord:
-    return ProcessRecord(pid=pid, start_ticks=1, boot_id="b", node="n")
-
-
-def test_how_a_process_ended_is_on_disk_once_and_nothing_else_is(tmp_path: Path) -> None:
-    files = JobFiles(tmp_path)
-    files.exits.mkdir(parents=True)
-    exited = RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=())
-    # Numbers are a program's own, and may be none.
-    said = RankSaid(rank=1, incarnation=2, message=beat(metrics={"accuracy": math.inf}))
-    record = ExitRecord(pid=7, at="2026-03-01T12:00:00+00:00", said=(said,), exited=exited)
-    write_exit_record(files, record)
-    write_exit_record(files, msgspec.structs.replace(record, at="later"))
-    rank = AdoptedRank(rank=1, incarnation=2, process=process(7), mark="")
-    assert read_exit_record(files, rank) == record
-    assert read_exit_record(files, msgspec.structs.replace(rank, incarnation=3)) is None
-    assert read_exit_record(files, msgspec.structs.replace(rank, process=process(8))) is None
-    assert list(files.exits.iterdir()) == [files.exit_record(1, 2)]

@@ -29,8 +29,8 @@ from muster.contracts.messages import (
     TookUp,
     encode,
 )
+from muster.exit_records import write_exit_record
 from muster.processes import identify, is_running, marked
-from worker.exits import write_exit_record
 from worker.nursery import Nursery
 from worker.starting import Started
 

@@ -8,9 +8,9 @@ import os
 
 from muster.checkpoints.durable import replace_file
 from muster.checkpoints.filesystem import LocalFileSystem
-from muster.contracts.agent import AdoptedRank
 from muster.contracts.exit_record import ExitRecord, decode_exit_record, encode_exit_record
 from muster.contracts.layout import JobFiles
+from muster.contracts.process import ProcessRecord
 
 
 def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
@@ -21,10 +21,12 @@ def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
         replace_file(LocalFileSystem(), f"{path}.{os.getpid()}.tmp", str(path), content)
 
 
-def read_exit_record(files: JobFiles, adopted: AdoptedRank) -> ExitRecord | None:
-    """Return what was written down; None if nothing was, or nothing that makes sense."""
+def read_exit_record(
+    files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
+) -> ExitRecord | None:
+    """Return what was written down of this process; None if nothing that makes sense was."""
     try:
-        content = files.exit_record(adopted.rank, adopted.incarnation).read_bytes()
+        content = files.exit_record(rank, incarnation).read_bytes()
     except OSError:
         return None
-    return decode_exit_record(content, adopted.process.pid)
+    return decode_exit_record(content, None if process is None else process.pid)
