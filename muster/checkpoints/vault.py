@@ -12,11 +12,7 @@ any two leaves what LATEST names intact:
 Acknowledged means: `save` returned. A small one goes into a spare directory where there is one,
 whose entries are durable already.
 
-A process may be stopped between any two of these, be replaced, and wake up. So whoever comes next
-first puts up a fence, then takes away every temporary name of older generations, and only then
-looks what there is. A save makes its temporary name first, then looks for a fence, then renames. If
-it looked before the fence was up, its temporary name was there to be taken, or the rename is older
-than all that its successor has read. There is no instant between.
+Older generations are kept from committing by a fence (`fences`).
 """
 
 from collections.abc import Callable
@@ -34,6 +30,7 @@ from muster.checkpoints.durable import (
     write_file,
 )
 from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration, mapped
+from muster.checkpoints.fences import Fences
 from muster.checkpoints.filesystem import FileSystem
 from muster.checkpoints.manifest import Manifest, sign
 from muster.checkpoints.names import (
@@ -41,10 +38,7 @@ from muster.checkpoints.names import (
     MANIFEST,
     STATE,
     CheckpointName,
-    Fence,
-    generation_of_temporary,
     latest_line,
-    out_of_reach,
     temporary_latest,
 )
 from muster.checkpoints.owner import Owner
@@ -108,6 +102,7 @@ class Vault:
             world_size=owner.world_size,
             warn=warn,
         )
+        self._fences: Final = Fences(files, self._directory, owner.job_uid, self._remove)
         self._generation = -1 if owner.generation is None else owner.generation
         self._ledger: _Ledger | None = None
         self._trusted: set[CheckpointName] = set()
@@ -157,7 +152,9 @@ class Vault:
                 ledger.spares.flushed()
                 self._point_latest_at(name)
             except FileNotFoundError:
-                self._refuse_if_stale()  # a successor has taken away what we were about to rename
+                self._fences.refuse_if_stale(
+                    self._generation
+                )  # a successor has taken away what we were about to rename
                 raise
         ledger.own.add(name)
         if _fits_a_spare(packed):
@@ -178,13 +175,13 @@ class Vault:
         """Put up a fence, clear dead saves, and learn what is there."""
         ensure_directory(self._files, self._directory)
         own, _ = self._taken_names()
-        newest = max([name.generation for name in own] + self._fenced(), default=-1)
+        newest = max([self._fences.newest(), *(name.generation for name in own)])
         if self._owner.generation is None and self._generation < 0:
             self._generation = newest + 1
         if newest > self._generation:
             raise StaleGeneration(self._directory, self._generation, newest)
-        self._put_up_fence()
-        self._sweep()
+        # What saves and deletions that were cut short have left goes, too.
+        self._fences.put_up(self._generation)
         # Looked at again: an older generation may have saved until just now.
         own, others = self._taken_names()
         return _Ledger(generation=self._generation, own=own, others=others)
@@ -201,46 +198,6 @@ class Vault:
         except CheckpointDamaged:
             # What cannot be classified is left alone: it neither fences us nor is it deleted.
             return False
-
-    def _put_up_fence(self) -> None:
-        """Need not survive a power cut: whoever it is for does not either."""
-        own = Fence.of(self._generation, self._owner.job_uid)
-        with suppress(FileExistsError):
-            self._files.close(self._files.create(f"{self._directory}/{own}"))
-        for fence in self._fences():
-            if fence < own:
-                self._remove(f"{self._directory}/{fence}")
-
-    def _fences(self) -> list[Fence]:
-        """Return the fences of this job; by hand, every job of that id is the same."""
-        found = map(Fence.parse, self._files.list_directory(self._directory))
-        job = Fence.of(0, self._owner.job_uid).job
-        is_by_hand = self._owner.job_uid is None
-        return [fence for fence in found if fence and (is_by_hand or fence.job == job)]
-
-    def _fenced(self) -> list[int]:
-        return [fence.generation for fence in self._fences()]
-
-    def _sweep(self) -> None:
-        """Remove what saves and deletions that were cut short have left, or will never finish."""
-        for text in self._files.list_directory(self._directory):
-            left_by = generation_of_temporary(text)
-            if left_by is not None and left_by <= self._generation:
-                self._take_away(text)
-
-    def _take_away(self, text: str) -> None:
-        """Remove something temporary that its writer, should it wake up, must not find any more."""
-        path, away = (f"{self._directory}/{name}" for name in (text, out_of_reach(text)))
-        if path != away:
-            # In one step: a directory that is emptied file by file may be filled again meanwhile.
-            with suppress(FileNotFoundError):
-                self._files.rename(path, away)
-        self._remove(away)
-
-    def _refuse_if_stale(self) -> None:
-        newest = max(self._fenced(), default=-1)
-        if newest > self._generation:
-            raise StaleGeneration(self._directory, self._generation, newest)
 
     def _publish(
         self,
@@ -263,7 +220,7 @@ class Vault:
             write(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
             if not spare:
                 self._files.fsync_directory(temporary)
-            self._refuse_if_stale()
+            self._fences.refuse_if_stale(self._generation)
             self._files.rename(temporary, f"{self._directory}/{name}")
         except BaseException:
             with suppress(OSError):
@@ -297,7 +254,7 @@ class Vault:
         temporary = f"{self._directory}/{temporary_latest(name.generation)}"
         try:
             write_file(self._files, temporary, [memoryview(latest_line(name))])
-            self._refuse_if_stale()
+            self._fences.refuse_if_stale(self._generation)
             self._files.rename(temporary, f"{self._directory}/{LATEST}")
         except BaseException:
             with suppress(OSError):
