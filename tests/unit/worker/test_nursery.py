@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from stories import beat
 
+from muster.brand import wear_brand
 from muster.contracts.environ import MARK
 from muster.contracts.exit_record import ExitRecord, decode_exit_record
 from muster.contracts.job import Reason
@@ -55,6 +57,8 @@ class Interpreter:
             env=order.environment,
             pass_fds=(channel.fileno(),),
             start_new_session=True,
+            # As the launcher does, in a process of its own that has one thread.
+            preexec_fn=partial(wear_brand, order.environment[MARK]),  # noqa: PLW1509
         )
         return Started(pid=process.pid, handle=process)
 
