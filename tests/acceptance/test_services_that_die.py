@@ -221,7 +221,7 @@ def test_a_coordinator_and_an_agent_killed_together_are_not_missed(
 def test_ranks_whose_data_vanished_while_nobody_was_there_are_ended_with_the_verdict(
     installation: Installation, tmp_path: Path
 ) -> None:
-    write_dataset(tmp_path / "shards", synthetic(samples=512, shards=4))
+    write_dataset(tmp_path / "shards", synthetic(samples=40_000, shards=4))
     job_id = installation.submit(**LONG, dataset_dir=str(tmp_path / "shards"))
     ranks = records(installation.wait_until(job_id, has_saved))
     (agent,) = marked(f"{installation.uids[job_id]}/agent")
