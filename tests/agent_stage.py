@@ -159,31 +159,9 @@ class Stage:
         assert self._listener is not None
         self._listener.close()
 
-    def order(
-        self,
-        command: Sequence[str] | None,
-        *,
-        rank: int = 0,
-        incarnation: int = 0,
-        where: str | None = None,
-        **spec: object,
-    ) -> StartRank:
-        assignment = Assignment(
-            job_id="job",
-            job_uid=self.uid,
-            rank=rank,
-            incarnation=incarnation,
-            checkpoint_dir=self.root,
-            dataset_dir=self.root / "shards",
-            master_port=1,
-        )
-        wanted = {"world_size": 4, "command": command and tuple(command), **spec}
-        return StartRank(
-            rank=rank,
-            incarnation=incarnation,
-            environment=rank_environment(JobSpec(**wanted), assignment),
-            working_dir=str(self.root) if where is None else where,
-        )
+    def order(self, command: Sequence[str] | None, **how: object) -> StartRank:
+        """Return the order to start a rank of this job, as `order_of` has it."""
+        return order_of(self.root, self.uid, command, **how)
 
     def exit_code(self) -> int:
         """Wait for the agent's end."""
@@ -214,6 +192,34 @@ class Stage:
             self._agent.wait()
         # What a coordinator does once an agent has ended, however it did.
         asyncio.run(LocalLauncher({}).sweep(self.uid, ()))
+
+
+def order_of(
+    root: Path,
+    uid: str,
+    command: Sequence[str] | None,
+    *,
+    rank: int = 0,
+    incarnation: int = 0,
+    **spec: object,
+) -> StartRank:
+    """Return the order to start a rank of a job that has its files in `root`."""
+    assignment = Assignment(
+        job_id="job",
+        job_uid=uid,
+        rank=rank,
+        incarnation=incarnation,
+        checkpoint_dir=root,
+        dataset_dir=root / "shards",
+        master_port=1,
+    )
+    wanted = {"world_size": 4, "command": command and tuple(command), **spec}
+    return StartRank(
+        rank=rank,
+        incarnation=incarnation,
+        environment=rank_environment(JobSpec(**wanted), assignment),
+        working_dir=str(root),
+    )
 
 
 def adopted(uid: str, spawned: RankSpawned) -> AdoptedRank:

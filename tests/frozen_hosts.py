@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,7 @@ NAMESPACES = (
     *("--uts", "--mount", "--"),
 )
 SETTLE_SECONDS = 0.001
+LOOK_SECONDS = 0.005
 
 Mapping = tuple[str, str]
 """Permissions and the file's inode, of memory that is shared."""
@@ -121,6 +122,25 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def let_go(pids: Collection[int], in_time_seconds: float) -> dict[int, float]:
+    """Let them go on; return after how many seconds each was gone, coarsely if not in time."""
+    started = time.monotonic()
+    signal_all(pids, signal.SIGCONT)
+    gone: dict[int, float] = {}
+
+    def look() -> bool:
+        for pid in pids:
+            if pid not in gone and not is_there(pid):
+                gone[pid] = time.monotonic() - started
+        return len(gone) == len(pids)
+
+    until = started + in_time_seconds
+    while not look() and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    await_value(look, lambda: f"{[command_of(pid) for pid in pids if pid not in gone]} stay")
+    return gone
 
 
 def stands_still(pid: int) -> bool:

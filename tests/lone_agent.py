@@ -8,22 +8,21 @@ import uuid
 from pathlib import Path
 
 import msgspec
+from agent_stage import order_of
 from installation import without_ours
 
 from muster.contracts.agent import AgentAssignment, CoordinatorAddress
-from muster.contracts.environ import MARK, Assignment, rank_environment
+from muster.contracts.environ import MARK
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.messages import (
     AgentMessage,
     CoordinatorMessage,
     RankExited,
     RankSpawned,
-    StartRank,
     Welcome,
     decode_agent_message,
     encode,
 )
-from muster.contracts.spec import JobSpec
 
 PATIENCE_SECONDS = 30.0
 
@@ -72,24 +71,7 @@ class LoneAgent:
 
     def start(self, rank: int, incarnation: int, *command: str) -> int:
         """Start an incarnation; return its pid."""
-        assignment = Assignment(
-            job_id="job",
-            job_uid=self.uid,
-            rank=rank,
-            incarnation=incarnation,
-            checkpoint_dir=self.root,
-            dataset_dir=self.root,
-            master_port=1,
-        )
-        environment = rank_environment(JobSpec(world_size=4, command=command), assignment)
-        self._say(
-            StartRank(
-                rank=rank,
-                incarnation=incarnation,
-                environment=environment,
-                working_dir=str(self.root),
-            )
-        )
+        self._say(order_of(self.root, self.uid, command, rank=rank, incarnation=incarnation))
         while not isinstance(message := self._hear(), RankSpawned):
             pass
         return message.pid

@@ -8,30 +8,25 @@ in every second one the coordinator as well.
 import argparse
 import os
 import signal
-import sqlite3
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-import httpx
-from fragile_postgres import FragilePostgres, fragile_postgres
+from callers import Callers
+from database_away import locked, ways
+from fragile_postgres import fragile_postgres
 from installation import Installation, Service, await_value, end_of, has_saved, is_over, pids
+from peace import Peace, bits
 
-from cli.digest import digests
 from muster.checkpoints.names import LATEST, CheckpointName
 from muster.contracts.layout import checkpoints_of_job
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
-
-ANSWER_SECONDS = 30.0
-"""Within this time every request has an answer, whatever the database does."""
 
 STEP_SECONDS = 0.05
 STEPS_PER_EPOCH = 16
@@ -42,137 +37,6 @@ ONCE = {"rank_started", "rank_live", "rank_exited", "job_completed"}
 
 REST_SECONDS = 6.0
 """Of training before and after an outage."""
-
-CALLERS = 4
-
-
-@contextmanager
-def locked(installation: Installation) -> Iterator[None]:
-    """Hold the SQLite file as a backup or a careless shell would."""
-    path = installation.files.root / "muster.db"
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as database:
-        database.execute("BEGIN EXCLUSIVE")
-        yield
-        database.execute("ROLLBACK")
-
-
-@contextmanager
-def _after(harm: Callable[[], None], heal: Callable[[], None]) -> Iterator[None]:
-    harm()
-    try:
-        yield
-    finally:
-        heal()
-
-
-def ways(server: FragilePostgres) -> Mapping[str, Callable[[], AbstractContextManager[None]]]:
-    """Return the ways in which a server can be away, each with its way back."""
-
-    @contextmanager
-    def cut_again_and_again() -> Iterator[None]:
-        ended = threading.Event()
-
-        def cut() -> None:
-            while not ended.wait(0.1):
-                server.cut()
-
-        thread = threading.Thread(target=cut)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    return {
-        "killed": lambda: _after(server.kill, server.heal),
-        "stopped": lambda: _after(server.stop, server.heal),
-        "cut": cut_again_and_again,
-    }
-
-
-@dataclass
-class Callers:
-    """People who ask the API all the while, and submit jobs under keys of their own."""
-
-    url: str
-    job_id: str
-    statuses: Counter[int] = field(default_factory=Counter)
-    slowest_seconds: float = 0.0
-    wrong: list[str] = field(default_factory=list)
-    acknowledged: dict[str, str] = field(default_factory=dict)
-    """Key → the job that it was answered with."""
-    keys: list[str] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        for number in range(CALLERS):
-            work = self._submit if number == 0 else self._look
-            self._threads.append(threading.Thread(target=work))
-            self._threads[-1].start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def retry(self) -> None:
-        """Send again what was not acknowledged, as a client does."""
-        with self._client() as client:
-            for key in self.keys:
-                answer = self._post(client, key)
-                assert answer.status_code == httpx.codes.CREATED, answer.text
-                job_id = answer.json()["job_id"]
-                if self.acknowledged.setdefault(key, job_id) != job_id:
-                    self.wrong.append(f"{key} was answered with two jobs")
-
-    def _client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS, trust_env=False)
-
-    def _look(self) -> None:
-        paths = [f"/jobs/{self.job_id}", f"/jobs/{self.job_id}/summary", "/jobs", "/health"]
-        with self._client() as client:
-            while not self._ended.is_set():
-                for path in paths:
-                    self._note(lambda path=path: client.get(path))
-                self._ended.wait(0.02)
-
-    def _submit(self) -> None:
-        with self._client() as client:
-            while not self._ended.is_set():
-                self.keys.append(f"key-{len(self.keys)}")
-                answer = self._note(lambda: self._post(client, self.keys[-1]))
-                if answer is not None and answer.status_code == httpx.codes.CREATED:
-                    self.acknowledged[self.keys[-1]] = answer.json()["job_id"]
-                self._ended.wait(0.2)
-
-    def _post(self, client: httpx.Client, key: str) -> httpx.Response:
-        body = {"world_size": 1, "command": ["true"], "name": key}
-        return client.post("/jobs", json=body, headers={"Idempotency-Key": key})
-
-    def _note(self, ask: Callable[[], httpx.Response]) -> httpx.Response | None:
-        began = time.monotonic()
-        try:
-            answer = ask()
-        except httpx.HTTPError as error:
-            self.wrong.append(f"no answer: {error!r}")
-            return None
-        self.slowest_seconds = max(self.slowest_seconds, time.monotonic() - began)
-        self.statuses[answer.status_code] += 1
-        self._judge(answer)
-        return answer
-
-    def _judge(self, answer: httpx.Response) -> None:
-        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            kind = answer.headers["content-type"]
-            if kind != "application/problem+json" or "retry-after" not in answer.headers:
-                self.wrong.append(f"a refusal that is no problem document: {answer.text}")
-            if "Traceback" in answer.text or len(answer.json()["detail"]) < len("a sentence"):
-                self.wrong.append(f"a refusal that is no sentence: {answer.text}")
-        elif not answer.is_success:
-            self.wrong.append(f"{answer.status_code}: {answer.text}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +69,7 @@ def endure(
     way: str,
     outage: Callable[[], AbstractContextManager[None]],
     seconds: float,
-    peace: "Peace",
+    peace: Peace,
     dying: Collection[str] = (),
 ) -> Figures:
     """Train through one outage of so many seconds; return what was seen, with all faults.
@@ -226,7 +90,7 @@ def _endure(
     way: str,
     outage: Callable[[], AbstractContextManager[None]],
     seconds: float,
-    peace: "Peace",
+    peace: Peace,
     dying: Collection[str],
     heir: Service,
 ) -> Figures:
@@ -253,7 +117,7 @@ def _endure(
         installation.wait_until(struck, lambda now: now["workers"][1]["pid"] not in {None, victim})
         replaced_after = time.monotonic() - back
     callers.retry()
-    faults = callers.wrong
+    faults = [*callers.wrong]
     for job_id, restarts in ((calm, 0), (struck, 1), (together, 0)):
         faults += _faults(installation, job_id, restarts)
         if bits(installation, job_id) != peace.bits(**(pooled if job_id == together else fields)):
@@ -376,29 +240,6 @@ def main() -> int:
                 failed = failed or bool(figures.faults)
                 print(figures, flush=True)  # noqa: T201  what a person asked for
     return int(failed)
-
-
-class Peace:
-    """What jobs come to when nothing happens to them; each is run once."""
-
-    def __init__(self, installation: Installation) -> None:
-        self._installation = installation
-        self._known: dict[str, list[str]] = {}
-
-    def bits(self, **fields: object) -> list[str]:
-        fields = {**fields, "sleep_sec": 0}  # a pause between steps changes no bit
-        key = repr(sorted(fields.items()))
-        if key not in self._known:
-            job_id = self._installation.submit(**fields)
-            self._installation.complete(job_id)
-            self._known[key] = bits(self._installation, job_id)
-        return self._known[key]
-
-
-def bits(installation: Installation, job_id: str) -> list[str]:
-    """Return the identities of a job's newest checkpoints."""
-    directory = checkpoints_of_job(installation.checkpoint_dir, job_id)
-    return [digest for _, _, digest in digests(directory)]
 
 
 if __name__ == "__main__":

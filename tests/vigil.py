@@ -2,7 +2,7 @@
 
 ``python tests/vigil.py --kills 200 --freezes 50 --minutes 20`` makes an installation of its own and
 prints a table: ranks that are killed, ranks that are stopped, and then jobs that nobody harms, on a
-machine whose processors are busy with something else.
+machine whose processors are busy with something else. The exit code is 1 if a goal is missed.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from cli.tables import table
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 
-HEADER = ("what", "times", "p50", "p95", "p99", "worst", "goal")
+SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}
+HEADER = ("what", "times", *SHARES, "goal")
 
 RANKS_PER_JOB = 25
 KILLS_PER_RANK = 4
@@ -34,6 +35,9 @@ KILLS_PER_RANK = 4
 
 TIMEOUT_SECONDS = 2.0
 """After which a frozen rank is replaced."""
+
+SEEN_SECONDS = 0.050
+"""Within which the end of 99 in 100 is seen."""
 
 KILL_PAUSE_SECONDS = (0.1, 0.4)
 FREEZE_PAUSE_SECONDS = (0.5, 1.0)
@@ -71,12 +75,24 @@ class Row:
     """What was measured of one kind of fault."""
 
     what: str
-    goal: str
     seconds: Sequence[float]
+    goal_seconds: float
+    goal_share: float = 1.0
+    """Of all, that do not take longer than the goal."""
+
+    @property
+    def is_met(self) -> bool:
+        """Of nothing that was measured, nothing was missed."""
+        return not self.seconds or quantile(self.seconds, self.goal_share) <= self.goal_seconds
 
     def cells(self) -> tuple[str | int | None, ...]:
-        quantiles = [quantile(self.seconds, share) for share in (0.5, 0.95, 0.99, 1.0)]
-        return (self.what, len(self.seconds), *quantiles, self.goal)
+        quantiles = (f"{quantile(self.seconds, share):.3f} s" for share in SHARES.values())
+        shown = quantiles if self.seconds else [None for _ in SHARES]
+        return (self.what, len(self.seconds), *shown, self._goal())
+
+    def _goal(self) -> str:
+        column = next(name for name, share in SHARES.items() if share == self.goal_share)
+        return f"{column} <= {self.goal_seconds:.3f} s" + ("" if self.is_met else ": MISSED")
 
 
 @dataclass(kw_only=True)
@@ -86,6 +102,11 @@ class Report:
     alarms: list[str] = field(default_factory=list)
     """What was told of ranks and agents that nobody had harmed."""
     suspicions: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every goal is met; a machine that is busy with other things may miss those."""
+        return not self.alarms and all(row.is_met for row in self.rows)
 
     def lines(self) -> Iterator[str]:
         yield from table(HEADER, [row.cells() for row in self.rows])
@@ -98,11 +119,9 @@ class Report:
         yield f"late heartbeats meanwhile, which change nothing: {self.suspicions}"
 
 
-def quantile(seconds: Sequence[float], share: float) -> str:
+def quantile(seconds: Sequence[float], share: float) -> float:
     """Return the smallest of them that is not exceeded by `share` of all."""
-    if not seconds:
-        return "-"
-    return f"{sorted(seconds)[math.ceil(share * len(seconds)) - 1]:.3f} s"
+    return sorted(seconds)[math.ceil(share * len(seconds)) - 1]
 
 
 def keep_vigil(
@@ -140,7 +159,9 @@ def killed(installation: Installation, kills: int, chance: random.Random) -> Row
     seen = told_of(installation, {job_id for job_id, _ in jobs}, "rank_exited", struck)
     end(installation, jobs)
     seconds = [seen[process] - at for process, at in struck.items()]
-    return Row(what="kill -9 -> seen", goal="p99 <= 0.050 s", seconds=seconds)
+    return Row(
+        what="kill -9 -> seen", seconds=seconds, goal_seconds=SEEN_SECONDS, goal_share=SHARES["p99"]
+    )
 
 
 # Ranks that are stopped
@@ -165,8 +186,7 @@ def frozen(installation: Installation, freezes: int, chance: random.Random) -> R
     seen = told_of(installation, {job_id for job_id, _ in jobs}, "rank_started", struck)
     end(installation, jobs)
     seconds = [seen[process] - at for process, at in struck.items()]
-    goal = f"<= {TIMEOUT_SECONDS + 1:.3f} s"
-    return Row(what="SIGSTOP -> successor runs", goal=goal, seconds=seconds)
+    return Row(what="SIGSTOP -> successor runs", seconds=seconds, goal_seconds=TIMEOUT_SECONDS + 1)
 
 
 # Jobs that nobody harms
@@ -268,6 +288,7 @@ def end(installation: Installation, jobs: Sequence[tuple[str, int]]) -> None:
 
 
 def main() -> int:
+    """Return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("kills", 200), ("freezes", 50), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -279,7 +300,7 @@ def main() -> int:
         report = keep_vigil(Path(directory), **asked, say=_say)
     for line in report.lines():
         _say(line)
-    return 1 if report.alarms else 0
+    return 0 if report.is_good else 1
 
 
 def _say(sentence: str) -> None:

@@ -5,9 +5,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from database_away import locked, ways
 from fragile_postgres import FragilePostgres, fragile_postgres
 from installation import Installation
-from outage import Peace, endure, locked, ways
+from outage import endure
+from peace import Peace
 
 SECONDS = 2.0
 """`tests/outage.py` does it for as long as you like."""

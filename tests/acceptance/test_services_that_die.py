@@ -9,6 +9,7 @@ from shutil import rmtree
 
 import httpx
 import pytest
+from database_away import locked
 from installation import (
     Installation,
     Service,
@@ -22,7 +23,6 @@ from installation import (
     pids,
     records,
 )
-from outage import locked
 
 from muster.contracts.exit_record import ExitRecord
 from muster.contracts.messages import RankExited

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from agent_stage import Conversation, Stage
 from installation import await_value
+from msgspec.structs import replace
 
 from muster.contracts.agent import CoordinatorAddress
 from muster.contracts.framing import frame
@@ -329,7 +330,7 @@ def test_a_command_that_does_not_exist_is_refused(stage: Stage) -> None:
 def test_a_working_directory_that_does_not_exist_is_refused(stage: Stage) -> None:
     stage.start_agent()
     agent = stage.meet()
-    agent.say(stage.order(["true"], where=str(stage.root / "nowhere")))
+    agent.say(replace(stage.order(["true"]), working_dir=str(stage.root / "nowhere")))
     assert "nowhere" in next_refusal(agent).message
     assert agent.hear_of(RankExited, 0).exit_code == 126
 

@@ -1,45 +1,16 @@
 """What a rank adds to a sum: the same bits for every cut of the tree, however often."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
-from stage import Regression, write_samples
+from small_shares import LEAVES, shares_of
+from stage import Regression
 
 from muster.collectives.tree import Block
 from muster.datasets.drawing import Drawer
-from muster.datasets.listing import find_shards
 from muster.program import Batch, Contribution, InvalidProgram, ProgramRaised, State
-from muster.synchronous.course import Course
 from muster.synchronous.shares import Shares
 from muster.synchronous.tally import TALLY_ELEMENTS, read_tally
 from muster.synchronous.work import Work
-
-LEAVES = 8
-SAMPLES = 50
-"""Three full batches of 16 and one of 2."""
-
-
-@pytest.fixture
-def drawer(tmp_path: Path) -> Iterator[Drawer]:
-    with Drawer(find_shards(write_samples(tmp_path, SAMPLES))) as drawer:
-        yield drawer
-
-
-def shares_of(
-    drawer: Drawer, program: Regression | None = None, work: Work | None = None
-) -> Shares:
-    course = Course(
-        totals=drawer.totals,
-        batch_size=16,
-        virtual_shards=LEAVES,
-        epochs=2,
-        seed=3,
-        checkpoint_every=5,
-    )
-    program = program or Regression()
-    return Shares(program, course, drawer, program.initial(3), work or Work())
 
 
 def sum_of(shares: Shares, block: Block, step: int) -> np.ndarray:

@@ -1,21 +1,14 @@
 """A program that goes wrong in one leaf is told which, though sums are all that is looked at."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
-from stage import FEATURES, Regression, write_samples
+from small_shares import LEAVES, shares_of
+from stage import FEATURES, Regression
 
 from muster.collectives.tree import Block
 from muster.datasets.drawing import Drawer
-from muster.datasets.listing import find_shards
-from muster.program import Batch, Contribution, InvalidProgram, Program, State
-from muster.synchronous.course import Course
-from muster.synchronous.shares import Shares
-from muster.synchronous.work import Work
+from muster.program import Batch, Contribution, InvalidProgram, State
 
-SHARDS = 8
 WRONG = 5
 """The shard that goes wrong, in step 1."""
 
@@ -41,25 +34,6 @@ class Wrong:
         return Contribution(gradients, self.changes.get("loss", good.loss), metrics)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def drawer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drawer]:
-    directory: Path = tmp_path_factory.mktemp("data")
-    with Drawer(find_shards(write_samples(directory, samples=64))) as drawer:
-        yield drawer
-
-
-def shares_of(program: Program, drawer: Drawer) -> Shares:
-    course = Course(
-        totals=drawer.totals,
-        batch_size=16,
-        virtual_shards=SHARDS,
-        epochs=1,
-        seed=3,
-        checkpoint_every=1,
-    )
-    return Shares(program, course, drawer, program.initial(3), Work())
-
-
 BAD = [
     ({"weights": np.full(FEATURES, np.nan, np.float32)}, "the gradient 'weights' .* not finite"),
     ({"weights": np.full(FEATURES, np.inf, np.float32)}, "the gradient 'weights' .* not finite"),
@@ -78,7 +52,7 @@ def test_the_sentence_names_step_shard_and_array(
     block: Block, changes: dict[str, object], problem: str, drawer: Drawer
 ) -> None:
     program = Wrong(**changes)
-    shares = shares_of(program, drawer)
+    shares = shares_of(drawer, program)
     with pytest.raises(InvalidProgram, match=problem) as caught:
         shares.write(block, program.initial(3), 1, np.empty(shares.elements, np.float32))
     assert f"in step 1, virtual shard {WRONG}" in str(caught.value)
@@ -91,7 +65,7 @@ def test_a_sum_that_is_too_large_though_no_leaf_is_stays_what_it_is(drawer: Draw
         def gradient(self, *_: object) -> Contribution:
             return Contribution({"weights": large.copy()}, 0.0)
 
-    shares = shares_of(Large(), drawer)
+    shares = shares_of(drawer, Large())
     out = np.empty(shares.elements, np.float32)
     shares.write(Block(3, 0), Large().initial(3), 1, out)
     assert np.isinf(out[:FEATURES]).all()
@@ -99,7 +73,7 @@ def test_a_sum_that_is_too_large_though_no_leaf_is_stays_what_it_is(drawer: Draw
 
 def test_a_step_that_is_right_computes_every_leaf_once(drawer: Drawer) -> None:
     program = Wrong()
-    shares = shares_of(program, drawer)
+    shares = shares_of(drawer, program)
     program.calls = 0
     shares.write(Block(3, 0), program.initial(3), 1, np.empty(shares.elements, np.float32))
-    assert program.calls == SHARDS
+    assert program.calls == LEAVES

@@ -1,0 +1,55 @@
+"""What a stale process might change and nobody else does, to be compared once it is gone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from frozen_hosts import Host, shared_memory
+from installation import Installation, is_over
+from stale_jobs import Training, older_names
+
+from store.database import Database
+from store.leases import COORDINATOR_LEASE, Leases
+
+
+def standing(installation: Installation, trainings: Sequence[Training]) -> dict[str, Any]:
+    """Return the lease, who is which rank, and the names of older generations."""
+    found: dict[str, Any] = {"lease": _lease(installation)}
+    for training in trainings:
+        seen = installation.see(training.job_id)
+        for worker in seen["workers"]:
+            ended = {**worker["endings"]}
+            # To finish is no harm; whatever else ends a process is.
+            pid = None if ended.pop("finished", 0) or is_over(seen) else worker["pid"]
+            process = f"{training.job_id}, worker {worker['worker_id']}"
+            gone = (None, worker["restarts"], str(ended))
+            found[process] = {(pid, worker["restarts"], str(ended)), gone}
+        for directory in training.directories(installation.checkpoint_dir):
+            found[str(directory)] = older_names(directory)
+    return found
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is not as it was; of several values it may become fewer."""
+    for what, value in before.items():
+        is_same = after[what] <= value if isinstance(value, set) else after[what] == value
+        if not is_same:
+            yield f"{what}: {value} became {after[what]}"
+
+
+def memory_in_reach(old: Host, new: Host) -> Iterator[str]:
+    """Yield what a stale rank can write to although somebody else has mapped it."""
+    writable = {inode for pid in old.ranks() for mode, inode in shared_memory(pid) if "w" in mode}
+    in_use = {inode for pid in new.ranks() for _, inode in shared_memory(pid)}
+    if not (writable and in_use):
+        yield "no shared memory was seen at all"
+    if both := writable & in_use:
+        yield f"stale ranks can write to memory in use: {both}"
+
+
+def _lease(installation: Installation) -> tuple[int, str] | None:
+    database = Database.open(f"sqlite:///{installation.files.root / 'muster.db'}")
+    try:
+        lease = Leases(database).current(COORDINATOR_LEASE)
+    finally:
+        database.close()
+    return (lease.epoch, lease.owner) if lease else None

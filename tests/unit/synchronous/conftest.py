@@ -1,0 +1,16 @@
+"""The samples that shares are computed of."""
+
+from collections.abc import Iterator
+
+import pytest
+from small_shares import SAMPLES
+from stage import write_samples
+
+from muster.datasets.drawing import Drawer
+from muster.datasets.listing import find_shards
+
+
+@pytest.fixture(scope="session")
+def drawer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drawer]:
+    with Drawer(find_shards(write_samples(tmp_path_factory.mktemp("data"), SAMPLES))) as drawer:
+        yield drawer
