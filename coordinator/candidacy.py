@@ -16,10 +16,10 @@ from typing import Final
 
 import structlog
 
-from coordinator.obstacles import end_if_stopped
+from coordinator.stopped_predecessor import end_if_stopped
 from muster.contracts.process import ProcessRecord
 from muster.processes import is_provably_gone, is_running
-from store.errors import LeaseLost, StoreUnavailable
+from store.errors import LeaseLost, StoreLocked, StoreUnavailable
 from store.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
 from store.records import Lease
 
@@ -83,9 +83,10 @@ class Candidate:
         return None
 
     async def _be_without(self, error: StoreUnavailable) -> None:
-        """Wait a moment for a database that is away, unless it can be freed."""
+        """Wait a moment for a database that is away, unless it is locked and can be freed."""
         self._seen = None
-        if self._holder is None or not end_if_stopped(self._holder):
+        locked_by = self._holder if isinstance(error, StoreLocked) else None
+        if locked_by is None or not end_if_stopped(locked_by):
             self._be_patient(str(error))
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -26,14 +26,14 @@ class Vigil:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Raise `StoreUnavailable` at once where somebody else is trying whether it is back."""
+        """Raise the last `StoreUnavailable` again where somebody else is trying if it is back."""
         trouble = self._trouble
         if trouble is None:
             with self._observed():
                 yield
             return
         if not self._watchman.acquire(blocking=False):
-            raise StoreUnavailable(str(trouble)) from trouble
+            raise type(trouble)(str(trouble)) from trouble
         try:
             with self._observed():
                 yield

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from store.errors import JobMissing, StoreUnavailable
+from store.errors import JobMissing, StoreLocked, StoreUnavailable
 from store.vigil import LONG_SECONDS, Vigil
 
 
@@ -29,12 +29,12 @@ class Door:
         try:
             with self.vigil.attempt():
                 return True
-        except StoreUnavailable as error:
+        except StoreLocked as error:
             return str(error) != "it hangs"
 
     def _hang(self, seconds: float) -> None:
         self.now += seconds
-        raise StoreUnavailable("it hangs")
+        raise StoreLocked("it hangs")
 
 
 def test_as_long_as_it_answers_nobody_is_turned_away() -> None:
