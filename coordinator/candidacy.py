@@ -2,9 +2,9 @@
 
 A holder that is provably dead (same machine, its process gone) is displaced at once. Any other is
 displaced when its beat has stood still for the length of the lease on our own monotonic clock:
-wall clocks are never compared. While the database is away nobody can renew anything, so that time
-does not count. One that was stopped in the middle of a transaction keeps everybody else from the
-database; on this machine it is ended.
+wall clocks are never compared. While the database is away, or nobody but a stranger can write,
+nobody can renew anything, so that time does not count. One that was stopped in the middle of a
+transaction keeps everybody else from the database; on this machine it is ended.
 """
 
 import asyncio
@@ -27,6 +27,11 @@ LOOK_SECONDS: Final = 0.2
 
 LONG_LOOK_SECONDS: Final = 1.0
 """A database that needs this long to show the lease may have kept its holder waiting as well."""
+
+DOUBT_SECONDS: Final = 3.0
+"""A beat that has stood still for longer than any holder means to. It may be readable though nobody
+can write, so from now on whoever looks waits for his turn to write; the rest of the lease is enough
+for a holder who only waited for his."""
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -92,7 +97,9 @@ class Candidate:
 
     async def _look(self) -> Lease | None:
         began = self._clock()
-        holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
+        doubts = self._seen is not None and began - self._seen_at >= DOUBT_SECONDS
+        look = self._leases.current_among_writers if doubts else self._leases.current
+        holder = await asyncio.to_thread(look, COORDINATOR_LEASE)
         if self._clock() - began >= LONG_LOOK_SECONDS:
             self._seen = None
         return holder

@@ -47,11 +47,11 @@ CALLERS = 4
 
 
 @contextmanager
-def locked(installation: Installation) -> Iterator[None]:
-    """Hold the SQLite file as a backup or a careless shell would."""
+def locked(installation: Installation, begin: str = "BEGIN EXCLUSIVE") -> Iterator[None]:
+    """Hold the SQLite file as a backup or a careless shell would; IMMEDIATE lets others read."""
     path = installation.files.root / "muster.db"
     with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as database:
-        database.execute("BEGIN EXCLUSIVE")
+        database.execute(begin)
         yield
         database.execute("ROLLBACK")
 
@@ -367,6 +367,8 @@ def main() -> int:
         )
         cases = [(f"PostgreSQL {name}", large, way) for name, way in ways(server).items()]
         cases.append(("SQLite locked", small, lambda: locked(small)))
+        stranger = "SQLite written to by a stranger"
+        cases.append((stranger, small, lambda: locked(small, "BEGIN IMMEDIATE")))
         peace = Peace(small)
         for number in range(asked.rounds):
             dying = ("coordinator",) if number % 2 else ()

@@ -27,11 +27,18 @@ class Leases:
     rivals: int = 0
     before_looks: list[Callable[[], None]] = field(default_factory=list)
     """What happens at the next looks, one each."""
+    before_turns: list[Callable[[], None]] = field(default_factory=list)
+    """What happens before it is the turn to write of whoever looks so, once each."""
     asked: list[Lease | None] = field(default_factory=list)
 
     def current(self, _name: str) -> Lease | None:
         if self.before_looks:
             self.before_looks.pop(0)()
+        return self.held
+
+    def current_among_writers(self, _name: str) -> Lease | None:
+        if self.before_turns:
+            self.before_turns.pop(0)()
         return self.held
 
     def are_released(self) -> None:
@@ -218,6 +225,39 @@ def test_time_in_which_nobody_could_renew_does_not_count() -> None:
     watch.leases.before_looks = [takes_long, takes_long, is_away_for_long, released]
     watch.wins()
     assert watch.leases.asked == [None], "it was not displaced before it released the lease"
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """A candidate that sees nothing move though it looks often; half a second each time."""
+    monkeypatch.setattr("coordinator.candidacy.LOOK_SECONDS", 0.0)
+    watch = Watch(Leases(held=LEASE))
+
+    def takes_a_moment() -> None:
+        watch.now += 0.5
+
+    watch.leases.before_looks = [takes_a_moment] * 20
+    watch.leases.before_turns = [takes_a_moment] * 20
+    return watch
+
+
+def test_a_beat_that_stands_still_though_all_can_write_is_a_dead_one(still: Watch) -> None:
+    still.wins()
+    assert still.leases.asked == [LEASE]
+    assert still.now == pytest.approx(100 + LEASE_SECONDS, abs=1.0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_time_in_which_nobody_could_write_does_not_count(still: Watch, *, fails: bool) -> None:
+    def somebody_writes_for_long() -> None:
+        still.now += 7.0
+        still.leases.before_looks = [nothing, still.leases.are_released]
+        if fails:
+            locked()
+
+    still.leases.before_turns = [somebody_writes_for_long]
+    still.wins()
+    assert still.leases.asked == [None], "it was not displaced before it released the lease"
 
 
 def nothing() -> None:
