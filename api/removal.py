@@ -19,6 +19,7 @@ from anyio.to_thread import run_sync
 from api.desk import FrontDesk
 from api.problems import Conflict, Problem
 from api.schemas import Deleted
+from muster.attic import set_aside
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.layout import checkpoints_of_job
 from store.errors import JobMissing
@@ -136,11 +137,11 @@ def _patience_seconds(job: Job, request: StopRequest) -> float:
 
 def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Deleted:
     checkpoints_deleted = removal.force and _remove_checkpoints(job)
-    root = desk.files.job(job.job_id).root
+    files = desk.files.job(job.job_id)
     if removal.delete_logs:
-        _remove_tree(root)
+        _remove_tree(files.root)
     else:
-        _set_aside(root, job)
+        set_aside(files, job.uid)
     desk.jobs.delete(job.job_id, job.uid)
     return Deleted(
         job_id=job.job_id,
@@ -154,13 +155,6 @@ def _remove_checkpoints(job: Job) -> bool:
     if job.spec.checkpoint_dir is None:
         return False
     return _remove_tree(checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id))
-
-
-def _set_aside(root: Path, job: Job) -> None:
-    # The next job of this id must not go on writing in the logs that were kept. No id holds a
-    # dot, so the name is nobody's.
-    if root.is_dir():
-        root.rename(root.with_name(f"{job.job_id}.{job.uid}"))
 
 
 def _remove_tree(directory: Path) -> bool:

@@ -7,14 +7,14 @@ import sys
 from typing import Final
 
 from coordinator import foreground
-from coordinator.obstacles import end_if_stopped, last_known
 from coordinator.service import Service
+from coordinator.stopped_predecessor import end_if_stopped, last_known
 from muster import journal, lifeline
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from store.database import Database
-from store.errors import LeaseLost, StoreUnavailable
+from store.errors import LeaseLost, StoreLocked
 
 INTERRUPTED: Final = 130
 """As shells have it for Ctrl-C."""
@@ -52,7 +52,7 @@ def main() -> int:
 def _open(settings: ServiceSettings) -> Database:
     try:
         return Database.open(settings.database_url)
-    except StoreUnavailable:
+    except StoreLocked:
         former = last_known(DataDirectory(settings.data_dir).coordinator_address)
         if former is None or not end_if_stopped(former):
             raise

@@ -2,9 +2,9 @@
 
 A holder that is provably dead (same machine, its process gone) is displaced at once. Any other is
 displaced when its beat has stood still for the length of the lease on our own monotonic clock:
-wall clocks are never compared. While the database is away nobody can renew anything, so that time
-does not count. One that was stopped in the middle of a transaction keeps everybody else from the
-database; on this machine it is ended.
+wall clocks are never compared. While the database is away, or nobody but a stranger can write,
+nobody can renew anything, so that time does not count. One that was stopped in the middle of a
+transaction keeps everybody else from the database; on this machine it is ended.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from typing import Final
 
 import structlog
 
-from coordinator.obstacles import end_if_stopped
+from coordinator.stopped_predecessor import end_if_stopped
 from muster.contracts.process import ProcessRecord
 from muster.processes import is_provably_gone, is_running
-from store.errors import LeaseLost, StoreUnavailable
+from store.errors import LeaseLost, StoreLocked, StoreUnavailable
 from store.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
 from store.records import Lease
 
@@ -27,6 +27,11 @@ LOOK_SECONDS: Final = 0.2
 
 LONG_LOOK_SECONDS: Final = 1.0
 """A database that needs this long to show the lease may have kept its holder waiting as well."""
+
+DOUBT_SECONDS: Final = 3.0
+"""A beat that has stood still for longer than any holder means to. It may be readable though nobody
+can write, so from now on whoever looks waits for his turn to write; the rest of the lease is enough
+for a holder who only waited for his."""
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -83,15 +88,18 @@ class Candidate:
         return None
 
     async def _be_without(self, error: StoreUnavailable) -> None:
-        """Wait a moment for a database that is away, unless it can be freed."""
+        """Wait a moment for a database that is away, unless it is locked and can be freed."""
         self._seen = None
-        if self._holder is None or not end_if_stopped(self._holder):
+        locked_by = self._holder if isinstance(error, StoreLocked) else None
+        if locked_by is None or not end_if_stopped(locked_by):
             self._be_patient(str(error))
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> Lease | None:
         began = self._clock()
-        holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
+        doubts = self._seen is not None and began - self._seen_at >= DOUBT_SECONDS
+        look = self._leases.current_among_writers if doubts else self._leases.current
+        holder = await asyncio.to_thread(look, COORDINATOR_LEASE)
         if self._clock() - began >= LONG_LOOK_SECONDS:
             self._seen = None
         return holder

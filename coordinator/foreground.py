@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from coordinator.service import Service
+from muster.attic import set_aside
 from muster.checkpoints.modes import refuse_other_mode
 from muster.completion import complete
 from muster.contracts.environ import ServiceSettings, spec_from_environment
@@ -62,6 +63,7 @@ def run(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
         jobs = Jobs(database)
         job = jobs.find(job_id)
         if job is not None and job.is_terminal:
+            set_aside(own.job(job_id), job.uid)  # files before rows: either may be cut short
             jobs.delete(job_id, job.uid)
             job = None
         if job is None:

@@ -58,7 +58,10 @@ def is_running(record: ProcessRecord) -> bool:
 
 
 def stands_still(pid: int) -> bool:
-    """Return whether this process was stopped by a signal (SIGSTOP) and not told to go on."""
+    """Return whether this process was stopped by a signal (SIGSTOP) and not told to go on.
+
+    One that a debugger holds does not: it is looked after.
+    """
     fields = _stat(pid)
     return fields is not None and fields[_STATE_FIELD] == "T"
 
@@ -79,14 +82,11 @@ def is_provably_gone(record: ProcessRecord) -> bool:
     return record.node == platform.node() and not is_running(record)
 
 
-def is_stopped(record: ProcessRecord) -> bool:
-    """Return whether exactly this process is there and stands still: SIGSTOP, or a debugger."""
-    fields = _stat(record.pid)
-    return fields is not None and fields[_STATE_FIELD] in {"T", "t"} and is_running(record)
-
-
 def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
-    """Send a signal to exactly this process; return False if it is gone."""
+    """Send a signal to exactly this process; return False if it is gone.
+
+    Raises `PermissionError` if it is another user's.
+    """
     try:
         pidfd = os.pidfd_open(record.pid)
     except ProcessLookupError:

@@ -11,10 +11,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from store import schema
 from store.backend import Backend, Insert
+from store.breaker import Breaker
 from store.errors import StoreUnavailable
 from store.postgres import PostgresBackend
 from store.sqlite import SqliteBackend
-from store.vigil import Vigil
 
 BUSY_TIMEOUT_SECONDS: Final = 10.0
 """How long a reader or a writer waits for others. Writers are few and short, so that a longer
@@ -34,8 +34,8 @@ class Database:
         # Threads that queue here are served in turn; in the busy handler they would starve.
         self._writer = threading.Lock()
         # Two, since a writer that is stuck need not keep anybody from reading.
-        self._readers_vigil = Vigil()
-        self._writers_vigil = Vigil()
+        self._readers_breaker = Breaker()
+        self._writers_breaker = Breaker()
 
     @classmethod
     def open(cls, url: str, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS) -> "Database":
@@ -56,7 +56,7 @@ class Database:
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
         with (
-            self._readers_vigil.attempt(),
+            self._readers_breaker.attempt(),
             self._explained(),
             self._backend.engine.begin() as connection,
         ):
@@ -71,7 +71,7 @@ class Database:
         a time, in this process and in all others: what was read inside is still true at its end.
         """
         with (
-            self._writers_vigil.attempt(),
+            self._writers_breaker.attempt(),
             self._alone(),
             self._explained(),
             self._backend.engine.begin() as connection,

@@ -1,7 +1,8 @@
 """What can go wrong between a caller and the rows.
 
 StoreError                      also raised itself: the database refused a statement or a value
-├── StoreUnavailable            locked for too long, away, full, unwritable, or no database at all
+├── StoreUnavailable            away, full, unwritable, or no database at all
+│   └── StoreLocked             another process kept it for too long
 ├── StoreNewer                  the database was migrated by a later version of Muster
 ├── JobExists                   the id is taken
 ├── JobMissing                  no job has this id (or no longer this job)
@@ -25,6 +26,10 @@ class StoreError(MusterError):
 
 class StoreUnavailable(StoreError):
     """The database cannot be used now; nothing is known to be wrong with the request."""
+
+
+class StoreLocked(StoreUnavailable):
+    """Another process has had the database for itself for longer than anybody should."""
 
 
 class StoreNewer(StoreError):

@@ -27,6 +27,9 @@ WRITER_LOCK: Final = 0x4D555354
 CONNECT_SECONDS: Final = 3
 """A server that is there answers in milliseconds."""
 
+MIGRATION_SECONDS: Final = 600.0
+"""One statement may have to write a large table anew. Nobody else writes meanwhile."""
+
 
 class PostgresBackend:
     """A database on a server."""
@@ -51,9 +54,14 @@ class PostgresBackend:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        with self.engine.begin() as connection:
-            connection.exec_driver_sql(self.begin_writing)
-            yield connection
+        from store.postgres_connection import be_patient  # noqa: PLC0415  as in `_engine`
+
+        with self.engine.connect() as connection:
+            connection.detach()  # its patience must not come back from the pool
+            with connection.begin():
+                connection.exec_driver_sql(self.begin_writing)
+                be_patient(connection, MIGRATION_SECONDS)
+                yield connection
 
     def insert(self, table: Table) -> postgresql.Insert:
         return postgresql.insert(table)

@@ -6,8 +6,9 @@ transaction that was about to be committed then is not known: see `store.tenure`
 """
 
 import time
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
+import sqlalchemy
 from psycopg import Connection, OperationalError
 from psycopg.abc import PQGen
 from sqlalchemy import Engine, event
@@ -42,6 +43,13 @@ def bound(engine: Engine, answer_seconds: float) -> None:
         connection = BoundedConnection.connect(*args, **named)
         connection.answer_seconds = answer_seconds
         return connection
+
+
+def be_patient(connection: sqlalchemy.Connection, answer_seconds: float) -> None:
+    """Let this one connection wait for longer."""
+    # By this name also one that is detached has it.
+    bounded = cast("BoundedConnection", connection.connection.dbapi_connection)
+    bounded.answer_seconds = answer_seconds
 
 
 def _until(answer: PQGen[Value], deadline: float) -> PQGen[Value]:

@@ -19,7 +19,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from store.backend import POOLED, POOLED_BURST
-from store.errors import StoreError, StoreUnavailable
+from store.errors import StoreError, StoreLocked, StoreUnavailable
 
 SAFE_WAL: Final = (3, 51, 3)
 """Before this version two connections that write and checkpoint a write-ahead log at the same
@@ -145,8 +145,8 @@ class SqliteBackend:
         finally:
             os.close(descriptor)
 
-    def _locked(self) -> StoreUnavailable:
-        return StoreUnavailable(
+    def _locked(self) -> StoreLocked:
+        return StoreLocked(
             f"the database {self._path} has been locked by another process for more than "
             f"{self._busy_timeout_seconds:g} s: try again, or see who has it open"
         )

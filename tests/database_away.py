@@ -10,11 +10,11 @@ from installation import Installation
 
 
 @contextmanager
-def locked(installation: Installation) -> Iterator[None]:
-    """Hold the SQLite file as a backup or a careless shell would."""
+def locked(installation: Installation, begin: str = "BEGIN EXCLUSIVE") -> Iterator[None]:
+    """Hold the SQLite file as a backup or a careless shell would; IMMEDIATE lets others read."""
     path = installation.files.root / "muster.db"
     with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as database:
-        database.execute("BEGIN EXCLUSIVE")
+        database.execute(begin)
         yield
         database.execute("ROLLBACK")
 

@@ -231,6 +231,8 @@ def main() -> int:
         )
         cases = [(f"PostgreSQL {name}", large, way) for name, way in ways(server).items()]
         cases.append(("SQLite locked", small, lambda: locked(small)))
+        stranger = "SQLite written to by a stranger"
+        cases.append((stranger, small, lambda: locked(small, "BEGIN IMMEDIATE")))
         peace = Peace(small)
         for number in range(asked.rounds):
             dying = ("coordinator",) if number % 2 else ()

@@ -13,6 +13,7 @@ from installation import DEADLINE_SECONDS, Undisturbed, await_value, without_our
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Reader
+from muster.contracts.layout import JobFiles
 from muster.processes import mark_of, marked
 
 ALONE = {"MUSTER_MODE": "independent"}
@@ -160,6 +161,19 @@ def test_a_coordinator_with_a_job_id_runs_that_job(
     assert [terminal.digest("one", rank, 2) for rank in range(2)] == undisturbed(world_size=2)
     # It neither needs nor touches the service's own database.
     assert not (terminal.directory / "data" / "muster.db").exists()
+
+
+def test_the_same_job_once_more_finds_nothing_of_the_first(terminal: Terminal) -> None:
+    one = {"JOB_ID": "one", "WORLD_SIZE": "1", "MUSTER_COMMAND": '["false"]', "MAX_RESTARTS": "0"}
+    terminal.run("-P", "-m", "coordinator", **one)
+    jobs = terminal.directory / "data" / "foreground" / "one" / "jobs"
+    files = JobFiles(jobs / "one")
+    files.agent_socket(2).touch()
+    code, output = terminal.run("-P", "-m", "coordinator", **{**one, "MUSTER_COMMAND": '["true"]'})
+    assert code == 0, output
+    assert "agent" not in output
+    assert not files.agent_socket(2).exists()
+    assert len(list(jobs.glob("one.*/logs"))) == 1, "what the first has said is kept"
 
 
 def test_a_command_that_fails_is_exit_code_1(terminal: Terminal) -> None:

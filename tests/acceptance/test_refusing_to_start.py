@@ -1,6 +1,7 @@
 """A service that cannot start says why in a sentence, and exits with code 1."""
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -8,8 +9,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from installation import DEADLINE_SECONDS, Installation, without_ours
+from installation import DEADLINE_SECONDS, Installation, await_value, without_ours
 
+from coordinator.address import publish
+from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.layout import DataDirectory
+from muster.processes import identify, stands_still
 from store.database import Database
 
 
@@ -66,6 +71,19 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     assert code == 1
     assert "check MUSTER_DATA_DIR" in errors
     assert "Traceback" not in errors
+
+
+def test_a_suspended_coordinator_is_not_ended_for_a_url_that_is_wrong(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as suspended:  # noqa: S607
+        suspended.send_signal(signal.SIGSTOP)
+        await_value(lambda: stands_still(suspended.pid), str)
+        address = CoordinatorAddress(host="here", port=1, process=identify(suspended.pid))
+        publish(address, DataDirectory(tmp_path / "data").coordinator_address)
+        code, errors = start("coordinator", tmp_path / "data", MUSTER_DATABASE_URL="sqlight:///x")
+        assert code == 1
+        assert "is of no known kind" in errors
+        assert suspended.poll() is None
+        suspended.kill()
 
 
 def test_a_setting_that_cannot_be_meant_is_named(tmp_path: Path) -> None:

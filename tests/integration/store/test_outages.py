@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 from fragile_postgres import FragilePostgres, fragile_postgres
+from sqlalchemy import make_url
+from sqlalchemy.exc import OperationalError
 from store_samples import submit
 
 from store.database import Database
 from store.errors import StoreUnavailable
 from store.jobs import Jobs
+from store.postgres import PostgresBackend
 
 pytestmark = pytest.mark.postgres
 
@@ -62,6 +65,20 @@ def test_a_transaction_in_a_server_that_stands_still_ends_with_a_sentence(
     server.heal()
     database.check()
     submit(Jobs(database), "next")
+
+
+def test_a_migration_may_take_longer_than_anything_else(
+    server: FragilePostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.postgres_connection.SLACK_SECONDS", 0.0)
+    url = make_url(server.url).set(drivername="postgresql+psycopg")
+    backend = PostgresBackend(url, BRIEF_SECONDS)
+    takes_long = f"SELECT pg_sleep({3 * BRIEF_SECONDS})"
+    with backend.migrating() as connection:
+        connection.exec_driver_sql(takes_long)
+    with pytest.raises(OperationalError, match="has not answered"), backend.engine.begin() as usual:
+        usual.exec_driver_sql(takes_long)
+    backend.close()
 
 
 def test_connections_that_were_cut_cost_no_request(

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.candidacy import Candidate, end_of
 from muster.contracts.process import ProcessRecord
-from muster.processes import identify, is_stopped
-from store.errors import LeaseLost, StoreUnavailable
+from muster.processes import identify, stands_still
+from store.errors import LeaseLost, StoreLocked, StoreUnavailable
 from store.leases import LEASE_SECONDS
 from store.records import Lease
 
@@ -27,12 +27,22 @@ class Leases:
     rivals: int = 0
     before_looks: list[Callable[[], None]] = field(default_factory=list)
     """What happens at the next looks, one each."""
+    before_turns: list[Callable[[], None]] = field(default_factory=list)
+    """What happens before it is the turn to write of whoever looks so, once each."""
     asked: list[Lease | None] = field(default_factory=list)
 
     def current(self, _name: str) -> Lease | None:
         if self.before_looks:
             self.before_looks.pop(0)()
         return self.held
+
+    def current_among_writers(self, _name: str) -> Lease | None:
+        if self.before_turns:
+            self.before_turns.pop(0)()
+        return self.held
+
+    def are_released(self) -> None:
+        self.held = None
 
     def take(
         self,
@@ -132,6 +142,13 @@ def record_of(holder: subprocess.Popen[bytes]) -> ProcessRecord:
     return record
 
 
+def stopped(holder: subprocess.Popen[bytes]) -> ProcessRecord:
+    holder.send_signal(signal.SIGSTOP)
+    while not stands_still(holder.pid):
+        time.sleep(0.001)
+    return record_of(holder)
+
+
 def test_the_end_of_a_holder_of_this_machine_wakes_who_waits(
     holder: subprocess.Popen[bytes],
 ) -> None:
@@ -147,15 +164,11 @@ def test_the_end_of_a_holder_of_this_machine_wakes_who_waits(
 def test_a_holder_that_stands_still_and_blocks_the_database_is_ended(
     holder: subprocess.Popen[bytes],
 ) -> None:
-    record = record_of(holder)
-    holder.send_signal(signal.SIGSTOP)
-    while not is_stopped(record):
-        time.sleep(0.001)
-    watch = Watch(Leases(held=replace(LEASE, process=record)))
+    watch = Watch(Leases(held=replace(LEASE, process=stopped(holder))))
 
     def is_blocked_until_it_ends() -> None:
         watch.leases.held = None
-        away()
+        locked()
 
     watch.leases.before_looks = [nothing, is_blocked_until_it_ends]
     watch.wins()
@@ -165,13 +178,17 @@ def test_a_holder_that_stands_still_and_blocks_the_database_is_ended(
 def test_a_holder_that_is_not_stopped_is_not_blamed_for_the_database(
     holder: subprocess.Popen[bytes],
 ) -> None:
-    record = record_of(holder)
-    watch = Watch(Leases(held=replace(LEASE, process=record)))
+    watch = Watch(Leases(held=replace(LEASE, process=record_of(holder))))
+    watch.leases.before_looks = [nothing, locked, watch.leases.are_released]
+    watch.wins()
+    assert holder.poll() is None
 
-    def is_released() -> None:
-        watch.leases.held = None
 
-    watch.leases.before_looks = [nothing, away, is_released]
+def test_a_holder_that_stands_still_is_not_blamed_for_a_database_that_is_not_locked(
+    holder: subprocess.Popen[bytes],
+) -> None:
+    watch = Watch(Leases(held=replace(LEASE, process=stopped(holder))))
+    watch.leases.before_looks = [nothing, away, watch.leases.are_released]
     watch.wins()
     assert holder.poll() is None
 
@@ -204,12 +221,43 @@ def test_time_in_which_nobody_could_renew_does_not_count() -> None:
         takes_long()
         away()
 
-    def is_released() -> None:
-        watch.leases.held = None
-
-    watch.leases.before_looks = [takes_long, takes_long, is_away_for_long, is_released]
+    released = watch.leases.are_released
+    watch.leases.before_looks = [takes_long, takes_long, is_away_for_long, released]
     watch.wins()
     assert watch.leases.asked == [None], "it was not displaced before it released the lease"
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """A candidate that sees nothing move though it looks often; half a second each time."""
+    monkeypatch.setattr("coordinator.candidacy.LOOK_SECONDS", 0.0)
+    watch = Watch(Leases(held=LEASE))
+
+    def takes_a_moment() -> None:
+        watch.now += 0.5
+
+    watch.leases.before_looks = [takes_a_moment] * 20
+    watch.leases.before_turns = [takes_a_moment] * 20
+    return watch
+
+
+def test_a_beat_that_stands_still_though_all_can_write_is_a_dead_one(still: Watch) -> None:
+    still.wins()
+    assert still.leases.asked == [LEASE]
+    assert still.now == pytest.approx(100 + LEASE_SECONDS, abs=1.0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_time_in_which_nobody_could_write_does_not_count(still: Watch, *, fails: bool) -> None:
+    def somebody_writes_for_long() -> None:
+        still.now += 7.0
+        still.leases.before_looks = [nothing, still.leases.are_released]
+        if fails:
+            locked()
+
+    still.leases.before_turns = [somebody_writes_for_long]
+    still.wins()
+    assert still.leases.asked == [None], "it was not displaced before it released the lease"
 
 
 def nothing() -> None:
@@ -218,3 +266,7 @@ def nothing() -> None:
 
 def away() -> None:
     raise StoreUnavailable("away")
+
+
+def locked() -> None:
+    raise StoreLocked("locked")

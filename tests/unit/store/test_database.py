@@ -18,7 +18,7 @@ from muster.contracts.job import JobId
 from store.backend import POOLED, POOLED_BURST
 from store.columns import Moment
 from store.database import Database
-from store.errors import StoreError, StoreUnavailable
+from store.errors import StoreError, StoreLocked, StoreUnavailable
 from store.jobs import Jobs
 from store.sqlite import journal_mode
 from store.tables import EVENTS, JOBS
@@ -117,7 +117,7 @@ def test_a_lock_held_for_too_long_is_a_sentence(sqlite_url: str, tmp_path: Path,
     database = Database.open(sqlite_url, busy_timeout_seconds=BRIEF_SECONDS)
     blocker = sqlite3.connect(tmp_path / "muster.db", isolation_level=None)
     blocker.execute(lock)
-    with pytest.raises(StoreUnavailable, match=r"muster\.db has been locked by another process"):
+    with pytest.raises(StoreLocked, match=r"muster\.db has been locked by another process"):
         submit(Jobs(database), "a")
     blocker.execute("ROLLBACK")
     blocker.close()

@@ -7,7 +7,7 @@ import pytest
 from store_samples import PROCESS, nothing_moves
 
 from store.database import Database
-from store.errors import LeaseLost
+from store.errors import LeaseLost, StoreUnavailable
 from store.leases import Leases, beat
 from store.records import Lease
 
@@ -35,6 +35,7 @@ def test_a_taken_lease_is_seen_by_all(leases: Leases) -> None:
     lease = take(leases, "a", None)
     assert (lease.epoch, lease.beat, lease.address) == (1, 0, "a:1")
     assert leases.current("coordinator") == lease
+    assert leases.current_among_writers("coordinator") == lease
     assert leases.current("another") is None
 
 
@@ -87,6 +88,17 @@ def test_a_released_lease_is_free_and_its_epoch_is_remembered(
     with pytest.raises(LeaseLost):
         take(leases, "b", first)
     assert take(leases, "b", None).epoch == 2
+
+
+def test_among_writers_it_is_not_seen_while_somebody_else_writes(url: str) -> None:
+    ours = Database.open(url, busy_timeout_seconds=0.05)
+    theirs = Database.open(url)
+    with theirs.writing():
+        assert Leases(ours).current("coordinator") is None
+        with pytest.raises(StoreUnavailable):
+            Leases(ours).current_among_writers("coordinator")
+    ours.close()
+    theirs.close()
 
 
 def test_of_many_who_grasp_at_once_one_succeeds(leases: Leases) -> None:

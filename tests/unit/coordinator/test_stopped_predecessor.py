@@ -2,15 +2,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coordinator.address import publish
-from coordinator.obstacles import end_if_stopped, last_known
+from coordinator.stopped_predecessor import end_if_stopped, last_known
 from muster.contracts.agent import CoordinatorAddress
 from muster.contracts.process import ProcessRecord
-from muster.processes import identify, is_stopped
+from muster.processes import identify, stands_still
 
 
 @pytest.fixture
@@ -29,13 +30,17 @@ def published(former: subprocess.Popen[bytes], file: Path) -> ProcessRecord:
     return found
 
 
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    while not stands_still(process.pid):
+        time.sleep(0.001)
+
+
 def test_who_coordinated_last_and_stands_still_is_ended(
     former: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     found = published(former, tmp_path / "address")
-    former.send_signal(signal.SIGSTOP)
-    while not is_stopped(found):
-        time.sleep(0.001)
+    stop(former)
     assert end_if_stopped(found)
     assert former.wait(20) == -signal.SIGKILL
     assert not end_if_stopped(found)
@@ -43,6 +48,29 @@ def test_who_coordinated_last_and_stands_still_is_ended(
 
 def test_who_goes_on_is_left_alone(former: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert not end_if_stopped(published(former, tmp_path / "address"))
+    assert former.poll() is None
+
+
+def test_another_user_s_process_is_left_alone(
+    former: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = published(former, tmp_path / "address")
+    stop(former)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("signal.pidfd_send_signal", refuse)
+    assert not end_if_stopped(found)
+    assert former.poll() is None
+
+
+def test_a_stranger_with_its_pid_is_left_alone(
+    former: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    found = published(former, tmp_path / "address")
+    stop(former)
+    assert not end_if_stopped(replace(found, start_ticks=1))
     assert former.poll() is None
 
 

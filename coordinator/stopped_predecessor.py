@@ -13,21 +13,29 @@ import structlog
 
 from muster.contracts.agent import CoordinatorAddress
 from muster.contracts.process import ProcessRecord
-from muster.processes import is_stopped, send_signal
+from muster.processes import is_running, send_signal, stands_still
 
 _LOG: Final = structlog.get_logger("coordinator")
 
 
 def end_if_stopped(process: ProcessRecord) -> bool:
-    """End a coordinator of this machine if it stands still; return whether."""
-    if not is_stopped(process):
+    """End a coordinator of this machine if it stands still; return whether.
+
+    To be asked of nobody unless the database is locked: one that only rests may go on.
+    """
+    if not (stands_still(process.pid) and is_running(process)):
         return False
-    _LOG.warning(
-        f"process {process.pid} was stopped while it coordinated, and the database cannot be used: "
-        "it is ended",
-        action="coordinator_ended",
-    )
-    return send_signal(process, signal.SIGKILL)
+    try:
+        is_ended = send_signal(process, signal.SIGKILL)
+    except PermissionError:  # another user's, who is to end it
+        return False
+    if is_ended:
+        _LOG.warning(
+            f"process {process.pid} was stopped while it coordinated, and the database is locked: "
+            "it was ended",
+            action="coordinator_ended",
+        )
+    return is_ended
 
 
 def last_known(address_file: Path) -> ProcessRecord | None:

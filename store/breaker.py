@@ -16,29 +16,29 @@ LONG_SECONDS: Final = 1.0
 """An attempt that failed sooner than this costs nobody much, and may be made by all."""
 
 
-class Vigil:
+class Breaker:
     """Lets attempts through, one at a time while the last one has waited long and in vain."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._watchman = threading.Lock()
+        self._trying = threading.Lock()
         self._trouble: StoreUnavailable | None = None
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Raise `StoreUnavailable` at once where somebody else is trying whether it is back."""
+        """Raise the last `StoreUnavailable` again where somebody else is trying if it is back."""
         trouble = self._trouble
         if trouble is None:
             with self._observed():
                 yield
             return
-        if not self._watchman.acquire(blocking=False):
-            raise StoreUnavailable(str(trouble)) from trouble
+        if not self._trying.acquire(blocking=False):
+            raise type(trouble)(str(trouble)) from trouble
         try:
             with self._observed():
                 yield
         finally:
-            self._watchman.release()
+            self._trying.release()
 
     @contextmanager
     def _observed(self) -> Iterator[None]:

@@ -5,36 +5,36 @@ from collections.abc import Callable
 
 import pytest
 
-from store.errors import JobMissing, StoreUnavailable
-from store.vigil import LONG_SECONDS, Vigil
+from store.breaker import LONG_SECONDS, Breaker
+from store.errors import JobMissing, StoreLocked, StoreUnavailable
 
 
 class Door:
-    """A vigil, the clock it looks at, and attempts that take as long as they are told to."""
+    """A breaker, the clock it looks at, and attempts that take as long as they are told to."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.vigil = Vigil(lambda: self.now)
+        self.breaker = Breaker(lambda: self.now)
 
     def fails(self, after_seconds: float = LONG_SECONDS) -> None:
-        with pytest.raises(StoreUnavailable, match="hangs"), self.vigil.attempt():
+        with pytest.raises(StoreUnavailable, match="hangs"), self.breaker.attempt():
             self._hang(after_seconds)
 
     def is_closed_to_others(self) -> bool:
         """Whether somebody who comes while another one tries is turned away."""
-        with self.vigil.attempt():
+        with self.breaker.attempt():
             return not _in_another_thread(self._enters)
 
     def _enters(self) -> bool:
         try:
-            with self.vigil.attempt():
+            with self.breaker.attempt():
                 return True
-        except StoreUnavailable as error:
+        except StoreLocked as error:
             return str(error) != "it hangs"
 
     def _hang(self, seconds: float) -> None:
         self.now += seconds
-        raise StoreUnavailable("it hangs")
+        raise StoreLocked("it hangs")
 
 
 def test_as_long_as_it_answers_nobody_is_turned_away() -> None:
@@ -64,7 +64,7 @@ def test_a_quick_failure_after_a_long_one_is_no_answer() -> None:
 def test_a_refusal_is_an_answer() -> None:
     door = Door()
     door.fails()
-    with pytest.raises(JobMissing), door.vigil.attempt():
+    with pytest.raises(JobMissing), door.breaker.attempt():
         raise JobMissing("a")
     assert not door.is_closed_to_others()
 
