@@ -19,8 +19,9 @@ from muster.collectives.simulated import SimulatedGroup
 from muster.collectives.tcp import TcpBackend
 
 LIMIT_BYTES: Final = 1 << 20
-# So little that a message of that limit never goes through in one piece.
-SOCKET_BUFFER_BYTES: Final = 64 << 10
+# So little that a message of that limit never goes through in one piece. What a socket receives is
+# left to the kernel: loopback's packets are as large, and the kernel drops what does not fit.
+SEND_BUFFER_BYTES: Final = 64 << 10
 GENERATION: Final = 3
 
 
@@ -88,10 +89,9 @@ def connected(world_size: int) -> list[dict[int, socket.socket]]:
     """Return, for each rank, its sockets by peer, each connected with that peer's."""
     ends: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
         for low, high in combinations(range(world_size), 2):
             ends[high][low] = socket.create_connection(listener.getsockname())
             ends[low][high], _ = listener.accept()
             for end in (ends[high][low], ends[low][high]):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return ends
