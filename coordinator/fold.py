@@ -216,7 +216,7 @@ def _overslept(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot
     """Push on every deadline that somebody else has to meet."""
     return replace(
         _pushed_on(snapshot, seconds, now),
-        agent_since=snapshot.agent_since + seconds,
+        agent_since=min(now, snapshot.agent_since + seconds),
         agent_heard_at=min(now, snapshot.agent_heard_at + seconds),
     )
 

@@ -8,7 +8,7 @@ cause it cannot read. When the database is away, nothing new is decided; ranks d
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, assert_never
@@ -32,6 +32,7 @@ from coordinator.orders import (
 from coordinator.roster import Roster
 from coordinator.rows import Haste
 from coordinator.snapshot import AgentState
+from coordinator.wakefulness import Wakefulness
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentHello, AgentMessage, Beat, Dismiss, Pulse, RankSaid
 from store.errors import StoreUnavailable
@@ -50,10 +51,6 @@ COMMIT_AFTER_SECONDS: Final[Mapping[Haste, float]] = {
 }
 """How long after the last commit the next one follows; each renews the lease."""
 
-DROWSY_SECONDS: Final = 1.0
-"""A loop that wakes up later than it wanted by more than this was stopped, or its machine was: what
-it did not hear meanwhile says nothing about the ranks."""
-
 RETRY_SECONDS: Final = 0.5
 """Between attempts to commit while the database is away."""
 
@@ -66,10 +63,19 @@ _LOG: Final = structlog.get_logger("coordinator")
 class Supervisor:
     """Looks after every job of one database, for as long as its tenure lasts."""
 
-    def __init__(self, *, tenure: Tenure, roster: Roster, attendants: Attendants) -> None:
+    def __init__(
+        self,
+        *,
+        tenure: Tenure,
+        roster: Roster,
+        attendants: Attendants,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._tenure = tenure
         self._roster = roster
         self._attendants = attendants
+        self._clock = clock
+        self._wakefulness = Wakefulness(self._overslept, clock)
         self._inbox: deque[tuple[JobUid, Happening, Moment]] = deque()
         self._stirred = asyncio.Event()
         self._agents: AgentServer | None = None
@@ -112,9 +118,12 @@ class Supervisor:
 
     def hear(self, uid: JobUid, happening: Happening) -> None:
         """Put a happening into the inbox, with the time it came."""
-        self._inbox.append((uid, happening, _now()))
+        self._inbox.append((uid, happening, self._now()))
         if not _is_routine(happening):
             self.stir()
+
+    def _now(self) -> Moment:
+        return Moment(monotonic=self._clock(), wall=datetime.now(UTC))
 
     # The ends of a tenure
 
@@ -132,12 +141,13 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve until `leave`, or until `drain` is through. Raises `LeaseLost`."""
-        while not self._is_done():
-            await self._wait()
-            self._fold_inbox()
-            await self._look_around()
-            await self._act()
-        await self._commit(self._drafts())
+        with self._wakefulness.watched():
+            while not self._is_done():
+                await self._wait()
+                self._fold_inbox()
+                await self._look_around()
+                await self._act()
+            await self._commit(self._drafts())
 
     async def take_over(self) -> None:
         """Load the jobs: agents that live are adopted, what nobody looks after is ended.
@@ -145,7 +155,7 @@ class Supervisor:
         To be done before any agent can come: whoever is not expected then is sent away.
         """
         for charge in await self._roster.load(
-            self._attendants.find, self._attendants.sweep, _now()
+            self._attendants.find, self._attendants.sweep, self._now()
         ):
             await self._attendants.inherit(charge, self.hear)
 
@@ -155,7 +165,7 @@ class Supervisor:
 
     async def _wait(self) -> None:
         """Sleep until something happens, a plan has to be asked again, or rows may have changed."""
-        now = time.monotonic()
+        now = self._clock()
         moments = [charge.look_at for charge in self._roster.charges.values()]
         if now < self._retry_at:
             moments = []  # nothing is decided before the database is asked again
@@ -164,12 +174,14 @@ class Supervisor:
         await self._stirred.wait()
         alarm.cancel()
         self._stirred.clear()
-        overslept = time.monotonic() - now - max(0.0, patience)
-        if overslept > DROWSY_SECONDS:
-            for charge in self._roster.charges.values():
-                charge.learn(happenings.Overslept(seconds=overslept), _now())
+
+    def _overslept(self, seconds: float) -> None:
+        """Let every job know that for so long nobody could be heard."""
+        for uid in self._roster.charges:
+            self.hear(uid, happenings.Overslept(seconds=seconds))
 
     def _fold_inbox(self) -> None:
+        self._wakefulness.look()  # else one that has just woken up might judge before it notices
         while self._inbox:
             self._learn(*self._inbox.popleft())
 
@@ -184,22 +196,22 @@ class Supervisor:
         """Take up what the API has written, and let in whom there is room for."""
         if self._failing_since is None:  # else the next commit tells whether there are rows to see
             with suppress(StoreUnavailable):  # and so it does now
-                await self._roster.look(_now())
+                await self._roster.look(self._now())
         if not self._draining:
-            self._roster.admit(_now())
+            self._roster.admit(self._now())
             return
         for charge in self._roster.admitted():
             if not charge.snapshot.interrupting:
-                charge.learn(happenings.Interrupted(), _now())
+                charge.learn(happenings.Interrupted(), self._now())
 
     async def _act(self) -> None:
         """Plan, commit and perform until nothing is left to decide now."""
-        while time.monotonic() >= self._retry_at:
+        while self._clock() >= self._retry_at:
             self._repeat_orders()
             self._plan()
             drafts = self._drafts()
             most = max((draft.haste for _, draft in drafts), default=Haste.NONE)
-            if time.monotonic() < self._committed_at + COMMIT_AFTER_SECONDS[most]:
+            if self._clock() < self._committed_at + COMMIT_AFTER_SECONDS[most]:
                 return
             if not await self._commit(drafts):
                 return
@@ -208,14 +220,14 @@ class Supervisor:
     def _plan(self) -> None:
         # What came while we waited for the database is heard first: those who beat are not silent.
         self._fold_inbox()
-        now = _now()
+        now = self._now()
         for charge in self._roster.charges.values():
             charge.plan(now)
             if actions.StartAgent() in charge.decided:
                 self._attendants.equip(charge)
 
     def _drafts(self) -> list[tuple[Charge, Draft]]:
-        now = _now()
+        now = self._now()
         unwritten = [
             charge
             for charge in self._roster.charges.values()
@@ -232,14 +244,14 @@ class Supervisor:
             self._commit_failed(error)
             return False
         self._failing_since = None
-        self._committed_at = time.monotonic()
+        self._committed_at = self._clock()
         for charge, draft in drafts:
             _tell(charge, draft)
             charge.written(draft)
         return True
 
     def _commit_failed(self, error: StoreUnavailable) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._failing_since is None:
             self._failing_since = now
             _LOG.warning("the database is away", action="commit_failed", error=str(error))
@@ -308,10 +320,6 @@ def _is_routine(happening: Happening) -> bool:
             return True
         case _:
             return False
-
-
-def _now() -> Moment:
-    return Moment(monotonic=time.monotonic(), wall=datetime.now(UTC))
 
 
 def _tell(charge: Charge, draft: Draft) -> None:

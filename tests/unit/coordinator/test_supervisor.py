@@ -20,7 +20,7 @@ from store.errors import StoreUnavailable
 class Clock:
     now: float = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
@@ -61,12 +61,15 @@ def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("coordinator.supervisor.time", clock)
+    # It is the disk that stands still, and not the loop.
+    monkeypatch.setattr("coordinator.wakefulness.DROWSY_SECONDS", 3600.0)
     job = Story.running(world_size=1, heartbeat_timeout=10).job
     charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
     tenure = Tenure()
     attendants = SimpleNamespace(are_gone=True)
-    supervisor = Supervisor(tenure=tenure, roster=Roster(charge), attendants=attendants)
+    supervisor = Supervisor(
+        tenure=tenure, roster=Roster(charge), attendants=attendants, clock=clock
+    )
 
     async def coordinate() -> None:
         loop = asyncio.get_running_loop()
@@ -84,6 +87,31 @@ def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
     asyncio.run(coordinate())
     assert charge.snapshot.ranks[0].step == 3
     assert charge.snapshot.ranks[0].kill is None
+
+
+def test_a_coordinator_that_is_stopped_in_the_midst_of_a_commit_blames_nobody() -> None:
+    clock = Clock()
+    job = Story.running(world_size=1, heartbeat_timeout=10).job
+    charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
+    tenure = Tenure()
+    attendants = SimpleNamespace(are_gone=True)
+    supervisor = Supervisor(
+        tenure=tenure, roster=Roster(charge), attendants=attendants, clock=clock
+    )
+
+    async def coordinate() -> None:
+        loop = asyncio.get_running_loop()
+
+        def is_stopped() -> None:
+            clock.now += 60
+            loop.call_soon_threadsafe(supervisor.leave)
+
+        tenure.meanwhile.append(is_stopped)
+        await supervisor.run()
+
+    asyncio.run(coordinate())
+    assert charge.snapshot.ranks[0].kill is None
+    assert charge.decided == []
 
 
 def test_while_the_database_is_away_nobody_runs_in_circles() -> None:
@@ -118,13 +146,15 @@ def test_while_the_database_is_away_nobody_runs_in_circles() -> None:
 def test_what_calls_for_no_decision_waits_until_something_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("coordinator.supervisor.time", Clock())
     monkeypatch.setattr("coordinator.supervisor.POLL_SECONDS", 3600.0)
     job = Story.running(world_size=1, heartbeat_timeout=3600).job
     charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
     roster = Roster(charge)
     supervisor = Supervisor(
-        tenure=Tenure(), roster=roster, attendants=SimpleNamespace(are_gone=True)
+        tenure=Tenure(),
+        roster=roster,
+        attendants=SimpleNamespace(are_gone=True),
+        clock=Clock(),
     )
 
     async def looks(count: int) -> None:
