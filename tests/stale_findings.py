@@ -35,6 +35,8 @@ class Findings:
     completed: int = 0
     commits: int = 0
     """By successors, seen while stale processes ran or after."""
+    inside_transactions: int = 0
+    """Coordinators that were stopped there, and again a moment later."""
     in_time_seconds: float = IN_TIME_SECONDS
     """Within which whoever wakes up has to be gone."""
 
@@ -105,5 +107,6 @@ def report(findings: Findings) -> Iterator[str]:
     yield f"later than {findings.in_time_seconds:g} s: {late} of {len(findings.wakings)}"
     yield f"jobs completed with the bits of an undisturbed run: {findings.completed}"
     yield f"commits of successors watched: {findings.commits}"
+    yield f"stopped inside a transaction, let out of it: {findings.inside_transactions}"
     yield f"breaches: {len(findings.breaches)}"
     yield from findings.breaches

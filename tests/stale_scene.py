@@ -12,7 +12,7 @@ from frozen_hosts import Host, let_go, signal_all
 from installation import Installation, Seen, await_value, is_over
 from stale_findings import Findings, Waking, Watch
 from stale_jobs import COMMON, KINDS, Training, generation_in, is_finished
-from stale_standing import changes, memory_in_reach, standing
+from stale_standing import changes, is_locked, memory_in_reach, standing
 
 from cli.digest import digests
 from muster.contracts.layout import checkpoints_of_job
@@ -96,6 +96,7 @@ class Scene:
         for training in self._trainings.values():
             self._await_steps(training, NEW_STEPS)
         instants = self._freeze(old)
+        self._leave_the_database(old)
         generations = {directory: generation_in(directory) for directory in self._places()}
         places = {pid: self._place_of(mark) for pid, mark in old.ranks().items()}
         await_value(new.coordinates, self._describe)
@@ -212,6 +213,14 @@ class Scene:
             time.sleep(self._chance.uniform(0, 0.2))
             host.freeze()
         return {kind: instant if kind == target.kind else "at random" for kind in KINDS}
+
+    def _leave_the_database(self, host: Host) -> None:
+        """Let a coordinator out of a transaction: until then SQLite lets nobody take over."""
+        while is_locked(self.installation):
+            self.findings.inside_transactions += 1
+            signal_all(host.coordinators(), signal.SIGCONT)
+            time.sleep(PACE_SECONDS)
+            host.freeze()
 
     def _freeze_in_a_checkpoint(self, host: Host, target: Training, pids: Sequence[int]) -> bool:
         directory = self._directories(target)[0]

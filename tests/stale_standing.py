@@ -1,6 +1,8 @@
 """What a stale process might change and nobody else does, to be compared once it is gone."""
 
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from frozen_hosts import Host, shared_memory
@@ -9,6 +11,21 @@ from stale_jobs import Training, older_names
 
 from store.database import Database
 from store.leases import COORDINATOR_LEASE, Leases
+
+LOCK_SECONDS = 2.0
+"""Far longer than anybody who does not stand still keeps the database to himself."""
+
+
+def is_locked(installation: Installation) -> bool:
+    """Whether somebody stands still inside a transaction of SQLite's, so that nobody can write."""
+    path = installation.files.root / "muster.db"
+    with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as database:
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return True
+    return False
 
 
 def standing(installation: Installation, trainings: Sequence[Training]) -> dict[str, Any]:
