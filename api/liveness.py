@@ -8,7 +8,7 @@ this process's own monotonic clock; wall clocks of two machines are never compar
 import threading
 from collections.abc import Callable
 
-from muster.processes import is_provably_gone, is_running
+from muster.processes import is_provably_gone, is_running, stands_still
 from store.leases import LEASE_SECONDS
 from store.records import Lease
 
@@ -32,6 +32,11 @@ class CoordinatorWatch:
         lease = self._read_lease()
         if lease is None:
             return "no coordinator is running: start one with `make up`"
+        if is_running(lease.process) and stands_still(lease.process.pid):
+            return (
+                f"the coordinator {lease.process.pid} stands still (SIGSTOP): `make up` ends it "
+                f"soon; where that does not run, `kill -CONT {lease.process.pid}` lets it go on"
+            )
         gone = is_provably_gone(lease.process)
         if is_running(lease.process) or (not gone and self._beats(lease)):
             return None

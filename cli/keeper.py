@@ -15,9 +15,15 @@ from typing import Final
 from muster.contracts.endings import describe_status
 from muster.contracts.environ import LIFELINE_FD
 from muster.lifeline import interrupt_held
+from muster.processes import stands_still
 
 YOUNG_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.5
+
+STANDSTILL_SECONDS: Final = 10.0
+"""A service that was stopped for so long is ended: who started it again would go on at once."""
+
+LOOK_SECONDS: Final = 1.0
 
 
 class Keeper:
@@ -29,11 +35,13 @@ class Keeper:
         command: Sequence[str],
         environ: Mapping[str, str],
         say: Callable[[str], None],
+        standstill_seconds: float = STANDSTILL_SECONDS,
     ) -> None:
         self._name = name
         self._command = command
         self._environ = environ
         self._say = say
+        self._standstill_seconds = standstill_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._last_word: signal.Signals | None = None
         self._ending = asyncio.Event()
@@ -81,7 +89,21 @@ class Keeper:
                 start_new_session=True,
             )
         self._pass_on()  # what was said while there was nobody yet to hear it
-        return await self._process.wait()
+        watch = asyncio.create_task(self._end_if_it_stands_still(self._process))
+        try:
+            return await self._process.wait()
+        finally:
+            watch.cancel()
+
+    async def _end_if_it_stands_still(self, process: asyncio.subprocess.Process) -> None:
+        """Nobody else sees to it: to the kernel, a process that is stopped lives."""
+        pause = min(LOOK_SECONDS, self._standstill_seconds)
+        still_seconds = 0.0
+        while still_seconds < self._standstill_seconds:
+            await asyncio.sleep(pause)
+            still_seconds = still_seconds + pause if stands_still(process.pid) else 0.0
+        self._say(f"the {self._name} stood still (SIGSTOP) for {still_seconds:g} s: it is ended")
+        process.kill()
 
     def _pass_on(self) -> None:
         process, number = self._process, self._last_word

@@ -18,6 +18,7 @@ from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess, Launcher
 from coordinator.preparation import Places, Unprepared, prepare
 from coordinator.snapshot import AgentState, JobSnapshot
+from muster.attic import claim
 from muster.contracts.agent import AdoptedRank, AgentAssignment
 from muster.contracts.endings import describe_status
 from muster.contracts.environ import ServiceSettings, mark, pulse_seconds
@@ -130,6 +131,8 @@ class Attendants:
         """Prepare the job, start the agent, and return how it ended."""
         if charge.places is None or not charge.snapshot.any_alive:  # who lives has all it needs
             charge.places = await self._prepare(charge)
+        files = self._data.job(charge.snapshot.job_id)
+        await asyncio.to_thread(claim, files, charge.snapshot.uid)
         agent = await self._launcher.start(self._assignment(charge))
         charge.agent = agent
         charge.attach(agent=agent.record)

@@ -35,7 +35,7 @@ from coordinator.silence import (
 )
 from coordinator.snapshot import AgentState, Cause, JobSnapshot, RankSnapshot
 from coordinator.wording import describe_recovery
-from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
+from muster.contracts.job import TERMINAL, JobStatus, Reason
 
 PARTING_SECONDS = 2.0
 """Ranks part at the same moment, and then each has only to exit. One that heard of a new layout in
@@ -92,9 +92,8 @@ def _is_parting(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
 
 
 def _patience_is_over(snapshot: JobSnapshot, now: float) -> bool:
-    at_once = snapshot.verdict is not None or snapshot.stop is StopRequest.FORCED
     out_of_grace = now >= snapshot.stop_at + snapshot.stop_grace_seconds
-    return snapshot.is_ending and (at_once or out_of_grace)
+    return snapshot.is_ending and (snapshot.ends_at_once or out_of_grace)
 
 
 def _end_of_job(snapshot: JobSnapshot) -> Cause:

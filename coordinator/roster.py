@@ -6,7 +6,8 @@ somebody has written (we ourselves included) a look costs microseconds.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from coordinator import happenings
@@ -20,6 +21,7 @@ from coordinator.moment import Moment
 from coordinator.rows import Attachment, inherited, inherited_with_agent, snapshot_of
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.layout import DataDirectory, JobFiles
+from muster.contracts.pool import WorkerState
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
 from muster.exit_records import read_exit_record
@@ -162,7 +164,11 @@ class Roster:
             return []
         ids = [job.job_id for job in jobs]
         workers, members = self._workers.of_jobs(ids), self._members.of_jobs(ids)
-        return [(job, workers[job.job_id], members[job.job_id]) for job in jobs]
+        leaving = self._members.departures(ids)
+        return [
+            (job, workers[job.job_id], _without(leaving[job.job_id], members[job.job_id]))
+            for job in jobs
+        ]
 
     def _hear_wishes(self, job: Job, departures: frozenset[int], now: Moment) -> None:
         """Take up what a person wants of a pool; what is so already is not heard again."""
@@ -237,6 +243,19 @@ def _orphaned(
     )
     charge.note(ended_meanwhile(charge.snapshot, rows, now))
     return charge
+
+
+def _without(leaving: Collection[int], members: Sequence[Member]) -> list[Member]:
+    """Return the members as they will be once each that was asked to leave has heard of it.
+
+    Else a coordinator that has just come would let others go in their place.
+    """
+    return [
+        replace(member, state=WorkerState.DRAINING)
+        if member.worker_id in leaving and member.state == WorkerState.ACTIVE
+        else member
+        for member in members
+    ]
 
 
 def _stay(message: str) -> Move:

@@ -20,6 +20,10 @@ AGENT_SILENCE_SECONDS = 10.0
 """An agent may be silent at least so long, however impatient its job is: it may wait for its
 template's imports. Nothing is lost by it, as ranks go on meanwhile."""
 
+HURRY_SECONDS = 3.0
+"""Where ranks are to be ended at once, so long for an agent that is not heard; it pulses each
+second. Without it they are ended all the same."""
+
 KILL_GRACE_SECONDS = 10.0
 """An agent sends SIGKILL at once and reports within its containment time; one that has not by then
 hangs itself."""
@@ -30,12 +34,15 @@ NEVER_AGAIN = float("inf")
 def agent_deadline(snapshot: JobSnapshot) -> float:
     """Return when an agent that does not do its part is given up; its ranks wait for the next."""
     if snapshot.agent is not AgentState.CONNECTED:
-        return snapshot.agent_since + AGENT_GRACE_SECONDS
+        grace = HURRY_SECONDS if snapshot.ends_at_once else AGENT_GRACE_SECONDS
+        return snapshot.agent_since + grace
     killed_at = [rank.killed_at for rank in snapshot.ranks if rank.is_alive and rank.kill]
     # Of both counts only what came after it joined, or was last killed.
     obeyed = max(snapshot.agent_since, min(killed_at, default=NEVER_AGAIN))
     heard = max(snapshot.agent_since, snapshot.agent_heard_at)
     patience = max(AGENT_SILENCE_SECONDS, snapshot.spec.heartbeat_timeout)
+    if snapshot.ends_at_once:
+        patience = HURRY_SECONDS
     return min(obeyed + KILL_GRACE_SECONDS, heard + patience)
 
 

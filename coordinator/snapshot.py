@@ -263,6 +263,11 @@ class JobSnapshot:
         return asked or self.done or self.verdict is not None
 
     @property
+    def ends_at_once(self) -> bool:
+        """Whether ranks are killed, and not asked to save."""
+        return self.verdict is not None or self.stop is StopRequest.FORCED
+
+    @property
     def is_left_to_agents(self) -> bool:
         """Whether ranks that have lost their agent may go on and wait for the next one."""
         return self.agent_failures < AGENT_FAILURES_LIMIT and self.verdict is None

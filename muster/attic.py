@@ -4,6 +4,8 @@ The next job of that id begins to count where this one began. Its first agent wo
 of later ones and think itself succeeded, and how ranks ended would be believed of its own.
 """
 
+from muster.checkpoints.durable import replace_file
+from muster.checkpoints.filesystem import LocalFileSystem
 from muster.contracts.job import JobUid
 from muster.contracts.layout import JobFiles
 
@@ -15,3 +17,26 @@ def set_aside(files: JobFiles, uid: JobUid) -> None:
     """
     if files.root.is_dir():
         files.root.rename(files.root.with_name(f"{files.root.name}.{uid}"))
+
+
+def claim(files: JobFiles, uid: JobUid) -> None:
+    """Make a job's directory its own; what a job of another uid has left in it is set aside.
+
+    Such a one is left by a database that is gone: that of another day, or of a copy from before.
+    Raises `OSError`.
+    """
+    owner = _owner_of(files)
+    if owner == uid:
+        return
+    if owner is not None:
+        set_aside(files, owner)
+    files.root.mkdir(parents=True, exist_ok=True)
+    name = str(files.owner)
+    replace_file(LocalFileSystem(), f"{name}.tmp", name, uid.encode())
+
+
+def _owner_of(files: JobFiles) -> JobUid | None:
+    try:
+        return JobUid(files.owner.read_text())
+    except FileNotFoundError:
+        return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
+from muster.contracts.endings import DO_NOT_RETRY_CODE
 from muster.contracts.errors import MusterError
 from muster.program import InvalidProgram, Program, ProgramRaised
 
@@ -158,6 +159,8 @@ def their_errors(what: str, directory: Path) -> Iterator[None]:
     except MusterError:  # a sentence already, such as one about the data set
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == DO_NOT_RETRY_CODE:
+            raise
         raise InvalidProgram(
             f"{what}: {_place(error, directory)}{type(error).__name__}: {error}. Correct it, and "
             "submit the job again"

@@ -28,7 +28,7 @@ from muster.containment import enclose
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, RankSettings
 from muster.contracts.spec import JobSpec
-from muster.training import end_process
+from muster.training import end_process, last_word
 from muster.training import main as train
 
 REQUEST_LIMIT_BYTES: Final = 1 << 17
@@ -92,8 +92,8 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         random.seed()
         np.random.seed()  # noqa: NPY002  a fork must not repeat its siblings' numbers
         code = train(RankSettings.read(os.environ, world_size=JobSpec().world_size))
-    except BaseException:  # noqa: BLE001  the process's last word, as the interpreter has it
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # noqa: BLE001  nothing comes after it
+        code = last_word(error)
     finally:
         end_process(code)
 

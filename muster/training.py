@@ -22,6 +22,17 @@ def main(settings: RankSettings) -> int:
     return train_alone(settings)
 
 
+def last_word(error: BaseException) -> int:
+    """Say of an error that ends the process what the interpreter would; return its exit code."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or 0
+    if isinstance(error, SystemExit):
+        sys.stderr.write(f"{error.code}\n")
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    return 1
+
+
 def end_process(code: int) -> NoReturn:
     """End as the interpreter does, but wait for no thread that a program has left running."""
     atexit._run_exitfuncs()  # noqa: SLF001  os._exit leaves them out

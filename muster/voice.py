@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from muster.contracts.messages import Beat, RankMessage, Saved, encode
+from muster.contracts.messages import SAVED_LIMIT, Beat, RankMessage, Saved, encode
 from muster.line import Line
 
 NEWS_SECONDS: Final = 0.2
@@ -29,10 +29,6 @@ LAST_WORD_SECONDS: Final = 5.0
 
 CALL_PAUSE_SECONDS: Final = 0.05
 """Between two calls for an agent. Its end is seen at once, and the next one needs a moment."""
-
-SAVED_LIMIT: Final = 256
-"""Most messages about checkpoints that are kept to be said again; each tells of the passes of
-those before it, too."""
 
 
 class Voice:

@@ -42,6 +42,7 @@ from muster.contracts.messages import (
     RankSpawned,
     Ready,
     Refused,
+    Saved,
     Stranded,
     TookUp,
 )
@@ -68,6 +69,12 @@ def queued_job(**spec: object) -> JobSnapshot:
             max_workers=job.max_workers or job.world_size,
             timeout_seconds=job.heartbeat_timeout,
         ),
+    )
+
+
+def saved(step: int) -> Saved:
+    return Saved(
+        generation=0, step=step, epoch=0, digest="", consumed=0, consumed_hash=0, epochs=()
     )
 
 

@@ -43,14 +43,14 @@ def train(settings: RankSettings) -> NoReturn:
     """Run a training of ours, and end the process with it."""
     for name, threads in THREAD_PINS.items():
         os.environ.setdefault(name, threads)
-    from muster.training import end_process  # noqa: PLC0415  after the pins
+    from muster.training import end_process, last_word  # noqa: PLC0415  after the pins
     from muster.training import main as train_as_told  # noqa: PLC0415
 
     code = 1
     try:
         code = train_as_told(settings)
-    except BaseException:  # noqa: BLE001  the process's last word, as the interpreter has it
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # noqa: BLE001  nothing comes after it
+        code = last_word(error)
     finally:
         end_process(code)
 

@@ -7,6 +7,7 @@ A rank leads a session of its own, so that a signal reaches its group; and it is
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -16,13 +17,16 @@ from muster.containment import end_incarnation
 from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
 from muster.contracts.messages import (
+    SAVED_LIMIT,
     Beat,
     Hello,
     Layout,
     RankMessage,
     RankSaid,
     RankSpawned,
+    Saved,
     StartRank,
+    Warned,
     decode_rank_message,
     encode,
 )
@@ -30,6 +34,9 @@ from muster.contracts.process import ProcessRecord
 from worker.lives import Ending, Life, OwnChild
 from worker.logbook import Logbook
 from worker.starting import Starter
+
+WARNINGS_LIMIT: Final = 100
+"""Most warnings of one incarnation that become events of its job; all of them are in its log."""
 
 MESSAGE_LIMIT_BYTES: Final = 1 << 16
 """A rank's messages are small; the socket keeps their boundaries and a longer one is cut."""
@@ -57,6 +64,9 @@ class Child:
         self.standing: dict[type[RankMessage], RankMessage] = {}
         """The last message of each kind, in the order in which they came: what a new coordinator
         has to be told. In another order a rank that has gone on would seem to be where it began."""
+        self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
+        """Each tells of passes that no later one may tell of."""
+        self._warnings = 0
         self._life = life
 
     @classmethod
@@ -112,10 +122,19 @@ class Child:
                 break
             with suppress(WireError):
                 heard.append(decode_rank_message(packet))
-        for message in heard:
-            self.standing.pop(type(message), None)
-            self.standing[type(message)] = message
-        return heard, is_open
+        return [message for message in heard if self._take(message)], is_open
+
+    def _take(self, message: RankMessage) -> bool:
+        """Remember what a new coordinator has to be told; return whether this one is told."""
+        if isinstance(message, Saved):
+            self._saved.append(message)
+            return True
+        self._warnings += isinstance(message, Warned)
+        if isinstance(message, Warned) and self._warnings > WARNINGS_LIMIT:
+            return False
+        self.standing.pop(type(message), None)
+        self.standing[type(message)] = message
+        return True
 
     @cached_property
     def arena(self) -> int:
@@ -186,6 +205,6 @@ class Child:
             )
 
     def last_words(self) -> Iterator[RankSaid]:
-        """Yield the last message of each kind, in the order in which they came."""
-        for message in self.standing.values():
+        """Yield the last message of each kind, in the order in which they came, then its saves."""
+        for message in (*self.standing.values(), *self._saved):
             yield RankSaid(rank=self.rank, incarnation=self.incarnation, message=message)

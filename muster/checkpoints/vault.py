@@ -287,6 +287,8 @@ class Vault:
                 remove_tree(self._files, path)
             else:
                 self._files.remove_file(path)
+        except FileNotFoundError:
+            return  # whoever has replaced us did it
         except OSError as error:
             self._warn(f"{path} is not needed and cannot be deleted: {error.strerror or error}")
 

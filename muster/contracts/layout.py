@@ -5,6 +5,7 @@
   coordinator.json                where the coordinator listens for agents, replaced atomically
   datasets/synthetic/             made for a job that named no data set
   jobs/<job_id>/
+    uid                           whose files these are: an id may be used again, a uid never
     logs/rank_00000.000.log       stdout and stderr of rank 0, incarnation 0
     logs/rank_00000.000.times     when which byte of it had been written
     run/agent.log                 what the agent itself has to say
@@ -48,6 +49,10 @@ class JobFiles:
     """The files of one job."""
 
     root: Path
+
+    @property
+    def owner(self) -> Path:
+        return self.root / "uid"
 
     @property
     def logs(self) -> Path:

@@ -123,6 +123,11 @@ class EpochDone(_Message, frozen=True, tag="epoch_done"):
     expected_hash_sum: int
 
 
+SAVED_LIMIT: Final = 256
+"""Most messages about checkpoints that are kept to be said again; each tells of the passes of
+those before it, too."""
+
+
 class Saved(_Message, frozen=True, tag="saved"):
     """A coordinated checkpoint is durable: nothing up to this step can be lost any more."""
 

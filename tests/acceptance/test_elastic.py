@@ -75,6 +75,20 @@ def test_a_named_worker_leaves(installation: Installation, undisturbed: str) -> 
     assert job.see()["restarts"] == 0
 
 
+def test_who_was_asked_to_leave_while_nobody_coordinated_goes_and_nobody_else(
+    installation: Installation, undisturbed: str
+) -> None:
+    job = PooledJob(installation, world_size=3)
+    before = job.trains_with(0, 1, 2)
+    installation.coordinator.end(signal.SIGKILL)
+    job.lets_go(0)
+    installation.coordinator.start()
+    job.wait_until(lambda: job.states()[0] == "left")
+    assert job.trains_with(1, 2) == {1: before[1], 2: before[2]}
+    assert job.completes() == undisturbed
+    assert set(job.states()) == {0, 1, 2}
+
+
 def test_everybody_killed_at_once_goes_on_from_the_checkpoint(
     installation: Installation, undisturbed: str
 ) -> None:

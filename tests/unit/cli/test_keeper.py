@@ -23,8 +23,11 @@ def _never_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "PAUSE_SECONDS", 600.0)
 
 
-def keep(program: str, say: Callable[[str], None] = pytest.fail) -> Keeper:
-    return Keeper("service", [sys.executable, "-c", program], os.environ, say)
+def keep(
+    program: str, say: Callable[[str], None] = pytest.fail, standstill_seconds: float = 600.0
+) -> Keeper:
+    command = [sys.executable, "-c", program]
+    return Keeper("service", command, os.environ, say, standstill_seconds)
 
 
 def kept(kept: Keeper, meanwhile: Coroutine[Any, Any, None]) -> int:
@@ -105,3 +108,17 @@ def test_a_stronger_signal_ends_what_did_not_hear_the_first(tmp_path: Path) -> N
         service.end(signal.SIGTERM)
 
     assert kept(service, end_twice()) == -signal.SIGTERM
+
+
+def test_a_service_that_stands_still_is_ended_and_started_again() -> None:
+    said: list[str] = []
+
+    def say(sentence: str) -> None:
+        said.append(sentence)
+        if len(said) == 2:
+            service.end(signal.SIGKILL)
+
+    service = keep("import os; os.kill(os.getpid(), 19)", say, standstill_seconds=0.05)
+    assert kept(service, nothing()) == -signal.SIGKILL
+    assert "stood still" in said[0]
+    assert "started again" in said[1]

@@ -5,9 +5,14 @@ from stories import Story, starts
 
 from coordinator.actions import KillAgent, KillProcess, StartAgent
 from coordinator.happenings import Overslept
-from coordinator.silence import AGENT_GRACE_SECONDS, AGENT_SILENCE_SECONDS, KILL_GRACE_SECONDS
+from coordinator.silence import (
+    AGENT_GRACE_SECONDS,
+    AGENT_SILENCE_SECONDS,
+    HURRY_SECONDS,
+    KILL_GRACE_SECONDS,
+)
 from coordinator.snapshot import AGENT_FAILURES_LIMIT, AgentState
-from muster.contracts.job import JobStatus, Reason
+from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Pulse
 
 
@@ -40,6 +45,15 @@ def test_an_agent_that_does_not_end_a_rank_it_was_told_to_is_given_up() -> None:
     assert story.job.agent is AgentState.ABSENT
     assert not story.job.any_alive
     assert [rank.restarts for rank in story.job.ranks] == [0, 0]
+
+
+def test_ranks_that_are_to_be_ended_at_once_do_not_wait_for_an_agent_that_is_not_heard() -> None:
+    story = Story.running(world_size=2, heartbeat_timeout=10.0)
+    story.agent_freezes().is_stopped(StopRequest.FORCED).plans()
+    assert KillAgent() in story.passes(HURRY_SECONDS + 1).plans()
+    story = Story.running(world_size=2)
+    story.agent_drops().is_stopped(StopRequest.FORCED).plans()
+    assert KillAgent() in story.passes(HURRY_SECONDS).plans()
 
 
 def test_an_agent_that_ends_it_in_time_is_not() -> None:

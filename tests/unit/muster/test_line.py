@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stories import beat
+from stories import beat, saved
 
 from muster.contracts.messages import (
     Hello,
     RankMessage,
     Ready,
-    Saved,
     decode_rank_message,
 )
 from muster.line import Line
@@ -68,12 +67,6 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     agents = Agents(tmp_path)
     yield agents
     agents.close()
-
-
-def saved(step: int) -> Saved:
-    return Saved(
-        generation=0, step=step, epoch=0, digest="", consumed=0, consumed_hash=0, epochs=()
-    )
 
 
 def test_a_line_is_broken_when_the_agent_is_gone_and_not_before(agents: Agents) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from stories import beat
+from stories import beat, saved
 
 from muster.brand import wear_brand
 from muster.contracts.environ import MARK
@@ -29,10 +29,12 @@ from muster.contracts.messages import (
     Refused,
     StartRank,
     TookUp,
+    Warned,
     encode,
 )
 from muster.exit_records import write_exit_record
 from muster.processes import identify, is_running, marked
+from worker.child import WARNINGS_LIMIT
 from worker.nursery import Nursery
 from worker.starting import Started
 
@@ -229,6 +231,22 @@ def test_what_was_said_last_is_told_last(house: House) -> None:
     house.lives_until_it_is_empty()
     *said, _ = house.nursery.present_state()
     assert [report.message for report in said] == [told[0], told[2], late]
+
+
+def test_every_checkpoint_is_told_again_as_each_may_tell_of_other_passes(house: House) -> None:
+    told = [saved(step) for step in (5, 10, 15)]
+    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
+    house.lives_until_it_is_empty()
+    *said, _ = house.nursery.present_state()
+    assert [report.message for report in said] == told
+
+
+def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
+    warning = encode(Warned(message="again"))
+    house.starts(f"import os; [os.write(CHANNEL, {warning!r}) for _ in range(1000)]")
+    house.lives_until_it_is_empty()
+    warnings = [report for report in house.reports if isinstance(report, RankSaid)]
+    assert len(warnings) == WARNINGS_LIMIT
 
 
 def test_a_program_may_write_what_it_likes_into_its_channel(house: House) -> None:
