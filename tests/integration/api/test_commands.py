@@ -105,15 +105,15 @@ def test_every_process_is_a_line_and_its_end_another(
     )
     young = incarnation(0, 1, started_at=NOON + timedelta(seconds=1))
     stand_in.write(elastic, incarnations=[crashed, young])
-    lines = muster("incarnations", elastic).stdout.splitlines()
+    first, *lines = muster("incarnations", elastic).stdout.splitlines()
+    assert first.startswith(f"{elastic} is RUNNING: no data set was named")
     assert lines == [
         "rank  process      pid  started (UTC)   seconds  steps       class",
         "   0        1     4711  03-01 12:00:01        -  5 to -      -",
         "4095       17  4194304  03-01 12:00:00    99999  - to 99999  invalid_program",
-        f"      exited with code 1 ({53 * 'x'}…",
+        f"      exited with code 1 ({99 * 'x'})",
     ]
-    assert max(len(line) for line in lines) <= TERMINAL_COLUMNS
-    assert muster("incarnations", elastic, "--last", "1").stdout.splitlines() == [
+    assert muster("incarnations", elastic, "--last", "1").stdout.splitlines()[1:] == [
         "rank  process   pid  started (UTC)   seconds  steps   class",
         "   0        1  4711  03-01 12:00:01  -        5 to -  -",
     ]
