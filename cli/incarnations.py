@@ -1,5 +1,8 @@
 """``muster incarnations``: every process that a job's ranks have had, and how it ended."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -7,11 +10,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from cli.pool import Job, connected, path_of
-from cli.tables import UNKNOWN, shortened, table
+from cli.tables import UNKNOWN, table
 
 INDENT: Final = "      "
-MESSAGE_WIDTH: Final = 74
-"""With the indent a line of a terminal."""
+WIDTH_MIN: Final = 40
+"""A narrower terminal breaks the lines itself."""
 
 _HEADER: Final = ("rank", "process", "pid", "started (UTC)", "seconds", "steps", "class")
 
@@ -21,19 +24,44 @@ Last = Annotated[int, typer.Option("--last", min=1, max=1000, help="Most process
 def incarnations(job: Job, last: Last = 20) -> None:
     """Show every process of a job's ranks and how it ended, the newest first."""
     with connected() as server:
+        whole = server.get(path_of(job))
         found = server.get(f"{path_of(job, 'incarnations')}?limit={last}")
-    for line in _lines(found["incarnations"]):
+    for line in lines(whole, found["incarnations"], _width()):
         typer.echo(line)
 
 
-def _lines(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a row for each, and below it why it ended."""
+def _width() -> int | None:
+    """Return how wide the terminal is; what goes elsewhere is not broken into lines."""
+    return max(WIDTH_MIN, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+
+
+def lines(
+    job: Mapping[str, Any], found: Sequence[Mapping[str, Any]], width: int | None
+) -> Iterator[str]:
+    """Yield what the job says of itself, a row for each process, and below it why it ended."""
+    reason = f" ({job['reason']})" if job["reason"] else ""
+    said = f": {job['message']}" if job["message"] else ""
+    yield from _broken(f"{job['job_id']} is {job['status']}{reason}{said}", width)
+    if not found:
+        yield "none yet"
+        return
     header, *rows = table(_HEADER, map(_row, found))
     yield header
     for row, one in zip(rows, found, strict=True):
         yield row
         if one["message"]:
-            yield f"{INDENT}{shortened(one['message'], MESSAGE_WIDTH)}"
+            yield from _broken(one["message"], width, INDENT)
+
+
+def _broken(text: str, width: int | None, indent: str = "") -> Iterator[str]:
+    """Yield the lines of `text`, none wider than `width`; nothing of it is left out."""
+    for line in text.splitlines():
+        if width is None or len(indent) + len(line) <= width:
+            yield f"{indent}{line}"
+        else:
+            yield from textwrap.wrap(
+                line, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+            )
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str | int | None, ...]:

@@ -24,11 +24,8 @@ HASH_WIDTH: Final = 16
 _WORKER_HEADER: Final = ("worker", "rank", "state", "step", "joined", "pid", "node", "beat")
 _EPOCH_HEADER: Final = ("epoch", "samples", "of", "hash", "expected", "once")
 _CHECKPOINT_HEADER: Final = ("step", "epoch", "generation", "state's digest", "saved at (UTC)")
-_VERDICTS: Final = {
-    True: "{job} read every sample exactly once",
-    False: "{job} did NOT read every sample exactly once",
-    None: "{job}: not known yet, or its ranks train independently",
-}
+UNJUDGED: Final = 2
+"""Exit code of an audit that says neither yes nor no."""
 
 Job = Annotated[str, typer.Argument(help="The job's id.", metavar="JOB")]
 Ranks = Annotated[int, typer.Argument(help="Number of ranks.", min=1, metavar="N")]
@@ -68,13 +65,40 @@ def workers(job: Job) -> None:
 
 
 def audit(job: Job, last: Last = 10) -> None:
-    """Show whether a job read every sample exactly once; exit code 1 if it did not."""
+    """Show whether a job read every sample exactly once.
+
+    Exit code 0 if it did, 1 if it did not, 2 if that cannot be said: while it
+    runs, where it ended early, and where its ranks train independently.
+    """
     with connected() as server:
+        whole = server.get(path_of(job))
         found = server.get(f"{path_of(job, 'audit')}?limit={last}")
     for line in _audit_lines(found):
         typer.echo(line)
-    if found["exactly_once"] is False:
-        raise typer.Exit(1)
+    sentence, code = verdict_of(whole, found)
+    typer.echo(sentence)
+    raise typer.Exit(code)
+
+
+def verdict_of(job: Mapping[str, Any], audit: Mapping[str, Any]) -> tuple[str, int]:
+    """Return whether `job` read every sample exactly once, as a sentence and as an exit code."""
+    name, status = job["job_id"], job["status"]
+    if job["spec"]["mode"] == "independent":
+        return f"{name} trains its ranks independently: there is nothing to audit", UNJUDGED
+    if audit["exactly_once"] is not None:
+        did = "read" if audit["exactly_once"] else "did NOT read"
+        return f"{name} {did} every sample exactly once", int(not audit["exactly_once"])
+    # Not every epoch is shown; one that is not the first comes after a whole one.
+    is_any_whole = any(epoch["exactly_once"] or epoch["epoch"] for epoch in audit["epochs"])
+    durable = (
+        "every whole epoch that is durable was read exactly once"
+        if is_any_whole
+        else "no whole epoch is durable"
+    )
+    if job["is_terminal"]:
+        return f"{name} is {status}, before its end: {durable}", UNJUDGED
+    yet = ", and more are to come" if is_any_whole else " yet"
+    return f"{name} is {status}: {durable}{yet}, ask again", UNJUDGED
 
 
 @contextmanager
@@ -112,7 +136,6 @@ def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["checkpoints"]:
         yield from table(_CHECKPOINT_HEADER, map(_checkpoint_row, found["checkpoints"]))
         yield ""
-    yield _VERDICTS[found["exactly_once"]].format(job=found["job_id"])
 
 
 def _epoch_row(epoch: Mapping[str, Any]) -> tuple[str | int | None, ...]:

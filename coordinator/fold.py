@@ -91,18 +91,7 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             return pool_fold.taken(snapshot, action, now)
         case _:
             rank = rank_fold.taken(snapshot.ranks[action.rank], action, now)
-            if isinstance(action, actions.Start):
-                rank = replace(rank, step_at_start=_step_at_start(snapshot, rank))
             return pool_fold.followed(snapshot.with_rank(rank), rank, action, now)
-
-
-def _step_at_start(snapshot: JobSnapshot, rank: RankSnapshot) -> int | None:
-    """Return where an incarnation begins: who trains with others learns it from them."""
-    if snapshot.is_synchronous:
-        return None
-    durable = snapshot.durable_step(rank)
-    is_resumed = snapshot.spec.resume_from is not None
-    return None if durable is None and is_resumed else durable or 0
 
 
 def _job_moved(snapshot: JobSnapshot, move: actions.Move) -> JobSnapshot:
@@ -261,7 +250,10 @@ def _said(
         case Hello():
             return _forgiven(snapshot).with_rank(rank_fold.greeted(rank, now))
         case Beat():
-            return snapshot.with_rank(rank_fold.beaten(rank, message, snapshot.backoff, now))
+            beaten = rank_fold.beaten(rank, message, snapshot.backoff, now)
+            # Who trains with others says where it is when it takes their state up.
+            placed = beaten if snapshot.is_synchronous else rank_fold.placed(beaten, message)
+            return snapshot.with_rank(placed)
         case Warned():
             return snapshot.with_rank(replace(rank, warning=legible(message.message)))
         case Ready() | TookUp() | Stranded() | Disputed() | Saved():

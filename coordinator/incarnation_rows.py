@@ -7,7 +7,7 @@ from coordinator import actions, happenings
 from coordinator.happenings import Happening
 from coordinator.moment import Moment
 from coordinator.snapshot import JobSnapshot, RankSnapshot
-from muster.contracts.messages import RankExited, RankSaid, RankSpawned, TookUp
+from muster.contracts.messages import Beat, RankExited, RankSaid, RankSpawned, TookUp
 from muster.contracts.rank import ProcessState
 from store.records import Incarnation, Worker
 
@@ -18,7 +18,7 @@ def incarnations_of(
     """Return the rows that a happening has changed, which led from `before` to `after`."""
     return [
         _row(after.ranks[number], _pid(before.ranks[number], after.ranks[number]), now)
-        for number in _touched(before, happening)
+        for number in _touched(before, happening, after)
         if after.ranks[number] != before.ranks[number]
     ]
 
@@ -34,13 +34,18 @@ def ended_meanwhile(
     ]
 
 
-def _touched(before: JobSnapshot, happening: Happening) -> Iterator[int]:
+def _touched(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> Iterator[int]:
     match happening:
         case happenings.Taken(action=actions.Start(rank=rank)):
             yield rank
-        case RankSpawned() | RankExited() | RankSaid(message=TookUp()):
+        case RankSpawned() | RankExited():
             if 0 <= happening.rank < len(before.ranks):
                 yield happening.rank
+        case RankSaid(rank=rank, message=Beat() | TookUp()):
+            # It says where it is again and again, and where it began once.
+            is_known = 0 <= rank < len(before.ranks)
+            if is_known and before.ranks[rank].step_at_start != after.ranks[rank].step_at_start:
+                yield rank
         case happenings.AgentLost():
             yield from (rank.rank for rank in before.ranks if rank.is_alive)
         case _:
@@ -66,13 +71,11 @@ def _row(rank: RankSnapshot, pid: int | None, now: Moment) -> Incarnation:
 
 
 def _ended(row: Incarnation, rank: RankSnapshot, now: Moment) -> Incarnation:
-    ended = replace(
-        row,
-        ended_at=now.wall,
-        exit_code=rank.exit_code,
-        exit_signal=rank.exit_signal,
-        step_at_end=rank.step,
-    )
+    ended = replace(row, ended_at=now.wall, exit_code=rank.exit_code, exit_signal=rank.exit_signal)
+    if rank.has_told_step:
+        # Who has never said where it began has not come further than there.
+        began = rank.step if row.step_at_start is None else row.step_at_start
+        ended = replace(ended, step_at_start=began, step_at_end=rank.step)
     if rank.ending is None:
         return ended
     return replace(

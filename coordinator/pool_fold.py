@@ -156,17 +156,26 @@ def _took_up(snapshot: JobSnapshot, rank: RankSnapshot, message: TookUp, now: fl
     layout = snapshot.layout
     if not layout.workers:
         # Told of a predecessor's layout: whose it is nobody knows, but this rank holds the state.
-        return snapshot.with_rank(replace(rank, took_up=message.generation, step=message.step))
+        return snapshot.with_rank(_arrived(rank, message))
     if message.generation != layout.generation or rank.worker_id not in layout.workers:
         return snapshot
     pool = snapshot.pool
     if pool.members[rank.worker_id].state is WorkerState.SYNCING:
         pool = pools.activate(pool, rank.worker_id, now=now, step=message.step)
-    began = message.step if rank.step_at_start is None else rank.step_at_start
-    arrived = replace(rank, took_up=message.generation, step=message.step, step_at_start=began)
-    changed = replace(snapshot, pool=pool).with_rank(arrived)
+    changed = replace(snapshot, pool=pool).with_rank(_arrived(rank, message))
     in_force = all(changed.ranks[number].took_up == message.generation for number in layout.ranks)
     return replace(changed, pool=pools.settled(pool)) if in_force else changed
+
+
+def _arrived(rank: RankSnapshot, message: TookUp) -> RankSnapshot:
+    began = message.step if rank.step_at_start is None else rank.step_at_start
+    return replace(
+        rank,
+        took_up=message.generation,
+        step=message.step,
+        step_at_start=began,
+        has_told_step=True,
+    )
 
 
 def _asked_to_leave(snapshot: JobSnapshot, worker_id: int) -> JobSnapshot:

@@ -52,6 +52,7 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         refused=None,
         raised=None,
         step_at_start=None,
+        has_told_step=False,
         warning=None,
         exit_code=None,
         exit_signal=None,
@@ -138,6 +139,20 @@ def beaten(rank: RankSnapshot, beat: Beat, backoff: Backoff, now: float) -> Rank
             else beat.last_checkpoint_step
         ),
     )
+
+
+def placed(rank: RankSnapshot, beat: Beat) -> RankSnapshot:
+    """Return a rank that trains by itself with where its present process began.
+
+    That is the checkpoint it names before it has saved one; without any, the very beginning. One
+    that has taken no step may still be reading a checkpoint: where it begins it will say.
+    """
+    began = rank.step_at_start
+    if began is None:
+        restored = beat.last_checkpoint_step
+        first = 0 if restored is None and beat.step else restored
+        began = beat.step if beat.checkpoints_saved else first
+    return replace(rank, has_told_step=True, step_at_start=began)
 
 
 def _is_progress(rank: RankSnapshot, beat: Beat) -> bool:

@@ -248,6 +248,7 @@ def _rank_of(worker: Worker) -> RankSnapshot:
         proven_step=worker.proven_step,
         finished=worker.finished,
         step=worker.step,
+        has_told_step=worker.last_heartbeat_at is not None,
         total_steps=worker.total_steps,
         epoch=worker.epoch,
         shard_idx=worker.shard_idx,

@@ -136,6 +136,8 @@ class RankSnapshot:
     """The newest checkpoint that there was at the last of those."""
     step_at_start: int | None = None
     """Where this incarnation began; None while that is not known."""
+    has_told_step: bool = False
+    """It has said where it is; until then `step` is that of the process before it."""
     exit_code: int | None = None
     exit_signal: int | None = None
     step: int = 0

@@ -61,11 +61,31 @@ class Plan:
         parser = argparse.ArgumentParser(
             prog="python tests/chaos.py", description=__doc__.splitlines()[0]
         )
-        for name in ("faults", "seed", "jobs", "steps"):
-            parser.add_argument(f"--{name}", type=int, default=DEFAULTS[name])
-        parser.add_argument("--coordinators", type=int, choices=(1, 2), default=2)
-        parser.add_argument("--minutes", type=float, default=DEFAULTS["minutes"])
-        parser.add_argument("--only", metavar="VICTIM:FAULT,...", default="")
+        for name, what in NUMBERS.items():
+            parser.add_argument(
+                f"--{name}", type=int, default=DEFAULTS[name], help=f"{what} (%(default)s)"
+            )
+        parser.add_argument(
+            "--coordinators",
+            type=int,
+            choices=(1, 2),
+            default=DEFAULTS["coordinators"],
+            help="2: one is struck, one stands by; 1: nobody stands by (%(default)s)",
+        )
+        parser.add_argument(
+            "--minutes",
+            type=float,
+            default=DEFAULTS["minutes"],
+            help="when they are over no more faults strike; jobs are finished, and all is checked "
+            "(%(default)g)",
+        )
+        parser.add_argument(
+            "--only",
+            metavar="VICTIM:FAULT,...",
+            default="",
+            help="draw from these faults alone, for example coordinator:kill,agent:term (all of "
+            "them, by their weights)",
+        )
         asked = vars(parser.parse_args(words))
         try:
             asked["only"] = choices_of(asked["only"]) if asked["only"] else ()
@@ -100,6 +120,12 @@ class Plan:
 
 
 DEFAULTS = {each.name: each.default for each in fields(Plan)}
+NUMBERS = {
+    "faults": "how many strike at most",
+    "seed": "decides the jobs, the faults and their order",
+    "jobs": "trainings at once",
+    "steps": "of each training, about",
+}
 
 
 def run(plan: Plan, root: Path, say: Callable[[str], None]) -> Report:

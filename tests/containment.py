@@ -6,6 +6,7 @@ agent was killed, by a coordinator's sweep or by a successor that never saw it. 
 job's processes live through it all.
 """
 
+import argparse
 import asyncio
 import os
 import random
@@ -204,8 +205,11 @@ def table(outcomes: dict[tuple[str, str], list[Outcome]]) -> Iterator[str]:
 
 
 def main() -> int:
-    trials = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trials", type=int, nargs="?", default=500, help="ranks that end (500)")
+    parser.add_argument("seed", type=int, nargs="?", default=0, help="decides their order (0)")
+    asked = parser.parse_args()
+    trials, seed = asked.trials, asked.seed
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         outcomes = contain(trials, seed, Path(directory))

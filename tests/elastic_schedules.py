@@ -176,9 +176,14 @@ def undisturbed(installation: Installation) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("schedules", type=int, nargs="?", default=20)
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--backend", choices=["shared_memory", "tcp"], default="shared_memory")
+    parser.add_argument("schedules", type=int, nargs="?", default=20, help="how many (20)")
+    parser.add_argument("seed", type=int, nargs="?", default=0, help="of the first schedule (0)")
+    parser.add_argument(
+        "--backend",
+        choices=["shared_memory", "tcp"],
+        default="shared_memory",
+        help="what ranks meet by (%(default)s)",
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         installation = Installation(Path(directory))

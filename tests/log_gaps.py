@@ -278,8 +278,8 @@ def _short(line: bytes | None) -> str:
 def main() -> int:
     """Run it, print what came of it, and return 1 if a line was lost, doubled or misplaced."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--deaths", type=int, default=120)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--deaths", type=int, default=120, help="how many (120)")
+    parser.add_argument("--seed", type=int, default=0, help="decides who dies (0)")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, Installation(Path(directory)) as installation:
         report = run(installation, deaths=asked.deaths, seed=asked.seed)

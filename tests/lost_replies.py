@@ -149,9 +149,9 @@ def _wrong(installation: Installation, found: list[tuple[str, str]]) -> Iterator
 def main() -> int:
     """Run it, print what came of it, and return 1 if a job was lost or is there twice."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keys", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=1000, help="at most (1000)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keys", type=int, default=200, help="requests to send (200)")
+    parser.add_argument("--kills", type=int, default=1000, help="of the API, at most (1000)")
+    parser.add_argument("--seed", type=int, default=0, help="decides when it is killed (0)")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         report = run(Path(directory), keys=asked.keys, kills=asked.kills, seed=asked.seed)

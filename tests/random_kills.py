@@ -1,12 +1,12 @@
 """The promise at its hardest: SIGKILL for one rank after the other, and no bit is different.
 
-``python tests/random_kills.py [kills] [seed]`` runs it as long as you like, in a new installation.
+``python tests/random_kills.py [KILLS] [SEED]`` runs it as long as you like, in a new installation.
 """
 
+import argparse
 import os
 import random
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,11 @@ def survive_kills(installation: Installation, *, kills: int, seed: int, **fields
 
 
 def main() -> None:
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kills", type=int, nargs="?", default=20, help="how many (20)")
+    parser.add_argument("seed", type=int, nargs="?", default=0, help="decides whom, in order (0)")
+    asked = parser.parse_args()
+    kills, seed = asked.kills, asked.seed
     fields: dict[str, Any] = {"world_size": 4, "epochs": 10 + 4 * kills}
     with tempfile.TemporaryDirectory() as directory:
         installation = Installation(Path(directory))

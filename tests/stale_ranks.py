@@ -59,7 +59,7 @@ def main() -> int:
     """Return 1 if anything was found that must not be."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wakings", type=int, nargs="?", default=200, help="of stale ranks (200)")
-    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("seed", type=int, nargs="?", default=0, help="decides where they stop (0)")
     parser.add_argument("--minutes", type=float, default=20.0, help="at most (20)")
     asked = vars(parser.parse_args())
     # Asked to end, it ends what it has started.

@@ -290,9 +290,15 @@ def end(installation: Installation, jobs: Sequence[tuple[str, int]]) -> None:
 def main() -> int:
     """Return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("kills", 200), ("freezes", 50), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--minutes", type=float, default=20.0)
+    for name, default, what in (
+        ("kills", 200, "ranks that are killed"),
+        ("freezes", 50, "ranks that are stopped"),
+        ("seed", 0, "decides whom"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (%(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="of jobs that nobody harms (%(default)g)"
+    )
     asked = vars(parser.parse_args())
     # Asked to end, it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -12,6 +12,7 @@ from store_samples import NOON, commit, epoch, incarnation, member, worker
 from typer.testing import CliRunner, Result
 
 from cli.__main__ import app
+from cli.pool import UNJUDGED
 from muster.contracts.job import JobId, JobStatus
 from muster.ports import free_port
 
@@ -76,7 +77,7 @@ def test_an_audit_is_a_table_for_a_terminal(
         epochs=[epoch(998, **million), epoch(999, samples=1, hash_sum=1)],
     )
     result = muster("audit", elastic)
-    assert result.exit_code == 0
+    assert result.exit_code == UNJUDGED
     assert result.stdout.splitlines() == [
         "epoch     samples          of  hash              expected          once",
         "  998  1000000000  1000000000  8000000000000000  8000000000000000  yes",
@@ -85,7 +86,10 @@ def test_an_audit_is_a_table_for_a_terminal(
         "     step  epoch  generation  state's digest    saved at (UTC)",
         "100000000      0        1000  ddddddddddddddd…  2026-03-01 12:00:00",
         "",
-        f"{elastic}: not known yet, or its ranks train independently",
+        (
+            f"{elastic} is RUNNING: every whole epoch that is durable was read exactly once, "
+            "and more are to come, ask again"
+        ),
     ]
     assert "  998  " not in muster("audit", elastic, "--last", "1").stdout
 
@@ -105,15 +109,15 @@ def test_every_process_is_a_line_and_its_end_another(
     )
     young = incarnation(0, 1, started_at=NOON + timedelta(seconds=1))
     stand_in.write(elastic, incarnations=[crashed, young])
-    lines = muster("incarnations", elastic).stdout.splitlines()
+    first, *lines = muster("incarnations", elastic).stdout.splitlines()
+    assert first.startswith(f"{elastic} is RUNNING: no data set was named")
     assert lines == [
         "rank  process      pid  started (UTC)   seconds  steps       class",
         "   0        1     4711  03-01 12:00:01        -  5 to -      -",
         "4095       17  4194304  03-01 12:00:00    99999  - to 99999  invalid_program",
-        f"      exited with code 1 ({53 * 'x'}…",
+        f"      exited with code 1 ({99 * 'x'})",
     ]
-    assert max(len(line) for line in lines) <= TERMINAL_COLUMNS
-    assert muster("incarnations", elastic, "--last", "1").stdout.splitlines() == [
+    assert muster("incarnations", elastic, "--last", "1").stdout.splitlines()[1:] == [
         "rank  process   pid  started (UTC)   seconds  steps   class",
         "   0        1  4711  03-01 12:00:01  -        5 to -  -",
     ]

@@ -13,14 +13,14 @@ from coordinator.moment import Moment
 from coordinator.rows import Attachment, Haste
 from muster.contracts.endings import RetryClass
 from muster.contracts.job import Reason
-from muster.contracts.messages import RankSaid, RankSpawned, TookUp
+from muster.contracts.messages import Beat, RankSaid, RankSpawned, TookUp
 from store.records import Incarnation, ProcessRecord, Worker
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 START = Taken(action=Start(rank=0))
 SPAWNED = RankSpawned(rank=0, incarnation=0, pid=4711, start_ticks=1, boot_id="b", node="n")
 PROCESS = ProcessRecord(pid=4711, start_ticks=1, boot_id="b", node="n")
-RUNNING = Incarnation(rank=0, incarnation=0, pid=4711, started_at=NOON, step_at_start=0)
+RUNNING = Incarnation(rank=0, incarnation=0, pid=4711, started_at=NOON)
 
 
 def after(seconds: float) -> Moment:
@@ -48,9 +48,7 @@ def rows(charge: Charge) -> list[Incarnation]:
 
 def test_a_process_is_on_record_from_the_decision_to_start_it(charge: Charge) -> None:
     charge.learn(START, after(0))
-    assert rows(charge) == [
-        Incarnation(rank=0, incarnation=0, pid=None, started_at=NOON, step_at_start=0)
-    ]
+    assert rows(charge) == [Incarnation(rank=0, incarnation=0, pid=None, started_at=NOON)]
     charge.learn(SPAWNED, after(0.5))
     assert rows(charge) == [RUNNING]
     assert rows(charge) == [], "what is written is not written again"
@@ -122,14 +120,55 @@ def test_a_rank_that_trains_with_others_began_where_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resume_from", "saved", "step"), [(None, None, 0), ("other", None, None), ("other", 20, 20)]
+    ("said", "step"),
+    [
+        pytest.param([beat(0), beat(3)], 0, id="from nothing"),
+        pytest.param([beat(20, last_checkpoint_step=20)], 20, id="from its checkpoint"),
+        pytest.param([beat(0), beat(21, last_checkpoint_step=20)], 20, id="after a long reading"),
+        pytest.param([beat(9), beat(30, last_checkpoint_step=20)], 0, id="never twice"),
+        pytest.param(
+            [beat(40, last_checkpoint_step=40, checkpoints_saved=2)], 40, id="heard of late"
+        ),
+        pytest.param([beat(0)], None, id="still reading"),
+    ],
 )
-def test_a_rank_of_its_own_begins_at_its_checkpoint(
-    resume_from: str | None, saved: int | None, step: int | None
+def test_a_rank_of_its_own_says_itself_where_it_began(said: list[Beat], step: int | None) -> None:
+    story = Story.running(world_size=1).beats(0, 23, last_checkpoint_step=23).dies(0)
+    story.comes_back(0)
+    for message in said:
+        story.rank_says(0, message)
+    assert story.rank(0).step_at_start == step
+
+
+def test_a_start_is_on_record_as_soon_as_it_is_told(charge: Charge) -> None:
+    for happening in (START, SPAWNED):
+        charge.learn(happening, after(0))
+    rows(charge)
+    charge.learn(RankSaid(rank=0, incarnation=0, message=beat(7)), after(1))
+    assert [row.step_at_start for row in rows(charge)] == [0]
+    charge.learn(RankSaid(rank=0, incarnation=0, message=beat(8)), after(2))
+    assert rows(charge) == [], "beats alone are no rows"
+
+
+@pytest.mark.parametrize(("said", "steps"), [((), (None, None)), ((beat(0),), (0, 0))])
+def test_nothing_of_a_predecessor_is_put_down_to_a_process(
+    said: tuple[Beat, ...], steps: tuple[int | None, int | None]
 ) -> None:
-    story = Story.running(world_size=1, resume_from=resume_from)
-    story.beats(0, 23, last_checkpoint_step=saved).dies(0)
-    assert story.comes_back(0).rank(0).step_at_start == step
+    story = Story.running(world_size=1).beats(0, 23, last_checkpoint_step=20).dies(0)
+    charge = charge_of(story.comes_back(0))
+    for message in said:
+        charge.learn(RankSaid(rank=0, incarnation=1, message=message), after(1))
+    charge.learn(exited(0, 1, code=1), after(2))
+    (row,) = rows(charge)
+    assert (row.step_at_start, row.step_at_end) == steps
+
+
+def test_a_worker_that_never_took_up_the_state_has_no_steps() -> None:
+    story = Story.training(world_size=1).beats(0, 12).dies(0)
+    charge = charge_of(story.comes_back(0).beats(0, 0))
+    charge.learn(exited(0, 1, code=1), after(2))
+    (row,) = rows(charge)
+    assert (row.step_at_start, row.step_at_end) == (None, None)
 
 
 def test_what_ran_under_a_predecessor_is_brought_to_its_end() -> None:
@@ -138,3 +177,4 @@ def test_what_ran_under_a_predecessor_is_brought_to_its_end() -> None:
     job = Story.running(world_size=2).agent_is_lost().job
     (row,) = ended_meanwhile(job, [alive, gone], after(4))
     assert (row.rank, row.pid, row.ended_at) == (0, 4711, NOON + timedelta(seconds=4))
+    assert row.step_at_end is None, "none of them has ever said where it is"

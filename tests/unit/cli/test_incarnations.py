@@ -1,0 +1,48 @@
+"""What a person reads of a job's processes: all of it, as wide as there is room."""
+
+from typing import Any
+
+from cli.incarnations import lines
+
+FAILED = {
+    "job_id": "points",
+    "status": "FAILED",
+    "reason": "no_progress",
+    "message": "rank 0 failed; its log:\n  Traceback\n    line 3",
+}
+ENDED: dict[str, Any] = {
+    "rank": 0,
+    "incarnation": 0,
+    "pid": 7,
+    "started_at": "2026-03-01T12:00:00Z",
+    "ended_at": "2026-03-01T12:00:04Z",
+    "step_at_start": None,
+    "step_at_end": None,
+    "retry_class": "crash",
+    "message": "exited with code 1 (/a/very/long/path/to/train.py, line 12: NameError: name 'x')",
+}
+
+
+def test_the_job_comes_first_and_nothing_is_cut_where_there_is_no_terminal() -> None:
+    assert list(lines(FAILED, [ENDED], None)) == [
+        "points is FAILED (no_progress): rank 0 failed; its log:",
+        "  Traceback",
+        "    line 3",
+        "rank  process  pid  started (UTC)   seconds  steps   class",
+        "   0        0    7  03-01 12:00:00        4  - to -  crash",
+        f"      {ENDED['message']}",
+    ]
+
+
+def test_a_terminal_gets_lines_that_fit_and_every_word() -> None:
+    shown = list(lines(FAILED, [ENDED], 60))
+    assert shown[-2:] == [
+        "      exited with code 1 (/a/very/long/path/to/train.py,",
+        "      line 12: NameError: name 'x')",
+    ]
+    assert max(map(len, shown)) <= 60
+
+
+def test_a_job_without_processes_says_so() -> None:
+    queued = {**FAILED, "status": "QUEUED", "reason": None, "message": None}
+    assert list(lines(queued, [], 80)) == ["points is QUEUED", "none yet"]
