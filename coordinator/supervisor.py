@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Final, assert_never
+from typing import Final
 
 import structlog
 
@@ -21,20 +21,13 @@ from coordinator.attendants import Attendants
 from coordinator.charge import Charge, Draft
 from coordinator.happenings import Happening
 from coordinator.moment import Moment
-from coordinator.orders import (
-    Order,
-    announce_order,
-    kill_order,
-    standing_orders,
-    start_order,
-    terminate_order,
-)
+from coordinator.performer import Performer
 from coordinator.roster import Roster
 from coordinator.rows import Haste
 from coordinator.snapshot import AgentState
 from coordinator.wakefulness import Wakefulness
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentHello, AgentMessage, Beat, Dismiss, Pulse, RankSaid
+from muster.contracts.messages import AgentHello, AgentMessage, Beat, Pulse, RankSaid
 from store.errors import StoreUnavailable
 from store.tenure import Tenure
 
@@ -78,7 +71,7 @@ class Supervisor:
         self._wakefulness = Wakefulness(self._overslept, clock)
         self._inbox: deque[tuple[JobUid, Happening, Moment]] = deque()
         self._stirred = asyncio.Event()
-        self._agents: AgentServer | None = None
+        self._performer = Performer(attendants, self.hear)
         self._committed_at = 0.0
         self._retry_at = 0.0
         self._failing_since: float | None = None
@@ -87,7 +80,7 @@ class Supervisor:
 
     def attach(self, agents: AgentServer) -> None:
         """Name the server through which agents are told; it names us as its listener."""
-        self._agents = agents
+        self._performer.attach(agents)
 
     # What agents say, and who they are (coordinator.agents.Listener)
 
@@ -207,7 +200,8 @@ class Supervisor:
     async def _act(self) -> None:
         """Plan, commit and perform until nothing is left to decide now."""
         while self._clock() >= self._retry_at:
-            self._repeat_orders()
+            for charge in self._roster.charges.values():
+                self._performer.repeat_orders(charge)
             self._plan()
             drafts = self._drafts()
             most = max((draft.haste for _, draft in drafts), default=Haste.NONE)
@@ -260,53 +254,14 @@ class Supervisor:
             # The person wants an end. The rows will say that it ran, which is what they say after
             # a crash, too.
             for charge in self._roster.admitted():
-                self._send(charge, Dismiss())
+                self._performer.dismiss(charge)
             raise error
 
     def _perform(self) -> None:
         for charge in list(self._roster.charges.values()):
-            decided, charge.decided = charge.decided, []
-            for action in decided:
-                self._perform_one(charge, action)
+            self._performer.perform(charge)
             if charge.is_over:
                 self._roster.release(charge)
-
-    def _perform_one(self, charge: Charge, action: actions.Action) -> None:
-        match action:
-            case actions.StartAgent():
-                self._attendants.start(charge, self.hear)
-            case actions.KillAgent():
-                self._attendants.kill(charge)
-            case actions.DismissAgent():
-                self._send(charge, Dismiss())
-                self._attendants.see_off(charge)
-            case actions.Start():
-                self._send(charge, start_order(charge, action.rank))
-            case actions.Terminate():
-                self._send(charge, terminate_order(charge, action.rank))
-            case actions.KillProcess():
-                self._send(charge, kill_order(charge, action.rank))
-            case actions.Announce():
-                self._send(charge, announce_order(charge))
-            case actions.Suspect() | actions.Move() | actions.Enlist() | actions.Retire():
-                pass
-            case _:
-                assert_never(action)
-
-    def _repeat_orders(self) -> None:
-        """Say again what agents that have joined may have missed; they ignore what they know.
-
-        Only what is durable: a decision that is not is performed as soon as it is.
-        """
-        for charge in self._roster.charges.values():
-            if charge.has_rejoined and not charge.decided:
-                charge.has_rejoined = False
-                for order in standing_orders(charge):
-                    self._send(charge, order)
-
-    def _send(self, charge: Charge, message: Order) -> None:
-        if self._agents is not None:
-            self._agents.send(charge.snapshot.uid, message)
 
 
 def _is_routine(happening: Happening) -> bool:
