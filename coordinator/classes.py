@@ -53,11 +53,6 @@ def ending_unseen(snapshot: JobSnapshot, cause: Cause) -> Ending:
     return Ending(retry_class=kind, reason=reason, message=cause.message)
 
 
-def is_to_blame(exited: RankExited, ending: Ending) -> bool:
-    """Whether an end may be the program's own doing: none sends SIGKILL to itself."""
-    return exited.signal != SIGKILL or ending.reason is not Reason.WORKER_EXITED
-
-
 def _class_of(
     snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, cause: Cause | None
 ) -> RetryClass:

@@ -7,7 +7,7 @@ all that the program may be to blame for share one limit: ends in a row without 
 from dataclasses import replace
 
 from coordinator import pool_fold, rank_fold
-from coordinator.classes import OF_A_SHELL, ending_of, is_to_blame
+from coordinator.classes import OF_A_SHELL, ending_of
 from coordinator.snapshot import NEVER, Cause, Ending, JobSnapshot, RankSnapshot, Verdict
 from coordinator.wording import describe_exit, legible, quote_lines
 from muster.contracts.endings import RETRIES, RetryClass
@@ -29,12 +29,13 @@ def raised(snapshot: JobSnapshot, rank: RankSnapshot, message: Raised) -> JobSna
     """
     if rank.raised is not None:
         return snapshot
-    before = snapshot.raised
+    before, by = snapshot.raised, snapshot.raised_by
     rank = replace(rank, raised=message)
-    snapshot = replace(snapshot.with_rank(rank), raised=message)
+    snapshot = replace(snapshot.with_rank(rank), raised=message, raised_by=rank.rank)
     if before != message:
         return snapshot
-    words = f"{legible(message.message)}, and so did the process before it"
+    other = "its process before this one" if by == rank.rank else f"rank {by}"
+    words = f"{legible(message.message)}, and so did {other}"
     return _given_up(snapshot, rank, Cause(reason=Reason.INVALID_PROGRAM, message=words))
 
 
@@ -69,7 +70,7 @@ def _in_trouble(
     """Schedule the next incarnation, at the expense of its class, or give the job up."""
     retry = RETRIES.get(ending.retry_class)
     is_restart = retry is not None and retry.is_restart
-    if is_restart and is_to_blame(message, ending):
+    if is_restart and rank.is_to_blame:
         rank = _with_its_progress(snapshot, rank, now)
     verdict = _verdict(snapshot, rank, ending, message)
     if verdict is not None:

@@ -6,6 +6,7 @@ Times are seconds on the coordinator's own monotonic clock. Nothing here is ever
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from signal import SIGKILL
 
 from muster.contracts.backoff import DEFAULT_BACKOFF, Backoff
 from muster.contracts.endings import RetryClass
@@ -173,6 +174,12 @@ class RankSnapshot:
         return self.process is not ProcessState.EXITED
 
     @property
+    def is_to_blame(self) -> bool:
+        """Whether the last end may be the program's own doing: none sends SIGKILL to itself."""
+        reason = None if self.ending is None else self.ending.reason
+        return self.exit_signal != SIGKILL or reason is not Reason.WORKER_EXITED
+
+    @property
     def is_down(self) -> bool:
         """Whether it has work and no process."""
         return self.in_service and not self.is_alive and not self.finished
@@ -223,6 +230,8 @@ class JobSnapshot:
     """Workers that hold other bits than the rest."""
     raised: Raised | None = None
     """The last error that the program raised in any of the ranks."""
+    raised_by: int | None = None
+    """Which rank's process met it."""
     done: bool = False
     """A synchronous job whose last checkpoint is durable: its ranks have only to exit."""
     backoff: Backoff = DEFAULT_BACKOFF

@@ -51,10 +51,20 @@ def describe_layout(layout: LayoutSnapshot) -> str:
 
 
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:
-    """Return what happened to a rank that is down or coming back, and how often it has."""
+    """Return what happened to a rank that is down or coming back, and how near its limit it is."""
     sentence = f"rank {rank.rank} {cause.message}"
     retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
     if rank.ending is None or retry is None or not retry.is_restart:
-        return f"{sentence}; it goes on from its last checkpoint"
+        return f"{sentence}; {_next_start(snapshot, rank)}"
     count, limit = rank.endings[rank.ending.retry_class], getattr(snapshot.spec, retry.budget)
+    fruitless, most = rank.fruitless, snapshot.spec.max_fruitless
+    # A job ends with the last fruitless end, and with the one after the last restart.
+    if fruitless and rank.is_to_blame and most - fruitless <= limit - count + 1:
+        failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
+        return f"{sentence}; it is started again ({failures})"
     return f"{sentence}; restart {count} of {limit}{retry.occasion}"
+
+
+def _next_start(snapshot: JobSnapshot, rank: RankSnapshot) -> str:
+    is_known = snapshot.durable_step(rank) is not None
+    return "it goes on from its last checkpoint" if is_known else "it is started again"

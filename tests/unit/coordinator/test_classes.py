@@ -210,7 +210,7 @@ def test_an_error_that_comes_again_at_its_step_ends_the_job() -> None:
     assert story.rank(0).restarts == 1, "the second one costs nothing"
     assert story.rank(0).ending.retry_class is RetryClass.INVALID_PROGRAM
     assert (story.job.status, story.job.reason) == (JobStatus.FAILED, Reason.INVALID_PROGRAM)
-    assert story.job.message == "rank 0: update() failed, and so did the process before it"
+    assert story.job.message == "rank 0: update() failed, and so did its process before this one"
 
 
 def test_that_another_rank_meets_it_is_proof_enough() -> None:
@@ -220,6 +220,15 @@ def test_that_another_rank_meets_it_is_proof_enough() -> None:
         CRASH,
         RetryClass.INVALID_PROGRAM,
     ]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_who_met_it_first_is_named(is_back: bool) -> None:  # noqa: FBT001  both are true
+    story = Story.training(world_size=2).fails_in_step(0, 7)
+    if is_back:
+        story.comes_back(0)
+    story.fails_in_step(1, 7)
+    assert story.job.verdict.message == "rank 1: update() failed, and so did rank 0"
 
 
 @pytest.mark.parametrize(("step", "message"), [(8, "update() failed"), (7, "gradient() failed")])

@@ -191,7 +191,8 @@ def test_silence_beyond_the_timeout_kills_and_the_reason_is_heartbeat_timeout() 
     assert story.job.status is JobStatus.RECOVERING
     assert story.job.reason is Reason.HEARTBEAT_TIMEOUT
     assert story.job.message == (
-        "rank 1 sent no heartbeat for 10 s and was killed; restart 1 of 20 after a hang"
+        "rank 1 sent no heartbeat for 10 s and was killed; it is started again "
+        "(failure 1 of 5 in a row without a new checkpoint)"
     )
 
 
@@ -250,7 +251,7 @@ def test_a_rank_that_has_finished_is_never_started_again() -> None:
 
 def test_a_rank_asked_to_go_by_somebody_else_has_not_finished() -> None:
     story = Story.running(world_size=2)
-    story.beats(0, step=4, stopping=True).exits(0)
+    story.beats(0, step=4, stopping=True, last_checkpoint_step=4).exits(0)
     assert starts(story.plans()) == [], "a program that is always asked to go must not spin"
     assert starts(story.passes(0.5).plans()) == [0]
     assert story.job.status is JobStatus.RECOVERING

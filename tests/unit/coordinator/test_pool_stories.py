@@ -436,7 +436,8 @@ def test_code_0_in_the_middle_of_the_training_is_a_failure() -> None:
     story.plans()
     assert not story.job.done
     assert story.job.message == (
-        "rank 1 exited with code 0 before its training was over; restart 1 of 50"
+        "rank 1 exited with code 0 before its training was over; it is started again "
+        "(failure 1 of 5 in a row without a new checkpoint)"
     )
 
 

@@ -202,8 +202,7 @@ def test_ranks_ended_for_a_new_coordinator_are_not_counted_and_the_reason_is_sai
     assert story.job.status is JobStatus.RECOVERING
     assert story.job.reason is Reason.COORDINATOR_RESTARTED
     assert story.job.message == (
-        "rank 0 was ended because its coordinator had been restarted; "
-        "it goes on from its last checkpoint"
+        "rank 0 was ended because its coordinator had been restarted; it is started again"
     )
     assert story.rank(0).restarts == 0
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from stories import queued_job
 
@@ -32,8 +34,8 @@ def test_a_negative_status_is_a_signal(status: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "count", "sentence"),
     [
-        (None, 0, "rank 3 died; it goes on from its last checkpoint"),
-        (RetryClass.PREEMPTION, 2, "rank 3 died; it goes on from its last checkpoint"),
+        (None, 0, "rank 3 died; it is started again"),
+        (RetryClass.PREEMPTION, 2, "rank 3 died; it is started again"),
         (RetryClass.CRASH, 2, "rank 3 died; restart 2 of 5"),
         (RetryClass.HANG, 1, "rank 3 died; restart 1 of 7 after a hang"),
     ],
@@ -46,3 +48,36 @@ def test_a_recovery_says_who_why_and_how_often(
     ending = kind and Ending(retry_class=kind, reason=cause.reason, message=cause.message)
     rank = RankSnapshot(rank=3, ending=ending, endings={kind: count} if kind else {})
     assert describe_recovery(job, rank, cause) == sentence
+
+
+def test_only_a_checkpoint_that_is_known_is_gone_on_from() -> None:
+    job = queued_job()
+    cause = Cause(reason=Reason.AGENT_LOST, message="died")
+    saved = replace(job.ranks[0], last_checkpoint_step=20)
+    sentence = "rank 0 died; it goes on from its last checkpoint"
+    assert describe_recovery(job.with_rank(saved), saved, cause) == sentence
+
+
+@pytest.mark.parametrize(
+    ("restarts", "fruitless", "signal", "words"),
+    [
+        (1, 1, None, "it is started again (failure 1 of 5 in a row without a new checkpoint)"),
+        (1, 0, None, "restart 1 of 50"),
+        (50, 3, None, "restart 50 of 50"),
+        (49, 3, None, "it is started again (failure 3 of 5 in a row without a new checkpoint)"),
+        (3, 2, 9, "restart 3 of 50"),
+    ],
+    ids=["a typing error", "after a checkpoint", "the last restart", "as near", "not its doing"],
+)
+def test_the_nearest_limit_is_the_one_that_is_named(
+    restarts: int, fruitless: int, signal: int | None, words: str
+) -> None:
+    cause = Cause(reason=Reason.WORKER_EXITED, message="died")
+    rank = RankSnapshot(
+        rank=0,
+        exit_signal=signal,
+        ending=Ending(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message),
+        endings={RetryClass.CRASH: restarts},
+        fruitless=fruitless,
+    )
+    assert describe_recovery(queued_job(), rank, cause) == f"rank 0 died; {words}"
