@@ -186,7 +186,7 @@ class JobList(BaseModel):
 class WorkerView(BaseModel):
     """One rank: its process, its place and its counters."""
 
-    worker_id: str
+    worker_id: str = Field(description="Rank and process: 3.0. Without a process yet the rank: 3.")
     rank: int
     state: str = Field(description="spawned, live, suspect, exited, finished or waiting")
     pid: int | None = Field(description="null unless the process lives")

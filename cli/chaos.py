@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import typer
 
+from cli.aftermath import Aftermath
 from muster.contracts.environ import api_url
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
@@ -45,12 +46,36 @@ class FaultRefused(MusterError):
     """Nothing was signalled."""
 
 
+def fault_named(word: str) -> FaultKind:
+    """Return the fault of that name, or raise what Typer shows in our words and not in its own."""
+    try:
+        return FaultKind(word)
+    except ValueError:
+        raise typer.BadParameter(f"{word!r} is none of {', '.join(FaultKind)}") from None
+
+
 Job = Annotated[str, typer.Argument(help="The job's id.", metavar="JOB")]
-Fault = Annotated[FaultKind, typer.Option("--fault", help="What happens to the rank.")]
+Fault = Annotated[
+    FaultKind,
+    typer.Option(
+        "--fault",
+        help="What happens to the rank.",
+        parser=fault_named,
+        metavar=f"[{'|'.join(FaultKind)}]",
+    ),
+]
 Rank = Annotated[int, typer.Option("--rank", min=0, help="Which rank.", metavar="RANK")]
 
 
-def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0) -> None:
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait/--no-wait", help="Show what happens until the rank lives again, at most a minute."
+    ),
+]
+
+
+def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True) -> None:
     """Kill, stop or end one rank of a job that runs on this machine, and see it recover."""
     from cli.server import Server  # noqa: PLC0415  brings in httpx
 
@@ -58,11 +83,15 @@ def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0) -> None:
     with Server(api_url(os.environ)) as server:
         found = server.get(path)
         workers = server.get(f"{path}/summary")["workers"]
-    record = process_of(found, workers, rank)
-    if not send_signal(record, _SIGNALS[fault]):
-        raise FaultRefused(f"rank {rank} of {job} ended by itself just now: try again")
-    typer.echo(f"rank {rank} of {job}, pid {record.pid}, {_DONE[fault]}")
-    typer.echo(f"see what happens: curl {server.url}{path}/events")
+        record = process_of(found, workers, rank)
+        worker = next(it for it in workers if it["rank"] == rank)
+        aftermath = Aftermath(server.get, path, worker)
+        if not send_signal(record, _SIGNALS[fault]):
+            raise FaultRefused(f"rank {rank} of {job} ended by itself just now: try again")
+        typer.echo(f"rank {rank} of {job}, pid {record.pid}, {_DONE[fault]}")
+        for sentence in aftermath.sentences() if wait else ():
+            typer.echo(sentence)
+    typer.echo(f"see all of it: curl {server.url}{path}/events")
 
 
 def process_of(
@@ -83,8 +112,8 @@ def process_of(
     pid, node = worker["pid"], worker["node"]
     if pid is None:
         raise FaultRefused(
-            f"rank {rank} of {name} is {worker['state']} and has no process: wait until it "
-            f"has one, see GET /jobs/{name}/summary"
+            f"rank {rank} of {name} has no process, its state is {worker['state']}: wait until "
+            f"it has one, see GET /jobs/{name}/summary"
         )
     if node != platform.node():
         raise FaultRefused(f"rank {rank} of {name} runs on {node}: use muster chaos there")

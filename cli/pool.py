@@ -38,7 +38,7 @@ def scale(job: Job, ranks: Ranks) -> None:
     """Give a synchronous job another number of ranks, while it trains."""
     with connected() as server:
         found = server.patch(path_of(job), {"world_size": ranks})
-    typer.echo(f"{job} is to have {found['world_size']} ranks; see: muster workers {job}")
+    typer.echo(f"{job} is to have {counted(found['world_size'])}; see: muster workers {job}")
 
 
 def pause(job: Job) -> None:
@@ -61,7 +61,8 @@ def workers(job: Job) -> None:
         found = server.get(path_of(job, "workers"))
     for line in table(_WORKER_HEADER, map(_worker_row, found["workers"])):
         typer.echo(line)
-    typer.echo(f"{found['world_size']} ranks are wanted")
+    wanted = found["world_size"]
+    typer.echo(f"{counted(wanted)} {'is' if wanted == 1 else 'are'} wanted")
 
 
 def audit(job: Job, last: Last = 10) -> None:
@@ -113,6 +114,11 @@ def connected() -> Iterator["Server"]:
 def path_of(job: str, *rest: str) -> str:
     """Return the path of a job, or of something below it."""
     return "/".join(["/jobs", quote(job, safe=""), *rest])
+
+
+def counted(ranks: int) -> str:
+    """Return a number of ranks in words."""
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def _worker_row(worker: Mapping[str, Any]) -> tuple[str | int | None, ...]:

@@ -15,7 +15,10 @@ class ServerUnreachable(MusterError):
     """Nobody answers."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(f"nobody answers at {url}: start Muster with `muster up`")
+        super().__init__(
+            f"nobody answers at {url}: is it on another port? set MUSTER_PORT to what `muster up` "
+            "printed, or start it"
+        )
 
 
 class ServerRefused(MusterError):

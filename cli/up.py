@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from cli.keeper import Keeper
-from muster.contracts.environ import ServiceSettings
+from muster.contracts.environ import DEFAULT_PORT, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.ports import free_port
 
@@ -121,6 +121,9 @@ class _Household:
         _say(
             f"next:  curl {url}/jobs -H 'content-type: application/json' -d '{{\"world_size\": 4}}'"
         )
+        if self._port != DEFAULT_PORT:
+            # By itself, so that it can be copied.
+            print(f"export MUSTER_PORT={self._port}", file=sys.stderr, flush=True)
         _say("Ctrl-C lets every job save; they go on at the next start")
 
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:

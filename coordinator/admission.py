@@ -41,5 +41,8 @@ def _wait(wanted: int, free: int, slots: int, ahead: int) -> Wait:
         jobs = "1 job is" if ahead == 1 else f"{ahead} jobs are"
         return Wait(message=f"waits for {wanted} of {slots} slots; {jobs} ahead of it")
     if wanted > slots:
-        return Wait(message=f"wants {wanted} of {slots} slots, so it runs when no other job does")
+        return Wait(
+            message=f"needs {wanted} slots, more than the {slots} there are: it starts when no "
+            "other job runs"
+        )
     return Wait(message=f"waits for {wanted} of {slots} slots; {free} are free")

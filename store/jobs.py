@@ -141,7 +141,8 @@ class Jobs:
             if job.world_size == world_size:
                 return job
             now = self._clock()
-            sentence = f"the job is to have {world_size} ranks instead of {job.world_size}"
+            ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+            sentence = f"the job is to have {ranks} instead of {job.world_size}"
             append_event(connection, job_id, now, "scale_requested", sentence)
             return update_job(connection, job_id, now, {"wanted_world_size": world_size})
 

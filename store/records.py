@@ -126,7 +126,8 @@ class Worker:
 
     @property
     def worker_id(self) -> str:
-        return f"{self.rank}.{self.incarnation}"
+        """Which process of which rank this is; the rank alone before its first one."""
+        return f"{self.rank}" if self.incarnation < 0 else f"{self.rank}.{self.incarnation}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

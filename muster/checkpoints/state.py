@@ -62,7 +62,7 @@ def split(state: State) -> "tuple[dict[str, Array], dict[str, Any]]":
         if numpy and (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
             arrays[name] = numpy.asarray(value)
         else:
-            values[name] = to_json(value, name)
+            values[name] = to_json(value, f'state["{name}"]')
     return arrays, values
 
 

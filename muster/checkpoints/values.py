@@ -46,10 +46,13 @@ def _to_json(value: object, where: str) -> Any:  # noqa: ANN401  JSON is anythin
     if isinstance(value, tuple):
         return {TUPLE: _to_json(list(value), where)}
     if isinstance(value, dict):
-        return {_key(key, where): _to_json(item, f"{where}.{key}") for key, item in value.items()}
+        return {
+            _key(key, where): _to_json(item, f'{where}["{key}"]') for key, item in value.items()
+        }
     raise UnsupportedState(
-        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: use numpy arrays at "
-        "the top level of the state, and None, bool, int, float, str, list, tuple or dict elsewhere"
+        f"{where} is of the type {type(value).__name__}, which a checkpoint cannot hold: use numpy "
+        "arrays at the top level of the state, and None, bool, int, float, str, list, tuple or "
+        "dict elsewhere"
     )
 
 

@@ -171,6 +171,15 @@ def test_up_killed_outright_leaves_neither_service(household: Household) -> None
     await_end(services)
 
 
+def test_a_port_that_is_not_the_usual_one_is_said_as_a_line_to_copy(household: Household) -> None:
+    line = re.compile(r"^export MUSTER_PORT=(\d+)$", re.MULTILINE)
+    ready = re.findall(r"ready at http://\S+:(\d+),", household.said())
+    await_value(
+        lambda: line.findall(household.said()) == ready,
+        lambda: f"it is not said:\n{end_of(household.up.log)}",
+    )
+
+
 def test_a_second_up_is_told_where_the_first_one_is(household: Household) -> None:
     services = household.services()
     code, errors = refused(household.root, household.environment)

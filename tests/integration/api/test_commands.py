@@ -171,4 +171,4 @@ def test_a_refusal_is_a_sentence_and_exit_code_1(service: Service, job: str) -> 
 def test_where_nothing_listens_the_next_command_is_said() -> None:
     ended = typed(free_port(), "pause", "a")
     assert ended.returncode == 1
-    assert ended.stderr.endswith("start Muster with `muster up`\n")
+    assert ended.stderr.endswith("set MUSTER_PORT to what `muster up` printed, or start it\n")

@@ -53,6 +53,10 @@ def test_the_slowest_rank_decides_when_it_is_over(
     assert eta_seconds(workers) == expected
 
 
+def test_a_rank_that_waits_for_its_first_process_is_known_by_its_number() -> None:
+    assert [one.worker_id for one in every_rank([worker()], 2)] == ["0.0", "1"]
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -434,6 +434,12 @@ def test_a_state_that_cannot_be_saved_is_refused_and_the_old_one_stays(
     assert rank.restored() == CheckpointName(0, 1)
 
 
+def test_what_cannot_be_saved_is_named_as_a_program_would_write_it() -> None:
+    words = r'^state\["a"\]\["b"\]\[1\] is of the type object, '
+    with pytest.raises(UnsupportedState, match=words):
+        Rank().vault.save(1, position(1), {"a": {"b": [0, object()]}})
+
+
 def test_a_state_that_contains_itself_is_refused() -> None:
     loop: list[object] = []
     loop.append(loop)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from typer import BadParameter
 
-from cli.chaos import FaultRefused, process_of
+from cli.chaos import FaultRefused, fault_named, process_of
 from muster.contracts.environ import MARK
 from muster.processes import send_signal
 
@@ -50,6 +51,11 @@ def test_a_rank_is_found_by_its_pid_and_proved_by_its_mark(
 def test_what_is_not_certain_is_refused(said: dict[str, object], word: str) -> None:
     with pytest.raises(FaultRefused, match=word):
         process_of(JOB, [worker(**said)], 0)
+
+
+def test_a_fault_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(BadParameter, match="'freeze' is none of kill, stop, term"):
+        fault_named("freeze")
 
 
 def test_the_mark_of_another_rank_or_job_is_not_enough(process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.pool import verdict_of
+from cli.pool import counted, verdict_of
 
 WHOLE = {"epoch": 0, "exactly_once": True}
 PART = {"epoch": 0, "exactly_once": None}
@@ -67,3 +67,7 @@ def test_an_audit_ends_with_one_sentence_and_its_exit_code(
     }
     audit = {"exactly_once": exactly_once, "epochs": epochs}
     assert verdict_of(job, audit) == (sentence, code)
+
+
+def test_one_rank_is_one() -> None:
+    assert [counted(ranks) for ranks in (1, 2)] == ["1 rank", "2 ranks"]

@@ -46,7 +46,9 @@ def server() -> Iterator[Server]:
 def test_where_nobody_listens_the_next_command_is_said() -> None:
     with (
         Server(f"http://127.0.0.1:{free_port()}") as server,
-        pytest.raises(ServerUnreachable, match="start Muster with `muster up`"),
+        pytest.raises(
+            ServerUnreachable, match="set MUSTER_PORT to what `muster up` printed, or start it"
+        ),
     ):
         server.get("/health")
 

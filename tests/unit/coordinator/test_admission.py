@@ -41,7 +41,9 @@ def test_each_that_waits_is_told_why() -> None:
 
 def test_a_job_larger_than_all_slots_is_told_when_it_runs() -> None:
     _, (wait,) = admit([9], used=1, slots=8)
-    assert wait.message == "wants 9 of 8 slots, so it runs when no other job does"
+    assert wait.message == (
+        "needs 9 slots, more than the 8 there are: it starts when no other job runs"
+    )
 
 
 def test_less_than_nothing_is_never_free() -> None:

@@ -178,16 +178,17 @@ def test_to_stop_nobody_is_an_error(jobs: Jobs) -> None:
 def test_a_job_has_the_size_it_was_scaled_to_last(database: Database, jobs: Jobs) -> None:
     job = submit(jobs, "a")
     assert (job.world_size, job.wanted_world_size) == (2, None)
-    for size in (5, 5, 2):
+    for size in (5, 5, 1, 2):
         scaled = jobs.scale(job.job_id, size)
         assert scaled == jobs.get(job.job_id)
         assert scaled.world_size == scaled.wanted_world_size == size
     assert scaled.spec == job.spec
-    assert scaled.version == job.version + 2, "the same size again changes nothing"
+    assert scaled.version == job.version + 3, "the same size again changes nothing"
     assert [event.message for event in Events(database).of_job(job.job_id, 10)] == [
         "the job was submitted",
         "the job is to have 5 ranks instead of 2",
-        "the job is to have 2 ranks instead of 5",
+        "the job is to have 1 rank instead of 5",
+        "the job is to have 2 ranks instead of 1",
     ]
 
 

@@ -1,0 +1,63 @@
+"""What becomes of a rank after a fault: the job's events as they come, until it lives again."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from muster.contracts.job import TERMINAL
+from muster.contracts.rank import ProcessState
+
+PATIENCE_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 0.2
+FINISHED: Final = "finished"
+"""What the API says of a rank that has nothing left to do."""
+
+Get = Callable[[str], Any]
+
+
+class Aftermath:
+    """Made before the fault, so that what it brings is known from what was there."""
+
+    def __init__(
+        self,
+        get: Get,
+        path: str,
+        worker: Mapping[str, Any],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`get` asks the API, `path` is the job's, `worker` its summary of the rank."""
+        self._get = get
+        self._path = path
+        self._worker = worker
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._told: set[tuple[str, str]] = set()
+        for _ in self._news():
+            pass
+
+    def sentences(self) -> Iterator[str]:
+        """Yield each event, until the rank lives again or will not; then what it has come to."""
+        rank = self._worker["rank"]
+        until = self._monotonic() + PATIENCE_SECONDS
+        while self._monotonic() < until:
+            # Looked at before the events: they then tell how it came to this.
+            summary = self._get(f"{self._path}/summary")
+            now = next((it for it in summary["workers"] if it["rank"] == rank), self._worker)
+            yield from self._news()
+            if now["worker_id"] != self._worker["worker_id"] and now["state"] == ProcessState.LIVE:
+                yield f"rank {rank} lives again, as pid {now['pid']}"
+                return
+            if summary["status"] in TERMINAL or now["state"] == FINISHED:
+                yield f"rank {rank} does not come back: it is done, or its job is over"
+                return
+            self._sleep(LOOK_SECONDS)
+        yield f"rank {rank} is not back after {PATIENCE_SECONDS:g} s"
+
+    def _news(self) -> Iterator[str]:
+        for event in self._get(f"{self._path}/events")["events"]:
+            key = (event["at"], event["message"])
+            if key not in self._told:
+                self._told.add(key)
+                yield event["message"]

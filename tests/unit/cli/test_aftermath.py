@@ -1,0 +1,65 @@
+"""What a fault brings is told, once, and then how it ended."""
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from cli.aftermath import LOOK_SECONDS, PATIENCE_SECONDS, Aftermath
+
+BEFORE = {"rank": 1, "worker_id": "1.0", "state": "live", "pid": 7}
+GONE = {**BEFORE, "state": "exited", "pid": None}
+BACK = {**BEFORE, "worker_id": "1.1", "pid": 9}
+
+
+class Job:
+    """A job of which one thing more is known at each look."""
+
+    def __init__(self, *looks: tuple[str, dict[str, Any]]) -> None:
+        self._looks = iter(looks)
+        self._last = looks[-1]
+        self._events = [{"at": "0", "message": "the job was submitted"}]
+        self._ticks = count(1)
+
+    def get(self, path: str) -> dict[str, Any]:
+        if path == "/jobs/a/events":
+            return {"events": list(self._events)}
+        assert path == "/jobs/a/summary"
+        status, worker = next(self._looks, self._last)
+        message = f"rank 1 is {worker['state']}"
+        self._events.append({"at": str(next(self._ticks)), "message": message})
+        return {"status": status, "workers": [{"rank": 0, "worker_id": "0.0"}, worker]}
+
+
+def sentences(job: Job) -> list[str]:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    aftermath = Aftermath(job.get, "/jobs/a", BEFORE, monotonic=lambda: now[0], sleep=sleep)
+    return list(aftermath.sentences())
+
+
+def test_each_event_is_told_until_the_rank_lives_again() -> None:
+    job = Job(("RUNNING", BEFORE), ("RECOVERING", GONE), ("RUNNING", BACK))
+    assert sentences(job) == [
+        "rank 1 is live",
+        "rank 1 is exited",
+        "rank 1 is live",
+        "rank 1 lives again, as pid 9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "worker"), [("FAILED", GONE), ("RUNNING", {**GONE, "state": "finished"})]
+)
+def test_nobody_waits_for_what_does_not_come_back(status: str, worker: dict[str, Any]) -> None:
+    told = sentences(Job((status, worker)))
+    assert told[1:] == ["rank 1 does not come back: it is done, or its job is over"]
+
+
+def test_after_a_minute_it_is_said_that_it_is_not_back() -> None:
+    told = sentences(Job(("RECOVERING", GONE)))
+    assert told[-1] == "rank 1 is not back after 60 s"
+    assert len(told) - 1 <= PATIENCE_SECONDS / LOOK_SECONDS + 1
