@@ -169,7 +169,11 @@ class Supervisor:
         self._stirred.clear()
 
     def _overslept(self, seconds: float) -> None:
-        """Let every job know that for so long nobody could be heard."""
+        """Let every job know that for so long nobody could be heard.
+
+        Meanwhile another may have come into office: the next commit tells, and is made at once.
+        """
+        self._committed_at = 0.0
         for uid in self._roster.charges:
             self.hear(uid, happenings.Overslept(seconds=seconds))
 

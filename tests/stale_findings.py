@@ -37,6 +37,8 @@ class Findings:
     """By successors, seen while stale processes ran or after."""
     inside_transactions: int = 0
     """Coordinators that were stopped there, and again a moment later."""
+    memories: int = 0
+    """How often there was shared memory on both machines to be compared; 0 would prove nothing."""
     in_time_seconds: float = IN_TIME_SECONDS
     """Within which whoever wakes up has to be gone."""
 
@@ -44,6 +46,12 @@ class Findings:
         self.wakings.append(waking)
         if self.is_late(waking):
             self.breaches.append(f"{waking.what}: gone only {waking.seconds:.2f} s after it woke")
+
+    def note_memory(self, stale: set[int], in_use: set[int]) -> None:
+        """Look whether stale ranks can write to what others have mapped."""
+        self.memories += bool(stale and in_use)
+        if both := stale & in_use:
+            self.breaches.append(f"stale ranks can write to memory in use: {both}")
 
     def is_late(self, waking: Waking) -> bool:
         return waking.seconds > self.in_time_seconds

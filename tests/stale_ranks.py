@@ -46,6 +46,8 @@ def run(
             scene.replace_a_host()
             tell(f"{len(findings.of(*KINDS))} of {wakings} stale ranks woken")
         scene.finish()
+    if not findings.memories:
+        findings.breaches.append("no shared memory was seen at all")
     if woken < wakings:
         findings.breaches.append(f"only {woken} of {wakings} were woken in {minutes:g} minutes")
     return findings

@@ -12,7 +12,7 @@ from frozen_hosts import Host, let_go, signal_all
 from installation import Installation, Seen, await_value, is_over
 from stale_findings import Findings, Waking, Watch
 from stale_jobs import COMMON, KINDS, Training, generation_in, is_finished
-from stale_standing import changes, is_locked, memory_in_reach, standing
+from stale_standing import changes, is_locked, mapped_memory, standing, writable_memory
 
 from cli.digest import digests
 from muster.contracts.layout import checkpoints_of_job
@@ -103,7 +103,7 @@ class Scene:
         for training in self._all():
             self._await_successors(training, generations)
         before = standing(self.installation, self._all())
-        self.findings.breaches += memory_in_reach(old, new)
+        self.findings.note_memory(writable_memory(old), mapped_memory(new))
         order = self._chance.choice(ORDERS)
         for part in order:
             self._wake(old, part, places, instants)

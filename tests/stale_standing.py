@@ -53,14 +53,14 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str
             yield f"{what}: {value} became {after[what]}"
 
 
-def memory_in_reach(old: Host, new: Host) -> Iterator[str]:
-    """Yield what a stale rank can write to although somebody else has mapped it."""
-    writable = {inode for pid in old.ranks() for mode, inode in shared_memory(pid) if "w" in mode}
-    in_use = {inode for pid in new.ranks() for _, inode in shared_memory(pid)}
-    if not (writable and in_use):
-        yield "no shared memory was seen at all"
-    if both := writable & in_use:
-        yield f"stale ranks can write to memory in use: {both}"
+def writable_memory(host: Host) -> set[int]:
+    """Return the shared memory that ranks of a machine can write to, by its inodes."""
+    return {inode for pid in host.ranks() for mode, inode in shared_memory(pid) if "w" in mode}
+
+
+def mapped_memory(host: Host) -> set[int]:
+    """Return all the shared memory that ranks of a machine have mapped."""
+    return {inode for pid in host.ranks() for _, inode in shared_memory(pid)}
 
 
 def _lease(installation: Installation) -> tuple[int, str] | None:
