@@ -2,7 +2,7 @@
 
     python bench/power_cuts.py [histories] [seed]
 
-The long form of tests/integration/checkpoints/test_power_cut.py: every history is a few processes that
+The long form of tests/integration/checkpoints/test_power_cut.py: a history is a few processes that
 save, are killed anywhere and are replaced, and after each of their operations every file system
 that POSIX would allow to be left (or a few hundred drawn ones) is given to the production reader.
 """
