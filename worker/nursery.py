@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -249,8 +250,10 @@ class Nursery:
 
     def _stop_listening(self, child: Child) -> None:
         """A closed channel would be readable for ever; closing it is a program's right."""
-        if child.channel is not None and child.channel in self._selector.get_map():
-            self._selector.unregister(child.channel)
+        if child.channel is not None:
+            # Not registered, or closed already: its word and its end may come at the same moment.
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(child.channel)
 
     def _logbook(self, rank: int, incarnation: int) -> Logbook:
         return Logbook(self._files.log(rank, incarnation), self._files.times(rank, incarnation))

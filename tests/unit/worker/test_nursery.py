@@ -241,6 +241,15 @@ def test_every_checkpoint_is_told_again_as_each_may_tell_of_other_passes(house: 
     assert [report.message for report in said] == told
 
 
+def test_whoever_speaks_and_ends_at_the_same_moment_is_heard_once(house: House) -> None:
+    house.starts(SAY_HELLO)
+    (listening,) = house.selector.get_map().values()
+    house.lives_until_it_is_empty()
+    before = list(house.reports)
+    listening.data()  # as a loop does that had both on its list
+    assert house.reports == before
+
+
 def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
     warning = encode(Warned(message="again"))
     house.starts(f"import os; [os.write(CHANNEL, {warning!r}) for _ in range(1000)]")
