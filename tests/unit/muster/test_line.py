@@ -59,6 +59,9 @@ class Agents:
 
     def close(self) -> None:
         self.dies()
+        for thread in threading.enumerate():
+            if thread.name == "muster-heart":  # it was stopped, and may be on its last round
+                thread.join(PATIENCE_SECONDS)
         self.line.close()
 
 
