@@ -252,7 +252,8 @@ def test_whoever_speaks_and_ends_at_the_same_moment_is_heard_once(house: House) 
 
 def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
     warning = encode(Warned(message="again"))
-    house.starts(f"import os; [os.write(CHANNEL, {warning!r}) for _ in range(1000)]")
+    wait_for_room = "import os; os.set_blocking(CHANNEL, True); "
+    house.starts(wait_for_room + f"[os.write(CHANNEL, {warning!r}) for _ in range(1000)]")
     house.lives_until_it_is_empty()
     warnings = [report for report in house.reports if isinstance(report, RankSaid)]
     assert len(warnings) == WARNINGS_LIMIT
