@@ -10,6 +10,7 @@ from coordinator import foreground
 from coordinator.service import Service
 from coordinator.stopped_predecessor import end_if_stopped, last_known
 from muster import journal, lifeline
+from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
@@ -19,7 +20,6 @@ from store.errors import LeaseLost, StoreLocked
 INTERRUPTED: Final = 130
 """As shells have it for Ctrl-C."""
 
-FENCED: Final = 75
 """Another coordinator has taken over. "Temporary failure" in sysexits: starting again is right."""
 
 
@@ -40,7 +40,7 @@ def main() -> int:
             database.close()
     except LeaseLost as error:
         print(f"coordinator: {error}", file=sys.stderr)
-        return FENCED
+        return REPLACED_CODE
     except KeyboardInterrupt:  # before there was anything to shut down
         return INTERRUPTED
     except MusterError as error:

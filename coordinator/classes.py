@@ -8,15 +8,12 @@ from typing import Final
 
 from coordinator.snapshot import Cause, Ending, JobSnapshot, RankSnapshot
 from coordinator.wording import describe_exit, last_line, quote_end
-from muster.contracts.endings import DO_NOT_RETRY_CODE, RetryClass
+from muster.contracts.endings import DO_NOT_RETRY_CODE, OF_A_SHELL, RetryClass
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
 
 SIGKILL: Final = 9
 SIGTERM: Final = 15
-OF_A_SHELL: Final = 128
-"""What a shell, or a container, adds to the number of the signal that ended a program."""
-
 _HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.START_TIMEOUT})
 
 _REASONS: Final = {

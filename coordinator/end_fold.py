@@ -7,10 +7,10 @@ all that the program may be to blame for share one limit: ends in a row without 
 from dataclasses import replace
 
 from coordinator import pool_fold, rank_fold
-from coordinator.classes import OF_A_SHELL, ending_of
+from coordinator.classes import ending_of
 from coordinator.snapshot import NEVER, Cause, Ending, JobSnapshot, RankSnapshot, Verdict
 from coordinator.wording import describe_exit, legible, quote_lines
-from muster.contracts.endings import RETRIES, RetryClass
+from muster.contracts.endings import OF_A_SHELL, RETRIES, RetryClass
 from muster.contracts.job import Reason
 from muster.contracts.messages import Raised, RankExited, Refused
 from muster.contracts.spec import JobSpec

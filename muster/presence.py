@@ -9,17 +9,15 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Final, NoReturn
+from typing import NoReturn
 
+from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import Beat, Hello, RankMessage, Warned
 from muster.program import ProgramRaised
 from muster.refusals import refusal_of
 from muster.voice import Heart, Voice
-
-REPLACED: Final = 75
-"""Exit code of a process that was replaced while its machine stood still; nobody counts it."""
 
 
 class Presence:
@@ -101,4 +99,4 @@ def _leave() -> NoReturn:
         file=sys.stderr,
         flush=True,
     )
-    os._exit(REPLACED)
+    os._exit(REPLACED_CODE)

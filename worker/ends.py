@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final, Self
 
 from muster.contracts.agent import AdoptedRank
+from muster.contracts.endings import OF_A_SHELL
 from muster.contracts.exit_record import ExitRecord
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
@@ -23,7 +24,7 @@ from worker.memory import OomKills
 CANNOT_START: Final = 126
 """Exit code of a rank that never became a process, as shells have it."""
 
-KILLED_WITHIN: Final = 128 + signal.SIGKILL
+KILLED_WITHIN: Final = OF_A_SHELL + signal.SIGKILL
 """Exit code of a shell whose program was killed."""
 
 

@@ -10,6 +10,12 @@ DO_NOT_RETRY_CODE: Final = 64
 """A program that exits with it is not started again. Many use it already for a command line that
 makes no sense (EX_USAGE in sysexits.h), which is the same wish."""
 
+REPLACED_CODE: Final = 75
+"""Of a rank or a coordinator that has noticed its successor (EX_TEMPFAIL in sysexits.h)."""
+
+OF_A_SHELL: Final = 128
+"""What a shell, or a container, adds to the number of the signal that ended a program."""
+
 
 class RetryClass(StrEnum):
     """What the end of one incarnation says about the next."""
