@@ -121,6 +121,7 @@ def test_the_kernel_says_how_a_process_ended_that_somebody_else_has_reaped(
 
 def test_a_signal_reaches_the_group_even_when_its_leader_is_gone(middles: list[Middle]) -> None:
     middle, life = held(middles, "sleep 600 & read line; exit 0")
+    await_value(lambda: len(middle.left()) == 2, lambda: "it has started nothing")
     middle.lets_it_go_on()
     middle.reaps()
     (left,) = middle.left()
