@@ -22,11 +22,16 @@ class Backend(Protocol):
     """One kind of database. It raises SQLAlchemy's errors; `explain` makes ours of them."""
 
     engine: Engine
-    begin_reading: str
-    """First statement of a transaction that only reads."""
-    begin_writing: str
-    """First statement of one that writes: after it no other one exists, in any process, and
-    everything earlier ones have committed is seen. A read-then-write loses nothing."""
+
+    def begin_reading(self, connection: Connection) -> None:
+        """Begin a transaction that only reads."""
+
+    def begin_writing(self, connection: Connection) -> None:
+        """Begin a transaction that writes: from now on no other one does, in any process.
+
+        Everything that earlier ones have committed is seen: a read-then-write loses nothing.
+        Nobody who waits is passed by one who writes again and again.
+        """
 
     def is_prepared(self, connection: Connection) -> bool:
         """Return whether the settings that live in the database itself are as we need them."""

@@ -60,7 +60,7 @@ class Database:
             self._explained(),
             self._backend.engine.begin() as connection,
         ):
-            connection.exec_driver_sql(self._backend.begin_reading)
+            self._backend.begin_reading(connection)
             yield connection
 
     @contextmanager
@@ -76,7 +76,7 @@ class Database:
             self._explained(),
             self._backend.engine.begin() as connection,
         ):
-            connection.exec_driver_sql(self._backend.begin_writing)
+            self._backend.begin_writing(connection)
             yield connection
 
     def upsert(self, table: Table, kept: Collection[str] = ()) -> Insert:

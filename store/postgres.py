@@ -34,9 +34,6 @@ MIGRATION_SECONDS: Final = 600.0
 class PostgresBackend:
     """A database on a server."""
 
-    begin_reading = "SET TRANSACTION READ ONLY"
-    begin_writing = f"SELECT pg_advisory_xact_lock({WRITER_LOCK})"
-
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         """Connect to nothing yet. Raises `StoreUnavailable` if the driver is not installed."""
         self._place = url.render_as_string(hide_password=True)
@@ -47,6 +44,12 @@ class PostgresBackend:
                 f"the database {self._place} needs {error.name}: "
                 "pip install 'muster-train[postgres]'"
             ) from error
+
+    def begin_reading(self, connection: Connection) -> None:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+
+    def begin_writing(self, connection: Connection) -> None:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITER_LOCK})")
 
     def is_prepared(self, connection: Connection) -> bool:
         del connection
@@ -59,7 +62,7 @@ class PostgresBackend:
         with self.engine.connect() as connection:
             connection.detach()  # its patience must not come back from the pool
             with connection.begin():
-                connection.exec_driver_sql(self.begin_writing)
+                self.begin_writing(connection)
                 be_patient(connection, MIGRATION_SECONDS)
                 yield connection
 

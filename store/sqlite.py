@@ -5,7 +5,6 @@ IMMEDIATE, without which a read-then-write fails at once when another one is und
 of the busy timeout.
 """
 
-import fcntl
 import os
 import sqlite3
 import time
@@ -20,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreLocked, StoreUnavailable
+from store.turnstile import Turnstile, try_lock
 
 SAFE_WAL: Final = (3, 51, 3)
 """Before this version two connections that write and checkpoint a write-ahead log at the same
@@ -46,9 +46,6 @@ def journal_mode(version: tuple[int, ...]) -> str:
 class SqliteBackend:
     """A database file."""
 
-    begin_reading = "BEGIN"
-    begin_writing = "BEGIN IMMEDIATE"
-
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         """Make the file's directory. Raises `StoreUnavailable` where there can be no file."""
         if not url.database or url.database == ":memory:":
@@ -57,11 +54,19 @@ class SqliteBackend:
             )
         self._path = Path(url.database).absolute()
         self._busy_timeout_seconds = busy_timeout_seconds
+        self._turnstile = Turnstile(Path(f"{self._path}.turn"))
         self._journal_mode = journal_mode(sqlite3.sqlite_version_info)
         self._watch: sqlite3.Connection | None = None
         self._last_change: int | None = None
         self._make_file()
         self.engine = _engine(url.set(database=str(self._path)), busy_timeout_seconds)
+
+    def begin_reading(self, connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    def begin_writing(self, connection: Connection) -> None:
+        with self._turnstile.turn():
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def is_prepared(self, connection: Connection) -> bool:
         return bool(
@@ -75,7 +80,7 @@ class SqliteBackend:
             connection.exec_driver_sql(f"PRAGMA journal_mode = {self._journal_mode}")
             # A batch migration drops the old table: with foreign keys that deletes its children.
             connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-            connection.exec_driver_sql(self.begin_writing)
+            self.begin_writing(connection)
             yield connection
             connection.commit()
 
@@ -108,6 +113,7 @@ class SqliteBackend:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self._turnstile.close()
         self.engine.dispose()
 
     def _make_file(self) -> None:
@@ -137,7 +143,7 @@ class SqliteBackend:
         deadline = time.monotonic() + self._busy_timeout_seconds
         descriptor = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 if time.monotonic() > deadline:
                     raise self._locked()
                 time.sleep(_LOCK_POLL_SECONDS)
@@ -168,14 +174,6 @@ def _engine(url: URL, busy_timeout_seconds: float) -> Engine:
         connection.execute("PRAGMA synchronous = FULL")
 
     return engine
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _code(error: BaseException | None) -> int | None:
