@@ -1,7 +1,7 @@
 """Where every file of an installation lies. Nobody else joins a path to the data directory.
 
 <data_dir>/
-  muster.db                       the database, unless MUSTER_DATABASE_URL says otherwise
+  muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   coordinator.json                where the coordinator listens for agents, replaced atomically
   datasets/synthetic/             made for a job that named no data set
   jobs/<job_id>/
