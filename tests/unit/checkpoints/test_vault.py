@@ -67,17 +67,21 @@ def test_the_manifest_says_who_saved_what_and_when() -> None:
     assert manifest.files == {}
 
 
-def test_the_steps_of_a_save_come_in_the_one_safe_order() -> None:
-    rank = Rank()
-    rank.save(1, 2)
+def steps_of_a_save(rank: Rank, step: int) -> list[str]:
+    """Save, and return what was done to the disk but for what needs no order."""
     before = len(rank.files.operations)
-    rank.save(3)
-    verbs = [
+    rank.save(step)
+    return [
         operation.name
         for operation in rank.files.operations[before:]
         if operation.name not in ("read", "write", "close", "is_directory", "list_directory")
     ]
-    assert verbs == [
+
+
+def test_the_steps_of_a_save_come_in_the_one_safe_order() -> None:
+    rank = Rank()
+    rank.save(1, 2)
+    assert steps_of_a_save(rank, 3) == [
         *("make_directory", "create", "fsync", "create", "fsync", "fsync_directory"),
         *("rename", "fsync_directory"),
         *("create", "fsync", "rename", "fsync_directory"),
@@ -88,14 +92,7 @@ def test_the_steps_of_a_save_come_in_the_one_safe_order() -> None:
 def test_a_small_save_writes_over_a_retired_one_that_is_surely_hidden() -> None:
     rank = Rank()
     rank.save(1, 2, 3, 4)
-    before = len(rank.files.operations)
-    rank.save(5)
-    verbs = [
-        operation.name
-        for operation in rank.files.operations[before:]
-        if operation.name not in ("read", "write", "close", "is_directory", "list_directory")
-    ]
-    assert verbs == [
+    assert steps_of_a_save(rank, 5) == [
         *("overwrite", "fsync", "overwrite", "fsync", "rename", "fsync_directory"),
         *("create", "fsync", "rename", "fsync_directory"),
         "rename",
