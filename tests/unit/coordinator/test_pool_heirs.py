@@ -1,19 +1,12 @@
 """How a pool outlives its agent and its coordinator, told as stories."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-
 from stories import Story, layouts, starts
+from unit.coordinator.heirs import successor
 from unit.coordinator.pooled import ACTIVE, FAILED, LAST_STEP, active_ranks, states
 
-from coordinator.moment import Moment
-from coordinator.pool_rows import members_of
-from coordinator.rows import Attachment, change_of, inherited_with_agent, snapshot_of, workers_of
-from coordinator.snapshot import AgentState, JobSnapshot
+from coordinator.rows import inherited_with_agent
+from coordinator.snapshot import AgentState
 from muster.contracts.job import JobStatus, Reason
-from store.records import Job
-
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def test_generations_go_up_after_a_lost_agent_and_all_workers_are_new() -> None:
@@ -35,37 +28,6 @@ def test_while_the_agent_cannot_be_told_no_layout_is_made() -> None:
     assert layouts(story.plans()) == []
     assert story.job.agent is AgentState.UNREACHABLE
     assert [layout.workers for layout in layouts(story.agent_joins().plans())] == [(0,)]
-
-
-def successor(story: Story, take_up: Callable[..., JobSnapshot] = snapshot_of) -> Story:
-    """Return the story as the next coordinator takes it up; by default every process was ended."""
-    moment = Moment(monotonic=story.now, wall=NOON)
-    change = change_of(story.job, Attachment(started_at=None), moment)
-    row = Job(
-        job_id=change.job_id,
-        uid=change.uid,
-        spec=story.job.spec,
-        status=change.status,
-        reason=change.reason,
-        message=change.message,
-        created_at=NOON,
-        updated_at=NOON,
-        started_at=None,
-        finished_at=None,
-        exit_code=None,
-        stop_request=None,
-        stop_grace_seconds=None,
-        generation=change.generation,
-        agent=None,
-        agent_token_sha256=None,
-        version=1,
-        wanted_world_size=story.job.wanted_world_size,
-        layout_generation=change.layout_generation,
-        pause_request=story.job.pause_asked,
-    )
-    workers, pool = workers_of(story.job, moment), members_of(story.job, moment)
-    later = Moment(monotonic=5.0, wall=NOON)
-    return Story(take_up(row, workers, pool, later), now=5.0)
 
 
 def test_a_coordinator_that_inherits_a_living_pool_goes_on_with_the_same_workers() -> None:
