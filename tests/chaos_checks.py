@@ -97,7 +97,7 @@ class Outcome:
         for job_id, follower in self.scene.followers.items():
             if not follower.has_ended:
                 yield f"the stream of {job_id} does not end"
-            for fault in follower.faults(self.installation.checkpoint_dir):
+            for fault in self.scene.printed[job_id].faults(self.installation.checkpoint_dir):
                 yield f"{job_id}: {fault}"
 
     def _bad_reads(self) -> Iterator[str]:

@@ -10,12 +10,13 @@ from typing import Any, Self
 
 from chaos_decoys import Decoys
 from chaos_jobs import Workload
-from chaos_logs import LogFollower
+from chaos_logs import NumberedLines
 from chaos_observer import Observer
 from chaos_office import Office
 from chaos_restarter import Restarter
 from chaos_strikes import awaited
 from installation import Installation
+from log_follower import LogFollower
 
 LAST_SECONDS = 120.0
 """For all jobs to finish once nothing more is done to them: a rank may wait 30 s to be started."""
@@ -46,6 +47,7 @@ class Scene:
         self._restarters = [self.api_restarter, *map(Restarter, several)]
         self.decoys = Decoys(installation.root)
         self.followers: dict[str, LogFollower] = {}
+        self.printed: dict[str, NumberedLines] = {}
         self._reader = _start_reader(installation.checkpoint_dir)
         self.reading: dict[str, Any] = {}
 
@@ -73,10 +75,14 @@ class Scene:
     def meet_new_jobs(self) -> None:
         """Follow the logs of trainings that are new, and put a decoy beside each."""
         for training in self.workload.trainings[len(self.followers) :]:
-            follower = LogFollower(self.installation.url, training.job_id)
-            follower.start()
-            self.followers[training.job_id] = follower
+            self._follow(training.job_id)
             self.decoys.stand_beside(training.uid)
+
+    def _follow(self, job_id: str) -> None:
+        printed = NumberedLines(job_id)
+        follower = LogFollower(self.installation.url, job_id, printed.take)
+        follower.start()
+        self.followers[job_id], self.printed[job_id] = follower, printed
 
     def come_to_rest(self) -> list[str]:
         """Let all jobs finish in peace; return the processes they leave."""

@@ -11,10 +11,9 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -23,6 +22,7 @@ from pathlib import Path
 import httpx
 from chaos_restarter import Restarter
 from installation import Installation, await_value, is_over, is_running
+from log_follower import LogFollower
 from scribbler import FAST_LINES
 
 from api.logs.lines import LINE_LIMIT_BYTES, Line
@@ -35,75 +35,10 @@ LISTENING = 4 / 5
 """Of the deaths of an API meet one that serves, and so has readers."""
 
 TAIL = 500
-RETRY_SECONDS = 0.2
-PATIENCE_SECONDS = 20.0
-"""A stream says something every 15 seconds, if only that it is there."""
 LAST_SECONDS = 120.0
 """For readers to get everything once all is written."""
 
 TOKEN = re.compile(rb"line (\d+) of ([0-9.]+\.(?:rank|child));")
-
-
-class Reader:
-    """Reads a job's stream to its end, and comes back by the last id whenever it breaks off."""
-
-    def __init__(self, url: str, job_id: str, rank: int | None, spool: Path) -> None:
-        self._client = httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False)
-        query = "" if rank is None else f"?rank={rank}"
-        self._path = f"/jobs/{job_id}/logs/stream{query}"
-        self._spool = spool.open("wb")
-        self._position: str | None = None
-        self._is_given_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.has_ended = False
-        self.resumed = 0
-        self.lines = 0
-        self._thread.start()
-
-    def wait(self, timeout_seconds: float) -> None:
-        self._thread.join(timeout_seconds)
-        self._is_given_up.set()
-        self._spool.close()
-
-    def _run(self) -> None:
-        with self._client:
-            while not (self.has_ended or self._is_given_up.is_set()):
-                try:
-                    self._follow()
-                except httpx.TransportError:
-                    time.sleep(RETRY_SECONDS)
-
-    def _follow(self) -> None:
-        headers = {} if self._position is None else {"Last-Event-ID": self._position}
-        with self._client.stream("GET", self._path, headers=headers) as answer:
-            if answer.status_code == httpx.codes.NO_CONTENT:
-                self.has_ended = True
-            elif answer.is_success:
-                self.resumed += self._position is not None
-                for event in _events(answer.iter_raw()):
-                    self._take(event)
-            else:
-                time.sleep(RETRY_SECONDS)
-
-    def _take(self, event: bytes) -> None:
-        fields = [line.partition(b": ")[::2] for line in event.split(b"\n")]
-        data = [value for name, value in fields if name == b"data"]
-        named = dict(fields)
-        if b"event" in named:
-            self.has_ended = self.has_ended or named[b"event"] == b"end"
-        elif data:
-            self.lines += len(data)
-            self._spool.write(b"".join(line + b"\n" for line in data))
-        if b"id" in named:
-            self._position = named[b"id"].decode()
-
-
-def _events(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield whole events; one that broke off did not happen."""
-    rest = b""
-    for chunk in chunks:
-        *events, rest = (rest + chunk).split(b"\n\n")
-        yield from events
 
 
 @dataclass
@@ -136,7 +71,7 @@ def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) ->
     fields = {"world_size": 2, "command": command, "max_restarts": 1000}
     written = [installation.submit(**fields) for _ in range(jobs)]
     readers = {
-        (job_id, rank): Reader(installation.url, job_id, rank, root / f"{job_id}.{rank}")
+        (job_id, rank): _reader(installation.url, job_id, rank, root / f"{job_id}.{rank}")
         for job_id in written
         for rank in (None, 0)[: 1 + (job_id == written[0])]
     }
@@ -170,6 +105,19 @@ def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) ->
         spool = root / f"{job_id}.{rank}"
         report.faults += _wrong_stream(installation, spool, job_id, rank)
     return report
+
+
+def _reader(url: str, job_id: str, rank: int | None, spool: Path) -> LogFollower:
+    """Follow a stream of logs into a file."""
+    spool.touch()
+
+    def keep(lines: Sequence[str]) -> None:
+        with spool.open("ab") as kept:
+            kept.write("".join(f"{line}\n" for line in lines).encode())
+
+    reader = LogFollower(url, job_id, keep, rank=rank)
+    reader.start()
+    return reader
 
 
 def _kill(installation: Installation, victim: str, job_id: str, chance: random.Random) -> int:

@@ -7,13 +7,14 @@ import pytest
 from chaos import Plan
 from chaos_faults import CHOICES, Blow, Fault, Kind, Victim, blows, choices_of
 from chaos_figures import Event, History
-from chaos_logs import LogFollower
+from chaos_logs import NumberedLines
 from chaos_observer import JobSeen, Look, RankSeen
 from chaos_program import witness_directory
 from chaos_reader import Watch
 from chaos_report import Report
 from chaos_saves import Saves
 from chaos_strikes import Strike, Target
+from log_follower import events
 from vaults import Rank
 
 from muster.checkpoints.filesystem import LocalFileSystem
@@ -191,24 +192,23 @@ def test_the_reader_sees_a_checkpoint_that_goes_back(rank: Rank) -> None:
 def test_a_log_that_lacks_anything_is_found_out(
     tmp_path: Path, numbers: list[int], written: int
 ) -> None:
-    assert list(_followed(tmp_path, numbers, written).faults(tmp_path / "checkpoints"))
+    assert list(_printed(tmp_path, numbers, written).faults(tmp_path / "checkpoints"))
 
 
 @pytest.mark.parametrize("written", [2, 3])
 def test_a_whole_log_is_a_whole_log(tmp_path: Path, written: int) -> None:
     """Who was killed between a line and its witness has written one line more."""
-    assert not list(_followed(tmp_path, [0, 1, 2], written).faults(tmp_path / "checkpoints"))
+    assert not list(_printed(tmp_path, [0, 1, 2], written).faults(tmp_path / "checkpoints"))
 
 
-def _followed(root: Path, numbers: list[int], written: int) -> LogFollower:
+def _printed(root: Path, numbers: list[int], written: int) -> NumberedLines:
     witnesses = witness_directory(root / "checkpoints")
     witnesses.mkdir()
     (witnesses / WHO).write_bytes(written.to_bytes(8, "little"))
-    follower = LogFollower("http://127.0.0.1:1", "job")
-    follower.take_events(
-        line for number in numbers for line in (f"data: [rank 0] line {number} of {WHO}", "")
-    )
-    return follower
+    printed = NumberedLines("job")
+    for event in events(f"data: [rank 0] line {it} of {WHO}\n\n".encode() for it in numbers):
+        printed.take(event.data)
+    return printed
 
 
 def test_an_instant_inside_a_save_is_before_its_end(rank: Rank) -> None:

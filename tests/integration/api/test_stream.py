@@ -5,39 +5,15 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import httpx
 import pytest
 from integration.api.service import Agent, Service, StandIn
+from log_follower import Event, events
 
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import ProcessState
 from store.records import Worker
-
-
-@dataclass
-class Event:
-    id: str = ""
-    kind: str = ""
-    data: list[str] = field(default_factory=list)
-
-
-def events(response: httpx.Response) -> Iterator[Event]:
-    """Parse a stream as a browser does: an event without data is none."""
-    event = Event()
-    for line in response.iter_lines():
-        name, _, value = line.partition(": ")
-        if not line:
-            if event.data:
-                yield event
-            event = Event()
-        elif name == "data":
-            event.data.append(value)
-        elif name == "id":
-            event.id = value
-        elif name == "event":
-            event.kind = value
 
 
 def everything(
@@ -45,7 +21,7 @@ def everything(
 ) -> list[Event]:
     with client.stream("GET", path, params=params) as response:
         assert response.status_code == 200
-        return list(events(response))
+        return list(events(response.iter_raw()))
 
 
 def lines(found: list[Event]) -> list[str]:
@@ -61,7 +37,7 @@ def test_history_then_live_lines_then_the_end(
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-store"
         assert response.headers["x-accel-buffering"] == "no"
-        stream = events(response)
+        stream = events(response.iter_raw())
         assert next(stream).data == ["[rank 0] old 0"]
         agent.write(job, 1, "live 1\n")
         assert next(stream).data == ["[rank 1] live 1"]
@@ -140,7 +116,7 @@ def test_an_ended_incarnation_gives_up_its_unfinished_line(
     exited = Worker(rank=0, incarnation=0, state=ProcessState.EXITED, process=None)
     stand_in.run(job, exited)
     with client.stream("GET", f"/jobs/{job}/logs/stream") as response:
-        stream = events(response)
+        stream = events(response.iter_raw())
         assert next(stream).data == ["[rank 0] dying wor"]
         agent.write(job, 0, "reborn\n", incarnation=1)
         assert next(stream).data == ["[rank 0] reborn"]
@@ -160,7 +136,7 @@ def test_the_stream_of_a_deleted_job_ends(
     agent.write(job, 0, "here\n")
     stand_in.run(job)
     with client.stream("GET", f"/jobs/{job}/logs/stream") as response:
-        stream = events(response)
+        stream = events(response.iter_raw())
         assert next(stream).data == ["[rank 0] here"]
         stand_in.move(job, JobStatus.FAILED)
         client.delete(f"/jobs/{job}").raise_for_status()
@@ -217,4 +193,4 @@ def test_killing_the_service_leaves_neither_gap_nor_repeat(
 
 def _until_lost(response: httpx.Response) -> Iterator[Event]:
     with contextlib.suppress(httpx.HTTPError):
-        yield from events(response)
+        yield from events(response.iter_raw())

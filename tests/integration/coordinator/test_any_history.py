@@ -94,7 +94,15 @@ OF_A_POOL: Final[dict[str, Callable[[Story], object]]] = {
 DEEDS_OF_A_RANK: Final = OF_A_RANK | OF_A_POOLED_RANK
 DEEDS_OF_THE_JOB: Final = OF_THE_JOB | OF_A_POOL
 
+PROGRESS_TIMEOUTS: Final = st.sampled_from([None, 20.0])
 MOMENTS: Final = [0.0, 0.0, 0.1, 1.0, 4.9, 5.0, 10.0, 31.0, 61.0, 121.0]
+
+MANY_HISTORIES: Final = settings(
+    derandomize=True,
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 # Endings are rare, or every history would be a short one.
 ENDINGS: Final = {
@@ -132,27 +140,23 @@ def _if_admitted(story: Story, deed: Callable[[], object]) -> None:
         deed()
 
 
-def events(deeds: Collection[str], ranks: int) -> st.SearchStrategy[Event]:
+def histories(deeds: Collection[str], ranks: int) -> st.SearchStrategy[list[Event]]:
     often = sorted(set(deeds) - ENDINGS)
-    return st.builds(
+    event = st.builds(
         Event,
         seconds=st.sampled_from(MOMENTS),
         deed=st.sampled_from([*often * 3, *sorted(ENDINGS)]),
         rank=st.integers(0, ranks - 1),
         plans_first=st.booleans(),
     )
+    return st.lists(event, max_size=40)
 
 
-@settings(
-    derandomize=True,
-    max_examples=400,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@MANY_HISTORIES
 @given(
     st.sampled_from([Story.submitted, Story.starting, Story.running]),
-    st.lists(events(OF_A_RANK.keys() | OF_THE_JOB.keys(), RANKS), max_size=40),
-    st.sampled_from([None, 20.0]),
+    histories(OF_A_RANK.keys() | OF_THE_JOB.keys(), RANKS),
+    PROGRESS_TIMEOUTS,
 )
 def test_no_history_leads_a_job_astray(
     begin: Callable[..., Story], history: list[Event], progress: float | None
@@ -163,16 +167,11 @@ def test_no_history_leads_a_job_astray(
     )
 
 
-@settings(
-    derandomize=True,
-    max_examples=400,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@MANY_HISTORIES
 @given(
     st.sampled_from([Story.submitted, Story.starting, Story.training]),
-    st.lists(events(DEEDS_OF_A_RANK.keys() | DEEDS_OF_THE_JOB.keys(), MAX_WORKERS), max_size=40),
-    st.sampled_from([None, 20.0]),
+    histories(DEEDS_OF_A_RANK.keys() | DEEDS_OF_THE_JOB.keys(), MAX_WORKERS),
+    PROGRESS_TIMEOUTS,
     st.integers(1, RANKS),
 )
 def test_no_history_leads_a_pool_astray(

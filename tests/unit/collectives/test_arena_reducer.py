@@ -5,45 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from arenas import Host
+from unit.collectives.leaves import LEAVES, Layout, layout_by_chance, leaves_of, sum_of
 
 from muster.collectives import arena_reducer
 from muster.collectives.arena import PUBLISHED, SUMMED
 from muster.collectives.arena_reducer import ArenaReducer
-from muster.collectives.backend import Vector
 from muster.collectives.errors import ChannelClosed, TimedOut
 from muster.collectives.flags import Flags
-from muster.collectives.summation import add_up, plan_of
-from muster.collectives.tree import Block, blocks_of_range, deal
+from muster.collectives.tree import Block, deal
 
-LEAVES = 16
 LENGTHS = [1, 1000, 4096, 4097, 10_000]
 """Short and long ones, and the two at the border."""
-
-Layout = list[tuple[Block, ...]]
-
-
-def leaves_of(elements: int) -> list[Vector]:
-    rng = np.random.default_rng(elements)
-    leaves = rng.standard_normal((LEAVES, elements)).astype(np.float32)
-    leaves[3, 0] = np.nan
-    return list(leaves)
-
-
-def sum_of(leaves: list[Vector]) -> Vector:
-    out = np.empty_like(leaves[0])
-    add_up(plan_of([Block(0, number) for number in range(len(leaves))]), leaves, out)
-    return out
-
-
-def layout_by_chance(world_size: int, chance: random.Random) -> Layout:
-    """Any rank may hold any blocks, or none."""
-    held: list[list[Block]] = [[] for _ in range(world_size)]
-    at = 0
-    while at < LEAVES:
-        stop = chance.randint(at + 1, LEAVES)
-        held[chance.randrange(world_size)] += blocks_of_range(at, stop)
-        at = stop
-    return [tuple(blocks) for blocks in held]
 
 
 def in_threads(reducers: list[ArenaReducer], work: Callable[[int, ArenaReducer], object]) -> list:

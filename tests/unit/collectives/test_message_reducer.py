@@ -3,44 +3,12 @@ import random
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from unit.collectives.leaves import LEAVES, Layout, layout_by_chance, leaves_of, sum_of
 
 from muster.collectives.backend import Backend, Vector
 from muster.collectives.message_reducer import MessageReducer, rounds_of
 from muster.collectives.simulated import SimulatedGroup, run_ranks
-from muster.collectives.summation import add_up, plan_of
-from muster.collectives.tree import Block, blocks_of_range, deal
-
-LEAVES = 16
-Layout = list[tuple[Block, ...]]
-
-
-def leaves_of(elements: int) -> list[Vector]:
-    rng = np.random.default_rng(elements)
-    leaves = rng.standard_normal((LEAVES, elements)).astype(np.float32)
-    leaves[3, 0] = np.nan
-    return list(leaves)
-
-
-def sum_of(blocks: list[Block], leaves: list[Vector]) -> Vector:
-    """Return the root's sum, or that of the one block whose leaves are given."""
-    out = np.empty_like(leaves[0])
-    add_up(plan_of(blocks), leaves, out)
-    return out
-
-
-def whole(leaves: list[Vector]) -> Vector:
-    return sum_of([Block(0, number) for number in range(len(leaves))], leaves)
-
-
-def layout_by_chance(world_size: int, chance: random.Random) -> Layout:
-    """Any rank may hold any blocks, or none."""
-    held: list[list[Block]] = [[] for _ in range(world_size)]
-    at = 0
-    while at < LEAVES:
-        stop = chance.randint(at + 1, LEAVES)
-        held[chance.randrange(world_size)] += blocks_of_range(at, stop)
-        at = stop
-    return [tuple(blocks) for blocks in held]
+from muster.collectives.tree import Block, deal
 
 
 def slots_of(count: int, elements: int) -> NDArray[np.float32]:
@@ -53,7 +21,7 @@ def reduce(backend: Backend, layout: Layout, leaves: list[Vector]) -> list[bytes
     results = []
     for factor in (np.float32(1), np.float32(-3)):
         for slot, block in zip(reducer.slots, layout[backend.rank], strict=False):
-            slot[:] = whole([leaf * factor for leaf in leaves[block.start : block.stop]])
+            slot[:] = sum_of([leaf * factor for leaf in leaves[block.start : block.stop]])
         results.append(reducer.all_reduce(layout).tobytes())
     return results
 
@@ -64,8 +32,8 @@ def test_the_bits_do_not_depend_on_who_has_what(world_size: int, elements: int) 
     chance = random.Random(world_size)  # noqa: S311  repeatable, not secret
     leaves = leaves_of(elements)
     expected = [
-        whole(leaves).tobytes(),
-        whole([leaf * np.float32(-3) for leaf in leaves]).tobytes(),
+        sum_of(leaves).tobytes(),
+        sum_of([leaf * np.float32(-3) for leaf in leaves]).tobytes(),
     ]
     for layout in (deal([()] * world_size, LEAVES), layout_by_chance(world_size, chance)):
         group = SimulatedGroup(world_size)

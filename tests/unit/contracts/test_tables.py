@@ -1,5 +1,6 @@
 """Every pair of every state machine: what is in the table moves, anything else is refused."""
 
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from itertools import product
 
@@ -41,25 +42,26 @@ RANK_MOVES = allowed_moves(
 
 @pytest.mark.parametrize(("current", "target"), JOB_PAIRS)
 def test_a_job_moves_by_its_table_alone(current: JobStatus, target: JobStatus) -> None:
-    if (current, target) in JOB_MOVES:
-        assert job.move(current, target) is target
-        return
-    with pytest.raises(IllegalMove) as caught:
-        job.move(current, target)
-    assert_says(caught.value, current, target)
+    assert_moves_by(JOB_MOVES, job.move, current, target)
 
 
 @pytest.mark.parametrize(("current", "target"), RANK_PAIRS)
 def test_a_process_moves_by_its_table_alone(current: ProcessState, target: ProcessState) -> None:
-    if (current, target) in RANK_MOVES:
-        assert rank.move(current, target) is target
+    assert_moves_by(RANK_MOVES, rank.move, current, target)
+
+
+def assert_moves_by(
+    allowed: Collection[tuple[StrEnum, StrEnum]],
+    move: Callable[[StrEnum, StrEnum], StrEnum],
+    current: StrEnum,
+    target: StrEnum,
+) -> None:
+    if (current, target) in allowed:
+        assert move(current, target) is target
         return
     with pytest.raises(IllegalMove) as caught:
-        rank.move(current, target)
-    assert_says(caught.value, current, target)
-
-
-def assert_says(error: IllegalMove, current: StrEnum, target: StrEnum) -> None:
+        move(current, target)
+    error = caught.value
     assert (error.current, error.target) == (current, target)
     assert str(error) == f"{type(current).__name__} cannot move from {current} to {target}"
     assert isinstance(error, MusterError)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
+from unit.coordinator.neighbours import neighbour, stop
 
 from coordinator.candidacy import Candidate, end_of
 from muster.contracts.process import ProcessRecord
-from muster.processes import identify, stands_still
+from muster.processes import identify
 from store.errors import LeaseLost, StoreLocked, StoreUnavailable
 from store.leases import LEASE_SECONDS
 from store.records import Lease
@@ -131,9 +132,8 @@ def test_a_new_holder_gets_the_whole_length_even_with_the_same_beat() -> None:
 @pytest.fixture
 def holder() -> Iterator[subprocess.Popen[bytes]]:
     """A process of this machine."""
-    with subprocess.Popen(["sleep", "60"]) as process:  # noqa: S607
+    with neighbour() as process:
         yield process
-        process.kill()
 
 
 def record_of(holder: subprocess.Popen[bytes]) -> ProcessRecord:
@@ -143,9 +143,7 @@ def record_of(holder: subprocess.Popen[bytes]) -> ProcessRecord:
 
 
 def stopped(holder: subprocess.Popen[bytes]) -> ProcessRecord:
-    holder.send_signal(signal.SIGSTOP)
-    while not stands_still(holder.pid):
-        time.sleep(0.001)
+    stop(holder)
     return record_of(holder)
 
 

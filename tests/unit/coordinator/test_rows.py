@@ -1,60 +1,22 @@
 """What is durable is enough: a successor that knows nothing but the rows carries on."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from stories import Story, starts
+from unit.coordinator.heirs import NOON, rows_of, successor
 
 from coordinator.actions import KillAgent
 from coordinator.moment import Moment
-from coordinator.rows import (
-    Attachment,
-    Haste,
-    change_of,
-    haste,
-    inherited_with_agent,
-    snapshot_of,
-    workers_of,
-)
+from coordinator.rows import Haste, haste, inherited_with_agent
 from coordinator.silence import AGENT_GRACE_SECONDS
 from coordinator.snapshot import NEVER, JobSnapshot
 from muster.contracts.endings import RetryClass
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
-from store.records import Job, Worker
-
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-UNATTACHED = Attachment(started_at=None)
-
-
-def rows_of(
-    job: JobSnapshot, now: float = 1000.0, stop: StopRequest | None = None
-) -> tuple[Job, list[Worker]]:
-    """Return the rows that this coordinator leaves behind."""
-    moment = Moment(monotonic=now, wall=NOON)
-    change = change_of(job, UNATTACHED, moment)
-    written = {field.name: getattr(change, field.name) for field in fields(change)}
-    row = Job(
-        **written,
-        spec=job.spec,
-        created_at=NOON,
-        updated_at=NOON,
-        stop_request=stop,
-        stop_grace_seconds=None,
-        version=1,
-    )
-    return row, workers_of(job, moment)
-
-
-def successor(story: Story, stop: StopRequest | None = None) -> Story:
-    """Return the story as the next coordinator takes it up, on a clock of its own."""
-    row, workers = rows_of(story.job, story.now, stop)
-    taken_up = Story(snapshot_of(row, workers, [], Moment(monotonic=5.0, wall=NOON)), now=5.0)
-    return taken_up if stop is None else taken_up.is_stopped(stop)
-
 
 # Conditions of a rank that a coordinator may leave behind
 
@@ -90,7 +52,7 @@ def test_a_successor_carries_on_from_whatever_a_crash_left(
     if left.job.all_finished and status in {JobStatus.QUEUED, JobStatus.PAUSED}:
         return  # it is COMPLETED before it could be either
     left.job = with_status(left.job, status)
-    story = successor(left, stop)
+    story = successor(left, stop=stop)
     assert not story.job.any_alive, "whatever ran of it was ended before"
     story.plans()
     if status in TERMINAL:
@@ -131,8 +93,7 @@ def test_counters_and_positions_survive() -> None:
 
 def heir(story: Story) -> Story:
     """Return the story as the next coordinator takes it up that finds its agent alive."""
-    row, workers = rows_of(story.job, story.now)
-    return Story(inherited_with_agent(row, workers, [], Moment(monotonic=5.0, wall=NOON)), now=5.0)
+    return successor(story, inherited_with_agent)
 
 
 @pytest.mark.parametrize("condition", list(CONDITIONS))
@@ -219,7 +180,7 @@ def test_an_interrupted_job_whose_coordinator_died_goes_back_to_the_queue() -> N
 def test_a_stop_asked_while_the_coordinator_was_away_ends_an_interrupted_job() -> None:
     left = Story.running(world_size=1).is_interrupted()
     left.plans()
-    story = successor(left, StopRequest.GRACEFUL)
+    story = successor(left, stop=StopRequest.GRACEFUL)
     story.plans()
     assert story.job.status is JobStatus.STOPPED
 

@@ -1,25 +1,24 @@
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from unit.coordinator.neighbours import neighbour, stop
 
 from coordinator.address import publish
 from coordinator.stopped_predecessor import end_if_stopped, last_known
 from muster.contracts.agent import CoordinatorAddress
 from muster.contracts.process import ProcessRecord
-from muster.processes import identify, stands_still
+from muster.processes import identify
 
 
 @pytest.fixture
 def former() -> Iterator[subprocess.Popen[bytes]]:
     """A process of this machine that has coordinated."""
-    with subprocess.Popen(["sleep", "60"]) as process:  # noqa: S607
+    with neighbour() as process:
         yield process
-        process.kill()
 
 
 def published(former: subprocess.Popen[bytes], file: Path) -> ProcessRecord:
@@ -28,12 +27,6 @@ def published(former: subprocess.Popen[bytes], file: Path) -> ProcessRecord:
     found = last_known(file)
     assert found is not None
     return found
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGSTOP)
-    while not stands_still(process.pid):
-        time.sleep(0.001)
 
 
 def test_who_coordinated_last_and_stands_still_is_ended(

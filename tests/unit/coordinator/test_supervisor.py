@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -8,8 +9,9 @@ from stories import Story, beat
 
 from coordinator.actions import StartAgent
 from coordinator.charge import Charge
+from coordinator.happenings import Happening
 from coordinator.rows import Attachment
-from coordinator.snapshot import NEVER
+from coordinator.snapshot import NEVER, JobSnapshot
 from coordinator.supervisor import Supervisor
 from muster.contracts.job import JobUid
 from muster.contracts.messages import Pulse, RankSaid
@@ -57,19 +59,31 @@ class Tenure:
             self.meanwhile.pop()()
 
 
+class Office:
+    """The supervisor of one job, and what it works with."""
+
+    def __init__(self, job: JobSnapshot, clock: Callable[[], float] = time.monotonic) -> None:
+        self.charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
+        self.roster = Roster(self.charge)
+        self.tenure = Tenure()
+        self.supervisor = Supervisor(
+            tenure=self.tenure,
+            roster=self.roster,
+            attendants=SimpleNamespace(are_gone=True, equip=lambda _: None),
+            clock=clock,
+        )
+
+    def hear(self, news: Happening) -> None:
+        self.supervisor.hear(self.charge.snapshot.uid, news)
+
+
 def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
     # It is the disk that stands still, and not the loop.
     monkeypatch.setattr("coordinator.wakefulness.DROWSY_SECONDS", 3600.0)
-    job = Story.running(world_size=1, heartbeat_timeout=10).job
-    charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
-    tenure = Tenure()
-    attendants = SimpleNamespace(are_gone=True)
-    supervisor = Supervisor(
-        tenure=tenure, roster=Roster(charge), attendants=attendants, clock=clock
-    )
+    clock = Clock()
+    office = Office(Story.running(world_size=1, heartbeat_timeout=10).job, clock)
 
     async def coordinate() -> None:
         loop = asyncio.get_running_loop()
@@ -78,104 +92,81 @@ def test_beats_that_came_during_a_long_commit_are_heard_before_anyone_is_judged(
             clock.now += 11
             said = RankSaid(rank=0, incarnation=0, message=beat(step=3))
             for news in (said, Pulse(stopped=())):
-                loop.call_soon_threadsafe(supervisor.hear, job.uid, news)
-            loop.call_soon_threadsafe(supervisor.leave)
+                loop.call_soon_threadsafe(office.hear, news)
+            loop.call_soon_threadsafe(office.supervisor.leave)
 
-        tenure.meanwhile.append(disk_stalls)
-        await supervisor.run()
+        office.tenure.meanwhile.append(disk_stalls)
+        await office.supervisor.run()
 
     asyncio.run(coordinate())
-    assert charge.snapshot.ranks[0].step == 3
-    assert charge.snapshot.ranks[0].kill is None
+    assert office.charge.snapshot.ranks[0].step == 3
+    assert office.charge.snapshot.ranks[0].kill is None
 
 
 def test_a_coordinator_that_is_stopped_in_the_midst_of_a_commit_blames_nobody() -> None:
     clock = Clock()
-    job = Story.running(world_size=1, heartbeat_timeout=10).job
-    charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
-    tenure = Tenure()
-    attendants = SimpleNamespace(are_gone=True)
-    supervisor = Supervisor(
-        tenure=tenure, roster=Roster(charge), attendants=attendants, clock=clock
-    )
+    office = Office(Story.running(world_size=1, heartbeat_timeout=10).job, clock)
 
     async def coordinate() -> None:
         loop = asyncio.get_running_loop()
 
         def is_stopped() -> None:
             clock.now += 60
-            loop.call_soon_threadsafe(supervisor.leave)
+            loop.call_soon_threadsafe(office.supervisor.leave)
 
-        tenure.meanwhile.append(is_stopped)
-        await supervisor.run()
+        office.tenure.meanwhile.append(is_stopped)
+        await office.supervisor.run()
 
     asyncio.run(coordinate())
-    assert charge.snapshot.ranks[0].kill is None
-    assert charge.decided == []
+    assert office.charge.snapshot.ranks[0].kill is None
+    assert office.charge.decided == []
 
 
 def test_while_the_database_is_away_nobody_runs_in_circles() -> None:
     """What is decided already cannot be decided again, however long it is due."""
-    job = Story.submitted(world_size=1).is_admitted().job
-    charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
-    roster = Roster(charge)
-    attendants = SimpleNamespace(are_gone=True, equip=lambda _: None)
+    office = Office(Story.submitted(world_size=1).is_admitted().job)
+    failures = 0
 
-    async def coordinate() -> None:
-        failures = 0
-        supervisor: Supervisor
+    def database_is_away() -> None:
+        nonlocal failures
+        failures += 1
+        office.charge.look_at = NEVER  # a deadline passes meanwhile
+        if failures == 2:
+            office.supervisor.leave()
+        office.tenure.meanwhile.append(database_is_away)
+        raise StoreUnavailable("away")
 
-        def database_is_away() -> None:
-            nonlocal failures
-            failures += 1
-            charge.look_at = NEVER  # a deadline passes meanwhile
-            if failures == 2:
-                supervisor.leave()
-            tenure.meanwhile.append(database_is_away)
-            raise StoreUnavailable("away")
-
-        tenure = Tenure([database_is_away])
-        supervisor = Supervisor(tenure=tenure, roster=roster, attendants=attendants)
-        await supervisor.run()
-
-    asyncio.run(coordinate())
-    assert roster.looks < 100
-    assert charge.decided == [StartAgent()]
+    office.tenure.meanwhile.append(database_is_away)
+    asyncio.run(office.supervisor.run())
+    assert office.roster.looks < 100
+    assert office.charge.decided == [StartAgent()]
 
 
 def test_what_calls_for_no_decision_waits_until_something_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("coordinator.supervisor.POLL_SECONDS", 3600.0)
-    job = Story.running(world_size=1, heartbeat_timeout=3600).job
-    charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
-    roster = Roster(charge)
-    supervisor = Supervisor(
-        tenure=Tenure(),
-        roster=roster,
-        attendants=SimpleNamespace(are_gone=True),
-        clock=Clock(),
-    )
+    office = Office(Story.running(world_size=1, heartbeat_timeout=3600).job, Clock())
 
     async def looks(count: int) -> None:
         for _ in range(10**6):
-            if roster.looks == count:
+            if office.roster.looks == count:
                 return
             await asyncio.sleep(0)
         raise AssertionError("it does not look around")
 
     async def coordinate() -> None:
-        serving = asyncio.ensure_future(supervisor.run())
+        serving = asyncio.ensure_future(office.supervisor.run())
         await looks(1)
-        supervisor.hear(job.uid, RankSaid(rank=0, incarnation=0, message=beat(step=3)))
-        supervisor.hear(job.uid, Pulse(stopped=()))
+        office.hear(RankSaid(rank=0, incarnation=0, message=beat(step=3)))
+        office.hear(Pulse(stopped=()))
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert roster.looks == 1
-        supervisor.hear(job.uid, RankSaid(rank=0, incarnation=0, message=beat(3, stopping=True)))
+        assert office.roster.looks == 1
+        office.hear(RankSaid(rank=0, incarnation=0, message=beat(3, stopping=True)))
         await looks(2)
-        assert charge.snapshot.ranks[0].step == 3
-        supervisor.leave()
+        assert office.charge.snapshot.ranks[0].step == 3
+        office.supervisor.leave()
         await serving
 
     asyncio.run(coordinate())

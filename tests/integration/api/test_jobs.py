@@ -1,0 +1,258 @@
+"""Jobs as a client submits them, looks at them, stops and deletes them."""
+
+import os
+import threading
+
+import httpx
+import pytest
+from integration.api.service import Agent, Service, StandIn
+
+from muster.contracts.job import JobId, JobStatus, StopRequest
+from store.records import Worker
+
+
+def test_a_world_size_alone_is_enough(client: httpx.Client) -> None:
+    answer = client.post("/jobs", json={"world_size": 4})
+    job = answer.json()
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"/jobs/{job['job_id']}"
+    assert (job["status"], job["world_size"], job["is_terminal"]) == ("QUEUED", 4, False)
+    assert job["created_at"].endswith("Z")
+    assert "synthetic" in job["message"]
+    assert client.get(answer.headers["location"]).json() == job
+
+
+def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
+    def submit(world_size: int) -> httpx.Response:
+        return client.post(
+            "/jobs", json={"world_size": world_size}, headers={"Idempotency-Key": "once"}
+        )
+
+    first, again, other = submit(1), submit(1), submit(2)
+    assert again.json() == first.json()
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert other.status_code == 422
+    long = client.post("/jobs", json={}, headers={"Idempotency-Key": "k" * 256})
+    assert long.status_code == 422
+
+
+def test_an_id_that_is_taken_is_a_conflict(client: httpx.Client, job: str) -> None:
+    answer = client.post("/jobs", json={"job_id": job})
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-exists")
+
+
+def test_checkpoints_of_an_earlier_job_are_not_resumed_silently(
+    service: Service, client: httpx.Client
+) -> None:
+    (service.root / "checkpoints" / "earlier" / "worker_0").mkdir(parents=True)
+    refused = client.post("/jobs", json={"job_id": "earlier"})
+    assert refused.status_code == 409
+    assert "resume_from" in refused.json()["detail"]
+    job = {"mode": "independent", "resume_from": "earlier"}
+    assert client.post("/jobs", json=job).status_code == 201
+    assert client.post("/jobs", json={"job_id": "earlier", **job}).status_code == 201
+
+
+def test_pages_follow_each_other_without_loss(client: httpx.Client) -> None:
+    wanted = [job["job_id"] for job in client.get("/jobs").json()["jobs"]]
+    assert len(wanted) >= 3
+    found, path = [], "/jobs?limit=2"
+    while path:
+        answer = client.get(path)
+        found += [job["job_id"] for job in answer.json()["jobs"]]
+        assert answer.headers["x-total-count"] == str(len(wanted))
+        path = answer.links.get("next", {}).get("url")
+    assert found == wanted
+    assert client.get("/jobs?cursor=nonsense").status_code == 422
+    assert client.get("/jobs?status=RUNING").json()["errors"][0]["hint"]
+
+
+def test_lists_can_be_asked_for_several_statuses(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job)
+    for path in ("/jobs", "/jobs/summaries"):
+        found = client.get(path, params={"status": ["RUNNING", "failed"]}).json()["jobs"]
+        assert [one["job_id"] for one in found] == [job]
+    stand_in.move(job, JobStatus.FAILED)
+
+
+def test_a_summary_adds_up_what_the_ranks_say(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    ranks = [
+        Worker(
+            rank=rank,
+            incarnation=rank,
+            state="live",
+            process=stand_in.lease.process,
+            step=10,
+            total_steps=30,
+            throughput_steps_per_sec=5.0,
+            loss=0.5 + rank,
+        )
+        for rank in (0, 1)
+    ]
+    stand_in.run(job, *ranks)
+    found = client.get(f"/jobs/{job}/summary").json()
+    keys = ["step", "total_steps", "throughput_steps_per_sec", "eta_seconds", "loss"]
+    assert [found[key] for key in keys] == [20, 60, 10.0, 4.0, 1.0]
+    assert [worker["worker_id"] for worker in found["workers"]] == ["0.0", "1.1"]
+    assert {worker["pid"] for worker in found["workers"]} == {os.getpid()}
+
+
+def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn, job: str) -> None:
+    stand_in.run(job)
+    first = client.post(f"/jobs/{job}/stop", json={"grace_seconds": 3})
+    again = client.post(f"/jobs/{job}/stop")
+    assert first.json() == again.json()
+    assert (first.json()["status"], first.json()["stop_requested"]) == ("STOPPING", True)
+    kinds = [event["kind"] for event in client.get(f"/jobs/{job}/events").json()["events"]]
+    assert kinds.count("stop_requested") == 1
+    stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
+    assert client.post(f"/jobs/{job}/stop").json()["status"] == "STOPPED"
+
+
+def test_a_running_job_is_not_deleted_unless_asked_to(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job)
+    refused = client.delete(f"/jobs/{job}")
+    assert refused.status_code == 409
+    assert f"/jobs/{job}/stop" in refused.json()["detail"]
+    assert client.get(f"/jobs/{job}").json()["status"] == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("query", "request_made", "logs", "checkpoints"),
+    [
+        ({"stop_first": True}, StopRequest.GRACEFUL, False, True),
+        ({"stop_first": True, "delete_logs": False}, StopRequest.GRACEFUL, True, True),
+        ({"force": True}, StopRequest.FORCED, False, False),
+    ],
+)
+def test_deleting_waits_for_the_end(  # noqa: PLR0913, PLR0917  a table and its fixtures
+    service: Service,
+    client: httpx.Client,
+    stand_in: StandIn,
+    agent: Agent,
+    job: str,
+    query: dict[str, bool],
+    request_made: StopRequest,
+    logs: bool,  # noqa: FBT001  a table's column
+    checkpoints: bool,  # noqa: FBT001  a table's column
+) -> None:
+    agent.write(job, 0, "line\n")
+    kept = service.root / "checkpoints" / job
+    kept.mkdir(parents=True)
+    (kept / "LATEST").write_text("step_1\n")
+    stand_in.run(job)
+    uid = client.get(f"/jobs/{job}").json()["job_uid"]
+    answers = []
+    deleting = threading.Thread(
+        target=lambda: answers.append(client.delete(f"/jobs/{job}", params=query))
+    )
+    deleting.start()
+    while stand_in.jobs.get(JobId(job)).stop_request is None:
+        assert deleting.is_alive()
+    assert stand_in.jobs.get(JobId(job)).stop_request is request_made
+    stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
+    deleting.join()
+    assert answers[0].json() == {
+        "job_id": job,
+        "deleted": True,
+        "logs_deleted": not logs,
+        "checkpoints_deleted": not checkpoints,
+    }
+    root = service.files.job(job).root
+    assert not root.exists()
+    assert root.with_name(f"{job}.{uid}").exists() is logs
+    assert kept.exists() is checkpoints
+    assert client.get(f"/jobs/{job}").status_code == 404
+
+
+def test_without_a_coordinator_nobody_waits_for_an_end(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    stand_in.resign()
+    answers = [
+        client.delete(f"/jobs/{job}?stop_first=true"),
+        client.post("/jobs/purge?stop_running=true&statuses=STOPPING"),
+    ]
+    health = client.get("/health").json()
+    stand_in.take_office()
+    assert [answer.status_code for answer in answers] == [503, 200]
+    assert "make up" in answers[0].json()["detail"]
+    assert answers[1].json()["skipped"] == [job]
+    assert health["status"] == health["checks"]["coordinator"]["status"] == "degraded"
+
+
+def test_purging_waits_for_those_it_stops(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job)
+    answers: list[httpx.Response] = []
+    params = {"stop_running": "true", "statuses": "RUNNING"}
+    purging = threading.Thread(
+        target=lambda: answers.append(client.post("/jobs/purge", params=params))
+    )
+    purging.start()
+    while stand_in.jobs.get(JobId(job)).stop_request is None:
+        assert purging.is_alive()
+    stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
+    purging.join()
+    assert job in answers[0].json()["job_ids"]
+    assert client.get(f"/jobs/{job}").status_code == 404
+
+
+def test_a_link_in_the_place_of_checkpoints_is_not_followed(
+    service: Service, client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    precious = service.root / "precious"
+    precious.mkdir()
+    (service.root / "checkpoints").mkdir(exist_ok=True)
+    (service.root / "checkpoints" / job).symlink_to(precious)
+    stand_in.move(job, JobStatus.STOPPED)
+    assert client.delete(f"/jobs/{job}?force=true").json()["checkpoints_deleted"] is False
+    assert precious.is_dir()
+
+
+def test_purging_skips_what_runs_and_days_win_over_hours(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    over = client.post("/jobs", json={}).json()["job_id"]
+    stand_in.move(over, JobStatus.STOPPED)
+    stand_in.run(job)
+    statuses = ["STOPPED", "RUNNING"]
+    young = client.post(
+        "/jobs/purge",
+        params={"older_than_days": 1, "older_than_hours": 0, "statuses": statuses},
+    )
+    assert young.json() == {"matched": 0, "deleted": 0, "job_ids": [], "skipped": []}
+    found = client.post("/jobs/purge", params={"older_than_hours": 0, "statuses": statuses}).json()
+    assert over in found["job_ids"]
+    assert job in found["skipped"]
+    assert found["matched"] == found["deleted"] + len(found["skipped"])
+    assert client.post("/jobs/purge?older_then_days=1").status_code == 422
+    assert client.get(f"/jobs/{job}").status_code == 200
+
+
+def test_the_tail_of_a_log_comes_as_json_or_as_text(
+    client: httpx.Client, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "one\ntwo\n", at_micros=1_700_000_000_000_000)
+    agent.write(job, 0, "three")
+    found = client.get(f"/jobs/{job}/logs", params={"tail": 2}).json()
+    assert found == {
+        "job_id": job,
+        "tail": 2,
+        "lines": [
+            {"rank": 0, "time": "2023-11-14T22:13:20Z", "line": "two"},
+            {"rank": 0, "time": None, "line": "three"},
+        ],
+    }
+    assert client.get(f"/jobs/{job}/logs", params={"rank": 1}).json()["lines"] == []
+    assert client.get(f"/jobs/{job}/logs", params={"rank": 2}).status_code == 422
+    text = client.get(f"/jobs/{job}/logs", params={"rank": 0}, headers={"Accept": "text/plain"})
+    assert text.text == "one\ntwo\nthree\n"

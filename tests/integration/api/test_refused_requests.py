@@ -1,0 +1,222 @@
+"""What makes no sense, is too much or comes from outside is refused: hostile bytes on a socket."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import uvicorn
+from integration.api.service import Service
+from starlette.types import Receive, Scope, Send
+
+from api.protocol import DeadlineProtocol
+
+STATUS = re.compile(rb"HTTP/1.1 (\d{3})")
+
+
+def post(body: bytes, path: str = "/jobs", **headers: str) -> bytes:
+    """Return the bytes of a POST that asks the server to close the connection."""
+    fields = {
+        "Host": "localhost",
+        "Content-Type": "application/json",
+        "Connection": "close",
+        "Content-Length": str(len(body)),
+    } | {name.replace("_", "-"): value for name, value in headers.items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def status(answer: bytes) -> int:
+    found = STATUS.match(answer)
+    assert found, answer[:200]
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"name": NaN}', 422),
+        (b'{"sleep_sec": NaN}', 422),
+        (b'{"sleep_sec": Infinity}', 422),
+        (b'{"sleep_sec": -1e400}', 422),
+        (b'{"seed": true}', 422),
+        (b'{"world_size": 4.5}', 422),
+        (b'{"world_size": "4"}', 422),
+        (b'{"world_size": 0}', 422),
+        (b'{"world_size": 99999999999999999999999}', 422),
+        (b'{"seed": 9223372036854775808}', 422),
+        (b'{"seed": ' + b"9" * 5000 + b"}", 400),
+        (b'{"name": "a\\u0000b"}', 422),
+        (b'{"name": "\\ud800"}', 422),
+        (b'{"\\ud800": 1}', 422),
+        (b'{"job_id": "../etc"}', 422),
+        (b'{"job_id": "summaries"}', 422),
+        (b'{"job_id": "a\\n"}', 422),
+        (b'{"env": {"A=B": "x"}}', 422),
+        (b'{"command": []}', 422),
+        (b'{"mode": "both"}', 422),
+        (b'{"mode": "synchronous", "command": ["true"]}', 422),
+        (b'{"mode": "synchronous", "program": "nowhere.py:Net"}', 422),
+        (b'{"mode": "synchronous", "program": "\\u0000.py:Net"}', 422),
+        (b'{"mode": "synchronous", "batch_size": 65}', 422),
+        (b'{"mode": "synchronous", "virtual_shards": 48}', 422),
+        (b'{"mode": "synchronous", "virtual_shards": 0}', 422),
+        (b'{"program": "train.py:Net"}', 422),
+        (b'{"backend": "pigeon"}', 422),
+        (b'{"dataset_dir": "nowhere"}', 422),
+        (b'{"working_dir": "nowhere"}', 422),
+        (b'{"resume_from": "nobody"}', 422),
+        (b'{"wrold_size": 4}', 422),
+        (b"{", 422),
+        (b"[]", 422),
+        (b"null", 422),
+        (b"", 422),
+        (b'{"name": "\xff"}', 400),
+        (b"[" * 200_000, 400),
+        (b'{"a":' * 100_000, 400),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused_as_a_problem(
+    service: Service, client: httpx.Client, body: bytes, expected: int
+) -> None:
+    before = client.get("/jobs").headers["x-total-count"]
+    answer = service.raw(post(body))
+    assert status(answer) == expected
+    assert b"content-type: application/problem+json" in answer
+    assert client.get("/jobs").headers["x-total-count"] == before
+
+
+def test_a_misspelt_field_is_answered_with_the_right_one(client: httpx.Client) -> None:
+    problem = client.post("/jobs", json={"wrold_size": 4}).json()
+    assert isinstance(problem["detail"], str)
+    assert problem["errors"][0]["loc"] == ["body", "wrold_size"]
+    assert problem["errors"][0]["hint"] == "did you mean 'world_size'?"
+    problem = client.get("/jobs", params={"stat": "RUNNING"}).json()
+    assert problem["errors"][0]["hint"] == "did you mean 'status'?"
+
+
+def test_two_hundred_megabytes_are_refused_by_their_announcement(service: Service) -> None:
+    head = post(b"", Content_Length=str(200 << 20))
+    assert status(service.raw(head)) == 413
+
+
+def test_a_body_without_an_announced_length_is_refused_at_the_limit(service: Service) -> None:
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    head = post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sender:
+        sender.sendall(head)
+        try:
+            for _ in range(200 << 4):
+                sender.sendall(chunk)
+        except OSError:
+            return  # closed in our face, which is an answer as well
+        assert status(sender.recv(4096)) == 413
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost:1234"}, 201),
+        ({"Host": "[::1]:8000"}, 201),
+        ({"Host": ""}, 403),
+        ({"Host": "evil@localhost"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost"}, 201),
+        ({"Content_Type": "text/plain"}, 415),
+        ({"Content_Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content_Type": "application/json; charset=utf-8"}, 201),
+        ({"X_Forwarded_For": "10.1.2.3"}, 201),
+    ],
+)
+def test_the_door(service: Service, headers: dict[str, str], expected: int) -> None:
+    assert status(service.raw(post(b'{"world_size": 1}', **headers))) == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_of_this_machine_is_turned_away(service: Service) -> None:
+    script = (
+        "import encodings.idna, os, socket; os.setuid(65534);"
+        f"client = socket.create_connection(('127.0.0.1', {service.port}));"
+        "client.sendall(b'GET /jobs HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n');"
+        "print(client.recv(4096).decode())"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, timeout=20, check=True
+    )
+    assert status(answer.stdout) == 403
+
+
+def test_unknown_paths_and_methods_are_problems_too(client: httpx.Client) -> None:
+    answers = [client.get("/nothing"), client.put("/jobs"), client.get("/jobs/")]
+    assert [answer.status_code for answer in answers] == [404, 405, 404]
+    assert {answer.headers["content-type"] for answer in answers} == {"application/problem+json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/jobs/nobody"),
+        ("GET", "/jobs/nobody/summary"),
+        ("GET", "/jobs/nobody/logs"),
+        ("GET", "/jobs/nobody/logs/stream"),
+        ("GET", "/jobs/nobody/events"),
+        ("GET", "/jobs/nobody/workers"),
+        ("GET", "/jobs/nobody/audit"),
+        ("POST", "/jobs/nobody/pause"),
+        ("POST", "/jobs/nobody/resume"),
+        ("POST", "/jobs/nobody/workers/0/leave"),
+        ("POST", "/jobs/nobody/stop"),
+        ("DELETE", "/jobs/nobody"),
+        ("GET", "/jobs/%00..%ff"),
+        ("GET", "/jobs/" + "x" * 5000),
+    ],
+)
+def test_an_unknown_job_is_not_found(client: httpx.Client, method: str, path: str) -> None:
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
+
+
+class _Impatient(DeadlineProtocol):
+    receipt_seconds = 0.2
+
+
+@pytest.fixture
+def slow_service() -> Iterator[tuple[str, int]]:
+    """The same protocol with a short deadline, in this process."""
+
+    async def answer(_scope: Scope, receive: Receive, _send: Send) -> None:
+        message = await receive()
+        while message.get("more_body"):
+            message = await receive()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(answer, http=_Impatient, lifespan="off", log_level="critical")
+    )
+    running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    running.start()
+    yield listener.getsockname()
+    server.should_exit = True
+    running.join()
+
+
+def test_a_client_that_never_finishes_its_request_is_dropped(slow_service: tuple[str, int]) -> None:
+    for beginning in (b"", b"GET / HT", post(b"{}", Content_Length="100")[:-1]):
+        with socket.create_connection(slow_service, timeout=20) as client:
+            client.sendall(beginning)
+            received = b"".join(iter(lambda: client.recv(4096), b""))
+            assert status(received) == 408
+
+
+def test_headers_without_end_are_refused(slow_service: tuple[str, int]) -> None:
+    with socket.create_connection(slow_service, timeout=20) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 18))
+        assert status(client.recv(4096)) == 431

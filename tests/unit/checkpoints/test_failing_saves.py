@@ -1,0 +1,146 @@
+"""A save that fails, whatever the reason, is told and leaves the old checkpoint as it was."""
+
+import errno
+
+import numpy as np
+import pytest
+from vaults import Rank, position
+
+from muster.checkpoints.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointNotWritable,
+    UnsupportedState,
+)
+from muster.checkpoints.memory import MemoryFileSystem
+from muster.checkpoints.names import CheckpointName
+
+UNSUPPORTED = {
+    "an object array": {"a": np.array([object()])},
+    "a structured array": {"a": np.zeros(2, dtype=[("x", "f4")])},
+    "a big-endian array": {"a": np.zeros(2, dtype=">f4")},
+    "a complex array": {"a": np.zeros(2, dtype=complex)},
+    "text in an array": {"a": np.array(["a"])},
+    "a masked array": {"a": np.ma.masked_array([1, 2], [True, False])},
+    "an array below the top": {"a": {"b": np.zeros(2)}},
+    "bytes": {"a": b"x"},
+    "a set": {"a": {1}},
+    "a key that is no string": {"a": {1: 2}},
+    "a name that is no string": {1: 2},
+    "a reserved key": {"a": {"__float__": "nan"}},
+    "a reserved name": {"__metadata__": np.zeros(2)},
+    "half a surrogate pair": {"a": "\ud800"},
+    "an int of ten thousand digits": {"a": 10**10_000},
+    "too much for a manifest": {"a": "x" * (17 << 20)},
+    "a function": {"a": len},
+}
+
+
+@pytest.mark.parametrize("bad", UNSUPPORTED.values(), ids=list(UNSUPPORTED))
+def test_a_state_that_cannot_be_saved_is_refused_and_the_old_one_stays(
+    bad: dict[str, object],
+) -> None:
+    rank = Rank()
+    rank.save(1)
+    before = rank.files.tree()
+    with pytest.raises(UnsupportedState):
+        rank.vault.save(2, position(2), bad)
+    assert rank.files.tree() == before
+    assert rank.restored() == CheckpointName(0, 1)
+
+
+def test_what_cannot_be_saved_is_named_as_a_program_would_write_it() -> None:
+    words = r'^state\["a"\]\["b"\]\[1\] is of the type object, '
+    with pytest.raises(UnsupportedState, match=words):
+        Rank().vault.save(1, position(1), {"a": {"b": [0, object()]}})
+
+
+def test_a_state_that_contains_itself_is_refused() -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(UnsupportedState, match="contains itself"):
+        Rank().vault.save(1, position(1), {"loop": loop})
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_whichever_operation_fails_the_old_checkpoint_stays_and_the_failure_is_told(
+    number: int,
+) -> None:
+    calm = Rank()
+    calm.save(1, 2)
+    start = len(calm.files.operations)
+    calm.save(3)
+    for failing in range(start, len(calm.files.operations)):
+        files = MemoryFileSystem(errors={failing: number})
+        rank = Rank(files)
+        rank.save(1, 2)
+        acknowledged = CheckpointName(0, 2)
+        try:
+            rank.save(3)
+        except CheckpointFailed:
+            pass
+        else:
+            # Too late to matter, and said: only the deletion of an old one went wrong. Or LATEST
+            # could not be read before it was replaced.
+            acknowledged = CheckpointName(0, 3)
+            assert rank.warnings or files.operations[failing].name == "read"
+        assert no_descriptor_was_trusted_after_its_failure(files)
+        assert Rank(files).restored() >= acknowledged
+        # And when the disk is well again, so are we.
+        rank.save(4)
+        again = Rank(files)
+        assert again.restored() == CheckpointName(0, 4)
+        assert again.warnings == []
+        rank.vault.close()
+        assert not [name for name in rank.on_disk() if name.endswith(".tmp")] or rank.warnings
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_failure_in_the_very_first_save_leaves_a_way_to_begin(number: int) -> None:
+    calm = Rank()
+    calm.save(1)
+    for failing in range(len(calm.files.operations)):
+        files = MemoryFileSystem(errors={failing: number})
+        rank = Rank(files)
+        try:
+            rank.save(1)
+        except CheckpointError:
+            assert rank.restored() in (None, CheckpointName(0, 1))
+        rank.save(2)
+        assert Rank(files).restored() == CheckpointName(0, 2)
+
+
+def no_descriptor_was_trusted_after_its_failure(files: MemoryFileSystem) -> bool:
+    broken = set()
+    for operation in files.operations:
+        if operation.name == "fsync" and operation.arguments[0] in broken:
+            return False
+        if operation.error is not None and operation.name in ("write", "fsync"):
+            broken.add(operation.arguments[0])
+    return True
+
+
+def test_a_file_whose_fsync_failed_is_removed_and_written_anew() -> None:
+    calm = Rank()
+    calm.save(1)
+    fsyncs = [n for n, call in enumerate(calm.files.operations) if call.name == "fsync"]
+    files = MemoryFileSystem(errors={fsyncs[0]: errno.EIO})
+    rank = Rank(files)
+    with pytest.raises(CheckpointFailed):
+        rank.save(1)
+    assert rank.on_disk() == []
+    rank.save(1)
+    assert rank.restored() == CheckpointName(0, 1)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_a_place_that_cannot_be_written_is_told_apart(number: int) -> None:
+    files = MemoryFileSystem(errors=dict.fromkeys(range(100), number))
+    with pytest.raises(CheckpointNotWritable, match="name another one"):
+        Rank(files).save(1)
+
+
+def test_short_writes_are_carried_on() -> None:
+    rank = Rank(MemoryFileSystem(largest_write_bytes=13))
+    rank.save(1)
+    assert rank.restored() == CheckpointName(0, 1)

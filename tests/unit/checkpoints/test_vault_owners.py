@@ -1,0 +1,164 @@
+"""Who may save where somebody else has saved, and whose checkpoints are restored."""
+
+import re
+
+import pytest
+from vaults import DIRECTORY, Rank, owner
+
+from muster.checkpoints.errors import CheckpointMismatch, StaleGeneration
+from muster.checkpoints.memory import MemoryFileSystem
+from muster.checkpoints.names import LATEST, CheckpointName
+from muster.checkpoints.reader import Reader
+
+
+def test_a_restarted_rank_goes_on_and_may_save_a_step_again() -> None:
+    first = Rank(owner=owner(generation=0))
+    first.save(5, 10)
+    second = Rank(first.files, owner(generation=1))
+    assert second.restored() == CheckpointName(0, 10)
+    second.save(10)
+    assert second.restored() == CheckpointName(1, 10)
+    assert second.on_disk() == [LATEST, "step_0000000010.g0000", "step_0000000010.g0001"]
+
+
+def test_a_lower_generation_is_fenced_and_nothing_moves() -> None:
+    stale = Rank(owner=owner(generation=3))
+    stale.save(1)
+    Rank(stale.files, owner(generation=4)).save(2)
+    before = stale.files.tree()
+    for rank in (stale, Rank(stale.files, owner(generation=3))):
+        with pytest.raises(StaleGeneration) as refusal:
+            rank.save(9)
+        assert (refusal.value.generation, refusal.value.newest) == (3, 4)
+    assert stale.files.tree() == before
+
+
+def latest_of(rank: Rank) -> CheckpointName | None:
+    """Return what LATEST says, whatever is newer."""
+    return rank.vault._reader.latest()  # noqa: SLF001  nobody else asks
+
+
+class Sleeps(MemoryFileSystem):
+    """Generation 0 is stopped before one of its calls; its successor comes, and saves, meanwhile.
+
+    With a `successor_saves` of False it has only claimed by then, and read what there is.
+    """
+
+    def __init__(self, before: int, *, successor_saves: bool) -> None:
+        super().__init__()
+        self._before = before
+        self._successor_saves = successor_saves
+        self.successor: Rank | None = None
+        self.restored: CheckpointName | None = None
+        self.found: list[str] = []
+        self.latest: CheckpointName | None = None
+
+    def _record(self, name: str, *arguments: str | int | bytes) -> None:
+        if len(self.operations) >= self._before and self.successor is None:
+            self.successor = Rank(self, owner(generation=1))
+            self.successor.vault.claim()
+            self.restored = self.successor.restored()
+            self.found = self.successor.on_disk()
+            self.latest = latest_of(self.successor)
+            if self._successor_saves:
+                self.successor.save(3)
+        super()._record(name, *arguments)
+
+
+def calls_of_a_save(steps: tuple[int, ...]) -> range:
+    """Return the numbers of the calls of the last of these saves."""
+    rank = Rank()
+    rank.save(*steps[:-1])
+    start = len(rank.files.operations)
+    rank.save(steps[-1])
+    return range(start, len(rank.files.operations))
+
+
+@pytest.mark.parametrize("successor_saves", [True, False])
+@pytest.mark.parametrize("steps", [(7,), (5, 6, 7), (4, 5, 6, 7, 8)], ids=["new", "old", "spare"])
+def test_whenever_a_saver_wakes_up_replaced_nothing_of_it_counts(
+    steps: tuple[int, ...],
+    successor_saves: bool,  # noqa: FBT001  a case
+) -> None:
+    for before in calls_of_a_save(steps):
+        files = Sleeps(before, successor_saves=successor_saves)
+        stale = Rank(files)
+        stale.save(*steps[:-1])
+        try:
+            stale.save(steps[-1])
+        except StaleGeneration:
+            pass
+        else:
+            # It had committed before its successor looked, and lacked only the tidying up.
+            assert files.restored == CheckpointName(0, steps[-1])
+        assert latest_of(stale) == (CheckpointName(1, 3) if successor_saves else files.latest)
+        theirs = {name for name in stale.on_disk() if re.match(r"step_.*\.g0000", name)}
+        assert theirs <= set(files.found)
+        files.successor.save(9)
+        assert files.successor.restored() == CheckpointName(1, 9)
+        assert not [words for words in files.successor.warnings if "delete" in words]
+        with pytest.raises(StaleGeneration):
+            stale.save(10)
+        assert files.successor.restored() == CheckpointName(1, 9)
+
+
+def test_a_claim_alone_fences() -> None:
+    stale = Rank()
+    stale.save(1)
+    Rank(stale.files, owner(generation=1)).vault.claim()
+    before = stale.files.tree()
+    with pytest.raises(StaleGeneration):
+        stale.save(2)
+    assert stale.files.tree() == before
+
+
+def test_started_by_hand_each_process_is_a_generation_of_its_own() -> None:
+    files = MemoryFileSystem()
+    by_hand = owner(uid=None, generation=None)
+    first = Rank(files, by_hand)
+    first.save(1, 2)
+    second = Rank(files, by_hand)
+    assert second.restored() == CheckpointName(0, 2)
+    second.save(2)
+    assert second.on_disk() == [LATEST, "step_0000000002.g0000", "step_0000000002.g0001"]
+    with pytest.raises(StaleGeneration):
+        first.save(3)
+
+
+def test_another_jobs_checkpoints_are_neither_restored_nor_deleted_nor_a_fence() -> None:
+    old = Rank(owner=owner(uid="old", generation=7))
+    old.save(1, 2)
+    new = Rank(old.files, owner(uid="new", generation=0), keep_last=1)
+    assert new.restored() is None
+    new.save(2, 3)
+    assert new.restored() == CheckpointName(0, 3)
+    assert new.warnings == []
+    theirs = ["step_0000000001.g0007", "step_0000000002.g0007"]
+    assert set(theirs) < set(new.on_disk())
+
+
+def test_a_name_that_another_job_holds_is_walked_around() -> None:
+    old = Rank(owner=owner(uid="old"))
+    old.save(2)
+    new = Rank(old.files, owner(uid="new"))
+    new.save(2)
+    assert new.restored() == CheckpointName(0, 2, 1)
+
+
+def test_resuming_from_another_job_reads_whatever_its_uid() -> None:
+    other = Rank(owner=owner(uid="old"))
+    other.save(2)
+    new = Rank(other.files, owner(uid="new"))
+    assert new.restored() is None
+    reader = Reader(
+        files=other.files, directory=DIRECTORY, rank=0, world_size=2, warn=new.warnings.append
+    )
+    assert reader.newest().step == 2
+
+
+@pytest.mark.parametrize("changed", [{"rank": 1}, {"world_size": 3}])
+def test_a_checkpoint_of_another_place_is_refused(changed: dict[str, int]) -> None:
+    rank = Rank()
+    rank.save(1)
+    with pytest.raises(CheckpointMismatch, match="rank 0 of 2"):
+        Rank(rank.files, owner(**changed)).vault.restore()
