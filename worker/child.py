@@ -31,7 +31,7 @@ from muster.contracts.messages import (
     encode,
 )
 from muster.contracts.process import ProcessRecord
-from worker.lives import Ending, Life, OwnChild
+from worker.lives import ExitStatus, Life, OwnChild
 from worker.logbook import Logbook
 from worker.starting import Starter
 
@@ -174,7 +174,7 @@ class Child:
         self.signal_group(signal.SIGKILL)
         return end_incarnation(self.mark)
 
-    def ending(self) -> Ending:
+    def ending(self) -> ExitStatus:
         """Return how it ended; only after `has_exited`, and before it is let go of."""
         return self._life.ending()
 

@@ -50,7 +50,7 @@ from muster.contracts.position import Position
 
 
 @dataclass(slots=True, kw_only=True)
-class _Ledger:
+class _Inventory:
     """What this process knows of the directory since its first save; lost after any failure."""
 
     generation: int
@@ -104,7 +104,7 @@ class Vault:
         )
         self._fences: Final = Fences(files, self._directory, owner.job_uid, self._remove)
         self._generation = -1 if owner.generation is None else owner.generation
-        self._ledger: _Ledger | None = None
+        self._inventory: _Inventory | None = None
         self._trusted: set[CheckpointName] = set()
 
     def claim(self) -> None:
@@ -113,9 +113,9 @@ class Vault:
         To be done before `restore`, or what was restored may not be the newest for long; a save
         does it otherwise. Raises as `save`.
         """
-        if self._ledger is None:
+        if self._inventory is None:
             with mapped("preparing to save checkpoints in", self._directory):
-                self._ledger = self._open()
+                self._inventory = self._open()
 
     def restore(self) -> Checkpoint | None:
         """Return the newest intact checkpoint of this job, or None if it has none.
@@ -141,37 +141,37 @@ class Vault:
             raise ValueError(f"steps count from 0, got {step}")
         time = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
         packed = pack(state)
-        ledger, self._ledger = self._ledger, None
+        inventory, self._inventory = self._inventory, None
         with mapped("saving a checkpoint in", self._directory):
-            if ledger is None:
-                ledger = self._open()
-            name = ledger.free_name(step)
-            spare = ledger.spares.take() if _fits_a_spare(packed) else None
+            if inventory is None:
+                inventory = self._open()
+            name = inventory.free_name(step)
+            spare = inventory.spares.take() if _fits_a_spare(packed) else None
             try:
                 manifest = self._publish(name, time, position, packed, spare)
-                ledger.spares.flushed()
+                inventory.spares.flushed()
                 self._point_latest_at(name)
             except FileNotFoundError:
                 self._fences.refuse_if_stale(
                     self._generation
                 )  # a successor has taken away what we were about to rename
                 raise
-        ledger.own.add(name)
+        inventory.own.add(name)
         if _fits_a_spare(packed):
-            ledger.recyclable.add(name)
+            inventory.recyclable.add(name)
         self._trusted.add(name)
         # Only a save that went through leaves its knowledge to the next one.
-        self._ledger = ledger
-        self._retire(ledger, name)
+        self._inventory = inventory
+        self._retire(inventory, name)
         return manifest
 
     def close(self) -> None:
         """Delete the spare directories; a save after this begins with none."""
-        if self._ledger is not None:
-            for name in self._ledger.spares.empty():
+        if self._inventory is not None:
+            for name in self._inventory.spares.empty():
                 self._remove(f"{self._directory}/{name.temporary}")
 
-    def _open(self) -> _Ledger:
+    def _open(self) -> _Inventory:
         """Put up a fence, clear dead saves, and learn what is there."""
         ensure_directory(self._files, self._directory)
         own, _ = self._taken_names()
@@ -184,7 +184,7 @@ class Vault:
         self._fences.put_up(self._generation)
         # Looked at again: an older generation may have saved until just now.
         own, others = self._taken_names()
-        return _Ledger(generation=self._generation, own=own, others=others)
+        return _Inventory(generation=self._generation, own=own, others=others)
 
     def _taken_names(self) -> tuple[set[CheckpointName], frozenset[CheckpointName]]:
         """Return the names of this job's checkpoints, and all others."""
@@ -262,10 +262,10 @@ class Vault:
             raise
         self._files.fsync_directory(self._directory)
 
-    def _retire(self, ledger: _Ledger, latest: CheckpointName) -> None:
+    def _retire(self, inventory: _Inventory, latest: CheckpointName) -> None:
         """Delete or put by what may go, by way of a temporary name: nothing half is ever seen."""
-        for name in expendable(ledger.own, latest, self._trusted, self._keep_last):
-            ledger.own.discard(name)
+        for name in expendable(inventory.own, latest, self._trusted, self._keep_last):
+            inventory.own.discard(name)
             self._trusted.discard(name)
             temporary = f"{self._directory}/{name.temporary}"
             try:
@@ -275,11 +275,11 @@ class Vault:
             except OSError as error:
                 self._warn(f"{self._directory}/{name} cannot be deleted: {error.strerror or error}")
                 continue
-            if name in ledger.recyclable and ledger.spares.wanted:
-                ledger.spares.hide(name)
+            if name in inventory.recyclable and inventory.spares.wanted:
+                inventory.spares.hide(name)
             else:
                 self._remove(temporary)
-            ledger.recyclable.discard(name)
+            inventory.recyclable.discard(name)
 
     def _remove(self, path: str) -> None:
         try:
