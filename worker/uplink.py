@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from muster.contracts.agent import CoordinatorAddress
 from muster.contracts.errors import WireError
 from muster.contracts.framing import FrameReader, frame
@@ -24,6 +22,7 @@ from muster.contracts.messages import (
     encode,
 )
 from muster.peers import plain, user_of
+from muster.published_address import published_address
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that stopped reading is as good as away; the next connection starts afresh."""
@@ -57,7 +56,7 @@ class Uplink:
 
     def connect(self) -> bool:
         """Try once; return whether a connection is under way."""
-        address = self._read_address()
+        address = published_address(self._address_file)
         if address is None:
             return False
         attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -77,7 +76,7 @@ class Uplink:
 
         One that was stopped, its machine perhaps, keeps its connections for as long as it likes.
         """
-        address = self._read_address()
+        address = published_address(self._address_file)
         return address is not None and address != self._address
 
     @property
@@ -148,9 +147,3 @@ class Uplink:
         except (OSError, WireError):
             self.drop()
             return []
-
-    def _read_address(self) -> CoordinatorAddress | None:
-        try:
-            return msgspec.json.decode(self._address_file.read_bytes(), type=CoordinatorAddress)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return None
