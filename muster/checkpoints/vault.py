@@ -5,6 +5,8 @@ any two leaves what LATEST names intact:
 
     state and manifest into a temporary directory, each flushed   what will be named is whole
     the temporary directory flushed                               and complete
+    the next LATEST into a temporary file, flushed                so is what will name it
+    a look for a newer fence                                      nobody has replaced us
     renamed to its final name, the rank's directory flushed       it exists
     LATEST replaced, the rank's directory flushed                 it is found: acknowledged
     older ones renamed to temporary names and deleted             nothing depends on them
@@ -22,8 +24,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from muster.checkpoints.durable import (
-    FileFacts,
     ensure_directory,
     remove_tree,
     rewrite_file,
@@ -146,15 +149,12 @@ class Vault:
             if inventory is None:
                 inventory = self._open()
             name = inventory.free_name(step)
-            spare = inventory.spares.take() if _fits_a_spare(packed) else None
+            draft = self._draft(name, time, position, packed)
             try:
-                manifest = self._publish(name, time, position, packed, spare)
-                inventory.spares.flushed()
-                self._point_latest_at(name)
+                manifest = self._commit(inventory, name, draft, packed)
             except FileNotFoundError:
-                self._fences.refuse_if_stale(
-                    self._generation
-                )  # a successor has taken away what we were about to rename
+                # Perhaps a successor has taken away what we were about to rename.
+                self._fences.refuse_if_stale(self._generation)
                 raise
         inventory.own.add(name)
         if _fits_a_spare(packed):
@@ -199,44 +199,10 @@ class Vault:
             # What cannot be classified is left alone: it neither fences us nor is it deleted.
             return False
 
-    def _publish(
-        self,
-        name: CheckpointName,
-        time: str,
-        position: Position,
-        packed: Packed,
-        spare: CheckpointName | None,
+    def _draft(
+        self, name: CheckpointName, time: str, position: Position, packed: Packed
     ) -> Manifest:
-        """Bring a whole checkpoint into being under its final name, durably."""
-        temporary = f"{self._directory}/{(spare or name).temporary}"
-        write = rewrite_file if spare else write_file
-        if not spare:
-            self._files.make_directory(temporary)
-        try:
-            facts = {}
-            if packed.buffers:
-                facts[STATE] = write(self._files, f"{temporary}/{STATE}", packed.buffers)
-            manifest, content = sign(self._manifest(name, time, position, packed, facts))
-            write(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
-            if not spare:
-                self._files.fsync_directory(temporary)
-            self._fences.refuse_if_stale(self._generation)
-            self._files.rename(temporary, f"{self._directory}/{name}")
-        except BaseException:
-            with suppress(OSError):
-                remove_tree(self._files, temporary)
-            raise
-        self._files.fsync_directory(self._directory)
-        return manifest
-
-    def _manifest(
-        self,
-        name: CheckpointName,
-        time: str,
-        position: Position,
-        packed: Packed,
-        facts: dict[str, FileFacts],
-    ) -> Manifest:
+        """Return the manifest of a checkpoint whose files are not written yet."""
         return Manifest(
             step=name.step,
             time=time,
@@ -247,19 +213,50 @@ class Vault:
             generation=name.generation,
             position=position,
             values=packed.values,
-            files=facts,
+            files={},
         )
 
-    def _point_latest_at(self, name: CheckpointName) -> None:
-        temporary = f"{self._directory}/{temporary_latest(name.generation)}"
+    def _commit(
+        self, inventory: _Inventory, name: CheckpointName, draft: Manifest, packed: Packed
+    ) -> Manifest:
+        """Bring a whole checkpoint into being under its final name and in LATEST, durably."""
+        spare = inventory.spares.take() if _fits_a_spare(packed) else None
+        temporary = f"{self._directory}/{(spare or name).temporary}"
+        latest = f"{self._directory}/{temporary_latest(name.generation)}"
         try:
-            write_file(self._files, temporary, [memoryview(latest_line(name))])
+            manifest = self._fill(temporary, spare, draft, packed)
+            write_file(self._files, latest, [memoryview(latest_line(name))])
+            # Both temporary names are there: whoever puts up a fence after this takes both away.
             self._fences.refuse_if_stale(self._generation)
-            self._files.rename(temporary, f"{self._directory}/{LATEST}")
+            self._rename(temporary, str(name))
+            inventory.spares.flushed()
+            self._rename(latest, LATEST)
         except BaseException:
             with suppress(OSError):
-                self._files.remove_file(temporary)
+                remove_tree(self._files, temporary)
+            with suppress(OSError):
+                self._files.remove_file(latest)
             raise
+        return manifest
+
+    def _fill(
+        self, temporary: str, spare: CheckpointName | None, draft: Manifest, packed: Packed
+    ) -> Manifest:
+        """Write both files into a new directory, or into a spare one."""
+        write = rewrite_file if spare else write_file
+        if not spare:
+            self._files.make_directory(temporary)
+        facts = {}
+        if packed.buffers:
+            facts[STATE] = write(self._files, f"{temporary}/{STATE}", packed.buffers)
+        manifest, content = sign(msgspec.structs.replace(draft, files=facts))
+        write(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
+        if not spare:
+            self._files.fsync_directory(temporary)
+        return manifest
+
+    def _rename(self, temporary: str, name: str) -> None:
+        self._files.rename(temporary, f"{self._directory}/{name}")
         self._files.fsync_directory(self._directory)
 
     def _retire(self, inventory: _Inventory, latest: CheckpointName) -> None:
