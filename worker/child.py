@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Final, Self
 
 from muster.containment import end_incarnation
+from muster.contracts.encoding import decode_rank_message, encode
 from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
 from muster.contracts.messages import (
@@ -27,8 +28,6 @@ from muster.contracts.messages import (
     Saved,
     StartRank,
     Warned,
-    decode_rank_message,
-    encode,
 )
 from muster.contracts.process import ProcessRecord
 from worker.lives import ExitStatus, Life, OwnChild

@@ -13,14 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.encoding import decode_coordinator_message, encode
 from muster.contracts.errors import WireError
 from muster.contracts.framing import FrameReader, frame
-from muster.contracts.messages import (
-    AgentMessage,
-    CoordinatorMessage,
-    decode_coordinator_message,
-    encode,
-)
+from muster.contracts.messages import AgentMessage, CoordinatorMessage
 from muster.peers import plain, user_of
 from muster.published_address import published_address
 
