@@ -223,6 +223,8 @@ class Vault:
         spare = inventory.spares.take() if _fits_a_spare(packed) else None
         temporary = f"{self._directory}/{(spare or name).temporary}"
         latest = f"{self._directory}/{temporary_latest(name.generation)}"
+        if not spare:
+            self._files.make_directory(temporary)
         try:
             manifest = self._fill(temporary, spare, draft, packed)
             write_file(self._files, latest, [memoryview(latest_line(name))])
@@ -242,10 +244,8 @@ class Vault:
     def _fill(
         self, temporary: str, spare: CheckpointName | None, draft: Manifest, packed: Packed
     ) -> Manifest:
-        """Write both files into a new directory, or into a spare one."""
+        """Write both files into a directory that is new, or a spare one."""
         write = rewrite_file if spare else write_file
-        if not spare:
-            self._files.make_directory(temporary)
         facts = {}
         if packed.buffers:
             facts[STATE] = write(self._files, f"{temporary}/{STATE}", packed.buffers)
