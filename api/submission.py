@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from api.problems import Conflict, invalid_field
-from api.schemas import JobRequest
+from api.requests import JobRequest
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.checkpoints.modes import refuse_other_mode
 from muster.completion import Completed, complete

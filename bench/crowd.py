@@ -19,6 +19,7 @@ from _services import Services, cpu_seconds
 
 from coordinator.agents import token_digest
 from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.encoding import encode
 from muster.contracts.framing import frame
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.layout import DataDirectory
@@ -31,7 +32,6 @@ from muster.contracts.messages import (
     RankMessage,
     RankSaid,
     RankSpawned,
-    encode,
 )
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState

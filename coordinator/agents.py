@@ -13,18 +13,11 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.encoding import decode_agent_message, encode
 from muster.contracts.errors import WireError
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.job import JobUid
-from muster.contracts.messages import (
-    AgentHello,
-    AgentMessage,
-    CoordinatorMessage,
-    Dismiss,
-    Welcome,
-    decode_agent_message,
-    encode,
-)
+from muster.contracts.messages import AgentHello, AgentMessage, CoordinatorMessage, Dismiss, Welcome
 from muster.processes import myself
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0

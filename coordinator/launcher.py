@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,15 +19,15 @@ import msgspec
 import structlog
 
 from muster.cells import cells_of_job, clear_cell
+from muster.containment import Patience
 from muster.contracts.agent import AgentAssignment
 from muster.contracts.environ import MARK, NOT_FOR_RANKS
 from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
 from muster.processes import family, identify, is_running, marked, send_signal
 
-SWEEP_ROUNDS: Final = 100
-SWEEP_PAUSE_SECONDS: Final = 0.02
-"""A killed process needs a moment to be gone; two seconds in all, then it hangs in the kernel."""
+PATIENCE: Final = Patience(seconds=4.0, pause_seconds=0.02)
+"""A process that survives SIGKILL for this long hangs in the kernel."""
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -144,14 +143,16 @@ def _watch(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | 
 def _end_family(job_uid: str, known: Sequence[ProcessRecord]) -> None:
     """Kill what has the job's mark or is known, and its family, until nothing of that is left."""
     prefix = f"{job_uid}/"
-    left = family([*marked(prefix), *known])
-    for _ in range(SWEEP_ROUNDS):
-        for record in left:
+    members = list(known)
+
+    def end_each() -> int:
+        # All of them are found before one is killed: a family is told by who is whose parent.
+        members[:] = family([*marked(prefix), *members])
+        for record in members:
             send_signal(record, signal.SIGKILL)
-        are_clear = [clear_cell(cell) for cell in cells_of_job(job_uid)]
-        if not left and all(are_clear):
-            break
-        time.sleep(SWEEP_PAUSE_SECONDS)
-        left = family([*marked(prefix), *left])
+        return len(members) + sum(not clear_cell(cell) for cell in cells_of_job(job_uid))
+
+    left = PATIENCE.outlast(end_each)
     if left:
-        _LOG.error(f"{len(left)} processes survive SIGKILL", action="sweep_failed", mark=prefix)
+        words = f"{left} processes or cells survive SIGKILL"
+        _LOG.error(words, action="sweep_failed", mark=prefix)

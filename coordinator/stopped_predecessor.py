@@ -8,12 +8,11 @@ import signal
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import structlog
 
-from muster.contracts.agent import CoordinatorAddress
 from muster.contracts.process import ProcessRecord
 from muster.processes import is_running, send_signal, stands_still
+from muster.published_address import published_address
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -40,7 +39,5 @@ def end_if_stopped(process: ProcessRecord) -> bool:
 
 def last_known(address_file: Path) -> ProcessRecord | None:
     """Return who has published its address last: that can be read without the database."""
-    try:
-        return msgspec.json.decode(address_file.read_bytes(), type=CoordinatorAddress).process
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+    address = published_address(address_file)
+    return None if address is None else address.process

@@ -8,7 +8,8 @@ nothing that a dead predecessor knew.
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from muster.brand import brands, can_brand, wear_brand
@@ -16,10 +17,30 @@ from muster.cells import cell_of, clear_cell, enter_cell
 from muster.contracts.process import ProcessRecord
 from muster.processes import branded, descendants, identify, mark_of, send_signal
 
-PATIENCE_SECONDS: Final = 0.05
-"""What was killed is gone within a millisecond or two; an agent has others to look after."""
 
-PAUSE_SECONDS: Final = 0.001
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long one goes on until nobody is left, and how often one looks.
+
+    What was killed needs a moment to be gone, and may have started others until then.
+    """
+
+    seconds: float
+    pause_seconds: float
+
+    def outlast(self, look: Callable[[], int]) -> int:
+        """Look until nothing is left; return how much was, at the last look, if patience is over.
+
+        A look counts what it finds, and mostly kills it. The calling thread sleeps between two.
+        """
+        deadline = time.monotonic() + self.seconds
+        while (left := look()) and time.monotonic() <= deadline:
+            time.sleep(self.pause_seconds)
+        return left
+
+
+PATIENCE: Final = Patience(seconds=0.05, pause_seconds=0.001)
+"""What was killed is gone within a millisecond or two; an agent has others to look after."""
 
 
 def enclose(mark: str) -> None:
@@ -33,20 +54,15 @@ def end_incarnation(mark: str) -> bool:
 
     Zombies are nothing. What hangs in the kernel makes it False: to be called again.
     """
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not _has_ended(mark):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(PAUSE_SECONDS)
-    return True
+    return PATIENCE.outlast(lambda: _end_each(mark)) == 0
 
 
-def _has_ended(mark: str) -> bool:
+def _end_each(mark: str) -> int:
     cell = cell_of(mark)
-    is_clear = cell is None or clear_cell(cell)
+    cells_left = 0 if cell is None or clear_cell(cell) else 1
     # Each one at once, before it can fork and go: a list of all of them is soon out of date.
     killed = [send_signal(record, signal.SIGKILL) for record in _bearers(mark)]
-    return is_clear and not any(killed)
+    return cells_left + sum(killed)
 
 
 def _bearers(mark: str) -> Iterator[ProcessRecord]:

@@ -48,13 +48,10 @@ class Line:
         On one machine a new agent first ends the one before it, or the ranks it does not adopt.
         So ours was out of its reach, on a machine that stood still, and so were we.
         """
-        # In this order: an agent whose successor is there already has died before we look.
-        return (
-            self._channel is not None
-            and self._address is not None
-            and is_succeeded(self._address)
-            and not self.is_broken
-        )
+        if self._channel is None or self._address is None or self.is_broken:
+            return False
+        # Once more after that look: an agent whose successor is there has died before it.
+        return is_succeeded(self._address) and not self.is_broken
 
     @property
     def can_be_renewed(self) -> bool:

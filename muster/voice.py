@@ -12,7 +12,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from muster.contracts.messages import SAVED_LIMIT, Beat, RankMessage, Saved, encode
+from muster.contracts.encoding import encode
+from muster.contracts.messages import SAVED_LIMIT, Beat, RankMessage, Saved
 from muster.line import Line
 
 NEWS_SECONDS: Final = 0.2

@@ -15,6 +15,7 @@ from installation import await_value, without_ours
 
 from coordinator.launcher import LocalLauncher
 from muster.contracts.agent import AdoptedRank, AgentAssignment, CoordinatorAddress
+from muster.contracts.encoding import decode_agent_message, encode
 from muster.contracts.environ import MARK, Assignment, mark, rank_environment
 from muster.contracts.exit_record import ExitRecord, decode_exit_record
 from muster.contracts.framing import FrameReader, frame
@@ -26,8 +27,6 @@ from muster.contracts.messages import (
     RankSpawned,
     StartRank,
     Welcome,
-    decode_agent_message,
-    encode,
 )
 from muster.contracts.process import ProcessRecord
 from muster.contracts.spec import JobSpec

@@ -12,6 +12,7 @@ from agent_stage import order_of
 from installation import without_ours
 
 from muster.contracts.agent import AgentAssignment, CoordinatorAddress
+from muster.contracts.encoding import decode_agent_message, encode
 from muster.contracts.environ import MARK
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.messages import (
@@ -20,8 +21,6 @@ from muster.contracts.messages import (
     RankExited,
     RankSpawned,
     Welcome,
-    decode_agent_message,
-    encode,
 )
 
 PATIENCE_SECONDS = 30.0

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from muster.contracts.encoding import decode_rank_message
 from muster.contracts.environ import RankSettings
-from muster.contracts.messages import RankMessage, decode_rank_message
+from muster.contracts.messages import RankMessage
 from muster.line import Line
 from muster.run import Run
 from muster.voice import Voice

@@ -18,7 +18,7 @@ from typing import Final
 
 from muster.contracts.process import ProcessRecord
 from muster.processes import boot_id, stat_of
-from worker.lives import UNSEEN, Ending
+from worker.lives import UNSEEN, ExitStatus
 
 _GROUP: Final = 1 << 2
 """PIDFD_SIGNAL_PROCESS_GROUP, from Linux 6.9 on."""
@@ -78,11 +78,11 @@ class Held:
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
-    def ending(self) -> Ending:
+    def ending(self) -> ExitStatus:
         # Whoever reaps it does so at any moment: a zombie before, and perhaps the other way after.
         statuses = (look() for look in (self._told, self._as_zombie, self._told))
         status = next((status for status in statuses if status is not None), None)
-        return UNSEEN if status is None else Ending.of_status(status)
+        return UNSEEN if status is None else ExitStatus.of_status(status)
 
     def let_go(self) -> None:
         self._is_over = True
@@ -117,7 +117,7 @@ class Departed:
     def has_exited(self) -> bool:
         return True
 
-    def ending(self) -> Ending:
+    def ending(self) -> ExitStatus:
         return UNSEEN
 
     def let_go(self) -> None:

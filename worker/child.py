@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Final, Self
 
 from muster.containment import end_incarnation
+from muster.contracts.encoding import decode_rank_message, encode
 from muster.contracts.environ import MARK
 from muster.contracts.errors import WireError
 from muster.contracts.messages import (
@@ -27,11 +28,9 @@ from muster.contracts.messages import (
     Saved,
     StartRank,
     Warned,
-    decode_rank_message,
-    encode,
 )
 from muster.contracts.process import ProcessRecord
-from worker.lives import Ending, Life, OwnChild
+from worker.lives import ExitStatus, Life, OwnChild
 from worker.logbook import Logbook
 from worker.starting import Starter
 
@@ -174,7 +173,7 @@ class Child:
         self.signal_group(signal.SIGKILL)
         return end_incarnation(self.mark)
 
-    def ending(self) -> Ending:
+    def ending(self) -> ExitStatus:
         """Return how it ended; only after `has_exited`, and before it is let go of."""
         return self._life.ending()
 

@@ -18,7 +18,7 @@ from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
 from muster.exit_records import read_exit_record, write_exit_record
 from worker.child import Child
-from worker.lives import Ending
+from worker.lives import ExitStatus
 from worker.memory import OomKills
 
 CANNOT_START: Final = 126
@@ -70,7 +70,7 @@ class Ends:
         self._oom_kills = OomKills()
         files.exits.mkdir(parents=True, exist_ok=True)
 
-    def record(self, child: Child, ending: Ending) -> End:
+    def record(self, child: Child, ending: ExitStatus) -> End:
         """Return how a child has ended, once that is on disk."""
         end = End(said=tuple(child.last_words()), exited=self._exited(child, ending))
         at = datetime.now(UTC).isoformat()
@@ -105,7 +105,7 @@ class Ends:
             yield from end.said
             yield end.exited
 
-    def _exited(self, child: Child, ending: Ending) -> RankExited:
+    def _exited(self, child: Child, ending: ExitStatus) -> RankExited:
         return RankExited(
             rank=child.rank,
             incarnation=child.incarnation,
@@ -117,6 +117,6 @@ class Ends:
         )
 
 
-def _may_be_killed(ending: Ending) -> bool:
+def _may_be_killed(ending: ExitStatus) -> bool:
     """Whether SIGKILL ended it, or the program that a shell or a container ran for it."""
     return ending.signal == signal.SIGKILL or ending.exit_code == KILLED_WITHIN

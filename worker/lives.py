@@ -15,20 +15,20 @@ from worker.starting import Started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class ExitStatus:
     """How a process ended; at most one is set, and neither for an end that nobody saw."""
 
     exit_code: int | None
     signal: int | None
 
     @classmethod
-    def of_status(cls, status: int) -> "Ending":
+    def of_status(cls, status: int) -> "ExitStatus":
         """Return what the kernel's exit status means."""
         code = os.waitstatus_to_exitcode(status)
         return cls(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
 
     @classmethod
-    def of_zombie(cls, zombie: os.waitid_result) -> "Ending":
+    def of_zombie(cls, zombie: os.waitid_result) -> "ExitStatus":
         """Return what a look at a process that nobody has reaped says."""
         is_exit = zombie.si_code == os.CLD_EXITED
         return cls(
@@ -37,7 +37,7 @@ class Ending:
         )
 
 
-UNSEEN: Final = Ending(exit_code=None, signal=None)
+UNSEEN: Final = ExitStatus(exit_code=None, signal=None)
 
 
 class Life(Protocol):
@@ -55,7 +55,7 @@ class Life(Protocol):
 
     def has_exited(self) -> bool: ...
 
-    def ending(self) -> Ending:
+    def ending(self) -> ExitStatus:
         """Return how it ended, once it has; it can still be asked again."""
 
     def let_go(self) -> None:
@@ -82,9 +82,9 @@ class OwnChild:
     def has_exited(self) -> bool:
         return self._is_reaped or self._look(os.WNOHANG) is not None
 
-    def ending(self) -> Ending:
+    def ending(self) -> ExitStatus:
         zombie = self._look()
-        return UNSEEN if zombie is None else Ending.of_zombie(zombie)
+        return UNSEEN if zombie is None else ExitStatus.of_zombie(zombie)
 
     def _look(self, options: int = 0) -> os.waitid_result | None:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options)

@@ -2,17 +2,14 @@
 
 import os
 import signal
-import time
 from collections.abc import Container
 from typing import Final
 
+from muster.containment import Patience
 from muster.processes import descendants, identify, send_signal
 
-STRANGERS_SECONDS: Final = 2.0
+PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
 """A process that survives SIGKILL for this long hangs in the kernel."""
-
-STRANGERS_PAUSE_SECONDS: Final = 0.01
-"""What was killed needs a moment to be gone."""
 
 
 def reap_orphans(own: Container[int]) -> None:
@@ -33,11 +30,14 @@ def end_strangers() -> None:
     Who shed its mark (``env -i``) and its session is nobody's while ranks live; what is left
     at the end of the job is the job's.
     """
-    deadline = time.monotonic() + STRANGERS_SECONDS
-    while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
-        for pid in pids:
-            record = identify(pid)
-            if record is not None:
-                send_signal(record, signal.SIGKILL)
-        reap_orphans(own=())
-        time.sleep(STRANGERS_PAUSE_SECONDS)
+    PATIENCE.outlast(_end_each)
+
+
+def _end_each() -> int:
+    reap_orphans(own=())
+    pids = descendants(os.getpid())
+    for pid in pids:
+        record = identify(pid)
+        if record is not None:
+            send_signal(record, signal.SIGKILL)
+    return len(pids)

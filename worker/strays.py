@@ -8,18 +8,16 @@ starts anything: no incarnation is ever there twice.
 import os
 import signal
 import sys
-import time
 from collections.abc import Collection
 from typing import Final
 
 from muster.brand import brand_of, brands
 from muster.cells import cell_name, cells_of_job, clear_cell
+from muster.containment import Patience
 from muster.contracts.process import ProcessRecord
 from muster.processes import mark_of, marked, send_signal
 
-STRAYS_SECONDS: Final = 2.0
-STRAYS_PAUSE_SECONDS: Final = 0.01
-"""What was killed needs a moment to be gone."""
+PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
 
 
 def end_strays(job_uid: str, spared: Collection[str]) -> None:
@@ -28,12 +26,9 @@ def end_strays(job_uid: str, spared: Collection[str]) -> None:
     `spared` holds their marks. What they have started is theirs by its brand, whatever else it
     has lost; so is what a stray has started, and that goes with it.
     """
-    deadline = time.monotonic() + STRAYS_SECONDS
-    while left := _end_each(job_uid, spared):
-        if time.monotonic() > deadline:
-            print(f"{left} processes or cells of the job survive SIGKILL", file=sys.stderr)
-            return
-        time.sleep(STRAYS_PAUSE_SECONDS)
+    left = PATIENCE.outlast(lambda: _end_each(job_uid, spared))
+    if left:
+        print(f"{left} processes or cells of the job survive SIGKILL", file=sys.stderr)
 
 
 def _end_each(job_uid: str, spared: Collection[str]) -> int:

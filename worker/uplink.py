@@ -12,18 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.encoding import decode_coordinator_message, encode
 from muster.contracts.errors import WireError
 from muster.contracts.framing import FrameReader, frame
-from muster.contracts.messages import (
-    AgentMessage,
-    CoordinatorMessage,
-    decode_coordinator_message,
-    encode,
-)
+from muster.contracts.messages import AgentMessage, CoordinatorMessage
 from muster.peers import plain, user_of
+from muster.published_address import published_address
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that stopped reading is as good as away; the next connection starts afresh."""
@@ -57,7 +52,7 @@ class Uplink:
 
     def connect(self) -> bool:
         """Try once; return whether a connection is under way."""
-        address = self._read_address()
+        address = published_address(self._address_file)
         if address is None:
             return False
         attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -77,7 +72,7 @@ class Uplink:
 
         One that was stopped, its machine perhaps, keeps its connections for as long as it likes.
         """
-        address = self._read_address()
+        address = published_address(self._address_file)
         return address is not None and address != self._address
 
     @property
@@ -148,9 +143,3 @@ class Uplink:
         except (OSError, WireError):
             self.drop()
             return []
-
-    def _read_address(self) -> CoordinatorAddress | None:
-        try:
-            return msgspec.json.decode(self._address_file.read_bytes(), type=CoordinatorAddress)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return None

@@ -11,9 +11,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import Final
 
+from muster.containment import Patience
 from muster.contracts.environ import MARK
 from muster.contracts.process import ProcessRecord
 from muster.processes import marked, send_signal
@@ -48,11 +48,10 @@ class Warden:
 
 def end_orphans(job_uid: str, grace_seconds: float) -> None:
     """Ask everything of the job but this process to exit, and end what does not in time."""
-    deadline = time.monotonic() + grace_seconds
     for record in _others(job_uid):
         send_signal(record, signal.SIGTERM)
-    while _others(job_uid) and time.monotonic() < deadline:
-        time.sleep(PAUSE_SECONDS)
+    grace = Patience(seconds=grace_seconds, pause_seconds=PAUSE_SECONDS)
+    grace.outlast(lambda: len(_others(job_uid)))
     end_strays(job_uid, spared=())
 
 

@@ -10,12 +10,11 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from api.desk import Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
 from api.queries import KnownJobId
+from api.requests import JobRequest, StopBody
 from api.schemas import (
     EventList,
     JobList,
-    JobRequest,
     JobView,
-    StopBody,
     SummaryList,
     SummaryView,
 )

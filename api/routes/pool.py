@@ -7,7 +7,8 @@ from api.elasticity import check_lets_go, check_pausable, check_world_size
 from api.pool import member_list
 from api.pool_schemas import MemberList
 from api.queries import KnownJobId, KnownWorkerId
-from api.schemas import JobPatch, JobView
+from api.requests import JobPatch
+from api.schemas import JobView
 from api.views import job_view
 from muster.contracts.job import JobId
 

@@ -2,9 +2,10 @@
 
 A process may be stopped between any two steps of a save, be replaced, and go on. So whoever comes
 next first puts up a fence, then takes away every temporary name of older generations, and only then
-looks what there is. A save makes its temporary name first, then looks for a fence, then renames. If
-it looked before the fence was up, its temporary name was there to be taken, or the rename is older
-than all that its successor has read. There is no instant between.
+looks what there is. A save makes its temporary names first, that of the checkpoint and that of
+LATEST, then looks for a fence, then renames both. If it looked before the fence was up, each name
+was there to be taken, or its rename is older than all that its successor has read. There is no
+instant between.
 """
 
 from collections.abc import Callable

@@ -5,6 +5,8 @@ any two leaves what LATEST names intact:
 
     state and manifest into a temporary directory, each flushed   what will be named is whole
     the temporary directory flushed                               and complete
+    the next LATEST into a temporary file, flushed                so is what will name it
+    a look for a newer fence                                      nobody has replaced us
     renamed to its final name, the rank's directory flushed       it exists
     LATEST replaced, the rank's directory flushed                 it is found: acknowledged
     older ones renamed to temporary names and deleted             nothing depends on them
@@ -22,8 +24,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from muster.checkpoints.durable import (
-    FileFacts,
     ensure_directory,
     remove_tree,
     rewrite_file,
@@ -50,7 +53,7 @@ from muster.contracts.position import Position
 
 
 @dataclass(slots=True, kw_only=True)
-class _Ledger:
+class _Inventory:
     """What this process knows of the directory since its first save; lost after any failure."""
 
     generation: int
@@ -104,7 +107,7 @@ class Vault:
         )
         self._fences: Final = Fences(files, self._directory, owner.job_uid, self._remove)
         self._generation = -1 if owner.generation is None else owner.generation
-        self._ledger: _Ledger | None = None
+        self._inventory: _Inventory | None = None
         self._trusted: set[CheckpointName] = set()
 
     def claim(self) -> None:
@@ -113,9 +116,9 @@ class Vault:
         To be done before `restore`, or what was restored may not be the newest for long; a save
         does it otherwise. Raises as `save`.
         """
-        if self._ledger is None:
+        if self._inventory is None:
             with mapped("preparing to save checkpoints in", self._directory):
-                self._ledger = self._open()
+                self._inventory = self._open()
 
     def restore(self) -> Checkpoint | None:
         """Return the newest intact checkpoint of this job, or None if it has none.
@@ -141,37 +144,34 @@ class Vault:
             raise ValueError(f"steps count from 0, got {step}")
         time = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
         packed = pack(state)
-        ledger, self._ledger = self._ledger, None
+        inventory, self._inventory = self._inventory, None
         with mapped("saving a checkpoint in", self._directory):
-            if ledger is None:
-                ledger = self._open()
-            name = ledger.free_name(step)
-            spare = ledger.spares.take() if _fits_a_spare(packed) else None
+            if inventory is None:
+                inventory = self._open()
+            name = inventory.free_name(step)
+            draft = self._draft(name, time, position, packed)
             try:
-                manifest = self._publish(name, time, position, packed, spare)
-                ledger.spares.flushed()
-                self._point_latest_at(name)
+                manifest = self._commit(inventory, name, draft, packed)
             except FileNotFoundError:
-                self._fences.refuse_if_stale(
-                    self._generation
-                )  # a successor has taken away what we were about to rename
+                # Perhaps a successor has taken away what we were about to rename.
+                self._fences.refuse_if_stale(self._generation)
                 raise
-        ledger.own.add(name)
+        inventory.own.add(name)
         if _fits_a_spare(packed):
-            ledger.recyclable.add(name)
+            inventory.recyclable.add(name)
         self._trusted.add(name)
         # Only a save that went through leaves its knowledge to the next one.
-        self._ledger = ledger
-        self._retire(ledger, name)
+        self._inventory = inventory
+        self._retire(inventory, name)
         return manifest
 
     def close(self) -> None:
         """Delete the spare directories; a save after this begins with none."""
-        if self._ledger is not None:
-            for name in self._ledger.spares.empty():
+        if self._inventory is not None:
+            for name in self._inventory.spares.empty():
                 self._remove(f"{self._directory}/{name.temporary}")
 
-    def _open(self) -> _Ledger:
+    def _open(self) -> _Inventory:
         """Put up a fence, clear dead saves, and learn what is there."""
         ensure_directory(self._files, self._directory)
         own, _ = self._taken_names()
@@ -184,7 +184,7 @@ class Vault:
         self._fences.put_up(self._generation)
         # Looked at again: an older generation may have saved until just now.
         own, others = self._taken_names()
-        return _Ledger(generation=self._generation, own=own, others=others)
+        return _Inventory(generation=self._generation, own=own, others=others)
 
     def _taken_names(self) -> tuple[set[CheckpointName], frozenset[CheckpointName]]:
         """Return the names of this job's checkpoints, and all others."""
@@ -199,44 +199,10 @@ class Vault:
             # What cannot be classified is left alone: it neither fences us nor is it deleted.
             return False
 
-    def _publish(
-        self,
-        name: CheckpointName,
-        time: str,
-        position: Position,
-        packed: Packed,
-        spare: CheckpointName | None,
+    def _draft(
+        self, name: CheckpointName, time: str, position: Position, packed: Packed
     ) -> Manifest:
-        """Bring a whole checkpoint into being under its final name, durably."""
-        temporary = f"{self._directory}/{(spare or name).temporary}"
-        write = rewrite_file if spare else write_file
-        if not spare:
-            self._files.make_directory(temporary)
-        try:
-            facts = {}
-            if packed.buffers:
-                facts[STATE] = write(self._files, f"{temporary}/{STATE}", packed.buffers)
-            manifest, content = sign(self._manifest(name, time, position, packed, facts))
-            write(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
-            if not spare:
-                self._files.fsync_directory(temporary)
-            self._fences.refuse_if_stale(self._generation)
-            self._files.rename(temporary, f"{self._directory}/{name}")
-        except BaseException:
-            with suppress(OSError):
-                remove_tree(self._files, temporary)
-            raise
-        self._files.fsync_directory(self._directory)
-        return manifest
-
-    def _manifest(
-        self,
-        name: CheckpointName,
-        time: str,
-        position: Position,
-        packed: Packed,
-        facts: dict[str, FileFacts],
-    ) -> Manifest:
+        """Return the manifest of a checkpoint whose files are not written yet."""
         return Manifest(
             step=name.step,
             time=time,
@@ -247,25 +213,56 @@ class Vault:
             generation=name.generation,
             position=position,
             values=packed.values,
-            files=facts,
+            files={},
         )
 
-    def _point_latest_at(self, name: CheckpointName) -> None:
-        temporary = f"{self._directory}/{temporary_latest(name.generation)}"
+    def _commit(
+        self, inventory: _Inventory, name: CheckpointName, draft: Manifest, packed: Packed
+    ) -> Manifest:
+        """Bring a whole checkpoint into being under its final name and in LATEST, durably."""
+        spare = inventory.spares.take() if _fits_a_spare(packed) else None
+        temporary = f"{self._directory}/{(spare or name).temporary}"
+        latest = f"{self._directory}/{temporary_latest(name.generation)}"
+        if not spare:
+            self._files.make_directory(temporary)
         try:
-            write_file(self._files, temporary, [memoryview(latest_line(name))])
+            manifest = self._fill(temporary, spare, draft, packed)
+            write_file(self._files, latest, [memoryview(latest_line(name))])
+            # Both temporary names are there: whoever puts up a fence after this takes both away.
             self._fences.refuse_if_stale(self._generation)
-            self._files.rename(temporary, f"{self._directory}/{LATEST}")
+            self._rename(temporary, str(name))
+            inventory.spares.flushed()
+            self._rename(latest, LATEST)
         except BaseException:
             with suppress(OSError):
-                self._files.remove_file(temporary)
+                remove_tree(self._files, temporary)
+            with suppress(OSError):
+                self._files.remove_file(latest)
             raise
+        return manifest
+
+    def _fill(
+        self, temporary: str, spare: CheckpointName | None, draft: Manifest, packed: Packed
+    ) -> Manifest:
+        """Write both files into a directory that is new, or a spare one."""
+        write = rewrite_file if spare else write_file
+        facts = {}
+        if packed.buffers:
+            facts[STATE] = write(self._files, f"{temporary}/{STATE}", packed.buffers)
+        manifest, content = sign(msgspec.structs.replace(draft, files=facts))
+        write(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
+        if not spare:
+            self._files.fsync_directory(temporary)
+        return manifest
+
+    def _rename(self, temporary: str, name: str) -> None:
+        self._files.rename(temporary, f"{self._directory}/{name}")
         self._files.fsync_directory(self._directory)
 
-    def _retire(self, ledger: _Ledger, latest: CheckpointName) -> None:
+    def _retire(self, inventory: _Inventory, latest: CheckpointName) -> None:
         """Delete or put by what may go, by way of a temporary name: nothing half is ever seen."""
-        for name in expendable(ledger.own, latest, self._trusted, self._keep_last):
-            ledger.own.discard(name)
+        for name in expendable(inventory.own, latest, self._trusted, self._keep_last):
+            inventory.own.discard(name)
             self._trusted.discard(name)
             temporary = f"{self._directory}/{name.temporary}"
             try:
@@ -275,11 +272,11 @@ class Vault:
             except OSError as error:
                 self._warn(f"{self._directory}/{name} cannot be deleted: {error.strerror or error}")
                 continue
-            if name in ledger.recyclable and ledger.spares.wanted:
-                ledger.spares.hide(name)
+            if name in inventory.recyclable and inventory.spares.wanted:
+                inventory.spares.hide(name)
             else:
                 self._remove(temporary)
-            ledger.recyclable.discard(name)
+            inventory.recyclable.discard(name)
 
     def _remove(self, path: str) -> None:
         try:

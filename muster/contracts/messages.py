@@ -1,15 +1,14 @@
 """What processes say to each other: a closed union of frozen, tagged values per direction.
 
 Rank ↔ agent over an inherited socket pair, agent ↔ coordinator over one TCP connection. A frame
-(`muster.contracts.framing`) carries one message, encoded as MessagePack with its tag. An unknown
-tag or field is an error: both ends are of one version.
+(`muster.contracts.framing`) carries one message, encoded (`muster.contracts.encoding`) with its
+tag. An unknown tag or field is an error: both ends are of one version.
 """
 
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from muster.contracts.errors import WireError
 from muster.contracts.job import Reason
 
 
@@ -290,52 +289,3 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
 
 
 CoordinatorMessage: TypeAlias = Welcome | StartRank | TerminateRank | KillRank | Announce | Dismiss
-
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_RANK: Final[msgspec.msgpack.Decoder[RankMessage]] = msgspec.msgpack.Decoder(RankMessage)
-_AGENT: Final[msgspec.msgpack.Decoder[AgentMessage]] = msgspec.msgpack.Decoder(AgentMessage)
-_COORDINATOR: Final[msgspec.msgpack.Decoder[CoordinatorMessage]] = msgspec.msgpack.Decoder(
-    CoordinatorMessage
-)
-
-_LAYOUT: Final = msgspec.msgpack.Decoder(Layout)
-
-_NOT_A_MESSAGE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises: text that is none and nesting without end have errors of their own."""
-
-
-def encode(message: RankMessage | AgentMessage | CoordinatorMessage | Layout) -> bytes:
-    """Return the bytes of one message, without its frame."""
-    return _ENCODER.encode(message)
-
-
-def decode_rank_message(payload: bytes) -> RankMessage:
-    """Return what a rank said, or raise `WireError`."""
-    try:
-        return _RANK.decode(payload)
-    except _NOT_A_MESSAGE as error:
-        raise WireError(f"a rank sent what is no message: {error}") from error
-
-
-def decode_agent_message(payload: bytes) -> AgentMessage:
-    """Return what an agent said, or raise `WireError`."""
-    try:
-        return _AGENT.decode(payload)
-    except _NOT_A_MESSAGE as error:
-        raise WireError(f"an agent sent what is no message: {error}") from error
-
-
-def decode_coordinator_message(payload: bytes) -> CoordinatorMessage:
-    """Return what a coordinator said, or raise `WireError`."""
-    try:
-        return _COORDINATOR.decode(payload)
-    except _NOT_A_MESSAGE as error:
-        raise WireError(f"a coordinator sent what is no message: {error}") from error
-
-
-def decode_layout(payload: bytes) -> Layout:
-    """Return the layout that an agent announced, or raise `WireError`."""
-    try:
-        return _LAYOUT.decode(payload)
-    except _NOT_A_MESSAGE as error:
-        raise WireError(f"an agent sent what is no message: {error}") from error

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from muster.contracts.encoding import decode_layout
 from muster.contracts.errors import WireError
-from muster.contracts.messages import Layout, Seat, decode_layout
+from muster.contracts.messages import Layout, Seat
 from muster.line import Line
 
 LOOK_SECONDS: Final = 0.1

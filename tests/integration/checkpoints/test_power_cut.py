@@ -15,7 +15,7 @@ from muster.checkpoints.arrays import decode
 from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.memory import MemoryFileSystem, Operation
-from muster.checkpoints.names import LATEST, CheckpointName
+from muster.checkpoints.names import LATEST, CheckpointName, temporary_latest
 from muster.checkpoints.power_cut import Mode, crash_states
 from muster.checkpoints.reader import Checkpoint
 from muster.checkpoints.vault import Vault
@@ -24,7 +24,7 @@ HISTORIES = {
     "saves, deletions and spares written over": (Session(0, (1, 2, 3, 4, 5, 6)),),
     "a restart that goes back some steps": (Session(0, (3, 6, 9)), Session(1, (6, 9, 12))),
     "a process killed while it deletes, and its successor": (
-        Session(0, (1, 2, 3, 4), lives_for=112),
+        Session(0, (1, 2, 3, 4), lives_for=96),
         Session(1, (4, 5)),
     ),
     "three processes killed in their first save": (
@@ -116,33 +116,33 @@ def test_a_protocol_that_leaves_out_one_fsync_is_caught(
 class LatestFirst(Vault):
     """Points at a checkpoint before there is one."""
 
-    def _publish(self, name, *arguments):  # noqa: ANN001, ANN002, ANN202  as in the parent
-        super()._point_latest_at(name)
-        return super()._publish(name, *arguments)
-
-    def _point_latest_at(self, name: CheckpointName) -> None:
-        """Nothing is left to do."""
+    def _rename(self, temporary: str, name: str) -> None:
+        if name != LATEST:
+            super()._rename(f"{DIRECTORY}/{temporary_latest(0)}", LATEST)
+            super()._rename(temporary, name)
 
 
 class DeletesFirst(Vault):
     """Makes room before the new checkpoint can be found."""
 
-    def _publish(self, name, *arguments):  # noqa: ANN001, ANN002, ANN202  as in the parent
+    def _fill(self, *arguments):  # noqa: ANN002, ANN202  as in the parent
         for text in self._files.list_directory(str(DIRECTORY)):
             if older := CheckpointName.parse(text):
                 self._files.rename(f"{DIRECTORY}/{text}", f"{DIRECTORY}/{older.temporary}")
                 self._remove(f"{DIRECTORY}/{older.temporary}")
-        return super()._publish(name, *arguments)
+        return super()._fill(*arguments)
 
 
 class DeletesInPlace(Vault):
     """Deletes an old checkpoint file by file under its own name, and before LATEST is durable."""
 
-    def _point_latest_at(self, name: CheckpointName) -> None:
-        for text in self._files.list_directory(str(DIRECTORY)):
-            if CheckpointName.parse(text) not in (None, name):
-                self._remove(f"{DIRECTORY}/{text}")
-        super()._point_latest_at(name)
+    def _rename(self, temporary: str, name: str) -> None:
+        if name == LATEST:
+            texts = self._files.list_directory(str(DIRECTORY))
+            _newest, *older = sorted(filter(None, map(CheckpointName.parse, texts)), reverse=True)
+            for checkpoint in older:
+                self._remove(f"{DIRECTORY}/{checkpoint}")
+        super()._rename(temporary, name)
 
 
 @pytest.mark.parametrize("kind", [LatestFirst, DeletesFirst, DeletesInPlace])

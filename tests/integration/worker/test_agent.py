@@ -13,6 +13,7 @@ from installation import await_value
 from msgspec.structs import replace
 
 from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.encoding import encode
 from muster.contracts.framing import frame
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
@@ -27,7 +28,6 @@ from muster.contracts.messages import (
     Refused,
     TerminateRank,
     Welcome,
-    encode,
 )
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset

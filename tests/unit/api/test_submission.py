@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.problems import Conflict, InvalidRequest
-from api.schemas import JobRequest
+from api.requests import JobRequest
 from api.submission import Submitter
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import InvalidSpec

@@ -59,8 +59,8 @@ def test_the_steps_of_a_save_come_in_the_one_safe_order() -> None:
     rank.save(1, 2)
     assert steps_of_a_save(rank, 3) == [
         *("make_directory", "create", "fsync", "create", "fsync", "fsync_directory"),
-        *("rename", "fsync_directory"),
-        *("create", "fsync", "rename", "fsync_directory"),
+        *("create", "fsync"),
+        *("rename", "fsync_directory", "rename", "fsync_directory"),
         "rename",
     ]
 
@@ -69,8 +69,8 @@ def test_a_small_save_writes_over_a_retired_one_that_is_surely_hidden() -> None:
     rank = Rank()
     rank.save(1, 2, 3, 4)
     assert steps_of_a_save(rank, 5) == [
-        *("overwrite", "fsync", "overwrite", "fsync", "rename", "fsync_directory"),
-        *("create", "fsync", "rename", "fsync_directory"),
+        *("overwrite", "fsync", "overwrite", "fsync", "create", "fsync"),
+        *("rename", "fsync_directory", "rename", "fsync_directory"),
         "rename",
     ]
     assert rank.vault.restore().state["bias"] == 5

@@ -4,6 +4,13 @@ import msgspec
 import pytest
 
 from muster.contracts import messages
+from muster.contracts.encoding import (
+    decode_agent_message,
+    decode_coordinator_message,
+    decode_layout,
+    decode_rank_message,
+    encode,
+)
 from muster.contracts.errors import WireError
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
@@ -34,11 +41,6 @@ from muster.contracts.messages import (
     TookUp,
     Warned,
     Welcome,
-    decode_agent_message,
-    decode_coordinator_message,
-    decode_layout,
-    decode_rank_message,
-    encode,
 )
 from worker.child import MESSAGE_LIMIT_BYTES
 

@@ -3,10 +3,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from muster.contracts.encoding import encode
 from muster.contracts.environ import Assignment, rank_environment
 from muster.contracts.errors import InvalidSpec
 from muster.contracts.framing import frame
-from muster.contracts.messages import StartRank, encode
+from muster.contracts.messages import StartRank
 from muster.contracts.spec import (
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,

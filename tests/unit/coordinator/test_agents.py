@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from coordinator.agents import AgentServer, token_digest, token_fits
+from muster.contracts.encoding import decode_coordinator_message, encode
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
@@ -17,8 +18,6 @@ from muster.contracts.messages import (
     RankSaid,
     TerminateRank,
     Welcome,
-    decode_coordinator_message,
-    encode,
 )
 
 HELLO = AgentHello(job_uid="uid", generation=3, token="right")  # noqa: S106  for a test

@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 from stories import beat, saved
 
-from muster.contracts.messages import (
-    Hello,
-    RankMessage,
-    Ready,
-    decode_rank_message,
-)
+from muster.contracts.encoding import decode_rank_message
+from muster.contracts.messages import Hello, RankMessage, Ready
 from muster.line import Line
 from muster.peers import neighbour_of, short_address
 from muster.voice import SAVED_LIMIT, Heart, Voice

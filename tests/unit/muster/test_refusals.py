@@ -10,9 +10,10 @@ from muster.checkpoints.errors import (
     StaleGeneration,
     UnsupportedState,
 )
+from muster.contracts.encoding import encode
 from muster.contracts.errors import MusterError
 from muster.contracts.job import Reason
-from muster.contracts.messages import Refused, encode
+from muster.contracts.messages import Refused
 from muster.datasets.errors import (
     DatasetEmpty,
     DatasetMissing,

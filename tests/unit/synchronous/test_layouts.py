@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.contracts.messages import Layout, encode
+from muster.contracts.encoding import encode
+from muster.contracts.messages import Layout
 from muster.line import Line
 from muster.synchronous.layouts import Alone, AnnouncedLayouts, Regroup, Stopped
 

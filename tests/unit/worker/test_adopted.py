@@ -16,7 +16,7 @@ from muster.contracts.environ import MARK
 from muster.contracts.process import ProcessRecord
 from muster.processes import identify, is_running, marked, send_signal
 from worker.adopted import Departed, Held
-from worker.lives import UNSEEN, Ending
+from worker.lives import UNSEEN, ExitStatus
 
 MIDDLE = """
 import subprocess, sys
@@ -96,7 +96,7 @@ def test_a_zombie_says_how_it_ended(middles: list[Middle]) -> None:
     assert not life.has_exited()
     middle.lets_it_go_on()
     await_end(life)
-    assert life.ending() == Ending(exit_code=7, signal=None)
+    assert life.ending() == ExitStatus(exit_code=7, signal=None)
     life.let_go()
 
 
@@ -104,12 +104,12 @@ def test_a_zombie_says_how_it_ended(middles: list[Middle]) -> None:
 @pytest.mark.parametrize(
     ("last_words", "ending"),
     [
-        ("exit 7", Ending(exit_code=7, signal=None)),
-        ("kill -TERM $$", Ending(exit_code=None, signal=signal.SIGTERM)),
+        ("exit 7", ExitStatus(exit_code=7, signal=None)),
+        ("kill -TERM $$", ExitStatus(exit_code=None, signal=signal.SIGTERM)),
     ],
 )
 def test_the_kernel_says_how_a_process_ended_that_somebody_else_has_reaped(
-    middles: list[Middle], last_words: str, ending: Ending
+    middles: list[Middle], last_words: str, ending: ExitStatus
 ) -> None:
     middle, life = held(middles, f"read line; {last_words}")
     middle.lets_it_go_on()
@@ -183,5 +183,5 @@ def test_only_exactly_the_process_that_is_meant_is_held(middles: list[Middle]) -
 
 def test_who_was_gone_before_has_ended_unseen() -> None:
     assert Departed(7).has_exited()
-    assert Departed(7).ending() == UNSEEN == Ending(exit_code=None, signal=None)
+    assert Departed(7).ending() == UNSEEN == ExitStatus(exit_code=None, signal=None)
     Departed(os.getpid()).signal_group(signal.SIGKILL)

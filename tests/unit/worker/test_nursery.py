@@ -16,6 +16,7 @@ import pytest
 from stories import beat, saved
 
 from muster.brand import wear_brand
+from muster.contracts.encoding import encode
 from muster.contracts.environ import MARK
 from muster.contracts.exit_record import ExitRecord, decode_exit_record
 from muster.contracts.job import Reason
@@ -30,7 +31,6 @@ from muster.contracts.messages import (
     StartRank,
     TookUp,
     Warned,
-    encode,
 )
 from muster.exit_records import write_exit_record
 from muster.processes import identify, is_running, marked

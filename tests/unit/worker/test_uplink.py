@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from muster.contracts.agent import CoordinatorAddress
+from muster.contracts.encoding import decode_agent_message, encode
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.messages import (
     AgentHello,
@@ -15,8 +16,6 @@ from muster.contracts.messages import (
     Dismiss,
     TerminateRank,
     Welcome,
-    decode_agent_message,
-    encode,
 )
 from worker.uplink import Uplink
 
