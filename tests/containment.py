@@ -37,6 +37,9 @@ DEADLINE_SECONDS = 2.0
 ENDS = ("by itself", "by SIGKILL", "by a sweep", "by a successor")
 """Before the last two its agent is killed."""
 
+PROGRESS_TRIALS = 25
+"""So many take about ten seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -165,6 +168,8 @@ def contain(trials: int, seed: int, root: Path) -> dict[tuple[str, str], list[Ou
                 agents.append(LoneAgent(root))
             outcome = Trial(agents[-1], number).act(kind, end, is_outside=is_outside)
             outcomes[f"{kind}, outside" if is_outside else kind, end].append(outcome)
+            if (number + 1) % PROGRESS_TRIALS == 0:
+                tell(f"{number + 1} of {trials} ranks have ended")
     finally:
         for agent in agents:
             agent.kill()
@@ -204,6 +209,10 @@ def table(outcomes: dict[tuple[str, str], list[Outcome]]) -> Iterator[str]:
         yield f"{kind:20}{end:16}" + "".join(f"{figure:8}" for figure in figures)
 
 
+def tell(*lines: str) -> None:
+    print(*lines, sep="\n", flush=True)  # noqa: T201  its purpose
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trials", type=int, nargs="?", default=500, help="ranks that end (500)")
@@ -213,11 +222,11 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         outcomes = contain(trials, seed, Path(directory))
-    print(*table(outcomes), sep="\n")  # noqa: T201
+    tell(*table(outcomes))
     found = faults(outcomes)
     verdict = ", ".join(found) or "nothing is left, and nobody was harmed"
     took = time.monotonic() - began
-    print(f"{trials} trials with seed {seed} in {took:.0f} s: {verdict}")  # noqa: T201
+    tell(f"{trials} trials with seed {seed} in {took:.0f} s: {verdict}")
     return 1 if found else 0
 
 

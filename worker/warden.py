@@ -21,8 +21,11 @@ from worker.strays import end_strays
 
 PAUSE_SECONDS: Final = 0.1
 
-_WAIT: Final = 'read -r _; sleep "$1"; exec "$0" -P -m worker.warden "$2" "$3"'
-"""Nobody ever writes into the pipe, so reading ends with the agent."""
+_WAIT: Final = """
+read -r _                       # nobody ever writes into the pipe: it ends with the agent
+{ sleep "$1"; } 2>/dev/null &&  # who ends the sleep ends us, without a word in the agent's log
+exec "$0" -P -m worker.warden "$2" "$3"
+"""
 
 
 class Warden:
