@@ -6,7 +6,6 @@ no process of that job is left where this launcher starts them.
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from muster.contracts.agent import AgentAssignment
 from muster.contracts.environ import MARK, NOT_FOR_RANKS
 from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
-from muster.processes import family, identify, is_running, marked, send_signal
+from muster.processes import family, identify, is_running, kill, marked
 
 PATIENCE: Final = Patience(seconds=4.0, pause_seconds=0.02)
 """A process that survives SIGKILL for this long hangs in the kernel."""
@@ -93,7 +92,7 @@ class LocalLauncher:
 
     async def kill(self, agent: AgentProcess) -> None:
         if agent.record is not None:
-            send_signal(agent.record, signal.SIGKILL)
+            kill(agent.record)
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
         await asyncio.to_thread(_end_family, job_uid, known)
@@ -147,9 +146,8 @@ def _end_family(job_uid: str, known: Sequence[ProcessRecord]) -> None:
 
     def end_each() -> int:
         # All of them are found before one is killed: a family is told by who is whose parent.
-        members[:] = family([*marked(prefix), *members])
-        for record in members:
-            send_signal(record, signal.SIGKILL)
+        found = family([*marked(prefix), *members])
+        members[:] = [record for record in found if kill(record)]
         return len(members) + sum(not clear_cell(cell) for cell in cells_of_job(job_uid))
 
     left = PATIENCE.outlast(end_each)

@@ -4,14 +4,13 @@ Its lease runs out, but nobody can read that: the database is locked until it go
 has nothing left to do but to notice that it was displaced, so on this machine it is ended.
 """
 
-import signal
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from muster.contracts.process import ProcessRecord
-from muster.processes import is_running, send_signal, stands_still
+from muster.processes import is_running, kill, stands_still
 from muster.published_address import published_address
 
 _LOG: Final = structlog.get_logger("coordinator")
@@ -22,12 +21,7 @@ def end_if_stopped(process: ProcessRecord) -> bool:
 
     To be asked of nobody unless the database is locked: one that only rests may go on.
     """
-    if not (stands_still(process.pid) and is_running(process)):
-        return False
-    try:
-        is_ended = send_signal(process, signal.SIGKILL)
-    except PermissionError:  # another user's, who is to end it
-        return False
+    is_ended = stands_still(process.pid) and is_running(process) and kill(process)
     if is_ended:
         _LOG.warning(
             f"process {process.pid} was stopped while it coordinated, and the database is locked: "

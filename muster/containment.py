@@ -6,7 +6,6 @@ nothing that a dead predecessor knew.
 """
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final
 from muster.brand import brands, can_brand, wear_brand
 from muster.cells import cell_of, clear_cell, enter_cell
 from muster.contracts.process import ProcessRecord
-from muster.processes import branded, descendants, identify, mark_of, send_signal
+from muster.processes import branded, descendants, identify, kill, mark_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ def _end_each(mark: str) -> int:
     cell = cell_of(mark)
     cells_left = 0 if cell is None or clear_cell(cell) else 1
     # Each one at once, before it can fork and go: a list of all of them is soon out of date.
-    killed = [send_signal(record, signal.SIGKILL) for record in _bearers(mark)]
+    killed = [kill(record) for record in _bearers(mark)]
     return cells_left + sum(killed)
 
 

@@ -103,6 +103,17 @@ def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
     return True
 
 
+def kill(record: ProcessRecord) -> bool:
+    """Kill exactly this process; return whether it was there, and ours to kill.
+
+    A rank may have started what is another user's, through sudo: that is let be.
+    """
+    try:
+        return send_signal(record, signal.SIGKILL)
+    except PermissionError:
+        return False
+
+
 def marked(prefix: str) -> list[ProcessRecord]:
     """Return the processes of this machine that wear a brand of `prefix`, or have it as `MARK`.
 

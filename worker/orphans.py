@@ -1,12 +1,11 @@
 """What a job's ranks leave to their agent, which is the subreaper of all that they start."""
 
 import os
-import signal
 from collections.abc import Container
 from typing import Final
 
 from muster.containment import Patience
-from muster.processes import descendants, identify, send_signal
+from muster.processes import descendants, identify, kill
 
 PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
 """A process that survives SIGKILL for this long hangs in the kernel."""
@@ -35,9 +34,5 @@ def end_strangers() -> None:
 
 def _end_each() -> int:
     reap_orphans(own=())
-    pids = descendants(os.getpid())
-    for pid in pids:
-        record = identify(pid)
-        if record is not None:
-            send_signal(record, signal.SIGKILL)
-    return len(pids)
+    records = [identify(pid) for pid in descendants(os.getpid())]
+    return sum(kill(record) for record in records if record is not None)

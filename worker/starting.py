@@ -19,7 +19,7 @@ import msgspec
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, THREAD_PINS
 from muster.contracts.messages import StartRank
-from muster.processes import marked, send_signal
+from muster.processes import kill, marked
 
 IMPORT_PATIENCE_SECONDS: Final = 10.0
 """The first fork waits for the template's imports; no rank lives yet that could be kept waiting."""
@@ -114,7 +114,7 @@ class Fork:
         self.close()
         for mark in (order.environment[MARK], self._mark):
             for record in marked(mark):
-                send_signal(record, signal.SIGKILL)
+                kill(record)
 
     def close(self) -> None:
         if self._channel is not None:

@@ -6,7 +6,6 @@ starts anything: no incarnation is ever there twice.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Collection
 from typing import Final
@@ -15,7 +14,7 @@ from muster.brand import brand_of, brands
 from muster.cells import cell_name, cells_of_job, clear_cell
 from muster.containment import Patience
 from muster.contracts.process import ProcessRecord
-from muster.processes import mark_of, marked, send_signal
+from muster.processes import kill, mark_of, marked
 
 PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
 
@@ -36,10 +35,7 @@ def _end_each(job_uid: str, spared: Collection[str]) -> int:
     spared_cells = {cell_name(mark) for mark in spared}
     cells = [cell for cell in cells_of_job(job_uid) if cell.name not in spared_cells]
     left = [cell for cell in cells if not clear_cell(cell)]
-    strays = _strays(job_uid, spared)
-    for record in strays:
-        send_signal(record, signal.SIGKILL)
-    return len(left) + len(strays)
+    return len(left) + sum(kill(record) for record in _strays(job_uid, spared))
 
 
 def _strays(job_uid: str, spared: Collection[str]) -> list[ProcessRecord]:

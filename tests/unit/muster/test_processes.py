@@ -21,6 +21,7 @@ from muster.processes import (
     send_signal,
 )
 
+NOBODY = 65534
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
@@ -45,6 +46,15 @@ def test_a_process_has_one_name_for_ever() -> None:
         process.wait()
     assert identify(record.pid) is None
     assert is_provably_gone(record)
+
+
+def test_what_is_another_users_is_let_be() -> None:
+    program = (
+        "import os; from muster.processes import identify, kill\n"
+        f"if os.getuid() == 0: os.setuid({NOBODY})\n"
+        "assert not kill(identify(1))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_zombie_runs_no_more() -> None:
