@@ -20,6 +20,7 @@ _REASONS: Final = {
     RetryClass.CRASH: Reason.WORKER_EXITED,
     RetryClass.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
     RetryClass.PREEMPTION: Reason.PREEMPTED,
+    RetryClass.INFRASTRUCTURE: Reason.AGENT_LOST,
     RetryClass.DO_NOT_RETRY: Reason.DO_NOT_RETRY,
 }
 """Of the classes that are known by how the process ended."""
@@ -61,11 +62,18 @@ def _class_of(
         return RetryClass.STOPPED
     if cause is not None:
         return RetryClass.HANG if cause.reason in _HANGS else RetryClass.CRASH
+    if _is_unseen(exited):
+        return RetryClass.INFRASTRUCTURE
     if exited.exit_code == DO_NOT_RETRY_CODE:
         return RetryClass.DO_NOT_RETRY
     if rank.stopping or _ended_by(SIGTERM, exited):
         return RetryClass.PREEMPTION
     return RetryClass.OUT_OF_MEMORY if _lacked_memory(exited) else RetryClass.CRASH
+
+
+def _is_unseen(exited: RankExited) -> bool:
+    """Whether it ended while it had no agent: the next one, or a takeover, finds it gone."""
+    return exited.exit_code is None and exited.signal is None
 
 
 def _ended_by(number: int, exited: RankExited) -> bool:
@@ -108,6 +116,8 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
             return f"{end} for lack of memory{quote}"
         case RetryClass.DO_NOT_RETRY:
             return f"{end}, so it is not to be started again{quote}"
+        case RetryClass.INFRASTRUCTURE:
+            return "ended while it had no agent, so that nobody saw how"
         case RetryClass.CRASH if exited.exit_code == OF_A_SHELL + SIGKILL:
             return f"{end}, as a shell or a container does whose program was killed{quote}"
         case RetryClass.CRASH if exited.exit_code == 0:

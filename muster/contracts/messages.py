@@ -219,7 +219,7 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     """A process has ended, or could not be started; its exit record is durable already.
 
     At most one of `exit_code` and `signal` is set; neither for an end that nobody saw, because the
-    rank's agent had died before it: not knowing that it ended well, one counts that as a failure.
+    rank's agent had died before it: who cannot know that it was done has to run it once more.
     `last_lines` is the end of its log.
     """
 
