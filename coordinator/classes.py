@@ -62,10 +62,17 @@ def _class_of(
         return RetryClass.STOPPED
     if cause is not None:
         return RetryClass.HANG if cause.reason in _HANGS else RetryClass.CRASH
+    return _class_by_itself(rank, exited)
+
+
+def _class_by_itself(rank: RankSnapshot, exited: RankExited) -> RetryClass:
+    """Return the class of an end that no coordinator had wanted."""
     if _is_unseen(exited):
         return RetryClass.INFRASTRUCTURE
     if exited.exit_code == DO_NOT_RETRY_CODE:
         return RetryClass.DO_NOT_RETRY
+    if rank.orphaned_by is not None:
+        return RetryClass.INFRASTRUCTURE
     if rank.stopping or _ended_by(SIGTERM, exited):
         return RetryClass.PREEMPTION
     return RetryClass.OUT_OF_MEMORY if _lacked_memory(exited) else RetryClass.CRASH
@@ -106,9 +113,9 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
     end = describe_exit(rank)
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""
+    also = "saved its work" if exited.exit_code == 0 else end
     match kind:
         case RetryClass.PREEMPTION if rank.stopping:
-            also = "saved its work" if exited.exit_code == 0 else end
             return f"was asked to stop by somebody else and {also}"
         case RetryClass.PREEMPTION:
             return f"{end}, which somebody else had sent{quote}"
@@ -117,7 +124,9 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
         case RetryClass.DO_NOT_RETRY:
             return f"{end}, so it is not to be started again{quote}"
         case RetryClass.INFRASTRUCTURE:
-            return "ended while it had no agent, so that nobody saw how"
+            unseen = "ended while it had no agent, so that nobody saw how"
+            asked = f"was asked to stop by {rank.orphaned_by} and {also}"
+            return unseen if _is_unseen(exited) else asked
         case RetryClass.CRASH if exited.exit_code == OF_A_SHELL + SIGKILL:
             return f"{end}, as a shell or a container does whose program was killed{quote}"
         case RetryClass.CRASH if exited.exit_code == 0:

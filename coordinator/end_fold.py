@@ -85,7 +85,8 @@ def _in_trouble(
     """Schedule the next incarnation, at the expense of its class, or give the job up."""
     retry = RETRIES.get(ending.retry_class)
     is_restart = retry is not None and retry.is_restart
-    is_unseen = ending.retry_class is RetryClass.INFRASTRUCTURE
+    # What we have asked for ourselves is nobody's fault, however it ended.
+    is_unseen = ending.retry_class is RetryClass.INFRASTRUCTURE and rank.orphaned_by is None
     if (is_restart or is_unseen) and rank.is_to_blame:
         rank = _with_its_progress(snapshot, rank, now)
     verdict = _verdict(snapshot, rank, ending, message)

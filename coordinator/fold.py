@@ -27,6 +27,7 @@ from muster.contracts.messages import (
     Disputed,
     Executing,
     Hello,
+    Orphaned,
     Pulse,
     Raised,
     RankExited,
@@ -265,6 +266,8 @@ def _said(
             return snapshot.with_rank(placed)
         case Warned():
             return snapshot.with_rank(replace(rank, warning=legible(message.message)))
+        case Orphaned():
+            return snapshot.with_rank(replace(rank, orphaned_by=legible(message.by)))
         case Ready() | TookUp() | Stranded() | Disputed() | Saved():
             return pool_fold.said(snapshot, rank, message, now)
         case Refused():

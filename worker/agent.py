@@ -40,7 +40,7 @@ from worker.orphans import end_strangers
 from worker.starting import Exec, Fork, Starter
 from worker.strays import end_strays
 from worker.uplink import Uplink
-from worker.warden import Warden
+from worker.warden import Warden, is_at_work
 
 LOOK_SECONDS: Final = 1.0
 """How often the address of today's coordinator is read while there is a connection."""
@@ -108,9 +108,13 @@ class Agent:
             self._leaving = True
             return
         adopted = self._assignment.adopted
+        were_asked = not self._assignment.is_managed and is_at_work(self._assignment.job_uid)
         end_strays(self._assignment.job_uid, {rank.mark for rank in adopted})
         for rank in adopted:
             self._nursery.adopt(rank)
+        if were_asked:
+            timeout = self._assignment.orphan_timeout_seconds
+            self._nursery.note_orphaned(f"its warden (no agent for {timeout:g} s)")
         # After that: whoever's call is answered is held already, and its end will be seen.
         self._nursery.answer_calls()
         if not adopted:
@@ -176,6 +180,7 @@ class Agent:
         elif alone_seconds >= timeout and not self._leaving:
             print(f"no coordinator for {timeout:g} s: the ranks save and exit", file=sys.stderr)
             self._leaving = True
+            self._nursery.note_orphaned(f"its agent (no coordinator for {timeout:g} s)")
             self._nursery.send_all(signal.SIGTERM)
 
     def _connect(self) -> None:

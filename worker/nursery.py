@@ -195,6 +195,11 @@ class Nursery:
         for child in self._living.values():
             child.signal_group(number)
 
+    def note_orphaned(self, by: str) -> None:
+        """Say, now and later, that it was one of us who asked all of these to stop."""
+        for child in self._living.values():
+            self._report(child.note_orphaned(by))
+
     def pulse(self) -> Pulse:
         """Return what to say of ranks that do not speak for themselves."""
         return Pulse(

@@ -67,6 +67,16 @@ class Warned(_Message, frozen=True, tag="warned"):
     message: str
 
 
+class Orphaned(_Message, frozen=True, tag="orphaned"):
+    """We asked the rank ourselves to save and exit, as nobody looked after it any more.
+
+    Said by the rank or, of one that does not speak for itself, by its agent.
+    """
+
+    by: str
+    """Who asked, and why; "itself (no agent for 300 s)"."""
+
+
 class Refused(_Message, frozen=True, tag="refused"):
     """The rank is about to exit and starting it again would not help."""
 
@@ -148,6 +158,7 @@ RankMessage: TypeAlias = (
     | Hello
     | Beat
     | Warned
+    | Orphaned
     | Refused
     | Raised
     | Ready
