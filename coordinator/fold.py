@@ -165,6 +165,8 @@ def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -
     snapshot = replace(
         snapshot,
         agent=AgentState.ABSENT,
+        # Whoever else were to number agents had our lease, and this would never be durable.
+        generation=max(snapshot.generation, lost.newest),
         agent_failures=failures,
         agent_start_at=now + _pause_seconds(snapshot, failures),
         ranks=ranks,

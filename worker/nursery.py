@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -24,7 +25,7 @@ from muster.contracts.messages import (
     StartRank,
 )
 from muster.processes import mark_of, stands_still
-from muster.succession import is_succeeded
+from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.ends import End, Ends
@@ -168,6 +169,11 @@ class Nursery:
     def is_succeeded(self) -> bool:
         """Whether another agent has taken over although this one lives: its machine stood still."""
         return is_succeeded(self._socket)
+
+    @property
+    def newest_socket(self) -> Path:
+        """Of the agent that has the highest number, this one's own if there is none newer."""
+        return present(self._socket)
 
     def _receive(self, channel: socket.socket, pid: int) -> bool:
         """Take a channel to the rank whose process has called; return whether there is one."""

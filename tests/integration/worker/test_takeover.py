@@ -13,6 +13,7 @@ from agent_stage import GENERATION, Conversation, Stage, adopted
 from installation import await_value
 
 from muster.contracts.agent import AdoptedRank
+from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.environ import MARK, mark
 from muster.contracts.layout import TIME_MARK
 from muster.contracts.messages import (
@@ -468,3 +469,21 @@ def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:
     assert stage.exit_code() == 0
     assert agent.hear() is None
     assert not stage.files.log(0, 0).exists()
+
+
+def test_an_agent_that_finds_a_newer_ones_socket_touches_nothing_and_says_which(
+    stage: Stage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage.start_agent()
+    started(stage, stage.meet(), list(FOREVER))
+    stage.files.agent_socket(GENERATION + 1).touch()
+    assert stage.exit_code() == REPLACED_CODE
+    ends = "another agent has taken over this job: agent.0008.sock is there, what is left here ends"
+    assert ends in capfd.readouterr().err
+    record = stage.record(0, 0)
+    by = "its agent (agent.0008.sock is there, a newer one's)"
+    assert Orphaned(by=by) in [said.message for said in record.said]
+    stage.start_agent()
+    assert stage.exit_code() == REPLACED_CODE
+    assert "agent.0008.sock is there, nothing is touched" in capfd.readouterr().err
+    assert stage.files.agent_socket(GENERATION + 1).exists()
