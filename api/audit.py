@@ -13,7 +13,9 @@ def audit_view(job: Job, audit: Audit) -> AuditView:
         complete=complete,
         exactly_once=_verdict(job, audit, complete=complete),
         epochs=[_epoch_view(epoch, complete=complete) for epoch in audit.epochs],
+        epochs_omitted=audit.epochs_omitted,
         checkpoints=[_checkpoint_view(commit) for commit in audit.commits],
+        checkpoints_omitted=audit.commits_omitted,
     )
 
 

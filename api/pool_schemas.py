@@ -59,7 +59,12 @@ class AuditView(BaseModel):
     job_id: str
     complete: bool = Field(description="Nothing more will be read: the job is COMPLETED.")
     exactly_once: bool | None = Field(
-        description="Whether every epoch that was asked for was; null while that is not known"
+        description="Whether every epoch that was asked for was, also those that are not listed; "
+        "null while that is not known"
     )
     epochs: list[EpochView] = Field(description="The last ones, the newest last.")
+    epochs_omitted: int = Field(description="Earlier ones that are not listed.")
     checkpoints: list[CheckpointView] = Field(description="The last ones, the newest last.")
+    checkpoints_omitted: int = Field(
+        description="Earlier ones on record that are not listed; the last 1000 are on record."
+    )

@@ -138,10 +138,18 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str | int | None, ...]:
 def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["epochs"]:
         yield from table(_EPOCH_HEADER, map(_epoch_row, found["epochs"]))
+        yield from _omission(found["epochs_omitted"], "epoch")
         yield ""
     if found["checkpoints"]:
         yield from table(_CHECKPOINT_HEADER, map(_checkpoint_row, found["checkpoints"]))
+        yield from _omission(found["checkpoints_omitted"], "checkpoint")
         yield ""
+
+
+def _omission(count: int, what: str) -> Iterator[str]:
+    """Say that a table does not begin at the beginning."""
+    if count:
+        yield f"({count} earlier {what}{'' if count == 1 else 's'} not shown: --last)"
 
 
 def _epoch_row(epoch: Mapping[str, Any]) -> tuple[str | int | None, ...]:

@@ -27,6 +27,7 @@ from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
 from muster.processes import is_running
+from muster.succession import newest_generation
 from store.records import Job
 
 FAREWELL_SECONDS: Final = 5.0
@@ -125,7 +126,13 @@ class Attendants:
         living = _waiting_for_another(charge.snapshot)
         if not living:
             await self._launcher.sweep(uid, charge.known_processes())
-        hear(uid, happenings.AgentLost(generation=generation, message=message, living=living))
+        newest = newest_generation(self._data.job(charge.snapshot.job_id).agent_socket(generation))
+        hear(
+            uid,
+            happenings.AgentLost(
+                generation=generation, message=message, living=living, newest=newest
+            ),
+        )
 
     async def _bring_up(self, charge: Charge) -> str:
         """Prepare the job, start the agent, and return how it ended."""

@@ -20,6 +20,7 @@ _REASONS: Final = {
     RetryClass.CRASH: Reason.WORKER_EXITED,
     RetryClass.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
     RetryClass.PREEMPTION: Reason.PREEMPTED,
+    RetryClass.INFRASTRUCTURE: Reason.AGENT_LOST,
     RetryClass.DO_NOT_RETRY: Reason.DO_NOT_RETRY,
 }
 """Of the classes that are known by how the process ended."""
@@ -61,11 +62,25 @@ def _class_of(
         return RetryClass.STOPPED
     if cause is not None:
         return RetryClass.HANG if cause.reason in _HANGS else RetryClass.CRASH
+    return _class_by_itself(rank, exited)
+
+
+def _class_by_itself(rank: RankSnapshot, exited: RankExited) -> RetryClass:
+    """Return the class of an end that no coordinator had wanted."""
+    if _is_unseen(exited):
+        return RetryClass.INFRASTRUCTURE
     if exited.exit_code == DO_NOT_RETRY_CODE:
         return RetryClass.DO_NOT_RETRY
+    if rank.orphaned_by is not None:
+        return RetryClass.INFRASTRUCTURE
     if rank.stopping or _ended_by(SIGTERM, exited):
         return RetryClass.PREEMPTION
     return RetryClass.OUT_OF_MEMORY if _lacked_memory(exited) else RetryClass.CRASH
+
+
+def _is_unseen(exited: RankExited) -> bool:
+    """Whether it ended while it had no agent: the next one, or a takeover, finds it gone."""
+    return exited.exit_code is None and exited.signal is None
 
 
 def _ended_by(number: int, exited: RankExited) -> bool:
@@ -98,9 +113,9 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
     end = describe_exit(rank)
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""
+    also = "saved its work" if exited.exit_code == 0 else end
     match kind:
         case RetryClass.PREEMPTION if rank.stopping:
-            also = "saved its work" if exited.exit_code == 0 else end
             return f"was asked to stop by somebody else and {also}"
         case RetryClass.PREEMPTION:
             return f"{end}, which somebody else had sent{quote}"
@@ -108,6 +123,10 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
             return f"{end} for lack of memory{quote}"
         case RetryClass.DO_NOT_RETRY:
             return f"{end}, so it is not to be started again{quote}"
+        case RetryClass.INFRASTRUCTURE:
+            unseen = "ended while it had no agent, so that nobody saw how"
+            asked = f"was asked to stop by {rank.orphaned_by} and {also}"
+            return unseen if _is_unseen(exited) else asked
         case RetryClass.CRASH if exited.exit_code == OF_A_SHELL + SIGKILL:
             return f"{end}, as a shell or a container does whose program was killed{quote}"
         case RetryClass.CRASH if exited.exit_code == 0:

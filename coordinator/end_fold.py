@@ -2,6 +2,7 @@
 
 Each class of ends has a budget of its own for each rank (`muster.contracts.endings.RETRIES`), and
 all that the program may be to blame for share one limit: ends in a row without a new checkpoint.
+An end that nobody saw costs no restart, but is one of those: a program may have brought it about.
 """
 
 from dataclasses import replace
@@ -64,13 +65,29 @@ def exited(
     return _in_trouble(snapshot, replace(gone, trouble=trouble), ending, message, now)
 
 
+def gone_with_its_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
+    """A takeover has found that the process of `rank` is gone, as its agent is."""
+    if snapshot.is_ending or rank.trouble is None or not rank.in_service:
+        return snapshot
+    counted = _with_its_progress(snapshot, rank, now)
+    snapshot = snapshot.with_rank(counted)
+    limit = _limit_reached(snapshot.spec, counted, RetryClass.INFRASTRUCTURE)
+    if limit is None:
+        return snapshot
+    reason, words = limit
+    message = f"rank {rank.rank} {rank.trouble.message} and {words}"
+    return replace(snapshot, verdict=Verdict(reason=reason, message=message, exit_code=1))
+
+
 def _in_trouble(
     snapshot: JobSnapshot, rank: RankSnapshot, ending: Ending, message: RankExited, now: float
 ) -> JobSnapshot:
     """Schedule the next incarnation, at the expense of its class, or give the job up."""
     retry = RETRIES.get(ending.retry_class)
     is_restart = retry is not None and retry.is_restart
-    if is_restart and rank.is_to_blame:
+    # What we have asked for ourselves is nobody's fault, however it ended.
+    is_unseen = ending.retry_class is RetryClass.INFRASTRUCTURE and rank.orphaned_by is None
+    if (is_restart or is_unseen) and rank.is_to_blame:
         rank = _with_its_progress(snapshot, rank, now)
     verdict = _verdict(snapshot, rank, ending, message)
     if verdict is not None:
@@ -122,8 +139,13 @@ def _verdict(
 def _what_happened(rank: RankSnapshot, ending: Ending) -> str:
     if rank.kill is not None:
         return rank.kill.message
-    asked = ending.retry_class is RetryClass.PREEMPTION and rank.stopping
-    return "was asked to stop by somebody else" if asked else describe_exit(rank)
+    match ending.retry_class:
+        case RetryClass.INFRASTRUCTURE:
+            return ending.message
+        case RetryClass.PREEMPTION if rank.stopping:
+            return "was asked to stop by somebody else"
+        case _:
+            return describe_exit(rank)
 
 
 def _used_up(most: int) -> str:
@@ -143,10 +165,8 @@ def _limit_reached(
     if kind is RetryClass.DO_NOT_RETRY:
         return Reason.DO_NOT_RETRY, "is not to be started again"
     retry = RETRIES.get(kind)
-    if retry is None:
-        return None
-    most: int = getattr(spec, retry.budget)
-    if rank.endings[kind] > most:
+    most: int | None = None if retry is None else getattr(spec, retry.budget)
+    if retry is not None and most is not None and rank.endings[kind] > most:
         return Reason.RESTART_LIMIT, f"{_used_up(most)}{retry.occasion}"
     if rank.fruitless >= spec.max_fruitless:
         words = f"has failed {rank.fruitless} times in a row without a new checkpoint"

@@ -27,6 +27,7 @@ from muster.contracts.messages import (
     Disputed,
     Executing,
     Hello,
+    Orphaned,
     Pulse,
     Raised,
     RankExited,
@@ -145,7 +146,7 @@ def _pulsed(snapshot: JobSnapshot, pulse: Pulse, now: float) -> JobSnapshot:
 
 
 def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -> JobSnapshot:
-    """Ranks wait for the next agent, or are gone. That is no failure of theirs: nothing counts."""
+    """Ranks wait for the next agent, or are gone. That is no failure of theirs and no restart."""
     failures = snapshot.agent_failures + 1
     if failures > AGENT_FAILURES_LIMIT and snapshot.verdict is None:
         snapshot = replace(snapshot, verdict=_out_of_agents(failures, lost.message))
@@ -156,9 +157,16 @@ def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -
         else rank_fold.ended_unseen(rank, ending)
         for rank in snapshot.ranks
     )
-    return replace(
+    gone = [
+        rank.rank
+        for rank in snapshot.ranks
+        if rank.identity is not None and rank.rank not in lost.living
+    ]
+    snapshot = replace(
         snapshot,
         agent=AgentState.ABSENT,
+        # Whoever else were to number agents had our lease, and this would never be durable.
+        generation=max(snapshot.generation, lost.newest),
         agent_failures=failures,
         agent_start_at=now + _pause_seconds(snapshot, failures),
         ranks=ranks,
@@ -166,6 +174,10 @@ def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -
         # The next agent gives them other memory to meet in, so it takes another layout.
         layout=LayoutSnapshot(generation=snapshot.layout.generation),
     )
+    # Of a rank that was no process yet the agent's own failures are counted.
+    for number in gone:
+        snapshot = end_fold.gone_with_its_agent(snapshot, snapshot.ranks[number], now)
+    return snapshot
 
 
 def _pause_seconds(snapshot: JobSnapshot, failures: int) -> float:
@@ -256,6 +268,8 @@ def _said(
             return snapshot.with_rank(placed)
         case Warned():
             return snapshot.with_rank(replace(rank, warning=legible(message.message)))
+        case Orphaned():
+            return snapshot.with_rank(replace(rank, orphaned_by=legible(message.by)))
         case Ready() | TookUp() | Stranded() | Disputed() | Saved():
             return pool_fold.said(snapshot, rank, message, now)
         case Refused():

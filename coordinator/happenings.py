@@ -37,6 +37,8 @@ class AgentLost:
     generation: int
     message: str
     living: frozenset[int] = frozenset()
+    newest: int = 0
+    """The highest number that a socket in the job's directory bears, be it an agent's or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         live_at=NEVER,
         terminated=False,
         stopping=False,
+        orphaned_by=None,
         waiting=False,
         kill=None,
         refused=None,
@@ -189,7 +190,8 @@ def exited(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
         exit_signal=message.signal,
         throughput_steps_per_sec=0.0,
     )
-    if message.exit_code != 0 or rank.terminated or rank.stopping:
+    was_asked = rank.terminated or rank.stopping or rank.orphaned_by is not None
+    if message.exit_code != 0 or was_asked:
         return gone
     return replace(gone, finished=True, trouble=None)
 

@@ -107,6 +107,8 @@ class RankSnapshot:
     """We asked this incarnation to save and exit."""
     stopping: bool = False
     """It says that it was asked to, by us or by somebody else."""
+    orphaned_by: str | None = None
+    """Who of us asked this incarnation to stop while nobody looked after it, if anybody did."""
     waiting: bool = False
     """It says that it waits for other ranks."""
     kill: Cause | None = None

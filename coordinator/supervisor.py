@@ -50,6 +50,9 @@ RETRY_SECONDS: Final = 0.5
 DRAIN_PATIENCE_SECONDS: Final = 5.0
 """How long a shutdown waits for a database that is away."""
 
+HAND_OVER_PATIENCE_SECONDS: Final = 5.0
+"""How long a handover does: nobody can take over before it is back."""
+
 _LOG: Final = structlog.get_logger("coordinator")
 
 
@@ -140,7 +143,7 @@ class Supervisor:
                 self._fold_inbox()
                 await self._look_around()
                 await self._act()
-            await self._commit(self._drafts())
+            await self._commit_at_last()
 
     async def take_over(self) -> None:
         """Load the jobs: agents that live are adopted, what nobody looks after is ended.
@@ -247,6 +250,17 @@ class Supervisor:
             _tell(charge, draft)
             charge.written(draft)
         return True
+
+    async def _commit_at_last(self) -> None:
+        """Write what is known; of what has passed an agent tells a successor only the last."""
+        deadline = self._clock() + HAND_OVER_PATIENCE_SECONDS
+        while not await self._commit(self._drafts()):
+            if self._clock() >= deadline:
+                _LOG.warning("leaves without its last events", action="events_lost")
+                return
+            _LOG.warning("waits for the database before it leaves", action="handover_waits")
+            await asyncio.sleep(RETRY_SECONDS)
+            self._fold_inbox()
 
     def _commit_failed(self, error: StoreUnavailable) -> None:
         now = self._clock()

@@ -14,7 +14,7 @@ from typing import NoReturn
 from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
-from muster.contracts.messages import Beat, Hello, RankMessage, Warned
+from muster.contracts.messages import Beat, Hello, Orphaned, RankMessage, Warned
 from muster.program import ProgramRaised
 from muster.refusals import refusal_of
 from muster.voice import Heart, Voice
@@ -32,10 +32,10 @@ class Presence:
             self._beat,
             heartbeat_seconds=settings.heartbeat_seconds,
             orphan_timeout_seconds=settings.orphan_timeout_seconds,
-            # Whatever the program has made of that signal: it is what an agent would have sent.
-            on_orphaned=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            on_orphaned=self._on_orphaned,
             on_replaced=_leave,
         )
+        self._orphan_timeout_seconds = settings.orphan_timeout_seconds
         self._stopping = False
 
     @property
@@ -74,6 +74,12 @@ class Presence:
         self._stopping = True
         # At once: however the program ends from here on, its exit code 0 must not mean done.
         self._voice.say(self._beat())
+
+    def _on_orphaned(self) -> None:
+        # For an agent that comes after all: it was none of those who preempt.
+        self._voice.say(Orphaned(by=f"itself (no agent for {self._orphan_timeout_seconds:g} s)"))
+        # Whatever the program has made of that signal: it is what an agent would have sent.
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _last_word(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

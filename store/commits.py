@@ -44,7 +44,11 @@ _COUNTS: Final = select(
     func.count().filter(
         or_(EPOCHS.c.samples > EPOCHS.c.expected_samples, and_(_ENOUGH, ~_EQUAL)),
     ),
+    func.count(),
 ).where(EPOCHS.c.job_id == bindparam("id"))
+_COUNT_COMMITS: Final = (
+    select(func.count()).select_from(COMMITS).where(COMMITS.c.job_id == bindparam("id"))
+)
 
 
 class Commits:
@@ -61,7 +65,8 @@ class Commits:
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` commits and epochs of the job, and the verdict on every epoch."""
         with self._database.reading() as connection:
-            exact, inexact = connection.execute(_COUNTS, {"id": job_id}).one()
+            exact, inexact, all_epochs = connection.execute(_COUNTS, {"id": job_id}).one()
+            all_commits = connection.execute(_COUNT_COMMITS, {"id": job_id}).scalar_one()
             commits = _rows(connection, _LAST_COMMITS, job_id, limit)
             epochs = _rows(connection, _LAST_EPOCHS, job_id, limit)
         return Audit(
@@ -69,6 +74,8 @@ class Commits:
             epochs=[EpochRecord(**row) for row in epochs],
             exact=exact,
             inexact=inexact,
+            epochs_omitted=all_epochs - len(epochs),
+            commits_omitted=all_commits - len(commits),
         )
 
 

@@ -220,6 +220,10 @@ class Audit:
     """How many epochs were read exactly once, of all."""
     inexact: int
     """How many were not; neither counts those that are still being read."""
+    epochs_omitted: int = 0
+    """How many are on record before those that are here."""
+    commits_omitted: int = 0
+    """The same of commits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,7 @@ class Stage:
         self,
         *,
         orphan_timeout_seconds: float = 600.0,
+        stop_grace_seconds: float = 1.0,
         is_managed: bool = False,
         adopted: Sequence[AdoptedRank] = (),
     ) -> None:
@@ -115,7 +116,7 @@ class Stage:
             address_file=str(self._address),
             is_managed=is_managed,
             orphan_timeout_seconds=orphan_timeout_seconds,
-            stop_grace_seconds=1.0,
+            stop_grace_seconds=stop_grace_seconds,
             pulse_seconds=0.2,
             adopted=tuple(adopted),
         )

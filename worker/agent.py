@@ -23,6 +23,7 @@ from typing import Final, assert_never
 import msgspec
 
 from muster.contracts.agent import AgentAssignment
+from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
     AgentHello,
@@ -40,7 +41,7 @@ from worker.orphans import end_strangers
 from worker.starting import Exec, Fork, Starter
 from worker.strays import end_strays
 from worker.uplink import Uplink
-from worker.warden import Warden
+from worker.warden import Warden, is_at_work
 
 LOOK_SECONDS: Final = 1.0
 """How often the address of today's coordinator is read while there is a connection."""
@@ -79,6 +80,7 @@ class Agent:
         self._assembly = Assembly(self._nursery)
         self._epoch = 0
         self._leaving = False
+        self._exit_code = 0
         self._alone_since = self._next_attempt = self._next_tick = time.monotonic()
         self._next_look = self._next_pulse = self._alone_since
         self._wake_up = _wake_on_child_signal()
@@ -99,18 +101,22 @@ class Agent:
             self._warden.dismiss()
         end_strangers()
         self._uplink.drop()
-        return 0
+        return self._exit_code
 
     def _take_over(self) -> None:
         """Adopt who is to live on, and end whatever else an earlier agent may have left."""
         if self._nursery.is_succeeded:
             # Started by a coordinator that had stood still: what runs here is another agent's.
-            self._leaving = True
+            self._resign("nothing is touched")
             return
         adopted = self._assignment.adopted
+        were_asked = not self._assignment.is_managed and is_at_work(self._assignment.job_uid)
         end_strays(self._assignment.job_uid, {rank.mark for rank in adopted})
         for rank in adopted:
             self._nursery.adopt(rank)
+        if were_asked:
+            timeout = self._assignment.orphan_timeout_seconds
+            self._nursery.note_orphaned(f"its warden (no agent for {timeout:g} s)")
         # After that: whoever's call is answered is held already, and its end will be seen.
         self._nursery.answer_calls()
         if not adopted:
@@ -131,7 +137,7 @@ class Agent:
             self._nursery.settle()
             self._assembly.deliver()
             if self._nursery.is_succeeded and not self._leaving:
-                self._resign()
+                self._resign("what is left here ends")
         if self._uplink.is_welcome:
             self._alone_since = now
             self._pulse(now)
@@ -154,10 +160,13 @@ class Agent:
             self._next_pulse = now + self._assignment.pulse_seconds
             self._uplink.send(self._nursery.pulse())
 
-    def _resign(self) -> None:
+    def _resign(self, consequence: str) -> None:
         """End what is left here: whoever took over could not reach it, and has replaced it."""
-        print("another agent has taken over this job: what is left here ends", file=sys.stderr)
+        sign = f"{self._nursery.newest_socket.name} is there"
+        print(f"another agent has taken over this job: {sign}, {consequence}", file=sys.stderr)
         self._leaving = True
+        self._exit_code = REPLACED_CODE
+        self._nursery.note_orphaned(f"its agent ({sign}, a newer one's)")
         self._uplink.drop()
         self._nursery.send_all(signal.SIGKILL)
 
@@ -176,6 +185,7 @@ class Agent:
         elif alone_seconds >= timeout and not self._leaving:
             print(f"no coordinator for {timeout:g} s: the ranks save and exit", file=sys.stderr)
             self._leaving = True
+            self._nursery.note_orphaned(f"its agent (no coordinator for {timeout:g} s)")
             self._nursery.send_all(signal.SIGTERM)
 
     def _connect(self) -> None:

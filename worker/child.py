@@ -22,6 +22,7 @@ from muster.contracts.messages import (
     Beat,
     Hello,
     Layout,
+    Orphaned,
     RankMessage,
     RankSaid,
     RankSpawned,
@@ -134,6 +135,12 @@ class Child:
         self.standing.pop(type(message), None)
         self.standing[type(message)] = message
         return True
+
+    def note_orphaned(self, by: str) -> RankSaid:
+        """Remember who asks it to stop for want of anybody to look after it; return the words."""
+        orphaned = Orphaned(by=by)
+        self._take(orphaned)
+        return RankSaid(rank=self.rank, incarnation=self.incarnation, message=orphaned)
 
     @cached_property
     def arena(self) -> int:

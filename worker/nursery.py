@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -24,7 +25,7 @@ from muster.contracts.messages import (
     StartRank,
 )
 from muster.processes import mark_of, stands_still
-from muster.succession import is_succeeded
+from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.ends import End, Ends
@@ -169,6 +170,11 @@ class Nursery:
         """Whether another agent has taken over although this one lives: its machine stood still."""
         return is_succeeded(self._socket)
 
+    @property
+    def newest_socket(self) -> Path:
+        """Of the agent that has the highest number, this one's own if there is none newer."""
+        return present(self._socket)
+
     def _receive(self, channel: socket.socket, pid: int) -> bool:
         """Take a channel to the rank whose process has called; return whether there is one."""
         mark = mark_of(pid)
@@ -194,6 +200,11 @@ class Nursery:
     def send_all(self, number: signal.Signals) -> None:
         for child in self._living.values():
             child.signal_group(number)
+
+    def note_orphaned(self, by: str) -> None:
+        """Say, now and later, that it was one of us who asked all of these to stop."""
+        for child in self._living.values():
+            self._report(child.note_orphaned(by))
 
     def pulse(self) -> Pulse:
         """Return what to say of ranks that do not speak for themselves."""

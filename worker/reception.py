@@ -8,6 +8,7 @@ import selectors
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +45,8 @@ class Reception:
             selector.register(self._socket, selectors.EVENT_READ, self.answer)
         for other in sockets_beside(path):
             if generation_of(other) < generation_of(path):
-                other.unlink(missing_ok=True)
+                with suppress(OSError):  # gone by now, or none that an agent has made
+                    other.unlink()
 
     def answer(self) -> None:
         """Take every call there is; nothing happens without one."""

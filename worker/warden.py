@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 from muster.containment import Patience
@@ -47,6 +48,19 @@ class Warden:
         """End it: no rank is left."""
         self._process.kill()
         self._process.communicate()
+
+
+def is_at_work(job_uid: str) -> bool:
+    """Return whether a job's warden has waited long enough, and is asking its ranks to exit."""
+    return any(_is_python(record.pid) for record in marked(f"{job_uid}/warden"))
+
+
+def _is_python(pid: int) -> bool:
+    """Whether it is no shell any more; of that the name of this module is only part of a word."""
+    try:
+        return b"worker.warden" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def end_orphans(job_uid: str, grace_seconds: float) -> None:

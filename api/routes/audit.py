@@ -24,7 +24,7 @@ def get_audit(
 ) -> AuditView:
     """Compare what was committed with what is in the data set.
 
-    The verdict is on every epoch, also on those that are not shown.
+    The verdict is on every epoch, also on those that are not shown; how many those are is said.
     """
     job = desk.jobs.get(job_id)
     return audit_view(job, desk.commits.audit(job_id, limit))

@@ -33,7 +33,7 @@ class RetryClass(StrEnum):
     PREEMPTION = "preemption"
     """Somebody else asked it to stop: a machine that is needed for something more important."""
     INFRASTRUCTURE = "infrastructure"
-    """It ended with its agent or its coordinator, for no fault of its own."""
+    """It ended with its agent or its coordinator, or while it had none: nobody saw how."""
     INVALID_PROGRAM = "invalid_program"
     """It would only meet again what it met: the program, its data or its checkpoints are wrong."""
     DO_NOT_RETRY = "do_not_retry"
@@ -62,7 +62,7 @@ RETRIES: Final[Mapping[RetryClass, Retry]] = {
         budget="max_preemptions", is_restart=False, occasion=" after a preemption"
     ),
 }
-"""Infrastructure is started again without a limit, everything that is not named here never."""
+"""Infrastructure is started again while there is progress, what else is not named here never."""
 
 
 def describe_end(exit_code: int | None, signal_number: int | None) -> str:

@@ -66,6 +66,16 @@ class Warned(_Message, frozen=True, tag="warned"):
     message: str
 
 
+class Orphaned(_Message, frozen=True, tag="orphaned"):
+    """We asked the rank ourselves to save and exit, as nobody looked after it any more.
+
+    Said by the rank or, of one that does not speak for itself, by its agent.
+    """
+
+    by: str
+    """Who asked, and why; "itself (no agent for 300 s)"."""
+
+
 class Refused(_Message, frozen=True, tag="refused"):
     """The rank is about to exit and starting it again would not help."""
 
@@ -147,6 +157,7 @@ RankMessage: TypeAlias = (
     | Hello
     | Beat
     | Warned
+    | Orphaned
     | Refused
     | Raised
     | Ready
@@ -218,7 +229,7 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     """A process has ended, or could not be started; its exit record is durable already.
 
     At most one of `exit_code` and `signal` is set; neither for an end that nobody saw, because the
-    rank's agent had died before it: not knowing that it ended well, one counts that as a failure.
+    rank's agent had died before it: who cannot know that it was done has to run it once more.
     `last_lines` is the end of its log.
     """
 

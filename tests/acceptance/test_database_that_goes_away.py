@@ -1,5 +1,7 @@
 """The database goes away for some seconds: training goes on, and everything is told once."""
 
+import signal
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 from database_away import locked, ways
 from fragile_postgres import FragilePostgres, fragile_postgres
-from installation import Installation
+from installation import Installation, await_value
 from outage import endure
 from peace import Peace
 
@@ -52,6 +54,54 @@ def test_nor_that_its_coordinator_dies_meanwhile(installation: Installation) -> 
     _endures(
         installation, "locked", lambda: locked(installation), Peace(installation), ["coordinator"]
     )
+
+
+TELLING = """
+import os, pathlib, sys, time
+from muster.contracts.environ import AGENT_FD
+from muster.contracts.messages import Warned, encode
+
+def await_file(name):
+    while not pathlib.Path(sys.argv[1], name).exists():
+        time.sleep(0.02)
+
+print("ready", flush=True)
+await_file("tell")
+for word in ("one", "two", "three"):
+    os.write(int(os.environ[AGENT_FD]), encode(Warned(message=word)))
+await_file("go")
+"""
+"""Says what an agent repeats only the last of."""
+
+
+@pytest.mark.postgres
+def test_a_coordinator_that_is_to_go_while_its_server_is_away_takes_no_events_along(
+    remote: Installation, server: FragilePostgres, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", TELLING, str(tmp_path)]
+    job_id = remote.submit(world_size=1, command=command)
+    await_value(lambda: "ready" in remote.log(job_id), lambda: "it is not ready")
+    coordinator, log = remote.coordinator, remote.coordinator.log
+    before = log.stat().st_size
+
+    def tells(action: str) -> None:
+        await_value(lambda: action in log.read_text()[before:], lambda: f"no {action}")
+
+    with ways(server)["killed"]():
+        (tmp_path / "tell").touch()
+        tells("commit_failed")
+        assert coordinator.process is not None
+        coordinator.process.send_signal(signal.SIGTERM)
+        tells("handover_waits")
+    assert coordinator.process.wait(30) == 0
+    coordinator.start()
+    (tmp_path / "go").touch()
+    remote.complete(job_id)
+    told = [event["message"] for event in remote.events(job_id) if event["kind"] == "warned"]
+    assert [message for message in told if message.endswith(("one", "two"))] == [
+        "rank 0 one",
+        "rank 0 two",
+    ]
 
 
 def _endures(

@@ -91,7 +91,9 @@ def test_an_audit_is_a_table_for_a_terminal(
             "and more are to come, ask again"
         ),
     ]
-    assert "  998  " not in muster("audit", elastic, "--last", "1").stdout
+    last = muster("audit", elastic, "--last", "1").stdout
+    assert "  998  " not in last
+    assert "(1 earlier epoch not shown: --last)" in last
 
 
 def test_every_process_is_a_line_and_its_end_another(

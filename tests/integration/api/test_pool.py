@@ -274,6 +274,8 @@ def test_an_audit_shows_what_was_read_and_what_is_durable(
                 "exactly_once": None,
             },
         ],
+        "epochs_omitted": 0,
+        "checkpoints_omitted": 0,
         "checkpoints": [
             {
                 "step": step,
@@ -297,5 +299,7 @@ def test_an_independent_job_proves_nothing(client: httpx.Client, job: str) -> No
         "complete": False,
         "exactly_once": None,
         "epochs": [],
+        "epochs_omitted": 0,
         "checkpoints": [],
+        "checkpoints_omitted": 0,
     }

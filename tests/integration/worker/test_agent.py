@@ -22,6 +22,7 @@ from muster.contracts.messages import (
     Executing,
     Hello,
     KillRank,
+    Orphaned,
     RankExited,
     RankSaid,
     RankSpawned,
@@ -238,7 +239,9 @@ def test_an_orphan_lets_its_ranks_save_and_goes(stage: Stage) -> None:
     agent.close()
     assert stage.exit_code() == 0
     assert "saved" in stage.files.log(0, 0).read_text()
-    assert stage.record(0, 0).exited.exit_code == 1
+    record = stage.record(0, 0)
+    assert record.exited.exit_code == 1
+    assert Orphaned(by="its agent (no coordinator for 1 s)") in [s.message for s in record.said]
 
 
 def test_an_orphan_does_not_wait_for_ever(stage: Stage) -> None:

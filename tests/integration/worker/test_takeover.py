@@ -13,6 +13,7 @@ from agent_stage import GENERATION, Conversation, Stage, adopted
 from installation import await_value
 
 from muster.contracts.agent import AdoptedRank
+from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.environ import MARK, mark
 from muster.contracts.layout import TIME_MARK
 from muster.contracts.messages import (
@@ -20,9 +21,11 @@ from muster.contracts.messages import (
     Announce,
     Beat,
     Dismiss,
+    Executing,
     Hello,
     KillRank,
     Layout,
+    Orphaned,
     RankExited,
     RankMessage,
     RankSaid,
@@ -303,6 +306,44 @@ def test_commands_that_no_agent_comes_back_for_are_asked_to_exit_and_then_ended(
     assert "saved" in stage.files.log(0, 0).read_text()
 
 
+def test_who_was_asked_by_the_warden_before_an_agent_came_after_all_is_said_to_be(
+    stage: Stage,
+) -> None:
+    stage.start_agent(orphan_timeout_seconds=0.2, stop_grace_seconds=600.0)
+    first = stage.meet()
+    slow = "trap 'echo asked' TERM; echo ready; until [ -e gate ]; do sleep 0.02; done; exit 3"
+    rank = started(stage, first, ["sh", "-c", slow])
+    stage.await_log("ready")
+    stage.kill_agent()
+    stage.await_log("asked")
+    second = taken_over(stage, rank, orphan_timeout_seconds=0.2)
+    hear_said(second, 0, Orphaned, lambda word: word.by == "its warden (no agent for 0.2 s)")
+    open_gate(stage)
+    assert second.hear_of(RankExited, 0).exit_code == 3
+    assert [said.message.by for said in stage.record(0, 0).said if said.message != Executing()]
+
+
+def test_a_rank_that_asked_itself_to_stop_says_so_to_an_agent_that_comes_after_all(
+    stage: Stage,
+) -> None:
+    stage.start_agent(orphan_timeout_seconds=0.2)
+    first = stage.meet()
+    program = (
+        "import muster, time; run = muster.join()\n"
+        "while not run.should_stop: time.sleep(0.01)\n"
+        "print('asked', flush=True); time.sleep(600)"
+    )
+    rank = started(stage, first, [sys.executable, "-c", program], heartbeat_timeout=1.0)
+    hear_said(first, 0, Hello, lambda _: True)
+    (warden,) = marked(f"{stage.uid}/warden")
+    send_signal(warden, signal.SIGKILL)
+    stage.kill_agent()
+    stage.await_log("asked")
+    second = taken_over(stage, rank)
+    hear_said(second, 0, Orphaned, lambda word: word.by == "itself (no agent for 0.2 s)")
+    hear_said(second, 0, Beat, lambda beat: beat.stopping)
+
+
 def test_the_next_agent_has_a_warden_of_its_own_and_ends_the_one_before(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
@@ -428,3 +469,21 @@ def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:
     assert stage.exit_code() == 0
     assert agent.hear() is None
     assert not stage.files.log(0, 0).exists()
+
+
+def test_an_agent_that_finds_a_newer_ones_socket_touches_nothing_and_says_which(
+    stage: Stage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage.start_agent()
+    started(stage, stage.meet(), list(FOREVER))
+    stage.files.agent_socket(GENERATION + 1).touch()
+    assert stage.exit_code() == REPLACED_CODE
+    ends = "another agent has taken over this job: agent.0008.sock is there, what is left here ends"
+    assert ends in capfd.readouterr().err
+    record = stage.record(0, 0)
+    by = "its agent (agent.0008.sock is there, a newer one's)"
+    assert Orphaned(by=by) in [said.message for said in record.said]
+    stage.start_agent()
+    assert stage.exit_code() == REPLACED_CODE
+    assert "agent.0008.sock is there, nothing is touched" in capfd.readouterr().err
+    assert stage.files.agent_socket(GENERATION + 1).exists()

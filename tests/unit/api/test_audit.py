@@ -63,6 +63,17 @@ def test_an_epoch_that_was_left_short_is_wrong_when_the_job_is_done() -> None:
     ]
 
 
+def test_an_answer_that_is_cut_says_so_and_its_verdict_is_on_all_epochs() -> None:
+    job = replace(JOB, spec=msgspec.structs.replace(JOB.spec, mode="synchronous", epochs=1000))
+    cut = Audit(
+        commits=[], epochs=[EXACT], exact=999, inexact=1, epochs_omitted=999, commits_omitted=7
+    )
+    found = audit_view(job, cut)
+    assert (found.epochs_omitted, found.checkpoints_omitted) == (999, 7)
+    assert [one.exactly_once for one in found.epochs] == [True]
+    assert found.exactly_once is False
+
+
 def test_ranks_on_their_own_prove_nothing() -> None:
     found = audited(JobStatus.COMPLETED, NOTHING, "independent")
     assert (found.complete, found.exactly_once) == (False, None)

@@ -10,7 +10,7 @@ from coordinator.actions import Terminate
 from coordinator.classes import SIGKILL, SIGTERM
 from muster.contracts.endings import DO_NOT_RETRY_CODE, RETRIES, RetryClass
 from muster.contracts.job import JobStatus, Reason
-from muster.contracts.messages import Executing, Raised
+from muster.contracts.messages import Executing, Orphaned, Raised
 from muster.contracts.spec import LIMITS
 
 CRASH, HANG, MEMORY = RetryClass.CRASH, RetryClass.HANG, RetryClass.OUT_OF_MEMORY
@@ -58,6 +58,25 @@ def test_whoever_said_that_somebody_else_had_asked_was_preempted(end: Mapping[st
     assert story.job.message is not None
     assert story.job.message.startswith("rank 0 was asked to stop by somebody else and ")
     assert (story.rank(0).restarts, story.rank(0).fruitless) == (0, 0)
+    assert starts(story.passes(1).plans()) == [0]
+
+
+@pytest.mark.parametrize("end", [{"code": 0}, {"code": 1}, {"code": 143}, {"signal": SIGTERM}])
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_whoever_one_of_us_had_asked_while_nobody_was_there_was_not_preempted(
+    end: Mapping[str, Any],
+    is_stopping: bool,  # noqa: FBT001  both are true
+) -> None:
+    story = Story.running(world_size=1, max_restarts=0, max_preemptions=0, max_fruitless=1)
+    story.beats(0, step=3, stopping=is_stopping)
+    story.rank_says(0, Orphaned(by="its agent (no coordinator for 300 s)"))
+    story.is_ended(0, **end).plans()
+    assert story.rank(0).endings == {RetryClass.INFRASTRUCTURE: 1}
+    assert (story.rank(0).restarts, story.rank(0).fruitless) == (0, 0)
+    assert story.job.status is JobStatus.RECOVERING
+    assert story.job.message is not None
+    asked = "rank 0 was asked to stop by its agent (no coordinator for 300 s) and "
+    assert story.job.message.startswith(asked)
     assert starts(story.passes(1).plans()) == [0]
 
 

@@ -4,7 +4,7 @@ import pytest
 from stories import Story, starts
 
 from coordinator.actions import KillAgent, KillProcess, StartAgent
-from coordinator.happenings import Overslept
+from coordinator.happenings import AgentLost, Overslept
 from coordinator.silence import (
     AGENT_GRACE_SECONDS,
     AGENT_SILENCE_SECONDS,
@@ -227,3 +227,14 @@ def test_nobody_stands_still_for_a_predecessor() -> None:
     story.hears(Pulse(stopped=((0, 0),)))
     assert story.rank(0).incarnation == 1
     assert story.rank(0).stopped_at is None
+
+
+def test_an_agent_that_found_a_higher_number_is_followed_by_one_that_is_higher_still() -> None:
+    story = Story.running(world_size=1)
+    lost = AgentLost(generation=story.job.generation, message="it left", newest=9999)
+    assert StartAgent() in story.hears(lost).plans()
+    assert story.job.generation == 10_000
+    before = story.agent_joins().job.generation
+    older = AgentLost(generation=before, message="it died", newest=3)
+    assert StartAgent() in story.hears(older).passes(2).plans()
+    assert story.job.generation == before + 1

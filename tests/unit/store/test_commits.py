@@ -99,6 +99,20 @@ def test_different_sums_are_stored_differently(totals: list[int]) -> None:
     assert [column.process_result_value(value, None) for value in stored] == totals
 
 
+def test_an_audit_that_does_not_list_everything_says_so_and_judges_it_all(
+    database: Database, commits: Commits, job: Job, jobs: Jobs
+) -> None:
+    wrong = epoch(0, hash_sum=1)
+    listed = [epoch(number) for number in range(1, 5)]
+    made = [commit(step) for step in (5, 10, 15)]
+    write(database, job, commits=made, epochs=[wrong, *listed])
+    write(database, submit(jobs, "other"), commits=made, epochs=[epoch(0)])
+    found = commits.audit(job.job_id, 2)
+    assert (found.epochs, found.epochs_omitted) == (listed[-2:], 3)
+    assert (found.commits, found.commits_omitted) == (made[-2:], 1)
+    assert (found.exact, found.inexact) == (4, 1)
+
+
 EPOCHS = [
     ("read exactly once", {}, True),
     ("nothing read yet", {"samples": 0, "hash_sum": 0}, None),

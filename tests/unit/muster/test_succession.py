@@ -1,0 +1,34 @@
+"""Which agent is the present one, by the names of sockets alone."""
+
+from pathlib import Path
+
+from muster.contracts.layout import JobFiles
+from muster.succession import GENERATION_MAX, is_succeeded, newest_generation, present
+
+
+def sockets(root: Path, *generations: int) -> list[Path]:
+    files = JobFiles(root)
+    files.run.mkdir(parents=True, exist_ok=True)
+    made = [files.agent_socket(generation) for generation in generations]
+    for path in made:
+        path.touch()
+    return made
+
+
+def test_the_highest_number_is_the_present_agent_whether_or_not_it_listens(tmp_path: Path) -> None:
+    older, mine, newer = sockets(tmp_path, 3, 7, 10_000)
+    assert present(mine) == present(older) == newer
+    assert (is_succeeded(mine), is_succeeded(newer)) == (True, False)
+    assert newest_generation(mine) == 10_000
+
+
+def test_who_has_not_opened_a_socket_yet_counts_as_well(tmp_path: Path) -> None:
+    (older,) = sockets(tmp_path, 3)
+    mine = older.with_name("agent.0007.sock")
+    assert (present(mine), newest_generation(mine)) == (mine, 7)
+    assert newest_generation(tmp_path / "nowhere" / "agent.0002.sock") == 2
+
+
+def test_a_number_that_no_database_holds_is_not_believed(tmp_path: Path) -> None:
+    mine, _ = sockets(tmp_path, 1, 10**19 - 1)
+    assert newest_generation(mine) == GENERATION_MAX
