@@ -59,7 +59,8 @@ def test_nor_that_its_coordinator_dies_meanwhile(installation: Installation) -> 
 TELLING = """
 import os, pathlib, sys, time
 from muster.contracts.environ import AGENT_FD
-from muster.contracts.messages import Warned, encode
+from muster.contracts.encoding import encode
+from muster.contracts.messages import Warned
 
 def await_file(name):
     while not pathlib.Path(sys.argv[1], name).exists():
