@@ -15,8 +15,12 @@ def member_list(
     leaving: Collection[int],
     started: Sequence[Worker],
     now: datetime,
+    agent: str | None,
 ) -> MemberList:
-    """Return everybody who is or was in the pool; for an independent job, its ranks."""
+    """Return everybody who is or was in the pool; for an independent job, its ranks.
+
+    `agent` is what is known of the process that looks after them.
+    """
     if job.spec.mode == "independent":
         workers = [_rank_view(worker, now) for worker in every_rank(started, job.world_size)]
     else:
@@ -27,7 +31,7 @@ def member_list(
             )
             for one in members
         ]
-    return MemberList(job_id=job.job_id, world_size=job.world_size, workers=workers)
+    return MemberList(job_id=job.job_id, world_size=job.world_size, agent=agent, workers=workers)
 
 
 def _member_view(

@@ -27,6 +27,11 @@ class MemberView(BaseModel):
 class MemberList(BaseModel):
     job_id: str
     world_size: int = Field(description="Number of ranks that is wanted now.")
+    agent: str | None = Field(
+        description="The process that starts, hears and ends them: running, stopped (SIGSTOP: "
+        "nobody hears its ranks, and it is replaced soon), gone, or elsewhere, where its state is "
+        "not known; null without one"
+    )
     workers: list[MemberView]
 
 

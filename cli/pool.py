@@ -27,6 +27,12 @@ _CHECKPOINT_HEADER: Final = ("step", "epoch", "generation", "state's digest", "s
 UNJUDGED: Final = 2
 """Exit code of an audit that says neither yes nor no."""
 
+SUSPECT_AGENTS: Final = {
+    "stopped": "their agent stands still (SIGSTOP): nobody hears them until it is replaced",
+    "gone": "their agent is gone: nobody hears them until the next one is there",
+}
+"""What is said of an agent that does not do its part; ranks go on meanwhile."""
+
 Job = Annotated[str, typer.Argument(help="The job's id.", metavar="JOB")]
 Ranks = Annotated[int, typer.Argument(help="Number of ranks.", min=1, metavar="N")]
 Last = Annotated[
@@ -63,6 +69,8 @@ def workers(job: Job) -> None:
         typer.echo(line)
     wanted = found["world_size"]
     typer.echo(f"{counted(wanted)} {'is' if wanted == 1 else 'are'} wanted")
+    if found["agent"] in SUSPECT_AGENTS:
+        typer.echo(SUSPECT_AGENTS[found["agent"]])
 
 
 def audit(job: Job, last: Last = 10) -> None:
