@@ -430,7 +430,7 @@ def test_an_agent_that_was_out_of_its_successors_reach_ends_what_it_holds(stage:
     agent = stage.meet()
     spawned = started(stage, agent, FOREVER)
     stage.files.agent_socket(GENERATION + 1).touch()
-    assert stage.exit_code() == 0
+    assert stage.exit_code() == REPLACED_CODE
     assert not is_running(spawned.process)
 
 
@@ -455,7 +455,7 @@ def test_an_agent_that_is_started_after_its_successor_touches_nothing(stage: Sta
     with subprocess.Popen(FOREVER, env=environment, start_new_session=True) as newer:
         await_value(lambda: stage.running(rank=0), lambda: "it does not run")
         stage.start_agent()
-        assert stage.exit_code() == 0
+        assert stage.exit_code() == REPLACED_CODE
         assert newer.poll() is None
         newer.kill()
 
@@ -466,7 +466,7 @@ def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:
     agent.hear()
     stage.files.agent_socket(GENERATION + 1).touch()
     agent.say(stage.order(FOREVER))
-    assert stage.exit_code() == 0
+    assert stage.exit_code() == REPLACED_CODE
     assert agent.hear() is None
     assert not stage.files.log(0, 0).exists()
 
