@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from agent_stage import Conversation, Stage
@@ -30,8 +28,6 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
 from muster.processes import identify, mark_of, send_signal, stands_still
 
 FOREVER = ("sleep", "600")
@@ -41,13 +37,6 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved'))
 print('ready', flush=True)
 signal.pause()
 """
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
-    yield stage
-    stage.close()
 
 
 def test_an_agent_says_who_it_is_first(stage: Stage) -> None:
@@ -283,7 +272,6 @@ def test_what_shed_its_environment_and_its_session_is_gone_with_its_rank(stage: 
 
 
 def test_ranks_of_the_built_in_program_are_forked_and_end_like_others(stage: Stage) -> None:
-    write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
     stage.start_agent(is_managed=True)
     agent = stage.meet()
     for rank in (0, 3):
@@ -297,7 +285,6 @@ def test_ranks_of_the_built_in_program_are_forked_and_end_like_others(stage: Sta
 
 
 def test_a_forked_rank_can_be_ended_as_soon_as_it_is_there(stage: Stage) -> None:
-    write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
     stage.start_agent(is_managed=True)
     agent = stage.meet()
     for incarnation in range(20):
@@ -309,7 +296,6 @@ def test_a_forked_rank_can_be_ended_as_soon_as_it_is_there(stage: Stage) -> None
 
 
 def test_a_template_that_was_killed_is_done_without(stage: Stage) -> None:
-    write_dataset(stage.root / "shards", synthetic(samples=64, shards=4))
     stage.start_agent(is_managed=True)
     agent = stage.meet()
     (template,) = await_value(

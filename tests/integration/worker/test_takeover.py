@@ -4,95 +4,30 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from agent_stage import GENERATION, Conversation, Stage, adopted
+from agent_stage import GENERATION, Stage, adopted
 from installation import await_value
+from takeovers import AT_A_GATE, FOREVER, LONG, TOGETHER, hear_said, open_gate, started, taken_over
 
 from muster.contracts.agent import AdoptedRank
-from muster.contracts.endings import REPLACED_CODE
-from muster.contracts.environ import MARK, mark
 from muster.contracts.layout import TIME_MARK
 from muster.contracts.messages import (
-    AgentHello,
     Announce,
     Beat,
     Dismiss,
-    Executing,
     Hello,
     KillRank,
     Layout,
-    Orphaned,
     RankExited,
-    RankMessage,
-    RankSaid,
-    RankSpawned,
     Ready,
     Saved,
     Seat,
     TerminateRank,
     TookUp,
 )
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
-from muster.processes import identify, is_running, mark_of, marked, send_signal
-
-FOREVER = ("sleep", "600")
-LONG = {"sleep_sec": 0.02, "epochs": 1000, "heartbeat_timeout": 1.0}
-TOGETHER = {
-    **LONG,
-    "mode": "synchronous",
-    "batch_size": 16,
-    "virtual_shards": 8,
-    "checkpoint_every": 10,
-}
-AT_A_GATE = "until [ -e gate ]; do sleep 0.02; done; "
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    write_dataset(tmp_path / "shards", synthetic(samples=64, shards=4))
-    stage = Stage(tmp_path)
-    yield stage
-    stage.close()
-
-
-def hear_said(
-    agent: Conversation, rank: int, kind: type[RankMessage], meant: Callable[..., bool]
-) -> RankMessage:
-    while True:
-        said = agent.hear_of(RankSaid, rank)
-        assert isinstance(said, RankSaid)
-        if isinstance(said.message, kind) and meant(said.message):
-            return said.message
-
-
-def started(
-    stage: Stage,
-    agent: Conversation,
-    command: list[str] | None,
-    *,
-    rank: int = 0,
-    **names: object,
-) -> AdoptedRank:
-    agent.say(stage.order(command, rank=rank, **names))
-    return adopted(stage.uid, agent.hear_of(RankSpawned, rank))
-
-
-def taken_over(stage: Stage, *ranks: AdoptedRank, **names: object) -> Conversation:
-    """Kill the agent and return what the next one says, from the beginning."""
-    stage.kill_agent()
-    stage.start_agent(adopted=ranks, **names)
-    agent = stage.meet(epoch=2)
-    assert isinstance(agent.hear(), AgentHello)
-    return agent
-
-
-def open_gate(stage: Stage) -> None:
-    (stage.root / "gate").touch()
+from muster.processes import identify, is_running, mark_of, send_signal
 
 
 def announced(generation: int, *ranks: int) -> Announce:
@@ -291,72 +226,6 @@ def test_a_rank_that_nobody_has_heard_of_is_ended_before_another_can_start(stage
     await_value(lambda: stage.running(rank=1) == [again.process], lambda: "it does not run")
 
 
-def test_commands_that_no_agent_comes_back_for_are_asked_to_exit_and_then_ended(
-    stage: Stage,
-) -> None:
-    stage.start_agent(orphan_timeout_seconds=0.2)
-    agent = stage.meet()
-    polite = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
-    stubborn = "trap '' TERM; setsid env -i sleep 604 & echo ready; while :; do sleep 0.05; done"
-    for rank, script in enumerate((polite, stubborn)):
-        started(stage, agent, ["sh", "-c", script], rank=rank)
-        stage.await_log("ready", rank)
-    stage.kill_agent()
-    await_value(lambda: not stage.running(), lambda: f"{stage.running()} go on")
-    assert "saved" in stage.files.log(0, 0).read_text()
-
-
-def test_who_was_asked_by_the_warden_before_an_agent_came_after_all_is_said_to_be(
-    stage: Stage,
-) -> None:
-    stage.start_agent(orphan_timeout_seconds=0.2, stop_grace_seconds=600.0)
-    first = stage.meet()
-    slow = "trap 'echo asked' TERM; echo ready; until [ -e gate ]; do sleep 0.02; done; exit 3"
-    rank = started(stage, first, ["sh", "-c", slow])
-    stage.await_log("ready")
-    stage.kill_agent()
-    stage.await_log("asked")
-    second = taken_over(stage, rank, orphan_timeout_seconds=0.2)
-    hear_said(second, 0, Orphaned, lambda word: word.by == "its warden (no agent for 0.2 s)")
-    open_gate(stage)
-    assert second.hear_of(RankExited, 0).exit_code == 3
-    assert [said.message.by for said in stage.record(0, 0).said if said.message != Executing()]
-
-
-def test_a_rank_that_asked_itself_to_stop_says_so_to_an_agent_that_comes_after_all(
-    stage: Stage,
-) -> None:
-    stage.start_agent(orphan_timeout_seconds=0.2)
-    first = stage.meet()
-    program = (
-        "import muster, time; run = muster.join()\n"
-        "while not run.should_stop: time.sleep(0.01)\n"
-        "print('asked', flush=True); time.sleep(600)"
-    )
-    rank = started(stage, first, [sys.executable, "-c", program], heartbeat_timeout=1.0)
-    hear_said(first, 0, Hello, lambda _: True)
-    (warden,) = marked(f"{stage.uid}/warden")
-    send_signal(warden, signal.SIGKILL)
-    stage.kill_agent()
-    stage.await_log("asked")
-    second = taken_over(stage, rank)
-    hear_said(second, 0, Orphaned, lambda word: word.by == "itself (no agent for 0.2 s)")
-    hear_said(second, 0, Beat, lambda beat: beat.stopping)
-
-
-def test_the_next_agent_has_a_warden_of_its_own_and_ends_the_one_before(stage: Stage) -> None:
-    stage.start_agent()
-    first = stage.meet()
-    rank = started(stage, first, list(FOREVER))
-    (before,) = marked(f"{stage.uid}/warden")
-    second = taken_over(stage, rank)
-    assert not is_running(before)
-    assert len(marked(f"{stage.uid}/warden")) == 1
-    second.say(Dismiss())
-    assert stage.exit_code() == 0
-    assert not stage.running()
-
-
 def test_a_template_dies_with_its_agent_and_takes_no_rank_along(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
@@ -372,29 +241,6 @@ def test_a_template_dies_with_its_agent_and_takes_no_rank_along(stage: Stage) ->
     hear_said(second, 1, Hello, lambda _: True)
     assert is_running(rank.process)
     assert is_running(other.process)
-
-
-def test_a_rank_that_no_agent_adopts_saves_and_exits(stage: Stage) -> None:
-    stage.start_agent(is_managed=True, orphan_timeout_seconds=1.0)
-    first = stage.meet()
-    rank = started(stage, first, None, **LONG)
-    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
-    stage.kill_agent()
-    await_value(lambda: not is_running(rank.process), lambda: "it goes on for ever")
-    assert "is asked to stop" in stage.files.log(0, 0).read_text()
-
-
-def test_a_rank_that_ends_without_an_agent_waits_for_one_to_see_it(stage: Stage) -> None:
-    stage.start_agent(is_managed=True)
-    first = stage.meet()
-    rank = started(stage, first, None, **LONG)
-    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
-    stage.kill_agent()
-    send_signal(rank.process, signal.SIGTERM)
-    stage.await_log("is asked to stop")
-    second = taken_over(stage, rank, is_managed=True)
-    hear_said(second, 0, Beat, lambda beat: beat.stopping)
-    assert second.hear_of(RankExited, 0).exit_code == 0
 
 
 STRANGER = """
@@ -423,67 +269,3 @@ def test_whoever_is_no_rank_is_not_received(stage: Stage) -> None:
         ]
         answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
         assert answer in {"0", "PermissionError"}
-
-
-def test_an_agent_that_was_out_of_its_successors_reach_ends_what_it_holds(stage: Stage) -> None:
-    stage.start_agent()
-    agent = stage.meet()
-    spawned = started(stage, agent, FOREVER)
-    stage.files.agent_socket(GENERATION + 1).touch()
-    assert stage.exit_code() == REPLACED_CODE
-    assert not is_running(spawned.process)
-
-
-def test_a_rank_that_was_out_of_reach_says_so_and_exits(stage: Stage) -> None:
-    stage.start_agent(is_managed=True)
-    agent = stage.meet()
-    started(stage, agent, None, **LONG)
-    hear_said(agent, 0, Beat, lambda beat: beat.step > 0)
-    stage.signal_agent(signal.SIGSTOP)
-    stage.files.agent_socket(GENERATION + 1).touch()
-    stage.await_log("has been replaced, and exits")
-    await_value(
-        lambda: not any(mark_of(it.pid) for it in stage.running(0)), lambda: f"{stage.running(0)}"
-    )
-
-
-def test_an_agent_that_is_started_after_its_successor_touches_nothing(stage: Stage) -> None:
-    """As by a coordinator that stood still between its decision and the deed."""
-    stage.files.agent_socket(GENERATION + 1).parent.mkdir(parents=True, exist_ok=True)
-    stage.files.agent_socket(GENERATION + 1).touch()
-    environment = {**os.environ, MARK: mark(stage.uid, 0, 0)}
-    with subprocess.Popen(FOREVER, env=environment, start_new_session=True) as newer:
-        await_value(lambda: stage.running(rank=0), lambda: "it does not run")
-        stage.start_agent()
-        assert stage.exit_code() == REPLACED_CODE
-        assert newer.poll() is None
-        newer.kill()
-
-
-def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:
-    stage.start_agent()
-    agent = stage.meet()
-    agent.hear()
-    stage.files.agent_socket(GENERATION + 1).touch()
-    agent.say(stage.order(FOREVER))
-    assert stage.exit_code() == REPLACED_CODE
-    assert agent.hear() is None
-    assert not stage.files.log(0, 0).exists()
-
-
-def test_an_agent_that_finds_a_newer_ones_socket_touches_nothing_and_says_which(
-    stage: Stage, capfd: pytest.CaptureFixture[str]
-) -> None:
-    stage.start_agent()
-    started(stage, stage.meet(), list(FOREVER))
-    stage.files.agent_socket(GENERATION + 1).touch()
-    assert stage.exit_code() == REPLACED_CODE
-    ends = "another agent has taken over this job: agent.0008.sock is there, what is left here ends"
-    assert ends in capfd.readouterr().err
-    record = stage.record(0, 0)
-    by = "its agent (agent.0008.sock is there, a newer one's)"
-    assert Orphaned(by=by) in [said.message for said in record.said]
-    stage.start_agent()
-    assert stage.exit_code() == REPLACED_CODE
-    assert "agent.0008.sock is there, nothing is touched" in capfd.readouterr().err
-    assert stage.files.agent_socket(GENERATION + 1).exists()

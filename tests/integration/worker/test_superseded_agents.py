@@ -1,0 +1,82 @@
+"""An agent, or a rank, whose successor is there ends what it holds and touches nothing else."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+from agent_stage import GENERATION, Stage
+from installation import await_value
+from takeovers import FOREVER, LONG, hear_said, started
+
+from muster.contracts.endings import REPLACED_CODE
+from muster.contracts.environ import MARK, mark
+from muster.contracts.messages import (
+    Beat,
+    Orphaned,
+)
+from muster.processes import is_running, mark_of
+
+
+def test_an_agent_that_was_out_of_its_successors_reach_ends_what_it_holds(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    spawned = started(stage, agent, FOREVER)
+    stage.files.agent_socket(GENERATION + 1).touch()
+    assert stage.exit_code() == REPLACED_CODE
+    assert not is_running(spawned.process)
+
+
+def test_a_rank_that_was_out_of_reach_says_so_and_exits(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    agent = stage.meet()
+    started(stage, agent, None, **LONG)
+    hear_said(agent, 0, Beat, lambda beat: beat.step > 0)
+    stage.signal_agent(signal.SIGSTOP)
+    stage.files.agent_socket(GENERATION + 1).touch()
+    stage.await_log("has been replaced, and exits")
+    await_value(
+        lambda: not any(mark_of(it.pid) for it in stage.running(0)), lambda: f"{stage.running(0)}"
+    )
+
+
+def test_an_agent_that_is_started_after_its_successor_touches_nothing(stage: Stage) -> None:
+    """As by a coordinator that stood still between its decision and the deed."""
+    stage.files.agent_socket(GENERATION + 1).parent.mkdir(parents=True, exist_ok=True)
+    stage.files.agent_socket(GENERATION + 1).touch()
+    environment = {**os.environ, MARK: mark(stage.uid, 0, 0)}
+    with subprocess.Popen(FOREVER, env=environment, start_new_session=True) as newer:
+        await_value(lambda: stage.running(rank=0), lambda: "it does not run")
+        stage.start_agent()
+        assert stage.exit_code() == REPLACED_CODE
+        assert newer.poll() is None
+        newer.kill()
+
+
+def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    agent.hear()
+    stage.files.agent_socket(GENERATION + 1).touch()
+    agent.say(stage.order(FOREVER))
+    assert stage.exit_code() == REPLACED_CODE
+    assert agent.hear() is None
+    assert not stage.files.log(0, 0).exists()
+
+
+def test_an_agent_that_finds_a_newer_ones_socket_touches_nothing_and_says_which(
+    stage: Stage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage.start_agent()
+    started(stage, stage.meet(), list(FOREVER))
+    stage.files.agent_socket(GENERATION + 1).touch()
+    assert stage.exit_code() == REPLACED_CODE
+    ends = "another agent has taken over this job: agent.0008.sock is there, what is left here ends"
+    assert ends in capfd.readouterr().err
+    record = stage.record(0, 0)
+    by = "its agent (agent.0008.sock is there, a newer one's)"
+    assert Orphaned(by=by) in [said.message for said in record.said]
+    stage.start_agent()
+    assert stage.exit_code() == REPLACED_CODE
+    assert "agent.0008.sock is there, nothing is touched" in capfd.readouterr().err
+    assert stage.files.agent_socket(GENERATION + 1).exists()
