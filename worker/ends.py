@@ -68,7 +68,6 @@ class Ends:
         self._files = files
         self._last: dict[int, End] = {}
         self._oom_kills = OomKills()
-        files.exits.mkdir(parents=True, exist_ok=True)
 
     def record(self, child: Child, ending: ExitStatus) -> End:
         """Return how a child has ended, once that is on disk."""
@@ -76,6 +75,7 @@ class Ends:
         at = datetime.now(UTC).isoformat()
         record = ExitRecord(pid=child.pid, at=at, said=end.said, exited=end.exited)
         try:
+            self._files.exits.mkdir(parents=True, exist_ok=True)
             write_exit_record(self._files, record)
         except OSError as error:  # a full disk must not take the agent, and all ranks, with it
             remark(f"the end of rank {child.rank} is not on record: {error}")
