@@ -6,7 +6,10 @@ interpreter would meet it again at the end, and exit with 120 instead of what th
 
 import sys
 from contextlib import suppress
-from typing import TextIO
+from typing import Final, TextIO
+
+NOBODY_HEARS: Final = (OSError, ValueError, AttributeError)
+"""An output is full or gone, closed by the program, or none that the process was ever given."""
 
 
 def remark(sentence: str) -> None:
@@ -21,25 +24,22 @@ def narrate(sentence: str) -> None:
 
 def finish() -> None:
     """Write out what a program has printed and still waits, as far as there is room for it."""
-    for sink in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            sink.flush()
+    for output in (sys.stdout, sys.stderr):
+        with suppress(*NOBODY_HEARS):
+            output.flush()
 
 
-def _say(sentence: str, sink: TextIO | None) -> None:
-    # Full, gone, closed by the program, or none that the process was ever given.
-    with suppress(OSError, ValueError, AttributeError):
-        _write(f"{sentence}\n", sink)
+def _say(sentence: str, output: TextIO) -> None:
+    with suppress(*NOBODY_HEARS):
+        _write(f"{sentence}\n", output)
 
 
-def _write(text: str, sink: TextIO | None) -> None:
+def _write(text: str, output: TextIO) -> None:
     """Write past the buffer, if there is one, but after what it holds."""
-    if sink is None:
-        return
-    sink.flush()
-    raw = getattr(getattr(sink, "buffer", None), "raw", None)
+    output.flush()
+    raw = getattr(getattr(output, "buffer", None), "raw", None)
     if raw is None:
-        sink.write(text)
-        sink.flush()
+        output.write(text)
+        output.flush()
     else:
-        raw.write(text.encode(sink.encoding, "backslashreplace"))
+        raw.write(text.encode(output.encoding, "backslashreplace"))

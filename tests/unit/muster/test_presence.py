@@ -5,7 +5,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from ranks import Ear, settings_of
@@ -39,13 +41,9 @@ def ear() -> Iterator[Ear]:
 
 
 @pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def full_disk() -> Iterator[TextIO]:
     with Path("/dev/full").open("wb", buffering=0) as full:
-        log = os.fdopen(full.fileno(), "w", closefd=False)
-        monkeypatch.setattr(sys, "stderr", log)
-        yield
-        monkeypatch.undo()
-        log.close()
+        yield TextIOWrapper(full, write_through=True)
 
 
 def presence_of(ear: Ear, directory: Path) -> Presence:
@@ -60,17 +58,18 @@ def test_a_warning_is_for_the_log_and_for_the_agent(
     assert capfd.readouterr().err == "muster: warning: careful\n"
 
 
-@pytest.mark.usefixtures("full_disk")
-def test_a_warning_reaches_the_agent_when_the_log_is_full(ear: Ear, tmp_path: Path) -> None:
+def test_a_warning_reaches_the_agent_when_the_log_is_full(
+    ear: Ear, tmp_path: Path, full_disk: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", full_disk)
     presence_of(ear, tmp_path).warn("careful")
     assert ear.heard() == [Warned(message="careful")]
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_refusal_reaches_the_agent_when_the_log_is_full(
-    ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ear: Ear, tmp_path: Path, full_disk: TextIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "stderr", full_disk)
     presence_of(ear, tmp_path)._last_word(CheckpointDamaged, CheckpointDamaged("torn"), None)  # noqa: SLF001  as the interpreter calls it
     (refused,) = ear.heard()
     assert isinstance(refused, Refused)
