@@ -31,6 +31,7 @@ from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory
+from muster.remarks import remark
 from store.clock import utc_now
 from store.commits import Commits
 from store.database import Database
@@ -77,7 +78,7 @@ def main() -> int:
         listener = _listen(settings.host, settings.port)
         database = Database.open(settings.database_url)
     except MusterError as error:
-        sys.stderr.write(f"api: {error}\n")
+        remark(f"api: {error}")
         return 1
     try:
         _serve(settings, listener, database)

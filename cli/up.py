@@ -21,6 +21,7 @@ from cli.keeper import Keeper
 from muster.contracts.environ import DEFAULT_PORT, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.ports import free_port
+from muster.remarks import remark
 
 LOOK_SECONDS: Final = 0.05
 STUBBORN_SECONDS: Final = 5.0
@@ -123,7 +124,7 @@ class _Household:
         )
         if self._port != DEFAULT_PORT:
             # By itself, so that it can be copied.
-            print(f"export MUSTER_PORT={self._port}", file=sys.stderr, flush=True)
+            remark(f"export MUSTER_PORT={self._port}")
         _say("Ctrl-C lets every job save; they go on at the next start")
 
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
@@ -197,4 +198,4 @@ def _is_healthy(host: str, port: int) -> bool:
 
 
 def _say(sentence: str) -> None:
-    print(f"muster: {sentence}", file=sys.stderr, flush=True)
+    remark(f"muster: {sentence}")

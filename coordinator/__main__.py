@@ -14,6 +14,7 @@ from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
+from muster.remarks import remark
 from store.database import Database
 from store.errors import LeaseLost, StoreLocked
 
@@ -39,12 +40,12 @@ def main() -> int:
         finally:
             database.close()
     except LeaseLost as error:
-        print(f"coordinator: {error}", file=sys.stderr)
+        remark(f"coordinator: {error}")
         return REPLACED_CODE
     except KeyboardInterrupt:  # before there was anything to shut down
         return INTERRUPTED
     except MusterError as error:
-        print(f"coordinator: {error}", file=sys.stderr)
+        remark(f"coordinator: {error}")
         return 1
     return 0
 

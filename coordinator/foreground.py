@@ -6,7 +6,6 @@ service: ranks are replaced, a second call with the same id after a crash or Ctr
 
 import asyncio
 import itertools
-import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from muster.contracts.environ import ServiceSettings, spec_from_environment
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.layout import DataDirectory, checkpoints_of_job
 from muster.contracts.spec_problems import checked, checked_job_id
+from muster.remarks import narrate, remark
 from store.database import Database
 from store.errors import StoreUnavailable
 from store.events import Events
@@ -125,19 +125,19 @@ class _Foreground:
             for event in events:
                 if event.event_id is not None and event.event_id > self._told:
                     self._told = event.event_id
-                    print(f"{event.at:%H:%M:%S}  {event.message}", flush=True)
+                    narrate(f"{event.at:%H:%M:%S}  {event.message}")
             self._job = await asyncio.to_thread(self._jobs.get, job_id)
 
     async def _tell_progress(self) -> None:
         with suppress(StoreUnavailable):
             workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
-            print("  ".join(map(_progress, workers)), flush=True)
+            narrate("  ".join(map(_progress, workers)))
 
     def _conclude(self) -> int:
-        print(f"logs: {self._logs}", file=sys.stderr)
+        remark(f"logs: {self._logs}")
         if self._job.is_terminal:
             return EXIT_CODES[self._job.status]
-        print(f"interrupted; the same command goes on with {self._job.job_id}", file=sys.stderr)
+        remark(f"interrupted; the same command goes on with {self._job.job_id}")
         return INTERRUPTED
 
 

@@ -19,6 +19,7 @@ from muster.contracts.environ import RankSettings
 from muster.datasets.samples import LabelledSample
 from muster.datasets.shape import SampleShape, shape_of
 from muster.line import Line
+from muster.remarks import narrate
 from muster.run import Run
 from muster.voice import Voice
 
@@ -150,7 +151,7 @@ class _ProgressReport:
 
 def _say(run: Run, words: str) -> None:
     total = "" if run.total_steps is None else f"/{run.total_steps}"
-    print(f"rank {run.rank}  step {run.steps_done}{total}  {words}", flush=True)
+    narrate(f"rank {run.rank}  step {run.steps_done}{total}  {words}")
 
 
 def _descend(state: State, name: str, gradient: Array) -> None:

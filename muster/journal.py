@@ -9,6 +9,8 @@ import sys
 
 import structlog
 
+from muster.remarks import remark
+
 
 def configure(service: str, level: int = logging.INFO) -> None:
     """Set up logging of this process to standard error; `service` names it in every line."""
@@ -21,7 +23,7 @@ def configure(service: str, level: int = logging.INFO) -> None:
     renderer: structlog.types.Processor = (
         structlog.dev.ConsoleRenderer() if for_people else structlog.processors.JSONRenderer()
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Remarks()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -41,3 +43,13 @@ def configure(service: str, level: int = logging.INFO) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+class _Remarks(logging.Handler):
+    """Each record is a remark: a full disk costs a line, and no service."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            remark(self.format(record))
+        except Exception:  # noqa: BLE001  as in the standard library: a bad record is told, not raised
+            self.handleError(record)

@@ -17,6 +17,7 @@ from muster.contracts.errors import MusterError
 from muster.contracts.messages import Beat, Hello, Orphaned, RankMessage, Warned
 from muster.program import ProgramRaised
 from muster.refusals import refusal_of
+from muster.remarks import remark
 from muster.voice import Heart, Voice
 
 
@@ -64,8 +65,8 @@ class Presence:
 
     def warn(self, sentence: str) -> None:
         """Tell a person: in the log, and in the job's events."""
-        print(f"muster: warning: {sentence}", file=sys.stderr, flush=True)
         self._voice.say(Warned(message=sentence))
+        remark(f"muster: warning: {sentence}")
 
     def _beat(self) -> Beat:
         return self._state(self._stopping)
@@ -91,18 +92,16 @@ class Presence:
         if isinstance(error, ProgramRaised) and error.__cause__ is not None:
             cause = error.__cause__
             sys.__excepthook__(type(cause), cause, cause.__traceback__)
-        print(f"muster: {error}", file=sys.stderr, flush=True)
         refusal = refusal_of(error)
         if refusal is not None:
             self._voice.say(refusal)
+        remark(f"muster: {error}")
 
 
 def _leave() -> NoReturn:
     """End from whatever thread: the training thread may wait for a peer that is gone."""
-    print(
+    remark(
         "muster: another agent has taken over this job while this machine stood still: this "
-        "process has been replaced, and exits",
-        file=sys.stderr,
-        flush=True,
+        "process has been replaced, and exits"
     )
     os._exit(REPLACED_CODE)

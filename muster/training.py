@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster.contracts.environ import RankSettings
+from muster.remarks import finish, remark
 
 
 def main(settings: RankSettings) -> int:
@@ -27,7 +28,7 @@ def last_word(error: BaseException) -> int:
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
     if isinstance(error, SystemExit):
-        sys.stderr.write(f"{error.code}\n")
+        remark(f"{error.code}")
     else:
         sys.excepthook(type(error), error, error.__traceback__)
     return 1
@@ -36,6 +37,5 @@ def last_word(error: BaseException) -> int:
 def end_process(code: int) -> NoReturn:
     """End as the interpreter does, but wait for no thread that a program has left running."""
     atexit._run_exitfuncs()  # noqa: SLF001  os._exit leaves them out
-    sys.stdout.flush()
-    sys.stderr.flush()
+    finish()
     os._exit(code)

@@ -106,8 +106,12 @@ class Stage:
         stop_grace_seconds: float = 1.0,
         is_managed: bool = False,
         adopted: Sequence[AdoptedRank] = (),
+        log: int | None = None,
     ) -> None:
-        """Start an agent; the one before it, if any, must have been killed."""
+        """Start an agent; the one before it, if any, must have been killed.
+
+        `log` is the descriptor of what it writes to, that of the tests if there is none.
+        """
         assignment = AgentAssignment(
             job_uid=self.uid,
             generation=GENERATION,
@@ -123,6 +127,8 @@ class Stage:
         self._agent = subprocess.Popen(
             [sys.executable, "-P", "-m", "worker.agent"],
             stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
             env={**without_ours(os.environ), MARK: f"{self.uid}/agent"},
         )
         assert self._agent.stdin is not None

@@ -16,6 +16,7 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import Executing, RankMessage, Refused
 from muster.contracts.spec import JobSpec
 from muster.line import Line
+from muster.remarks import remark
 from muster.voice import Voice
 
 NOT_FOUND: Final = 127
@@ -27,7 +28,7 @@ def main() -> int:
     try:
         settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
     except InvalidEnvironment as error:
-        print(f"muster: {error}", file=sys.stderr)
+        remark(f"muster: {error}")
         return 2
     if MARK in os.environ:  # not when started by hand
         enclose(os.environ[MARK])
@@ -70,8 +71,8 @@ def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         message = f"the command {command[0]!r} cannot be run: {error.strerror}"
-        print(f"muster: {message}", file=sys.stderr)
         _tell(agent_fd, Refused(reason=Reason.INVALID_PROGRAM, message=message))
+        remark(f"muster: {message}")
         sys.exit(NOT_FOUND if missing else NOT_EXECUTABLE)
 
 

@@ -35,6 +35,7 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
+from muster.remarks import remark
 from worker.assembly import Assembly
 from worker.nursery import Nursery
 from worker.orphans import end_strangers
@@ -163,12 +164,12 @@ class Agent:
     def _resign(self, consequence: str) -> None:
         """End what is left here: whoever took over could not reach it, and has replaced it."""
         sign = f"{self._nursery.newest_socket.name} is there"
-        print(f"another agent has taken over this job: {sign}, {consequence}", file=sys.stderr)
         self._leaving = True
         self._exit_code = REPLACED_CODE
         self._nursery.note_orphaned(f"its agent ({sign}, a newer one's)")
         self._uplink.drop()
         self._nursery.send_all(signal.SIGKILL)
+        remark(f"another agent has taken over this job: {sign}, {consequence}")
 
     def _be_alone(self, now: float) -> None:
         if self._knows_another(now, SEARCH_SECONDS) or now >= self._next_attempt:
@@ -183,10 +184,10 @@ class Agent:
         if alone_seconds >= timeout + self._assignment.stop_grace_seconds:
             self._nursery.send_all(signal.SIGKILL)
         elif alone_seconds >= timeout and not self._leaving:
-            print(f"no coordinator for {timeout:g} s: the ranks save and exit", file=sys.stderr)
             self._leaving = True
             self._nursery.note_orphaned(f"its agent (no coordinator for {timeout:g} s)")
             self._nursery.send_all(signal.SIGTERM)
+            remark(f"no coordinator for {timeout:g} s: the ranks save and exit")
 
     def _connect(self) -> None:
         if not self._uplink.connect():
@@ -241,7 +242,7 @@ def _warden_of(assignment: AgentAssignment) -> Warden | None:
             assignment.job_uid, assignment.orphan_timeout_seconds, assignment.stop_grace_seconds
         )
     except OSError as error:  # the ranks can do without; they would only outlive us all
-        print(f"no warden can be started: {error}", file=sys.stderr)
+        remark(f"no warden can be started: {error}")
         return None
 
 

@@ -4,7 +4,6 @@ A coordinator that comes back hears the last end of every rank again, in the ver
 """
 
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
 from muster.exit_records import read_exit_record, write_exit_record
+from muster.remarks import remark
 from worker.child import Child
 from worker.lives import ExitStatus
 from worker.memory import OomKills
@@ -68,7 +68,6 @@ class Ends:
         self._files = files
         self._last: dict[int, End] = {}
         self._oom_kills = OomKills()
-        files.exits.mkdir(parents=True, exist_ok=True)
 
     def record(self, child: Child, ending: ExitStatus) -> End:
         """Return how a child has ended, once that is on disk."""
@@ -76,9 +75,10 @@ class Ends:
         at = datetime.now(UTC).isoformat()
         record = ExitRecord(pid=child.pid, at=at, said=end.said, exited=end.exited)
         try:
+            self._files.exits.mkdir(parents=True, exist_ok=True)
             write_exit_record(self._files, record)
         except OSError as error:  # a full disk must not take the agent, and all ranks, with it
-            print(f"the end of rank {child.rank} is not on record: {error}", file=sys.stderr)
+            remark(f"the end of rank {child.rank} is not on record: {error}")
         return end
 
     def recorded(self, adopted: AdoptedRank) -> End | None:

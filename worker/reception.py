@@ -6,13 +6,13 @@ A rank does not say who it is: the kernel says which process called, and whose i
 import os
 import selectors
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from muster.peers import neighbour_of, short_address
+from muster.remarks import remark
 from muster.succession import generation_of, sockets_beside
 
 BACKLOG: Final = 4096
@@ -40,7 +40,7 @@ class Reception:
             path.chmod(0o600)
             self._socket.listen(BACKLOG)
         except OSError as error:  # not every file system has sockets; this agent does not need it
-            print(f"ranks would not find another agent at {path}: {error}", file=sys.stderr)
+            remark(f"ranks would not find another agent at {path}: {error}")
         else:
             selector.register(self._socket, selectors.EVENT_READ, self.answer)
         for other in sockets_beside(path):

@@ -6,7 +6,6 @@ starts anything: no incarnation is ever there twice.
 """
 
 import os
-import sys
 from collections.abc import Collection
 from typing import Final
 
@@ -15,6 +14,7 @@ from muster.cells import cell_name, cells_of_job, clear_cell
 from muster.containment import Patience
 from muster.contracts.process import ProcessRecord
 from muster.processes import kill, mark_of, marked
+from muster.remarks import remark
 
 PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
 
@@ -27,7 +27,7 @@ def end_strays(job_uid: str, spared: Collection[str]) -> None:
     """
     left = PATIENCE.outlast(lambda: _end_each(job_uid, spared))
     if left:
-        print(f"{left} processes or cells of the job survive SIGKILL", file=sys.stderr)
+        remark(f"{left} processes or cells of the job survive SIGKILL")
 
 
 def _end_each(job_uid: str, spared: Collection[str]) -> int:

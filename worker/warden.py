@@ -18,6 +18,7 @@ from muster.containment import Patience
 from muster.contracts.environ import MARK
 from muster.contracts.process import ProcessRecord
 from muster.processes import marked, send_signal
+from muster.remarks import remark
 from worker.strays import end_strays
 
 PAUSE_SECONDS: Final = 0.1
@@ -79,8 +80,8 @@ def _others(job_uid: str) -> list[ProcessRecord]:
 def main() -> int:
     """End the ranks of the job that the command line names."""
     job_uid, grace_seconds = sys.argv[1:]
-    print("no agent came back: the ranks save and exit", file=sys.stderr)
     end_orphans(job_uid, float(grace_seconds))
+    remark("no agent came back: the ranks were asked to save and exit")
     return 0
 
 

@@ -14,6 +14,7 @@ from muster.contracts.messages import Beat, Disputed, Layout, Saved, Stranded, T
 from muster.contracts.position import Position
 from muster.line import Line
 from muster.presence import Presence
+from muster.remarks import narrate
 from muster.shapes import Means
 from muster.synchronous.course import Course
 from muster.synchronous.keeper import Keeper
@@ -180,4 +181,4 @@ class Reporter:
         )
 
     def _say(self, step: int, words: str) -> None:
-        print(f"rank {self._settings.rank}  step {step}/{self._total_steps}  {words}", flush=True)
+        narrate(f"rank {self._settings.rank}  step {step}/{self._total_steps}  {words}")

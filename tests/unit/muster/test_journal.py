@@ -1,6 +1,8 @@
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 SPEAK = """
 import logging, structlog
@@ -23,3 +25,11 @@ def test_every_line_is_one_json_object_with_its_service_whoever_speaks() -> None
     assert (theirs["event"], theirs["level"]) == ("watch out: ü", "warning")
     assert theirs["service"] == "coordinator"
     assert done.stdout == b""
+
+
+def test_a_full_disk_costs_lines_and_not_the_exit_code() -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    speaker = [sys.executable, "-c", f"{SPEAK}\nraise SystemExit(75)"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(speaker, stderr=full, env=environment, check=False, timeout=60)
+    assert done.returncode == 75

@@ -1,0 +1,45 @@
+"""A sentence to a person that costs no process its life: the disk of a log may be full.
+
+What cannot be written is lost, and the speaker goes on. Nothing of it stays in a buffer either: the
+interpreter would meet it again at the end, and exit with 120 instead of what the process means.
+"""
+
+import sys
+from contextlib import suppress
+from typing import Final, TextIO
+
+NOBODY_HEARS: Final = (OSError, ValueError, AttributeError)
+"""An output is full or gone, closed by the program, or none that the process was ever given."""
+
+
+def remark(sentence: str) -> None:
+    """Say it on standard error, if that can be heard; never raises for want of a listener."""
+    _say(sentence, sys.stderr)
+
+
+def narrate(sentence: str) -> None:
+    """Say it on standard output, likewise: how the work goes on."""
+    _say(sentence, sys.stdout)
+
+
+def finish() -> None:
+    """Write out what a program has printed and still waits, as far as there is room for it."""
+    for output in (sys.stdout, sys.stderr):
+        with suppress(*NOBODY_HEARS):
+            output.flush()
+
+
+def _say(sentence: str, output: TextIO) -> None:
+    with suppress(*NOBODY_HEARS):
+        _write(f"{sentence}\n", output)
+
+
+def _write(text: str, output: TextIO) -> None:
+    """Write past the buffer, if there is one, but after what it holds."""
+    output.flush()
+    raw = getattr(getattr(output, "buffer", None), "raw", None)
+    if raw is None:
+        output.write(text)
+        output.flush()
+    else:
+        raw.write(text.encode(output.encoding, "backslashreplace"))
