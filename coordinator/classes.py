@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from coordinator.snapshot import Cause, Ending, JobSnapshot, RankSnapshot
-from coordinator.wording import describe_exit, last_line, quote_end
+from coordinator.wording import describe_exit, last_line, legible, quote_end
 from muster.contracts.endings import DO_NOT_RETRY_CODE, OF_A_SHELL, RetryClass
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
@@ -38,8 +38,11 @@ def ending_of(
         cause = rank.refused
     if cause is not None:
         return Ending(retry_class=kind, reason=cause.reason, message=cause.message)
-    reason = _REASONS.get(kind) if kind is not RetryClass.STOPPED else _why_it_ends(snapshot)
-    return Ending(retry_class=kind, reason=reason, message=_words(kind, rank, exited))
+    words = _words(kind, rank, exited)
+    if kind is RetryClass.STOPPED:
+        return Ending(retry_class=kind, reason=_why_it_ends(snapshot), message=words)
+    reason = _REASONS.get(kind) if exited.unstarted is None else Reason.HOST_EXHAUSTED
+    return Ending(retry_class=kind, reason=reason, message=words)
 
 
 def ending_unseen(snapshot: JobSnapshot, cause: Cause) -> Ending:
@@ -79,7 +82,7 @@ def _class_by_itself(rank: RankSnapshot, exited: RankExited) -> RetryClass:
 
 
 def _is_unseen(exited: RankExited) -> bool:
-    """Whether it ended while it had no agent: the next one, or a takeover, finds it gone."""
+    """Whether it ended while it had no agent, and the next one finds it gone; or never began."""
     return exited.exit_code is None and exited.signal is None
 
 
@@ -110,6 +113,8 @@ def _why_it_ends(snapshot: JobSnapshot) -> Reason | None:
 
 def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
     """Return a verb phrase, with the end of the log where that says why."""
+    if exited.unstarted is not None:
+        return legible(exited.unstarted)
     end = describe_exit(rank)
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -121,7 +122,8 @@ class Agent:
         self._nursery.answer_calls()
         if not adopted:
             # Of no use where ranks run already: the next one to start may be hours away.
-            self._starter.warm_up()
+            with suppress(OSError):  # no process to be had now: the first start tries again
+                self._starter.warm_up()
 
     def _patience(self) -> float:
         moments = [self._next_look]

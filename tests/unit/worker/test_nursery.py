@@ -1,5 +1,6 @@
 """A nursery with real, small processes; the program is Python's own, not a rank's launcher."""
 
+import errno
 import os
 import selectors
 import signal
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+import msgspec
 import pytest
 from stories import beat, saved
 
@@ -278,6 +280,27 @@ def test_what_cannot_be_started_is_refused_and_has_ended(house: House, working_d
     assert exited == exit_of(0, 0, 126, None)
     assert list(house.nursery.present_state()) == [said, exited]
     assert not house.nursery
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO]
+)
+def test_what_the_host_has_no_room_for_has_ended_and_may_be_tried_again(
+    house: House, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: object) -> Started:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as scarcity:
+        scarcity.setattr(house.starter, "start", fails)
+        house.starts("")
+    (ended,) = house.reports
+    why = f"cannot be started in /: [Errno {number}] {os.strerror(number)}"
+    assert ended == msgspec.structs.replace(exit_of(0, 0, None, None), unstarted=why)
+    assert list(house.nursery.present_state()) == [ended]
+    house.starts("", incarnation=1)
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 1, 0, None)
 
 
 def test_all_of_them_can_be_asked_to_go(house: House) -> None:
