@@ -38,11 +38,11 @@ def ending_of(
         cause = rank.refused
     if cause is not None:
         return Ending(retry_class=kind, reason=cause.reason, message=cause.message)
-    words = _words(kind, rank, exited)
-    if kind is RetryClass.STOPPED:
-        return Ending(retry_class=kind, reason=_why_it_ends(snapshot), message=words)
-    reason = _REASONS.get(kind) if exited.unstarted is None else Reason.HOST_EXHAUSTED
-    return Ending(retry_class=kind, reason=reason, message=words)
+    if exited.unstarted is not None and kind is RetryClass.INFRASTRUCTURE:
+        words = legible(exited.unstarted)
+        return Ending(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
+    reason = _REASONS.get(kind) if kind is not RetryClass.STOPPED else _why_it_ends(snapshot)
+    return Ending(retry_class=kind, reason=reason, message=_words(kind, rank, exited))
 
 
 def ending_unseen(snapshot: JobSnapshot, cause: Cause) -> Ending:
@@ -113,8 +113,6 @@ def _why_it_ends(snapshot: JobSnapshot) -> Reason | None:
 
 def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
     """Return a verb phrase, with the end of the log where that says why."""
-    if exited.unstarted is not None:
-        return legible(exited.unstarted)
     end = describe_exit(rank)
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""

@@ -27,7 +27,7 @@ from muster.contracts.messages import (
 from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
-from worker.child import Child
+from worker.child import PACKETS_LIMIT, Child
 from worker.ends import End, Ends
 from worker.logbook import Logbook
 from worker.orphans import reap_orphans
@@ -37,6 +37,9 @@ from worker.starting import Starter
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
 all the same, so that nobody waits for ever."""
+
+LAST_WORDS_LIMIT: Final = 1 << 16
+"""More packets than a socket holds: nobody is there to send more, and none is left unread."""
 
 Report = Callable[[AgentMessage], None]
 
@@ -233,7 +236,7 @@ class Nursery:
             return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
         if self._reception is not None:
             self._reception.answer()  # its last words may be a call that nobody has taken yet
-        self._hear(child)
+        self._hear(child, LAST_WORDS_LIMIT)
         del self._living[child.rank], self._exit_seen_at[child.rank]
         self._stop_listening(child)
         self._stop_watching(child.rank)
@@ -248,8 +251,8 @@ class Nursery:
         self._ends.remember(end)
         self._report(end.exited)
 
-    def _hear(self, child: Child) -> None:
-        heard, is_open = child.listen()
+    def _hear(self, child: Child, most: int = PACKETS_LIMIT) -> None:
+        heard, is_open = child.listen(most)
         for message in heard:
             self._report(RankSaid(rank=child.rank, incarnation=child.incarnation, message=message))
         if not is_open:
