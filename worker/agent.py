@@ -51,7 +51,8 @@ SEARCH_SECONDS: Final = 0.05
 """How often it is read while there is none: a successor that has published is called at once."""
 
 TICK_SECONDS: Final = 0.25
-"""How often log sizes are noted: the precision of a line's time."""
+"""How often log sizes are noted: the precision of a line's time. And how often each rank may say
+what fits into its share."""
 
 RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
@@ -135,6 +136,7 @@ class Agent:
     def _keep_time(self, now: float) -> None:
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
+            self._nursery.listen_again()
             self._nursery.note_times()
             self._nursery.settle()
             self._assembly.deliver()

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Final, Self
@@ -41,8 +41,9 @@ WARNINGS_LIMIT: Final = 100
 MESSAGE_LIMIT_BYTES: Final = 1 << 16
 """A rank's messages are small; the socket keeps their boundaries and a longer one is cut."""
 
-PACKETS_LIMIT: Final = 64
-"""Heard of one rank before the others, and the coordinator, have their turn."""
+PACKETS_LIMIT: Final = SAVED_LIMIT + 64
+"""Heard of one rank in a tick of its agent. A rank of ours says so much at once only to an agent
+that takes over; a program that floods its channel has no more, and keeps nobody waiting."""
 
 
 class Child:
@@ -69,6 +70,7 @@ class Child:
         has to be told. In another order a rank that has gone on would seem to be where it began."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         """Each tells of passes that no later one may tell of."""
+        self._share = PACKETS_LIMIT
         self._warnings = 0
         self._life = life
 
@@ -104,15 +106,24 @@ class Child:
     def identity(self) -> ProcessRecord | None:
         return self._life.identity
 
-    def listen(self, most: int = PACKETS_LIMIT) -> tuple[list[RankMessage], bool]:
-        """Return what is worth telling of the next packets, and whether the rank can say more.
+    @property
+    def has_had_its_share(self) -> bool:
+        """Whether it is not heard until it is granted more."""
+        return not self._share
 
-        What is no message is dropped: a program may write what it likes into its descriptors. So
-        is a beat that the next one replaces; any other news is told in the order in which it came.
+    def grant(self, packets: int = PACKETS_LIMIT) -> None:
+        """Let it be heard for so many packets from now on."""
+        self._share = packets
+
+    def listen(self) -> tuple[list[RankMessage], bool]:
+        """Return what the rank has said since the last call, and whether it can say more.
+
+        What is beyond its share waits in the socket. What is no message is dropped: a program may
+        write what it likes into its descriptors.
         """
         heard: list[RankMessage] = []
         is_open = True
-        for _ in range(most):
+        while self._share:
             try:
                 if self.channel is None:
                     break
@@ -124,9 +135,10 @@ class Child:
             if not packet:
                 is_open = False
                 break
+            self._share -= 1
             with suppress(WireError):
                 heard.append(decode_rank_message(packet))
-        return _without_replaced(filter(self._take, heard)), is_open
+        return [message for message in heard if self._take(message)], is_open
 
     def _take(self, message: RankMessage) -> bool:
         """Remember what a new coordinator has to be told; return whether this one is told."""
@@ -218,24 +230,3 @@ class Child:
         """Yield the last message of each kind, in the order in which they came, then its saves."""
         for message in (*self.standing.values(), *self._saved):
             yield RankSaid(rank=self.rank, incarnation=self.incarnation, message=message)
-
-
-def _without_replaced(messages: Iterable[RankMessage]) -> list[RankMessage]:
-    """Leave out every beat whose successor says the same, only of a later step."""
-    told: list[RankMessage] = []
-    for message in messages:
-        if told and _replaces(message, told[-1]):
-            told.pop()
-        told.append(message)
-    return told
-
-
-def _replaces(message: RankMessage, before: RankMessage) -> bool:
-    """Whether nothing is decided by what was said before that this one does not decide as well."""
-    return (
-        isinstance(message, Beat)
-        and isinstance(before, Beat)
-        and message.waiting == before.waiting
-        and message.stopping == before.stopping
-        and message.checkpoints_saved == before.checkpoints_saved
-    )

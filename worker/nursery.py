@@ -27,7 +27,7 @@ from muster.contracts.messages import (
 from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
-from worker.child import PACKETS_LIMIT, Child
+from worker.child import Child
 from worker.ends import End, Ends
 from worker.logbook import Logbook
 from worker.orphans import reap_orphans
@@ -68,6 +68,8 @@ class Nursery:
         self._socket = files.agent_socket(generation)
         self._living: dict[int, Child] = {}
         self._reception: Reception | None = None
+        self._hushed: set[Child] = set()
+        """Who has had its share, and is heard again at the next tick."""
         self._watched: dict[int, int] = {}
         """Of adopted ranks, a descriptor that becomes readable at the end."""
         self._exit_seen_at: dict[int, float] = {}
@@ -236,7 +238,8 @@ class Nursery:
             return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
         if self._reception is not None:
             self._reception.answer()  # its last words may be a call that nobody has taken yet
-        self._hear(child, LAST_WORDS_LIMIT)
+        child.grant(LAST_WORDS_LIMIT)
+        self._hear(child)
         del self._living[child.rank], self._exit_seen_at[child.rank]
         self._stop_listening(child)
         self._stop_watching(child.rank)
@@ -251,12 +254,23 @@ class Nursery:
         self._ends.remember(end)
         self._report(end.exited)
 
-    def _hear(self, child: Child, most: int = PACKETS_LIMIT) -> None:
-        heard, is_open = child.listen(most)
+    def _hear(self, child: Child) -> None:
+        heard, is_open = child.listen()
         for message in heard:
             self._report(RankSaid(rank=child.rank, incarnation=child.incarnation, message=message))
         if not is_open:
             self._stop_listening(child)
+        elif child.has_had_its_share:
+            self._stop_listening(child)
+            self._hushed.add(child)
+
+    def listen_again(self) -> None:
+        """Give everybody the next share; to be called once in a tick."""
+        for child in self._living.values():
+            child.grant()
+        for child in list(self._hushed):
+            self._hushed.remove(child)
+            self._start_listening(child)
 
     def _start_listening(self, child: Child) -> None:
         if child.channel is not None:
@@ -264,6 +278,7 @@ class Nursery:
 
     def _stop_listening(self, child: Child) -> None:
         """A closed channel would be readable for ever; closing it is a program's right."""
+        self._hushed.discard(child)
         if child.channel is not None:
             # Not registered, or closed already: its word and its end may come at the same moment.
             with suppress(KeyError, ValueError):

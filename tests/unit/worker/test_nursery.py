@@ -36,7 +36,7 @@ from muster.contracts.messages import (
 )
 from muster.exit_records import write_exit_record
 from muster.processes import identify, is_running, marked
-from worker.child import WARNINGS_LIMIT
+from worker.child import PACKETS_LIMIT, WARNINGS_LIMIT
 from worker.nursery import Nursery
 from worker.starting import Started
 
@@ -100,6 +100,7 @@ class House:
             for key, _ in self.selector.select(0.02):
                 key.data()
             self.nursery.settle()
+            self.nursery.listen_again()
             if condition():
                 return
         raise AssertionError(f"it never came to that: {self.reports}")
@@ -259,6 +260,44 @@ def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
     house.lives_until_it_is_empty()
     warnings = [report for report in house.reports if isinstance(report, RankSaid)]
     assert len(warnings) == WARNINGS_LIMIT
+
+
+FLOOD = (
+    f"import os; os.set_blocking(CHANNEL, True); beat = {encode(beat(step=1))!r}\n"
+    "while True: os.write(CHANNEL, beat)"
+)
+
+
+def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(house: House) -> None:
+    house.starts(FLOOD, rank=0)
+    house.starts(SAY_HELLO + WAIT, rank=1)
+
+    def said_by(rank: int) -> int:
+        reports = [report for report in house.reports if isinstance(report, RankSaid)]
+        return sum(report.rank == rank for report in reports)
+
+    for ticks in (1, 2, 3):
+        while said_by(0) < ticks * PACKETS_LIMIT or not said_by(1):
+            for key, _ in house.selector.select(PATIENCE_SECONDS):
+                key.data()
+        assert (said_by(0), said_by(1)) == (ticks * PACKETS_LIMIT, 1)
+        assert len(house.selector.get_map()) == 1, "only the other one is listened to"
+        house.nursery.listen_again()
+
+
+def test_what_a_rank_said_beyond_its_share_is_heard_when_it_has_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.child.PACKETS_LIMIT", 3)
+    told = [beat(step=step) for step in range(50)]
+    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
+    for key, _ in house.selector.select(PATIENCE_SECONDS):
+        key.data()
+    while house.nursery:  # no further tick
+        house.nursery.settle()
+    said = [report.message for report in house.reports if isinstance(report, RankSaid)]
+    assert said == told
+    assert isinstance(house.reports[-1], RankExited)
 
 
 def test_a_program_may_write_what_it_likes_into_its_channel(house: House) -> None:
