@@ -35,7 +35,8 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
             return _of_rank(after, happening.rank, "rank_started", f"runs as pid {happening.pid}")
         case RankExited():
             exited = describe_exit(after.ranks[happening.rank])
-            return _of_rank(after, happening.rank, "rank_exited", exited)
+            words = exited if happening.unstarted is None else legible(happening.unstarted)
+            return _of_rank(after, happening.rank, "rank_exited", words)
         case happenings.AgentJoined() if after.any_alive:
             return Entry(kind="agent_adopted", message="the job's agent is there, its ranks go on")
         case happenings.AgentLost():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from coordinator.snapshot import Cause, Ending, JobSnapshot, RankSnapshot
-from coordinator.wording import describe_exit, last_line, quote_end
+from coordinator.wording import describe_exit, last_line, legible, quote_end
 from muster.contracts.endings import DO_NOT_RETRY_CODE, OF_A_SHELL, RetryClass
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
@@ -38,6 +38,9 @@ def ending_of(
         cause = rank.refused
     if cause is not None:
         return Ending(retry_class=kind, reason=cause.reason, message=cause.message)
+    if exited.unstarted is not None and kind is RetryClass.INFRASTRUCTURE:
+        words = legible(exited.unstarted)
+        return Ending(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
     reason = _REASONS.get(kind) if kind is not RetryClass.STOPPED else _why_it_ends(snapshot)
     return Ending(retry_class=kind, reason=reason, message=_words(kind, rank, exited))
 
@@ -79,7 +82,7 @@ def _class_by_itself(rank: RankSnapshot, exited: RankExited) -> RetryClass:
 
 
 def _is_unseen(exited: RankExited) -> bool:
-    """Whether it ended while it had no agent: the next one, or a takeover, finds it gone."""
+    """Whether it ended while it had no agent, and the next one finds it gone; or never began."""
     return exited.exit_code is None and exited.signal is None
 
 

@@ -3,6 +3,7 @@
 Each class of ends has a budget of its own for each rank (`muster.contracts.endings.RETRIES`), and
 all that the program may be to blame for share one limit: ends in a row without a new checkpoint.
 An end that nobody saw costs no restart, but is one of those: a program may have brought it about.
+So is that of a process that its host could not start, which bounds how often it is tried.
 """
 
 from dataclasses import replace
@@ -129,8 +130,10 @@ def _verdict(
     if limit is None:
         return None
     reason, words = limit
-    # Of an end with code 0 no lines are kept; and a job that has failed has no such code itself.
-    quote = "" if message.exit_code == 0 else quote_lines(message.last_lines)
+    # Of an end with code 0 no lines are kept, and who never began has none.
+    has_lines = message.exit_code != 0 and message.unstarted is None
+    quote = quote_lines(message.last_lines) if has_lines else ""
+    # A job that has failed has no code 0 itself.
     code = OF_A_SHELL + (message.signal or 0) if message.exit_code is None else message.exit_code
     told = f"rank {rank.rank} {_what_happened(rank, ending)} and {words}{quote}"
     return Verdict(reason=reason, message=told, exit_code=code or 1)

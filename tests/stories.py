@@ -103,6 +103,7 @@ def exited(
     signal: int | None = None,
     lines: Sequence[str] = (),
     out_of_memory: bool = False,
+    unstarted: str | None = None,
 ) -> RankExited:
     return RankExited(
         rank=rank,
@@ -111,6 +112,7 @@ def exited(
         signal=signal,
         last_lines=tuple(lines),
         out_of_memory=out_of_memory,
+        unstarted=unstarted,
     )
 
 

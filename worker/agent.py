@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -51,7 +52,8 @@ SEARCH_SECONDS: Final = 0.05
 """How often it is read while there is none: a successor that has published is called at once."""
 
 TICK_SECONDS: Final = 0.25
-"""How often log sizes are noted: the precision of a line's time."""
+"""How often log sizes are noted: the precision of a line's time. And how often each rank may say
+what fits into its share."""
 
 RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
@@ -122,7 +124,8 @@ class Agent:
         self._nursery.answer_calls()
         if not adopted:
             # Of no use where ranks run already: the next one to start may be hours away.
-            self._starter.warm_up()
+            with suppress(OSError):  # no process to be had now: the first start tries again
+                self._starter.warm_up()
 
     def _patience(self) -> float:
         moments = [self._next_look]
@@ -134,6 +137,7 @@ class Agent:
     def _keep_time(self, now: float) -> None:
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
+            self._nursery.listen_again()
             self._nursery.note_times()
             self._nursery.settle()
             self._assembly.deliver()

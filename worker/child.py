@@ -41,6 +41,10 @@ WARNINGS_LIMIT: Final = 100
 MESSAGE_LIMIT_BYTES: Final = 1 << 16
 """A rank's messages are small; the socket keeps their boundaries and a longer one is cut."""
 
+PACKETS_LIMIT: Final = SAVED_LIMIT + 64
+"""Heard of one rank in a tick of its agent. A rank of ours says so much at once only to an agent
+that takes over; a program that floods its channel has no more, and keeps nobody waiting."""
+
 
 class Child:
     """One incarnation. The caller owns the order: listen, has_exited, contain, ending, let_go."""
@@ -66,6 +70,7 @@ class Child:
         has to be told. In another order a rank that has gone on would seem to be where it began."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         """Each tells of passes that no later one may tell of."""
+        self._share = PACKETS_LIMIT
         self._warnings = 0
         self._life = life
 
@@ -101,14 +106,24 @@ class Child:
     def identity(self) -> ProcessRecord | None:
         return self._life.identity
 
+    @property
+    def has_had_its_share(self) -> bool:
+        """Whether it is not heard until it is granted more."""
+        return not self._share
+
+    def grant(self, packets: int = PACKETS_LIMIT) -> None:
+        """Let it be heard for so many packets from now on."""
+        self._share = packets
+
     def listen(self) -> tuple[list[RankMessage], bool]:
         """Return what the rank has said since the last call, and whether it can say more.
 
-        What is no message is dropped: a program may write what it likes into its descriptors.
+        What is beyond its share waits in the socket. What is no message is dropped: a program may
+        write what it likes into its descriptors.
         """
         heard: list[RankMessage] = []
         is_open = True
-        while True:
+        while self._share:
             try:
                 if self.channel is None:
                     break
@@ -120,6 +135,7 @@ class Child:
             if not packet:
                 is_open = False
                 break
+            self._share -= 1
             with suppress(WireError):
                 heard.append(decode_rank_message(packet))
         return [message for message in heard if self._take(message)], is_open

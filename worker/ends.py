@@ -17,6 +17,7 @@ from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
 from muster.exit_records import read_exit_record, write_exit_record
 from muster.remarks import remark
+from worker.blame import is_of_the_submission
 from worker.child import Child
 from worker.lives import ExitStatus
 from worker.memory import OomKills
@@ -45,20 +46,20 @@ class End:
 
     @classmethod
     def of_unstarted(cls, order: StartRank, error: OSError) -> Self:
-        """Return the end of an incarnation that cannot be started: it is refused."""
-        refused = Refused(
-            reason=Reason.INVALID_PROGRAM,
-            message=f"cannot be started in {order.working_dir}: {error}",
-        )
+        """Return the end of an incarnation that did not start: refused, or to be tried again."""
+        words = f"cannot be started in {order.working_dir}: {error}"
+        is_refused = is_of_the_submission(error)
+        refused = Refused(reason=Reason.INVALID_PROGRAM, message=words)
         said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
         exited = RankExited(
             rank=order.rank,
             incarnation=order.incarnation,
-            exit_code=CANNOT_START,
+            exit_code=CANNOT_START if is_refused else None,
             signal=None,
             last_lines=(),
+            unstarted=None if is_refused else words,
         )
-        return cls(said=(said,), exited=exited)
+        return cls(said=(said,) if is_refused else (), exited=exited)
 
 
 class Ends:

@@ -38,6 +38,9 @@ CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
 all the same, so that nobody waits for ever."""
 
+LAST_WORDS_LIMIT: Final = 1 << 16
+"""More packets than a socket holds: nobody is there to send more, and none is left unread."""
+
 Report = Callable[[AgentMessage], None]
 
 
@@ -65,6 +68,8 @@ class Nursery:
         self._socket = files.agent_socket(generation)
         self._living: dict[int, Child] = {}
         self._reception: Reception | None = None
+        self._hushed: set[Child] = set()
+        """Who has had its share, and is heard again at the next tick."""
         self._watched: dict[int, int] = {}
         """Of adopted ranks, a descriptor that becomes readable at the end."""
         self._exit_seen_at: dict[int, float] = {}
@@ -233,6 +238,7 @@ class Nursery:
             return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
         if self._reception is not None:
             self._reception.answer()  # its last words may be a call that nobody has taken yet
+        child.grant(LAST_WORDS_LIMIT)
         self._hear(child)
         del self._living[child.rank], self._exit_seen_at[child.rank]
         self._stop_listening(child)
@@ -254,6 +260,17 @@ class Nursery:
             self._report(RankSaid(rank=child.rank, incarnation=child.incarnation, message=message))
         if not is_open:
             self._stop_listening(child)
+        elif child.has_had_its_share:
+            self._stop_listening(child)
+            self._hushed.add(child)
+
+    def listen_again(self) -> None:
+        """Give everybody the next share; to be called once in a tick."""
+        for child in self._living.values():
+            child.grant()
+        for child in list(self._hushed):
+            self._hushed.remove(child)
+            self._start_listening(child)
 
     def _start_listening(self, child: Child) -> None:
         if child.channel is not None:
@@ -261,6 +278,7 @@ class Nursery:
 
     def _stop_listening(self, child: Child) -> None:
         """A closed channel would be readable for ever; closing it is a program's right."""
+        self._hushed.discard(child)
         if child.channel is not None:
             # Not registered, or closed already: its word and its end may come at the same moment.
             with suppress(KeyError, ValueError):

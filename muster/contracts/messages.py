@@ -229,7 +229,8 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     """A process has ended, or could not be started; its exit record is durable already.
 
     At most one of `exit_code` and `signal` is set; neither for an end that nobody saw, because the
-    rank's agent had died before it: who cannot know that it was done has to run it once more.
+    rank's agent had died before it, or of a process that never was: who cannot know that it was
+    done has to run it once more.
     `last_lines` is the end of its log.
     """
 
@@ -240,6 +241,9 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     last_lines: tuple[str, ...]
     out_of_memory: bool = False
     """The kernel killed it for its memory, as far as that can be known."""
+    unstarted: str | None = None
+    """Why it never became a process, a verb phrase, if it may become one later: its host had no
+    process, descriptor or room to give. What can never be started is `Refused`."""
 
 
 class Pulse(_Message, frozen=True, tag="pulse"):

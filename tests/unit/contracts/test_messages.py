@@ -112,6 +112,9 @@ FROM_AGENTS = [
     RankExited(rank=1, incarnation=2, exit_code=0, signal=None, last_lines=()),
     RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=("a", "b")),
     RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=(), out_of_memory=True),
+    RankExited(
+        rank=1, incarnation=2, exit_code=None, signal=None, last_lines=(), unstarted="cannot be"
+    ),
     Pulse(stopped=()),
     Pulse(stopped=((0, 0), (3, 7))),
 ]

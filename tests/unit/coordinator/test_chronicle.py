@@ -32,6 +32,10 @@ WARNING = RankSaid(rank=1, incarnation=0, message=Warned(message="took an older 
             exited(1, 0, signal=9),
             of_rank("rank_exited", "rank 1 was ended by signal 9 (SIGKILL)"),
         ),
+        (
+            exited(1, 0, unstarted="cannot be started in /: no process"),
+            of_rank("rank_exited", "rank 1 cannot be started in /: no process"),
+        ),
         (WARNING, of_rank("warned", "rank 1 took an older checkpoint")),
         (
             Taken(action=KillProcess(rank=1, cause=SILENT)),

@@ -1,4 +1,7 @@
-"""An end that nobody saw is of one class, whoever finds out that the process is gone."""
+"""An end that nobody saw is of one class, whoever finds out that the process is gone.
+
+So is that of a process which its host could not even start.
+"""
 
 from collections.abc import Callable
 
@@ -77,3 +80,39 @@ def test_an_agent_that_dies_before_there_is_a_process_is_its_own_failure() -> No
         has_another_agent(story.agent_is_lost()).plans()
         assert story.job.verdict is None
     assert story.agent_is_lost().job.verdict.reason is Reason.AGENT_LOST
+
+
+NO_PROCESS = "cannot be started in /work: [Errno 11] Resource temporarily unavailable"
+
+
+def is_started_again(story: Story, rank: int) -> None:
+    while not story.rank(rank).is_alive:
+        story.passes(1).plans()
+
+
+def test_one_that_could_not_be_started_is_tried_again_and_says_why() -> None:
+    story = Story.running(world_size=2, max_restarts=1).dies(1)
+    is_started_again(story, 1)
+    story.is_ended(1, unstarted=NO_PROCESS).plans()
+    rank = story.rank(1)
+    assert rank.endings == {RetryClass.CRASH: 1, RetryClass.INFRASTRUCTURE: 1}
+    assert (rank.ending.reason, rank.ending.message) == (Reason.HOST_EXHAUSTED, NO_PROCESS)
+    assert rank.restarts == 1, "that of the crash"
+    assert story.job.status is JobStatus.RECOVERING
+    assert story.job.message == f"rank 1 {NO_PROCESS}; it is started again"
+    assert story.rank(0).is_alive
+    assert starts(story.plans()) == [], "there is a wait"
+    story.comes_back(1).plans()
+    assert story.job.status is JobStatus.RUNNING
+
+
+def test_one_that_can_never_be_started_is_given_up() -> None:
+    story = Story.starting(world_size=1, max_fruitless=3)
+    for _ in range(3):
+        assert story.job.verdict is None
+        is_started_again(story, 0)
+        story.is_ended(0, unstarted=NO_PROCESS)
+    assert story.job.verdict.reason is Reason.NO_PROGRESS
+    assert story.job.verdict.message == (
+        f"rank 0 {NO_PROCESS} and has failed 3 times in a row without a new checkpoint"
+    )

@@ -1,5 +1,6 @@
 """A nursery with real, small processes; the program is Python's own, not a rank's launcher."""
 
+import errno
 import os
 import selectors
 import signal
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+import msgspec
 import pytest
 from stories import beat, saved
 
@@ -34,7 +36,7 @@ from muster.contracts.messages import (
 )
 from muster.exit_records import write_exit_record
 from muster.processes import identify, is_running, marked
-from worker.child import WARNINGS_LIMIT
+from worker.child import PACKETS_LIMIT, WARNINGS_LIMIT
 from worker.nursery import Nursery
 from worker.starting import Started
 
@@ -98,6 +100,7 @@ class House:
             for key, _ in self.selector.select(0.02):
                 key.data()
             self.nursery.settle()
+            self.nursery.listen_again()
             if condition():
                 return
         raise AssertionError(f"it never came to that: {self.reports}")
@@ -259,6 +262,44 @@ def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
     assert len(warnings) == WARNINGS_LIMIT
 
 
+FLOOD = (
+    f"import os; os.set_blocking(CHANNEL, True); beat = {encode(beat(step=1))!r}\n"
+    "while True: os.write(CHANNEL, beat)"
+)
+
+
+def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(house: House) -> None:
+    house.starts(FLOOD, rank=0)
+    house.starts(SAY_HELLO + WAIT, rank=1)
+
+    def said_by(rank: int) -> int:
+        reports = [report for report in house.reports if isinstance(report, RankSaid)]
+        return sum(report.rank == rank for report in reports)
+
+    for ticks in (1, 2, 3):
+        while said_by(0) < ticks * PACKETS_LIMIT or not said_by(1):
+            for key, _ in house.selector.select(PATIENCE_SECONDS):
+                key.data()
+        assert (said_by(0), said_by(1)) == (ticks * PACKETS_LIMIT, 1)
+        assert len(house.selector.get_map()) == 1, "only the other one is listened to"
+        house.nursery.listen_again()
+
+
+def test_what_a_rank_said_beyond_its_share_is_heard_when_it_has_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.child.PACKETS_LIMIT", 3)
+    told = [beat(step=step) for step in range(50)]
+    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
+    for key, _ in house.selector.select(PATIENCE_SECONDS):
+        key.data()
+    while house.nursery:  # no further tick
+        house.nursery.settle()
+    said = [report.message for report in house.reports if isinstance(report, RankSaid)]
+    assert said == told
+    assert isinstance(house.reports[-1], RankExited)
+
+
 def test_a_program_may_write_what_it_likes_into_its_channel(house: House) -> None:
     rubbish = "import os; os.write(CHANNEL, b'\\x82\\xa2is\\xa6warned\\xa7message\\xa1\\xff'); "
     house.starts(rubbish + SAY_HELLO + "os.close(CHANNEL); " + WAIT)
@@ -278,6 +319,27 @@ def test_what_cannot_be_started_is_refused_and_has_ended(house: House, working_d
     assert exited == exit_of(0, 0, 126, None)
     assert list(house.nursery.present_state()) == [said, exited]
     assert not house.nursery
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO]
+)
+def test_what_the_host_has_no_room_for_has_ended_and_may_be_tried_again(
+    house: House, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: object) -> Started:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as scarcity:
+        scarcity.setattr(house.starter, "start", fails)
+        house.starts("")
+    (ended,) = house.reports
+    why = f"cannot be started in /: [Errno {number}] {os.strerror(number)}"
+    assert ended == msgspec.structs.replace(exit_of(0, 0, None, None), unstarted=why)
+    assert list(house.nursery.present_state()) == [ended]
+    house.starts("", incarnation=1)
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 1, 0, None)
 
 
 def test_all_of_them_can_be_asked_to_go(house: House) -> None:
