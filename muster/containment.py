@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from muster.brand import brands, can_brand, wear_brand
+from muster.brand import brand_of, brands, can_brand, wear_brand
 from muster.cells import cell_of, clear_cell, enter_cell
 from muster.contracts.process import ProcessRecord
 from muster.processes import branded, descendants, identify, kill, mark_of
@@ -46,6 +46,14 @@ def enclose(mark: str) -> None:
     """Make sure that whatever this process starts can be found by `mark`, an incarnation's."""
     wear_brand(mark)
     enter_cell(mark)
+
+
+def is_enclosed(pid: int, mark: str) -> bool:
+    """Return whether a process wears the brand of `mark`; True where no brand can be worn.
+
+    So a mark in an environment, which anybody can copy, is believed only of whoever is below it.
+    """
+    return not can_brand() or brand_of(pid) in brands(mark)
 
 
 def end_incarnation(mark: str) -> bool:

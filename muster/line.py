@@ -2,7 +2,9 @@
 
 It begins as an inherited socket. Once the agent at its other end has died, the rank calls at the
 job's own socket until another one answers. The descriptor's number stays what it was: a thread
-that waits on it or is about to write never meets something else there.
+that waits on it or is about to write never meets something else there. Unless the program has
+closed it, as daemons close everything: the number then may mean a socket of its own. So it is
+touched only while it means ours, and else the line goes on under another number.
 """
 
 import os
@@ -30,6 +32,7 @@ class Line:
     def __init__(self, agent_fd: int | None, address: Path | None = None) -> None:
         """Without an `address`, the line ends with the agent that has the other end now."""
         self._channel = None if agent_fd is None else _channel(agent_fd)
+        self._identity = None if self._channel is None else _identity(self._channel)
         self._address = address
 
     @classmethod
@@ -39,7 +42,16 @@ class Line:
     @property
     def is_broken(self) -> bool:
         """Whether there was an agent, and it is gone."""
-        return self._channel is not None and bool(_poll(self._channel, 0, 0.0))
+        if self._channel is None:
+            return False
+        channel = self._own
+        return channel is None or bool(_poll(channel, 0, 0.0))
+
+    @property
+    def _own(self) -> socket.socket | None:
+        """The channel, while its number means it; what a program has put there is its own."""
+        channel = self._channel
+        return None if channel is None or _identity(channel) != self._identity else channel
 
     @property
     def is_succeeded(self) -> bool:
@@ -60,25 +72,26 @@ class Line:
 
     def send(self, payload: bytes) -> None:
         """Send a packet, whole or not at all; it is lost without an agent that has room for it."""
-        if self._channel is not None:
+        channel = self._own
+        if channel is not None:
             try:
-                self._channel.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                channel.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except OSError:
                 return
 
     def await_room(self, seconds: float) -> bool:
         """Wait until a packet can be sent; return whether it can."""
-        return self._channel is not None and _poll(self._channel, select.POLLOUT, seconds) == (
-            select.POLLOUT
-        )
+        channel = self._own
+        return channel is not None and _poll(channel, select.POLLOUT, seconds) == select.POLLOUT
 
     def receive(self) -> tuple[bytes, list[int]] | None:
         """Return a packet and the descriptors that came along, or None if there is none."""
-        if self._channel is None:
+        channel = self._own
+        if channel is None:
             return None
         try:
             content, descriptors, _, _ = socket.recv_fds(
-                self._channel, PACKET_LIMIT_BYTES, DESCRIPTORS_LIMIT, socket.MSG_DONTWAIT
+                channel, PACKET_LIMIT_BYTES, DESCRIPTORS_LIMIT, socket.MSG_DONTWAIT
             )
         except ConnectionResetError:
             # The agent died before it had heard all of us. That is said once; what it had told us
@@ -90,14 +103,16 @@ class Line:
 
     def await_packet(self, seconds: float) -> None:
         """Wait until there is something to receive, or the time has passed."""
-        if self._channel is None or self.is_broken:
+        channel = self._own
+        if channel is None or _poll(channel, 0, 0.0):
             time.sleep(seconds)
         else:
-            _poll(self._channel, select.POLLIN, seconds)
+            _poll(channel, select.POLLIN, seconds)
 
     def await_end(self, seconds: float) -> None:
         """Wait until the agent at the other end is gone, or the time has passed."""
-        if self._channel is None or _poll(self._channel, 0, seconds) & select.POLLNVAL:
+        channel = self._own
+        if channel is None or _poll(channel, 0, seconds) & select.POLLNVAL:
             time.sleep(seconds)
 
     def renew(self) -> bool:
@@ -116,18 +131,26 @@ class Line:
             except OSError:
                 return False
             fresh.settimeout(0)
-            number = self._channel.fileno()
-            if fresh.fileno() == number:  # somebody had closed what was there
-                fresh.detach()
-            else:
-                os.dup2(fresh.fileno(), number, inheritable=False)
+            self._replace(self._channel, fresh)
         self._address = place
         return True
 
+    def _replace(self, channel: socket.socket, fresh: socket.socket) -> None:
+        """Go on with `fresh`; a thread that looks meanwhile finds no line, and loses a packet."""
+        is_own = self._own is not None
+        self._identity = _identity(fresh)
+        if is_own:
+            os.dup2(fresh.fileno(), channel.fileno(), inheritable=False)
+        else:
+            self._channel = socket.socket(fileno=fresh.detach())
+            channel.detach()  # and not closed: that would close what the program has there
+
     def close(self) -> None:
         """For tests: a process leaves its line open to its end."""
-        if self._channel is not None:
-            self._channel.close()
+        if self._own is not None:
+            self._own.close()
+        elif self._channel is not None:
+            self._channel.detach()
 
 
 def _channel(agent_fd: int) -> socket.socket | None:
@@ -142,8 +165,20 @@ def _channel(agent_fd: int) -> socket.socket | None:
     return None
 
 
+def _identity(channel: socket.socket) -> tuple[int, int] | None:
+    """Return what tells this socket from every other of the machine; None if it is closed."""
+    try:
+        found = os.fstat(channel.fileno())
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _poll(channel: socket.socket, events: int, seconds: float) -> int:
     """Return what is true of the channel, an end or an error in any case."""
+    number = channel.fileno()
+    if number < 0:  # let go of by another thread, a moment ago
+        return select.POLLNVAL
     poll = select.poll()
-    poll.register(channel, events)
+    poll.register(number, events)
     return sum(found for _, found in poll.poll(1000 * seconds))

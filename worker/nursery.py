@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from muster.containment import is_enclosed
 from muster.contracts.agent import AdoptedRank
 from muster.contracts.environ import AGENT_SOCKET, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS
 from muster.contracts.layout import JobFiles
@@ -184,7 +185,7 @@ class Nursery:
         """Take a channel to the rank whose process has called; return whether there is one."""
         mark = mark_of(pid)
         for child in self._living.values():
-            if pid == child.pid or mark == child.mark:
+            if pid == child.pid or (mark == child.mark and is_enclosed(pid, mark)):
                 self._stop_listening(child)
                 if child.channel is not None:
                     child.channel.close()

@@ -28,7 +28,8 @@ class Agents:
         self.path.parent.mkdir()
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(PATIENCE_SECONDS)
-        self.line = Line(theirs.detach(), self.path)
+        self.descriptor = theirs.detach()
+        self.line = Line(self.descriptor, self.path)
         self.voice = Voice(self.line)
         self.listener: socket.socket | None = None
 
@@ -106,6 +107,51 @@ def test_a_renewed_line_works_both_ways_and_has_its_old_number(agents: Agents) -
     assert agents.channel.recv(100) == b"hello yourself"
     agents.listener.close()
     assert sorted(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208  names are enough
+
+
+@pytest.fixture
+def program(agents: Agents) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A connection of the program's own, under the number that was the line's: it closed all."""
+    number = agents.descriptor
+    mine, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.dup2(mine.fileno(), number)
+    mine.close()
+    with socket.socket(fileno=number) as mine, peer:
+        yield mine, peer
+
+
+def test_what_the_program_has_put_under_our_number_is_never_touched(
+    agents: Agents, program: tuple[socket.socket, socket.socket]
+) -> None:
+    mine, peer = program
+    peer.send(b"for the program")
+    agents.line.send(b"a beat")
+    assert agents.line.receive() is None
+    assert not agents.line.await_room(0.0)
+    assert mine.recv(100, socket.MSG_DONTWAIT) == b"for the program"
+    with pytest.raises(BlockingIOError):
+        peer.recv(100, socket.MSG_DONTWAIT)
+
+
+@pytest.mark.parametrize("peer_has_gone", [False, True])
+def test_a_line_whose_number_the_program_has_taken_goes_on_under_another(
+    agents: Agents, program: tuple[socket.socket, socket.socket], *, peer_has_gone: bool
+) -> None:
+    mine, peer = program
+    if peer_has_gone:
+        peer.close()
+    before = os.fstat(mine.fileno())
+    agents.voice.say(Hello())
+    agents.comes()
+    assert agents.voice.find_agent()
+    agents.channel.close()  # as an agent does that has been called anew
+    agents.answers()
+    assert agents.hears(1) == [Hello()]
+    agents.channel.send(b"hello")
+    assert agents.line.receive() == (b"hello", [])
+    assert os.path.sameopenfile(mine.fileno(), agents.descriptor)
+    assert os.fstat(mine.fileno()).st_ino == before.st_ino
+    assert not agents.line.is_broken
 
 
 def test_without_an_address_a_line_ends_with_its_agent() -> None:

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from stories import beat, saved
 
-from muster.brand import wear_brand
+from muster.brand import can_brand, wear_brand
 from muster.contracts.encoding import encode
 from muster.contracts.environ import MARK
 from muster.contracts.exit_record import ExitRecord, decode_exit_record
@@ -119,6 +119,8 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.nursery.send_all(signal.SIGKILL)
     house.lives_until_it_is_empty()
     assert marked(f"{house.uid}/") == []
+    for listening in list(house.selector.get_map().values()):
+        listening.fileobj.close()  # as the end of an agent does
     house.selector.close()
 
 
@@ -340,6 +342,44 @@ def test_what_the_host_has_no_room_for_has_ended_and_may_be_tried_again(
     house.starts("", incarnation=1)
     house.lives_until_it_is_empty()
     assert house.reports[-1] == exit_of(0, 1, 0, None)
+
+
+CALL = """
+import socket
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.connect({address!r})
+line.send({said!r})
+line.recv(100)
+"""
+
+
+@pytest.mark.skipif(not can_brand(), reason="somebody has limited the limit")
+@pytest.mark.parametrize(("wearer", "is_believed"), [(1, True), (0, False)])
+def test_a_mark_speaks_for_its_rank_only_with_the_brand(
+    house: House, wearer: int, *, is_believed: bool
+) -> None:
+    """A child of rank 0 that has copied the mark of rank 1 can neither refuse nor silence it."""
+    for rank in (0, 1):
+        house.starts(SAY_HELLO + WAIT, rank=rank)
+    own = {child.rank: child.channel for child in house.nursery.living}
+    house.nursery.answer_calls()
+    words = CALL.format(
+        address=str(house.nursery.newest_socket), said=encode(Warned(message="not me"))
+    )
+    caller = subprocess.Popen(
+        [sys.executable, "-S", "-c", words],
+        env={MARK: f"{house.uid}/1/0"},
+        preexec_fn=partial(wear_brand, f"{house.uid}/{wearer}/0"),  # noqa: PLW1509  one thread
+        stderr=subprocess.DEVNULL,
+    )
+    said = RankSaid(rank=1, incarnation=0, message=Warned(message="not me"))
+    house.lives_until(lambda: said in house.reports or caller.poll() is not None)
+    assert (said in house.reports) is is_believed
+    child = house.nursery.find(1, 0)
+    assert child is not None
+    assert (child.channel is own[1]) is not is_believed
+    caller.kill()
+    caller.wait()
 
 
 def test_all_of_them_can_be_asked_to_go(house: House) -> None:
