@@ -38,6 +38,7 @@ from muster.contracts.messages import (
 )
 from muster.remarks import remark
 from worker.assembly import Assembly
+from worker.descriptors import DescriptorLimits
 from worker.nursery import Nursery
 from worker.orphans import end_strangers
 from worker.starting import Exec, Fork, Starter
@@ -71,7 +72,10 @@ class Agent:
         files = JobFiles(Path(assignment.job_root))
         self._selector = selectors.DefaultSelector()
         self._uplink = Uplink(Path(assignment.address_file), self._selector, self._hear_coordinator)
-        self._starter: Starter = Fork(assignment.job_uid) if assignment.is_managed else Exec()
+        limits = DescriptorLimits.raised()
+        self._starter: Starter = (
+            Fork(assignment.job_uid, limits) if assignment.is_managed else Exec(limits)
+        )
         self._nursery = Nursery(
             files,
             self._selector,

@@ -20,6 +20,7 @@ from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, THREAD_PINS
 from muster.contracts.messages import StartRank
 from muster.processes import kill, marked
+from worker.descriptors import DescriptorLimits
 
 IMPORT_PATIENCE_SECONDS: Final = 10.0
 """The first fork waits for the template's imports; no rank lives yet that could be kept waiting."""
@@ -52,6 +53,9 @@ class Starter(Protocol):
 class Exec:
     """``python -P -m worker``, which becomes the program."""
 
+    def __init__(self, limits: DescriptorLimits) -> None:
+        self._limits = limits
+
     def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "worker"],
@@ -67,6 +71,7 @@ class Exec:
             pass_fds=(channel.fileno(),),
             start_new_session=True,
         )
+        self._limits.impose(process.pid)  # long before its interpreter is through with starting
         return Started(pid=process.pid, handle=process)
 
     def warm_up(self) -> None:
@@ -79,8 +84,9 @@ class Exec:
 class Fork:
     """Forks of a template that imports while the agent finds its coordinator."""
 
-    def __init__(self, job_uid: str) -> None:
-        self._cold = Exec()
+    def __init__(self, job_uid: str, limits: DescriptorLimits) -> None:
+        self._cold = Exec(limits)
+        self._limits = limits
         self._mark = f"{job_uid}/template"
         self._template: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -104,6 +110,7 @@ class Fork:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+        self._limits.impose(self._template.pid)
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
         pid = self._ask(order, log, channel)
