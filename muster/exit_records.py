@@ -17,6 +17,7 @@ def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
     """Make the record durable; it is never replaced, as an incarnation ends once."""
     path = files.exit_record(record.exited.rank, record.exited.incarnation)
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         content = encode_exit_record(record)
         replace_file(LocalFileSystem(), f"{path}.{os.getpid()}.tmp", str(path), content)
 

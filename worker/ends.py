@@ -76,7 +76,6 @@ class Ends:
         at = datetime.now(UTC).isoformat()
         record = ExitRecord(pid=child.pid, at=at, said=end.said, exited=end.exited)
         try:
-            self._files.exits.mkdir(parents=True, exist_ok=True)
             write_exit_record(self._files, record)
         except OSError as error:  # a full disk must not take the agent, and all ranks, with it
             remark(f"the end of rank {child.rank} is not on record: {error}")
