@@ -116,20 +116,19 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
     end = describe_exit(rank)
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""
-    also = "saved its work" if exited.exit_code == 0 else end
+    asked_by = rank.orphaned_by or ("somebody else" if rank.stopping else None)
     match kind:
-        case RetryClass.PREEMPTION if rank.stopping:
-            return f"was asked to stop by somebody else and {also}"
+        case RetryClass.INFRASTRUCTURE if _is_unseen(exited):
+            return "ended while it had no agent, so that nobody saw how"
+        case RetryClass.INFRASTRUCTURE | RetryClass.PREEMPTION if asked_by is not None:
+            also = "saved its work" if exited.exit_code == 0 else end
+            return f"was asked to stop by {asked_by} and {also}"
         case RetryClass.PREEMPTION:
             return f"{end}, which somebody else had sent{quote}"
         case RetryClass.OUT_OF_MEMORY:
             return f"{end} for lack of memory{quote}"
         case RetryClass.DO_NOT_RETRY:
             return f"{end}, so it is not to be started again{quote}"
-        case RetryClass.INFRASTRUCTURE:
-            unseen = "ended while it had no agent, so that nobody saw how"
-            asked = f"was asked to stop by {rank.orphaned_by} and {also}"
-            return unseen if _is_unseen(exited) else asked
         case RetryClass.CRASH if exited.exit_code == OF_A_SHELL + SIGKILL:
             return f"{end}, as a shell or a container does whose program was killed{quote}"
         case RetryClass.CRASH if exited.exit_code == 0:

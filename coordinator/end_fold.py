@@ -3,7 +3,8 @@
 Each class of ends has a budget of its own for each rank (`muster.contracts.endings.RETRIES`), and
 all that the program may be to blame for share one limit: ends in a row without a new checkpoint.
 An end that nobody saw costs no restart, but is one of those: a program may have brought it about.
-So is that of a process that its host could not start, which bounds how often it is tried.
+So is that of a process that its host could not start, which bounds how often it is tried. What we
+have asked for ourselves is nobody's fault, however it ended, and counts nowhere.
 """
 
 from dataclasses import replace
@@ -68,7 +69,9 @@ def exited(
 
 def gone_with_its_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
     """A takeover has found that the process of `rank` is gone, as its agent is."""
-    if snapshot.is_ending or rank.trouble is None or not rank.in_service:
+    if snapshot.is_ending or not rank.in_service:
+        return snapshot
+    if rank.trouble is None or rank.is_asked_to_go:
         return snapshot
     counted = _with_its_progress(snapshot, rank, now)
     snapshot = snapshot.with_rank(counted)
@@ -86,8 +89,7 @@ def _in_trouble(
     """Schedule the next incarnation, at the expense of its class, or give the job up."""
     retry = RETRIES.get(ending.retry_class)
     is_restart = retry is not None and retry.is_restart
-    # What we have asked for ourselves is nobody's fault, however it ended.
-    is_unseen = ending.retry_class is RetryClass.INFRASTRUCTURE and rank.orphaned_by is None
+    is_unseen = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_go
     if (is_restart or is_unseen) and rank.is_to_blame:
         rank = _with_its_progress(snapshot, rank, now)
     verdict = _verdict(snapshot, rank, ending, message)
@@ -168,9 +170,10 @@ def _limit_reached(
     if kind is RetryClass.DO_NOT_RETRY:
         return Reason.DO_NOT_RETRY, "is not to be started again"
     retry = RETRIES.get(kind)
-    most: int | None = None if retry is None else getattr(spec, retry.budget)
-    if retry is not None and most is not None and rank.endings[kind] > most:
-        return Reason.RESTART_LIMIT, f"{_used_up(most)}{retry.occasion}"
+    if retry is not None:
+        most: int = getattr(spec, retry.budget)
+        if rank.endings[kind] > most:
+            return Reason.RESTART_LIMIT, f"{_used_up(most)}{retry.occasion}"
     if rank.fruitless >= spec.max_fruitless:
         words = f"has failed {rank.fruitless} times in a row without a new checkpoint"
         return Reason.NO_PROGRESS, words

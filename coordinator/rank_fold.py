@@ -190,8 +190,7 @@ def exited(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
         exit_signal=message.signal,
         throughput_steps_per_sec=0.0,
     )
-    was_asked = rank.terminated or rank.stopping or rank.orphaned_by is not None
-    if message.exit_code != 0 or was_asked:
+    if message.exit_code != 0 or rank.is_asked_to_go or rank.stopping:
         return gone
     return replace(gone, finished=True, trouble=None)
 

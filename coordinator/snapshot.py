@@ -182,6 +182,11 @@ class RankSnapshot:
         return self.exit_signal != SIGKILL or reason is not Reason.WORKER_EXITED
 
     @property
+    def is_asked_to_go(self) -> bool:
+        """Whether one of us has asked this incarnation to end, its coordinator or whoever else."""
+        return self.terminated or self.orphaned_by is not None
+
+    @property
     def is_down(self) -> bool:
         """Whether it has work and no process."""
         return self.in_service and not self.is_alive and not self.finished

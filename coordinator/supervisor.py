@@ -19,6 +19,7 @@ from coordinator import actions, happenings
 from coordinator.agents import AgentServer, token_fits
 from coordinator.attendants import Attendants
 from coordinator.charge import Charge, Draft
+from coordinator.farewell import PATIENCE_SECONDS, Farewell
 from coordinator.happenings import Happening
 from coordinator.moment import Moment
 from coordinator.performer import Performer
@@ -47,12 +48,6 @@ COMMIT_AFTER_SECONDS: Final[Mapping[Haste, float]] = {
 RETRY_SECONDS: Final = 0.5
 """Between attempts to commit while the database is away."""
 
-DRAIN_PATIENCE_SECONDS: Final = 5.0
-"""How long a shutdown waits for a database that is away."""
-
-HAND_OVER_PATIENCE_SECONDS: Final = 5.0
-"""How long a handover does: nobody can take over before it is back."""
-
 _LOG: Final = structlog.get_logger("coordinator")
 
 
@@ -66,6 +61,7 @@ class Supervisor:
         roster: Roster,
         attendants: Attendants,
         clock: Callable[[], float] = time.monotonic,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._tenure = tenure
         self._roster = roster
@@ -78,8 +74,7 @@ class Supervisor:
         self._committed_at = 0.0
         self._retry_at = 0.0
         self._failing_since: float | None = None
-        self._leaving = False
-        self._draining = False
+        self._farewell = Farewell(clock, patience_seconds)
 
     def attach(self, agents: AgentServer) -> None:
         """Name the server through which agents are told; it names us as its listener."""
@@ -125,12 +120,12 @@ class Supervisor:
 
     def leave(self) -> None:
         """Hand over: end the loop after a last commit; agents and ranks go on."""
-        self._leaving = True
+        self._farewell.leave()
         self.stir()
 
     def drain(self) -> None:
         """Shut down: let every job save and go back to the queue, then end the loop."""
-        self._draining = True
+        self._farewell.drain()
         self.stir()
 
     # The loop
@@ -156,8 +151,8 @@ class Supervisor:
             await self._attendants.inherit(charge, self.hear)
 
     def _is_done(self) -> bool:
-        drained = self._draining and not self._roster.admitted() and not self._inbox
-        return self._leaving or (drained and self._attendants.are_gone)
+        drained = self._farewell.is_draining and not self._roster.admitted() and not self._inbox
+        return self._farewell.is_leaving or (drained and self._attendants.are_gone)
 
     async def _wait(self) -> None:
         """Sleep until something happens, a plan has to be asked again, or rows may have changed."""
@@ -197,7 +192,7 @@ class Supervisor:
         if self._failing_since is None:  # else the next commit tells whether there are rows to see
             with suppress(StoreUnavailable):  # and so it does now
                 await self._roster.look(self._now())
-        if not self._draining:
+        if not self._farewell.is_draining:
             self._roster.admit(self._now())
             return
         for charge in self._roster.admitted():
@@ -253,9 +248,8 @@ class Supervisor:
 
     async def _commit_at_last(self) -> None:
         """Write what is known; of what has passed an agent tells a successor only the last."""
-        deadline = self._clock() + HAND_OVER_PATIENCE_SECONDS
         while not await self._commit(self._drafts()):
-            if self._clock() >= deadline:
+            if self._is_out_of_patience():
                 _LOG.warning("leaves without its last events", action="events_lost")
                 return
             _LOG.warning("waits for the database before it leaves", action="handover_waits")
@@ -268,12 +262,16 @@ class Supervisor:
             self._failing_since = now
             _LOG.warning("the database is away", action="commit_failed", error=str(error))
         self._retry_at = now + RETRY_SECONDS
-        if self._draining and now >= self._failing_since + DRAIN_PATIENCE_SECONDS:
+        if self._farewell.is_draining and self._is_out_of_patience():
             # The person wants an end. The rows will say that it ran, which is what they say after
             # a crash, too.
             for charge in self._roster.admitted():
                 self._performer.dismiss(charge)
             raise error
+
+    def _is_out_of_patience(self) -> bool:
+        since = self._failing_since
+        return since is not None and self._farewell.has_waited_long_enough(since)
 
     def _perform(self) -> None:
         for charge in list(self._roster.charges.values()):

@@ -34,7 +34,7 @@ class Presence:
             heartbeat_seconds=settings.heartbeat_seconds,
             orphan_timeout_seconds=settings.orphan_timeout_seconds,
             on_orphaned=self._on_orphaned,
-            on_replaced=_leave,
+            on_replaced=self._on_replaced,
         )
         self._orphan_timeout_seconds = settings.orphan_timeout_seconds
         self._stopping = False
@@ -82,6 +82,16 @@ class Presence:
         # Whatever the program has made of that signal: it is what an agent would have sent.
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def _on_replaced(self) -> NoReturn:
+        """End from whatever thread: the training thread may wait for a peer that is gone."""
+        # If the agent that it has hears this, there was no other: it is nobody's crash.
+        self._voice.say(Orphaned(by="itself (a newer agent's socket is there)"))
+        remark(
+            "muster: another agent has taken over this job while this machine stood still: this "
+            "process has been replaced, and exits"
+        )
+        os._exit(REPLACED_CODE)
+
     def _last_word(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
@@ -96,12 +106,3 @@ class Presence:
         if refusal is not None:
             self._voice.say(refusal)
         remark(f"muster: {error}")
-
-
-def _leave() -> NoReturn:
-    """End from whatever thread: the training thread may wait for a peer that is gone."""
-    remark(
-        "muster: another agent has taken over this job while this machine stood still: this "
-        "process has been replaced, and exits"
-    )
-    os._exit(REPLACED_CODE)

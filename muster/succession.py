@@ -19,9 +19,10 @@ GENERATION_MAX: Final = 2**62
 
 
 def generation_of(socket: Path) -> int:
-    """Return whose socket it is; -1 if its name does not say."""
+    """Return whose socket it is; -1 if its name does not say, or names none that can be."""
     found = _NAME.fullmatch(socket.name)
-    return int(found[1]) if found else -1
+    generation = int(found[1]) if found else -1
+    return generation if generation < GENERATION_MAX else -1
 
 
 def sockets_beside(socket: Path) -> list[Path]:
@@ -38,8 +39,8 @@ def present(socket: Path) -> Path:
 
 
 def newest_generation(socket: Path) -> int:
-    """Return the highest number beside that socket, its own included; no impossible one."""
-    return min(generation_of(present(socket)), GENERATION_MAX)
+    """Return the highest number beside that socket, its own included."""
+    return generation_of(present(socket))
 
 
 def is_succeeded(socket: Path) -> bool:

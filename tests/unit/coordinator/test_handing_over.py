@@ -32,14 +32,17 @@ class Absent:
         self.told += [event.message for write in writes for event in write.events]
 
 
-def left_with(database: Absent) -> list[str]:
+def left_with(database: Absent, patience_seconds: float = 600.0) -> list[str]:
     """Tell a coordinator to go; return the events it has written and still has."""
     charge = Charge(
         snapshot=Story.running(world_size=1).job, attachment=Attachment(started_at=None)
     )
     roster = SimpleNamespace(charges={"uid": charge}, admitted=lambda: [charge])
     database.supervisor = Supervisor(
-        tenure=database, roster=roster, attendants=SimpleNamespace(are_gone=True)
+        tenure=database,
+        roster=roster,
+        attendants=SimpleNamespace(are_gone=True),
+        patience_seconds=patience_seconds,
     )
     database.supervisor.leave()
     asyncio.run(database.supervisor.run())
@@ -57,7 +60,6 @@ def test_it_waits_for_a_database_that_is_away_and_writes_what_came_meanwhile(
 
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(module, "HAND_OVER_PATIENCE_SECONDS", 0.0)
     database = Absent(attempts=3)
-    left_with(database)
+    left_with(database, patience_seconds=0.0)
     assert (database.attempts, database.told) == (2, [])

@@ -71,6 +71,7 @@ class Office:
             roster=self.roster,
             attendants=SimpleNamespace(are_gone=True, equip=lambda _: None),
             clock=clock,
+            patience_seconds=0.0,
         )
 
     def hear(self, news: Happening) -> None:
@@ -122,11 +123,8 @@ def test_a_coordinator_that_is_stopped_in_the_midst_of_a_commit_blames_nobody() 
     assert office.charge.decided == []
 
 
-def test_while_the_database_is_away_nobody_runs_in_circles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_while_the_database_is_away_nobody_runs_in_circles() -> None:
     """What is decided already cannot be decided again, however long it is due."""
-    monkeypatch.setattr("coordinator.supervisor.HAND_OVER_PATIENCE_SECONDS", 0.0)
     office = Office(Story.submitted(world_size=1).is_admitted().job)
     failures = 0
 

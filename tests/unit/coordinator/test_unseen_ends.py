@@ -11,6 +11,7 @@ from stories import Story, starts
 from coordinator.snapshot import AGENT_FAILURES_LIMIT, AgentState
 from muster.contracts.endings import RetryClass
 from muster.contracts.job import JobStatus, Reason
+from muster.contracts.messages import Orphaned, RankSaid
 
 Find = Callable[[Story], Story]
 
@@ -66,6 +67,15 @@ def test_a_new_checkpoint_forgives_it(is_found: Find) -> None:
         story.beats(1, step=saved, last_checkpoint_step=saved)
         is_found(story).comes_back(1).is_spawned(1)
     assert story.job.verdict is None
+
+
+@FINDERS
+def test_one_that_we_had_asked_to_stop_is_not_to_blame(is_found: Find) -> None:
+    story = Story.running(world_size=2, max_fruitless=1)
+    asked = Orphaned(by="its warden (no agent for 60 s)")
+    is_found(story.hears(RankSaid(rank=1, incarnation=0, message=asked)))
+    assert story.rank(1).endings == {RetryClass.INFRASTRUCTURE: 1}
+    assert (story.rank(1).fruitless, story.job.verdict) == (0, None)
 
 
 def test_one_that_was_killed_for_its_silence_has_hung_all_the_same() -> None:

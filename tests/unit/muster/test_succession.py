@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from muster.contracts.layout import JobFiles
 from muster.succession import GENERATION_MAX, is_succeeded, newest_generation, present
 
@@ -29,6 +31,7 @@ def test_who_has_not_opened_a_socket_yet_counts_as_well(tmp_path: Path) -> None:
     assert newest_generation(tmp_path / "nowhere" / "agent.0002.sock") == 2
 
 
-def test_a_number_that_no_database_holds_is_not_believed(tmp_path: Path) -> None:
-    mine, _ = sockets(tmp_path, 1, 10**19 - 1)
-    assert newest_generation(mine) == GENERATION_MAX
+@pytest.mark.parametrize("generation", [GENERATION_MAX, 10**19 - 1])
+def test_a_number_that_no_database_holds_is_no_agents(tmp_path: Path, generation: int) -> None:
+    mine, _ = sockets(tmp_path, 1, generation)
+    assert (newest_generation(mine), is_succeeded(mine)) == (1, False)
