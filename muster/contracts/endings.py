@@ -33,8 +33,9 @@ class RetryClass(StrEnum):
     PREEMPTION = "preemption"
     """Somebody else asked it to stop: a machine that is needed for something more important."""
     INFRASTRUCTURE = "infrastructure"
-    """It ended with its agent or its coordinator, or while it had none, so that nobody saw how; or
-    its host had no process, descriptor or room for it, so that it never began."""
+    """It ended with its agent or its coordinator, or while it had none: nobody saw how, or somebody
+    of ours had asked it to go. Or its host had no process, descriptor or room for it, so that it
+    never began."""
     INVALID_PROGRAM = "invalid_program"
     """It would only meet again what it met: the program, its data or its checkpoints are wrong."""
     DO_NOT_RETRY = "do_not_retry"
