@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from muster.containment import Patience
 from muster.contracts.environ import MARK
 from muster.contracts.process import ProcessRecord
+from muster.patience import Patience
 from muster.processes import marked, send_signal
 from muster.remarks import remark
 from worker.strays import end_strays
