@@ -1,4 +1,4 @@
-"""Is the process that holds the coordinator's lease alive, or a job's agent?
+"""Is the process that holds the coordinator's lease alive?
 
 On this host that is known for certain. Of another host only the beat is seen: a
 coordinator whose beat stood still for as long as the lease lasts is taken to be gone. Time is
@@ -8,19 +8,9 @@ this process's own monotonic clock; wall clocks of two machines are never compar
 import threading
 from collections.abc import Callable
 
-from muster.contracts.process import ProcessRecord
 from muster.processes import is_provably_gone, is_running, stands_still
 from store.leases import LEASE_SECONDS
 from store.records import Lease
-
-
-def agent_state(agent: ProcessRecord | None) -> str | None:
-    """Return what can be seen of a job's agent from here; None if it has none."""
-    if agent is None:
-        return None
-    if is_running(agent):
-        return "stopped" if stands_still(agent.pid) else "running"
-    return "gone" if is_provably_gone(agent) else "elsewhere"
 
 
 class CoordinatorWatch:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from api.pool_schemas import MemberList, MemberView
+from api.pool_schemas import AgentState, MemberList, MemberView
 from api.summary import age_seconds, every_rank, state
 from muster.contracts.pool import WorkerState
 from store.records import Job, Member, Worker
@@ -15,7 +15,7 @@ def member_list(
     leaving: Collection[int],
     started: Sequence[Worker],
     now: datetime,
-    agent: str | None,
+    agent: AgentState | None,
 ) -> MemberList:
     """Return everybody who is or was in the pool; for an independent job, its ranks.
 

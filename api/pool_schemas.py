@@ -1,8 +1,12 @@
 """What a synchronous job shows of its pool and its reading, as OpenAPI shows it."""
 
 from datetime import datetime
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field
+
+AgentState: TypeAlias = Literal["running", "stopped", "gone", "elsewhere"]
+"""What can be seen of a job's agent."""
 
 
 class MemberView(BaseModel):
@@ -27,10 +31,10 @@ class MemberView(BaseModel):
 class MemberList(BaseModel):
     job_id: str
     world_size: int = Field(description="Number of ranks that is wanted now.")
-    agent: str | None = Field(
+    agent: AgentState | None = Field(
         description="The process that starts, hears and ends them: running, stopped (SIGSTOP: "
         "nobody hears its ranks, and it is replaced soon), gone, or elsewhere, where its state is "
-        "not known; null without one"
+        "not known; null without one, and once the job is over"
     )
     workers: list[MemberView]
 

@@ -69,8 +69,9 @@ def workers(job: Job) -> None:
         typer.echo(line)
     wanted = found["world_size"]
     typer.echo(f"{counted(wanted)} {'is' if wanted == 1 else 'are'} wanted")
-    if found["agent"] in SUSPECT_AGENTS:
-        typer.echo(SUSPECT_AGENTS[found["agent"]])
+    # An older server does not say, nor what an audit omits.
+    if sentence := SUSPECT_AGENTS.get(found.get("agent")):
+        typer.echo(sentence)
 
 
 def audit(job: Job, last: Last = 10) -> None:
@@ -146,11 +147,11 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str | int | None, ...]:
 def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["epochs"]:
         yield from table(_EPOCH_HEADER, map(_epoch_row, found["epochs"]))
-        yield from _omission(found["epochs_omitted"], "epoch")
+        yield from _omission(found.get("epochs_omitted", 0), "epoch")
         yield ""
     if found["checkpoints"]:
         yield from table(_CHECKPOINT_HEADER, map(_checkpoint_row, found["checkpoints"]))
-        yield from _omission(found["checkpoints_omitted"], "checkpoint")
+        yield from _omission(found.get("checkpoints_omitted", 0), "checkpoint")
         yield ""
 
 

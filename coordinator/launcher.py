@@ -18,15 +18,15 @@ import msgspec
 import structlog
 
 from muster.cells import cells_of_job, clear_cell
-from muster.containment import Patience
 from muster.contracts.agent import AgentAssignment
 from muster.contracts.environ import MARK, NOT_FOR_RANKS
 from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
+from muster.patience import Patience
 from muster.processes import family, identify, is_running, kill, marked
 
-PATIENCE: Final = Patience(seconds=4.0, pause_seconds=0.02)
-"""A process that survives SIGKILL for this long hangs in the kernel."""
+SWEEP_PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.02)
+"""As agents' own sweeps have: a process that survives SIGKILL so long hangs in the kernel."""
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -150,7 +150,7 @@ def _end_family(job_uid: str, known: Sequence[ProcessRecord]) -> None:
         members[:] = [record for record in found if kill(record)]
         return len(members) + sum(not clear_cell(cell) for cell in cells_of_job(job_uid))
 
-    left = PATIENCE.outlast(end_each)
+    left = SWEEP_PATIENCE.outlast(end_each)
     if left:
         words = f"{left} processes or cells survive SIGKILL"
         _LOG.error(words, action="sweep_failed", mark=prefix)

@@ -6,39 +6,16 @@ nothing that a dead predecessor knew.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
 from muster.brand import brand_of, brands, can_brand, wear_brand
 from muster.cells import cell_of, clear_cell, enter_cell
 from muster.contracts.process import ProcessRecord
+from muster.patience import Patience
 from muster.processes import branded, descendants, identify, kill, mark_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long one goes on until nobody is left, and how often one looks.
-
-    What was killed needs a moment to be gone, and may have started others until then.
-    """
-
-    seconds: float
-    pause_seconds: float
-
-    def outlast(self, look: Callable[[], int]) -> int:
-        """Look until nothing is left; return how much was, at the last look, if patience is over.
-
-        A look counts what it finds, and mostly kills it. The calling thread sleeps between two.
-        """
-        deadline = time.monotonic() + self.seconds
-        while (left := look()) and time.monotonic() <= deadline:
-            time.sleep(self.pause_seconds)
-        return left
-
-
-PATIENCE: Final = Patience(seconds=0.05, pause_seconds=0.001)
+KILL_PATIENCE: Final = Patience(seconds=0.05, pause_seconds=0.001)
 """What was killed is gone within a millisecond or two; an agent has others to look after."""
 
 
@@ -61,7 +38,7 @@ def end_incarnation(mark: str) -> bool:
 
     Zombies are nothing. What hangs in the kernel makes it False: to be called again.
     """
-    return PATIENCE.outlast(lambda: _end_each(mark)) == 0
+    return KILL_PATIENCE.outlast(lambda: _end_each(mark)) == 0
 
 
 def _end_each(mark: str) -> int:

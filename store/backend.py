@@ -30,7 +30,8 @@ class Backend(Protocol):
         """Begin a transaction that writes: from now on no other one does, in any process.
 
         Everything that earlier ones have committed is seen: a read-then-write loses nothing.
-        Nobody who waits is passed by one who writes again and again.
+        Nobody who waits is starved by one who writes again and again, as long as writers begin
+        within milliseconds of their turn.
         """
 
     def is_prepared(self, connection: Connection) -> bool:

@@ -25,7 +25,8 @@ class Database:
     """An open database. Any thread may use it; one object is enough for a process.
 
     While the database is away, locked or stopped, whoever asks is told so with `StoreUnavailable`:
-    at once where it can be known, and else after twice the busy timeout at most.
+    at once where it can be known, and else after a few waits of the busy timeout at most each: for
+    this process's other writers, for a connection, for a turn, and for the other processes.
     """
 
     def __init__(self, backend: Backend, busy_timeout_seconds: float) -> None:

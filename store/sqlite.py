@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreLocked, StoreUnavailable
-from store.turnstile import Turnstile, try_lock
+from store.turnstile import TURN_PATIENCE_SECONDS, Turnstile, try_lock
 
 SAFE_WAL: Final = (3, 51, 3)
 """Before this version two connections that write and checkpoint a write-ahead log at the same
@@ -54,7 +54,9 @@ class SqliteBackend:
             )
         self._path = Path(url.database).absolute()
         self._busy_timeout_seconds = busy_timeout_seconds
-        self._turnstile = Turnstile(Path(f"{self._path}.turn"))
+        self._turnstile = Turnstile(
+            Path(f"{self._path}.turn"), min(TURN_PATIENCE_SECONDS, busy_timeout_seconds)
+        )
         self._journal_mode = journal_mode(sqlite3.sqlite_version_info)
         self._watch: sqlite3.Connection | None = None
         self._last_change: int | None = None

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-PATIENCE_SECONDS: Final = 0.5
-"""Turns take milliseconds. One that takes longer is that of a process that is stuck or stopped,
-and SQLite's own lock is the one that counts."""
+TURN_PATIENCE_SECONDS: Final = 0.5
+"""The longest wait for a turn. Turns take milliseconds; one that takes longer is that of a process
+that is stuck or stopped, and SQLite's own lock is the one that counts."""
 
 _POLL_SECONDS: Final = 0.001
 
@@ -25,18 +25,20 @@ _POLL_SECONDS: Final = 0.001
 class Turnstile:
     """A courtesy among writers, and no condition: who waits too long for a turn goes without.
 
-    For one thread at a time, and one object for each process.
+    So does everybody where there are no locks. For one thread at a time: each `Database` on a file
+    has one, and two of them are two writers, even in one process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience_seconds: float) -> None:
         self._path = path
+        self._patience_seconds = patience_seconds
         self._descriptor: int | None = None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for one's turn to begin, `PATIENCE_SECONDS` at most, and keep it meanwhile."""
+        """Wait for one's turn to begin, as long as patience lasts, and keep it meanwhile."""
         descriptor = self._opened()
-        if descriptor is None or not _wait_for(descriptor):
+        if descriptor is None or not self._comes(descriptor):
             yield
             return
         try:
@@ -56,20 +58,22 @@ class Turnstile:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return self._descriptor
 
+    def _comes(self, descriptor: int) -> bool:
+        deadline = time.monotonic() + self._patience_seconds
+        try:
+            while not try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_POLL_SECONDS)
+        except OSError:  # some network and user-space file systems have no locks, or none left
+            return False
+        return True
+
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file, unless another process has it."""
+    """Take the lock of an open file, unless another one has it. Raises OSError without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    return True
-
-
-def _wait_for(descriptor: int) -> bool:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not try_lock(descriptor):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
     return True

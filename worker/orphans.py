@@ -4,10 +4,10 @@ import os
 from collections.abc import Container
 from typing import Final
 
-from muster.containment import Patience
+from muster.patience import Patience
 from muster.processes import descendants, identify, kill
 
-PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
+STRANGERS_PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
 """A process that survives SIGKILL for this long hangs in the kernel."""
 
 
@@ -29,7 +29,7 @@ def end_strangers() -> None:
     Who shed its mark (``env -i``) and its session is nobody's while ranks live; what is left
     at the end of the job is the job's.
     """
-    PATIENCE.outlast(_end_each)
+    STRANGERS_PATIENCE.outlast(_end_each)
 
 
 def _end_each() -> int:

@@ -11,12 +11,13 @@ from typing import Final
 
 from muster.brand import brand_of, brands
 from muster.cells import cell_name, cells_of_job, clear_cell
-from muster.containment import Patience
 from muster.contracts.process import ProcessRecord
+from muster.patience import Patience
 from muster.processes import kill, mark_of, marked
 from muster.remarks import remark
 
-PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
+STRAYS_PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
+"""A process that survives SIGKILL for this long hangs in the kernel, and ranks wait."""
 
 
 def end_strays(job_uid: str, spared: Collection[str]) -> None:
@@ -25,7 +26,7 @@ def end_strays(job_uid: str, spared: Collection[str]) -> None:
     `spared` holds their marks. What they have started is theirs by its brand, whatever else it
     has lost; so is what a stray has started, and that goes with it.
     """
-    left = PATIENCE.outlast(lambda: _end_each(job_uid, spared))
+    left = STRAYS_PATIENCE.outlast(lambda: _end_each(job_uid, spared))
     if left:
         remark(f"{left} processes or cells of the job survive SIGKILL")
 

@@ -11,17 +11,21 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from muster.containment import Patience
 from muster.contracts.environ import MARK
 from muster.contracts.process import ProcessRecord
+from muster.patience import Patience
 from muster.processes import marked, send_signal
 from muster.remarks import remark
 from worker.strays import end_strays
 
 PAUSE_SECONDS: Final = 0.1
+
+ASKING: Final = "muster:asking"
+"""The name that a warden goes by from just before it asks. The kernel keeps 15 bytes of a name."""
 
 _WAIT: Final = """
 read -r _                       # nobody ever writes into the pipe: it ends with the agent
@@ -53,20 +57,23 @@ class Warden:
 
 def is_at_work(job_uid: str) -> bool:
     """Return whether a job's warden has waited long enough, and is asking its ranks to exit."""
-    return any(_is_python(record.pid) for record in marked(f"{job_uid}/warden"))
+    return any(_name_of(record.pid) == ASKING for record in marked(f"{job_uid}/warden"))
 
 
-def _is_python(pid: int) -> bool:
-    """Whether it is no shell any more; of that the name of this module is only part of a word."""
+def _name_of(pid: int) -> str | None:
     try:
-        return b"worker.warden" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
-        return False
+        return None
 
 
 def end_orphans(job_uid: str, grace_seconds: float) -> None:
     """Ask everything of the job but this process to exit, and end what does not in time."""
-    for record in _others(job_uid):
+    orphans = _others(job_uid)
+    # First the sign: whoever was asked and exits has finished, for an agent that comes after all.
+    with suppress(OSError):  # without a sign they are asked all the same
+        Path("/proc/self/comm").write_text(ASKING)
+    for record in orphans:
         send_signal(record, signal.SIGTERM)
     grace = Patience(seconds=grace_seconds, pause_seconds=PAUSE_SECONDS)
     grace.outlast(lambda: len(_others(job_uid)))

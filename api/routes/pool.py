@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter
 
+from api.agent_state import agent_state
 from api.desk import Desk, FrontDesk
 from api.elasticity import check_lets_go, check_pausable, check_world_size
-from api.liveness import agent_state
 from api.pool import member_list
 from api.pool_schemas import MemberList
 from api.queries import KnownJobId, KnownWorkerId
@@ -45,8 +45,8 @@ def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
     job = desk.jobs.get(job_id)
     leaving = desk.members.departures([job_id])[job_id]
     workers = desk.workers.of_job(job_id)
-    members, agent = desk.members.of_job(job_id), agent_state(job.agent)
-    return member_list(job, members, leaving, workers, desk.clock(), agent)
+    members = desk.members.of_job(job_id)
+    return member_list(job, members, leaving, workers, desk.clock(), agent_state(job))
 
 
 @router.post("/jobs/{job_id}/workers/{worker_id}/leave", summary="Ask an active worker to leave")

@@ -228,6 +228,18 @@ class Vault:
         try:
             manifest = self._fill(temporary, spare, draft, packed)
             write_file(self._files, latest, [memoryview(latest_line(name))])
+            self._publish(inventory, name, temporary, latest)
+        except BaseException:
+            with suppress(OSError):
+                remove_tree(self._files, temporary)
+            raise
+        return manifest
+
+    def _publish(
+        self, inventory: _Inventory, name: CheckpointName, temporary: str, latest: str
+    ) -> None:
+        """Rename both, which this save has made; what is not renamed of LATEST goes."""
+        try:
             # Both temporary names are there: whoever puts up a fence after this takes both away.
             self._fences.refuse_if_stale(self._generation)
             self._rename(temporary, str(name))
@@ -235,11 +247,8 @@ class Vault:
             self._rename(latest, LATEST)
         except BaseException:
             with suppress(OSError):
-                remove_tree(self._files, temporary)
-            with suppress(OSError):
                 self._files.remove_file(latest)
             raise
-        return manifest
 
     def _fill(
         self, temporary: str, spare: CheckpointName | None, draft: Manifest, packed: Packed

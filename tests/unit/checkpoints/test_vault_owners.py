@@ -5,9 +5,9 @@ import re
 import pytest
 from vaults import DIRECTORY, Rank, owner
 
-from muster.checkpoints.errors import CheckpointMismatch, StaleGeneration
+from muster.checkpoints.errors import CheckpointFailed, CheckpointMismatch, StaleGeneration
 from muster.checkpoints.memory import MemoryFileSystem
-from muster.checkpoints.names import LATEST, CheckpointName
+from muster.checkpoints.names import LATEST, CheckpointName, temporary_latest
 from muster.checkpoints.reader import Reader
 
 
@@ -123,6 +123,18 @@ def test_started_by_hand_each_process_is_a_generation_of_its_own() -> None:
     assert second.on_disk() == [LATEST, "step_0000000002.g0000", "step_0000000002.g0001"]
     with pytest.raises(StaleGeneration):
         first.save(3)
+
+
+def test_two_of_one_generation_leave_each_other_what_they_have_made() -> None:
+    """Started by hand at the same instant, both may reckon the same."""
+    rank = Rank(owner=owner(generation=0))
+    rank.save(1)
+    others = f"{DIRECTORY}/{temporary_latest(0)}"
+    rank.files.close(rank.files.create(others))
+    with pytest.raises(CheckpointFailed):
+        rank.save(2)
+    assert others in rank.files.tree()
+    assert latest_of(rank) == CheckpointName(0, 1)
 
 
 def test_another_jobs_checkpoints_are_neither_restored_nor_deleted_nor_a_fence() -> None:

@@ -1,8 +1,14 @@
-"""An audit says one thing, in a sentence and in its exit code."""
+"""What is said of a pool and of an audit, in sentences and exit codes."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import typer
 
-from cli.pool import counted, verdict_of
+from cli import pool
+from cli.pool import SUSPECT_AGENTS, audit, counted, verdict_of, workers
 
 WHOLE = {"epoch": 0, "exactly_once": True}
 PART = {"epoch": 0, "exactly_once": None}
@@ -71,3 +77,55 @@ def test_an_audit_ends_with_one_sentence_and_its_exit_code(
 
 def test_one_rank_is_one() -> None:
     assert [counted(ranks) for ranks in (1, 2)] == ["1 rank", "2 ranks"]
+
+
+class Answers:
+    """A server that says what it is told to, by path."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self._found = found
+
+    def get(self, path: str) -> Mapping[str, Any]:
+        return self._found[path]
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, found: Mapping[str, Any]) -> None:
+    @contextmanager
+    def connected() -> Iterator[Answers]:
+        yield Answers(found)
+
+    monkeypatch.setattr(pool, "connected", connected)
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ({}, []),
+        ({"agent": None}, []),
+        ({"agent": "running"}, []),
+        *[({"agent": state}, [sentence]) for state, sentence in SUSPECT_AGENTS.items()],
+    ],
+    ids=["an older server's", "none", "running", *SUSPECT_AGENTS],
+)
+def test_an_agent_that_does_not_do_its_part_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    agent: dict[str, str | None],
+    said: list[str],
+) -> None:
+    serve(monkeypatch, {"/jobs/a/workers": {"workers": [], "world_size": 2, **agent}})
+    workers("a")
+    assert capsys.readouterr().out.splitlines()[-1 - len(said) :] == ["2 ranks are wanted", *said]
+
+
+def test_an_audit_of_an_older_server_is_shown_without_what_it_omits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"job_id": "a", "status": "COMPLETED", "spec": {"mode": "synchronous"}}
+    read = {"samples": 8, "expected_samples": 8, "hash": "1f", "expected_hash": "1f"}
+    saved = {"step": 4, "epoch": 0, "generation": 1, "digest": "2e", "saved_at": "2026-01-01T12:00"}
+    found = {"exactly_once": True, "epochs": [{**WHOLE, **read}], "checkpoints": [saved]}
+    serve(monkeypatch, {"/jobs/a": job, "/jobs/a/audit?limit=10": found})
+    with pytest.raises(typer.Exit):
+        audit("a")
+    assert "not shown" not in capsys.readouterr().out

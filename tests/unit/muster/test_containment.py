@@ -8,24 +8,13 @@ from enclosures import enclosed
 from muster import containment
 from muster.brand import can_brand
 from muster.cells import cell_of, cells_of_job, clear_cell
-from muster.containment import Patience, end_incarnation
+from muster.containment import end_incarnation
 from muster.contracts.environ import MARK
 
 
 def ends(mark: str) -> bool:
     """Return whether it comes to an end; once may not be enough on a busy machine."""
     return any(end_incarnation(mark) for _ in range(100))
-
-
-def test_one_goes_on_until_a_look_finds_nobody() -> None:
-    found = iter([3, 1, 0, 7])
-    assert Patience(seconds=600.0, pause_seconds=0.0).outlast(lambda: next(found)) == 0
-    assert next(found) == 7, "and looks no more"
-
-
-def test_patience_that_is_over_says_how_many_are_left() -> None:
-    assert Patience(seconds=-1.0, pause_seconds=600.0).outlast(lambda: 2) == 2
-    assert Patience(seconds=-1.0, pause_seconds=600.0).outlast(lambda: 0) == 0
 
 
 def test_what_is_enclosed_is_ended_and_its_neighbour_is_not() -> None:

@@ -1,5 +1,6 @@
 """Writers of several processes take turns, and nobody who is stuck keeps the others out."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from installation import await_value
 from store_samples import submit
 
 from store.database import Database
@@ -14,6 +16,7 @@ from store.jobs import Jobs
 from store.turnstile import Turnstile, try_lock
 
 WAIT_SECONDS = 30.0
+PATIENCE_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -52,8 +55,7 @@ def test_who_waits_is_served_before_one_who_writes_again_and_again(
         waiting = threading.Thread(target=write, args=("patient", patient))
         with busy.writing():
             waiting.start()
-            while not is_taken(turns):
-                pass
+            await_value(lambda: is_taken(turns), lambda: "nobody waits for a turn")
         write("busy", busy)
         waiting.join(WAIT_SECONDS)
     assert served == ["patient", "busy"]
@@ -65,18 +67,35 @@ def test_a_turn_ends_when_its_transaction_has_begun(sqlite_url: str, turns: Path
 
 
 def test_a_turn_ends_with_an_attempt_that_fails(turns: Path) -> None:
-    with closing(Turnstile(turns)) as turnstile:
+    with closing(Turnstile(turns, PATIENCE_SECONDS)) as turnstile:
         with pytest.raises(KeyError), turnstile.turn():
             raise KeyError
         assert not is_taken(turns)
 
 
-def test_one_who_never_gives_the_turn_back_keeps_nobody_out(sqlite_url: str, turns: Path) -> None:
-    with closing(Database.open(sqlite_url)) as database, opened(turns) as descriptor:
+def test_one_who_never_gives_the_turn_back_keeps_nobody_out(turns: Path) -> None:
+    with closing(Turnstile(turns, 0.0)) as turnstile, opened(turns) as descriptor:
         assert try_lock(descriptor)
-        assert submit(Jobs(database), "second").job_id == "second"
+        with turnstile.turn():
+            pass
+        assert is_taken(turns), "it goes without, and leaves the turn where it is"
 
 
 def test_without_a_file_there_are_no_turns_and_writers_go_on(tmp_path: Path) -> None:
-    with closing(Turnstile(tmp_path / "nowhere" / "turn")) as turnstile, turnstile.turn():
+    nowhere = tmp_path / "nowhere" / "turn"
+    with closing(Turnstile(nowhere, PATIENCE_SECONDS)) as turnstile, turnstile.turn():
         pass
+
+
+@pytest.mark.parametrize("reason", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_files_have_no_locks_there_are_no_turns_and_writers_go_on(
+    monkeypatch: pytest.MonkeyPatch, sqlite_url: str, turns: Path, reason: int
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    with closing(Database.open(sqlite_url)) as database, opened(turns) as descriptor:
+        monkeypatch.setattr("store.turnstile.fcntl.flock", refuse)
+        assert submit(Jobs(database), "second").job_id == "second"
+        with pytest.raises(OSError, match=os.strerror(reason)):
+            try_lock(descriptor)
