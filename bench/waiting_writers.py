@@ -23,7 +23,7 @@ from store.database import Database
 
 ROUNDS = 3
 THREADS = 8
-BUSY_SECONDS = 10.0
+BUSY_SECONDS = 60.0
 PAUSE_SECONDS = 0.1
 """Between two writes of the process that waits."""
 

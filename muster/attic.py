@@ -31,8 +31,7 @@ def claim(files: JobFiles, uid: JobUid) -> None:
     if owner is not None:
         set_aside(files, owner)
     files.root.mkdir(parents=True, exist_ok=True)
-    name = str(files.owner)
-    replace_file(LocalFileSystem(), f"{name}.tmp", name, uid.encode())
+    replace_file(LocalFileSystem(), str(files.owner), uid.encode())
 
 
 def _owner_of(files: JobFiles) -> JobUid | None:

@@ -4,8 +4,6 @@ Who starts or adopts a process learns its exit code, once. The agent writes it d
 go of the process or tells anybody, so that a coordinator, or a successor, finds out too.
 """
 
-import os
-
 from muster.checkpoints.durable import replace_file
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.contracts.exit_record import ExitRecord, decode_exit_record, encode_exit_record
@@ -19,7 +17,7 @@ def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         content = encode_exit_record(record)
-        replace_file(LocalFileSystem(), f"{path}.{os.getpid()}.tmp", str(path), content)
+        replace_file(LocalFileSystem(), str(path), content)
 
 
 def read_exit_record(

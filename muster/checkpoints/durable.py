@@ -12,6 +12,7 @@ clean, and the next fsync would then report success.
 
 import errno
 import os.path
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
@@ -44,8 +45,13 @@ def rewrite_file(files: FileSystem, path: str, buffers: Sequence[memoryview]) ->
     return _filled(files, path, files.overwrite(path, sum(map(len, buffers))), buffers)
 
 
-def replace_file(files: FileSystem, temporary: str, target: str, content: bytes) -> None:
-    """Give `target` a new content in one durable step; both names in the same directory."""
+def replace_file(files: FileSystem, target: str, content: bytes) -> None:
+    """Give `target` a new content in one durable step.
+
+    The temporary name is nobody else's: who was killed in between has left its own, which is in
+    nobody's way.
+    """
+    temporary = f"{target}.{secrets.token_hex(8)}.tmp"
     write_file(files, temporary, [memoryview(content)])
     try:
         files.rename(temporary, target)
