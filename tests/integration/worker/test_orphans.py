@@ -38,15 +38,15 @@ def test_commands_that_no_agent_comes_back_for_are_asked_to_exit_and_then_ended(
 def test_who_was_asked_by_the_warden_before_an_agent_came_after_all_is_said_to_be(
     stage: Stage,
 ) -> None:
-    stage.start_agent(orphan_timeout_seconds=0.2, stop_grace_seconds=600.0)
+    stage.start_agent(orphan_timeout_seconds=1.0, stop_grace_seconds=600.0)
     first = stage.meet()
     slow = "trap 'echo asked' TERM; echo ready; until [ -e gate ]; do sleep 0.02; done; exit 3"
     rank = started(stage, first, ["sh", "-c", slow])
     stage.await_log("ready")
     stage.kill_agent()
     stage.await_log("asked")
-    second = taken_over(stage, rank, orphan_timeout_seconds=0.2)
-    hear_said(second, 0, Orphaned, lambda word: word.by == "its warden (no agent for 0.2 s)")
+    second = taken_over(stage, rank, orphan_timeout_seconds=1.0)
+    hear_said(second, 0, Orphaned, lambda word: word.by == "its warden (no agent for 1 s)")
     open_gate(stage)
     assert second.hear_of(RankExited, 0).exit_code == 3
     assert [said.message.by for said in stage.record(0, 0).said if said.message != Executing()]
@@ -55,7 +55,7 @@ def test_who_was_asked_by_the_warden_before_an_agent_came_after_all_is_said_to_b
 def test_a_rank_that_asked_itself_to_stop_says_so_to_an_agent_that_comes_after_all(
     stage: Stage,
 ) -> None:
-    stage.start_agent(orphan_timeout_seconds=0.2)
+    stage.start_agent(orphan_timeout_seconds=1.0)
     first = stage.meet()
     program = (
         "import muster, time; run = muster.join()\n"
@@ -69,7 +69,7 @@ def test_a_rank_that_asked_itself_to_stop_says_so_to_an_agent_that_comes_after_a
     stage.kill_agent()
     stage.await_log("asked")
     second = taken_over(stage, rank)
-    hear_said(second, 0, Orphaned, lambda word: word.by == "itself (no agent for 0.2 s)")
+    hear_said(second, 0, Orphaned, lambda word: word.by == "itself (no agent for 1 s)")
     hear_said(second, 0, Beat, lambda beat: beat.stopping)
 
 
