@@ -11,8 +11,7 @@ clean, and the next fsync would then report success.
 """
 
 import errno
-import os.path
-import secrets
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
@@ -51,7 +50,7 @@ def replace_file(files: FileSystem, target: str, content: bytes) -> None:
     The temporary name is nobody else's: who was killed in between has left its own, which is in
     nobody's way.
     """
-    temporary = f"{target}.{secrets.token_hex(8)}.tmp"
+    temporary = f"{target}.{os.urandom(8).hex()}.tmp"  # `secrets` takes an agent 5 ms to import
     write_file(files, temporary, [memoryview(content)])
     try:
         files.rename(temporary, target)
