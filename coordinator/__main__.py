@@ -21,8 +21,6 @@ from store.errors import LeaseLost, StoreLocked
 INTERRUPTED: Final = 130
 """As shells have it for Ctrl-C."""
 
-"""Another coordinator has taken over. "Temporary failure" in sysexits: starting again is right."""
-
 
 def main() -> int:
     """Wire the process, run it, and map its errors to a sentence and an exit code."""

@@ -24,11 +24,11 @@ class Farewell:
 
     def leave(self) -> None:
         self.is_leaving = True
-        self._told_at = self._clock()
+        self._told_at = min(self._told_at, self._clock())
 
     def drain(self) -> None:
         self.is_draining = True
-        self._told_at = self._clock()
+        self._told_at = min(self._told_at, self._clock())
 
     def has_waited_long_enough(self, since: float) -> bool:
         """Return whether a database that has been away `since` then is waited for no longer."""

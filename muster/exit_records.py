@@ -4,7 +4,7 @@ Who starts or adopts a process learns its exit code, once. The agent writes it d
 go of the process or tells anybody, so that a coordinator, or a successor, finds out too.
 """
 
-from muster.checkpoints.durable import replace_file
+from muster.checkpoints.durable import ensure_directory, replace_file
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.contracts.exit_record import ExitRecord, decode_exit_record, encode_exit_record
 from muster.contracts.layout import JobFiles
@@ -15,9 +15,9 @@ def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
     """Make the record durable; it is never replaced, as an incarnation ends once."""
     path = files.exit_record(record.exited.rank, record.exited.incarnation)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = encode_exit_record(record)
-        replace_file(LocalFileSystem(), str(path), content)
+        disk = LocalFileSystem()
+        ensure_directory(disk, str(path.parent))
+        replace_file(disk, str(path), encode_exit_record(record))
 
 
 def read_exit_record(

@@ -120,18 +120,18 @@ class Line:
         if self._channel is None or self._address is None:
             return False
         place = present(self._address)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as fresh:
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as fresh:
                 fresh.settimeout(CALL_SECONDS)
                 with short_address(place) as address:
                     fresh.connect(address)
                 # Whoever may write to the directory could have put another socket there.
                 if neighbour_of(fresh).user_id != os.geteuid():
                     return False
-            except OSError:
-                return False
-            fresh.settimeout(0)
-            self._replace(self._channel, fresh)
+                fresh.settimeout(0)
+                self._replace(self._channel, fresh)
+        except OSError:  # nobody answers, or a program holds all descriptors that it may have
+            return False
         self._address = place
         return True
 
@@ -139,10 +139,12 @@ class Line:
         """Go on with `fresh`; a thread that looks meanwhile finds no line, and loses a packet."""
         is_own = self._own is not None
         self._identity = _identity(fresh)
+        if is_own and _takes_the_place(fresh, channel):
+            return
+        self._channel = _unwaiting(fresh.detach())
         if is_own:
-            os.dup2(fresh.fileno(), channel.fileno(), inheritable=False)
+            channel.close()
         else:
-            self._channel = socket.socket(fileno=fresh.detach())
             channel.detach()  # and not closed: that would close what the program has there
 
     def close(self) -> None:
@@ -159,10 +161,26 @@ def _channel(agent_fd: int) -> socket.socket | None:
         channel = socket.socket(fileno=agent_fd)
     except OSError:
         return None
-    if channel.family == socket.AF_UNIX:
-        return channel
-    channel.detach()  # something else has that number by now, and keeps it
-    return None
+    kind = (channel.family, channel.type)
+    channel.detach()  # something else may have that number by now, and keeps it
+    is_ours = kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return _unwaiting(agent_fd) if is_ours else None
+
+
+def _unwaiting(number: int) -> socket.socket:
+    """Return the socket; by itself it would wait for as long as the program's default says."""
+    channel = socket.socket(fileno=number)
+    channel.settimeout(0)
+    return channel
+
+
+def _takes_the_place(fresh: socket.socket, channel: socket.socket) -> bool:
+    """Put `fresh` under the number of `channel`; no number can be had that is over the limit."""
+    try:
+        os.dup2(fresh.fileno(), channel.fileno(), inheritable=False)
+    except OSError:
+        return False
+    return True
 
 
 def _identity(channel: socket.socket) -> tuple[int, int] | None:

@@ -6,32 +6,27 @@ interpreter would meet it again at the end, and exit with 120 instead of what th
 
 import sys
 from contextlib import suppress
-from typing import Final, TextIO
-
-NOBODY_HEARS: Final = (OSError, ValueError, AttributeError)
-"""An output is full or gone, closed by the program, or none that the process was ever given."""
+from typing import TextIO
 
 
 def remark(sentence: str) -> None:
     """Say it on standard error, if that can be heard; never raises for want of a listener."""
-    _say(sentence, sys.stderr)
+    with suppress(Exception):  # full, closed, gone, or whatever a program has put in its place
+        _write(f"{sentence}\n", sys.stderr)
 
 
 def narrate(sentence: str) -> None:
     """Say it on standard output, likewise: how the work goes on."""
-    _say(sentence, sys.stdout)
+    with suppress(Exception):
+        _write(f"{sentence}\n", sys.stdout)
 
 
 def finish() -> None:
     """Write out what a program has printed and still waits, as far as there is room for it."""
-    for output in (sys.stdout, sys.stderr):
-        with suppress(*NOBODY_HEARS):
-            output.flush()
-
-
-def _say(sentence: str, output: TextIO) -> None:
-    with suppress(*NOBODY_HEARS):
-        _write(f"{sentence}\n", output)
+    with suppress(Exception):
+        sys.stdout.flush()
+    with suppress(Exception):
+        sys.stderr.flush()
 
 
 def _write(text: str, output: TextIO) -> None:

@@ -19,16 +19,16 @@ GENERATION_MAX: Final = 2**62
 
 
 def generation_of(socket: Path) -> int:
-    """Return whose socket it is; -1 if its name does not say, or names none that can be."""
+    """Return whose socket it is; -1 if its name does not say."""
     found = _NAME.fullmatch(socket.name)
-    generation = int(found[1]) if found else -1
-    return generation if generation < GENERATION_MAX else -1
+    return int(found[1]) if found else -1
 
 
 def sockets_beside(socket: Path) -> list[Path]:
-    """Return the sockets of all agents in the same directory, that one's included."""
+    """Return the sockets of all agents that can be in the same directory, that one's included."""
     try:
-        return [path for path in socket.parent.iterdir() if generation_of(path) >= 0]
+        paths = socket.parent.iterdir()
+        return [path for path in paths if 0 <= generation_of(path) < GENERATION_MAX]
     except OSError:
         return []
 

@@ -5,11 +5,13 @@ now and then and notes (size, time): a line's time is that of the first note tha
 """
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from muster.contracts.layout import TIME_MARK
+
+_FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 LAST_LINES: Final = 10
 LAST_BYTES: Final = 8192
@@ -21,9 +23,13 @@ class Logbook:
 
     def __init__(self, log: Path, times: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._log = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._times = os.open(times, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._noted_bytes = self._last_noted()
+        with ExitStack() as opened:
+            self._log = os.open(log, _FLAGS, 0o600)
+            opened.callback(os.close, self._log)
+            self._times = os.open(times, _FLAGS, 0o600)
+            opened.callback(os.close, self._times)
+            self._noted_bytes = self._last_noted()
+            opened.pop_all()
 
     @property
     def descriptor(self) -> int:

@@ -256,6 +256,8 @@ class Nursery:
         self._report(end.exited)
 
     def _hear(self, child: Child) -> None:
+        if self._living.get(child.rank) is not child:
+            return  # it ended in the same turn of the loop
         heard, is_open = child.listen()
         for message in heard:
             self._report(RankSaid(rank=child.rank, incarnation=child.incarnation, message=message))

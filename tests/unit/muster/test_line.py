@@ -1,9 +1,12 @@
 """A rank's line to its agent, and to the one after that."""
 
+import fcntl
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -152,6 +155,56 @@ def test_a_line_whose_number_the_program_has_taken_goes_on_under_another(
     assert os.path.sameopenfile(mine.fileno(), agents.descriptor)
     assert os.fstat(mine.fileno()).st_ino == before.st_ino
     assert not agents.line.is_broken
+
+
+@contextmanager
+def limited_to(descriptors: int) -> Iterator[None]:
+    """No number from this on can be had; those that are there stay."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def free_number() -> int:
+    number = os.open("/dev/null", os.O_RDONLY)
+    os.close(number)
+    return number
+
+
+def test_a_line_whose_number_is_over_the_limit_goes_on_under_another(agents: Agents) -> None:
+    """Agents may have more descriptors than ranks, and give one under the number it has."""
+    high = fcntl.fcntl(agents.descriptor, fcntl.F_DUPFD_CLOEXEC, 500)
+    line = Line(high, agents.path)
+    agents.line.close()
+    agents.dies()
+    agents.comes()
+    with limited_to(free_number() + 50):
+        assert line.renew()
+    agents.answers()
+    line.send(b"here")
+    assert agents.channel.recv(100) == b"here"
+    line.close()
+
+
+def test_a_program_without_a_descriptor_left_calls_again_later(agents: Agents) -> None:
+    agents.dies()
+    agents.comes()
+    with limited_to(free_number()):
+        assert not agents.line.renew()
+    assert agents.line.renew()
+
+
+def test_no_line_waits_for_what_a_program_has_made_its_default(agents: Agents) -> None:
+    socket.setdefaulttimeout(600.0)
+    try:
+        line = Line(os.dup(agents.descriptor), agents.path)
+        assert line.receive() is None
+    finally:
+        socket.setdefaulttimeout(None)
+    line.close()
 
 
 def test_without_an_address_a_line_ends_with_its_agent() -> None:

@@ -63,6 +63,21 @@ def test_what_a_program_has_put_in_its_place_is_spoken_to(monkeypatch: pytest.Mo
     assert heard.getvalue() == "watch out\n"
 
 
+def test_an_error_of_what_a_program_has_put_there_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise RuntimeError(text)
+
+        def flush(self) -> None:
+            raise RuntimeError
+
+    monkeypatch.setattr(sys, "stderr", Broken())
+    remark("to nobody")
+    finish()
+
+
 def test_what_was_printed_before_comes_before() -> None:
     script = "from muster.remarks import narrate; print('first'); narrate('second'); print('third')"
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}

@@ -31,6 +31,12 @@ def test_who_has_not_opened_a_socket_yet_counts_as_well(tmp_path: Path) -> None:
     assert newest_generation(tmp_path / "nowhere" / "agent.0002.sock") == 2
 
 
+def test_the_last_number_that_is_believed_can_be_outnumbered(tmp_path: Path) -> None:
+    mine, _ = sockets(tmp_path, 1, GENERATION_MAX - 1)
+    assert newest_generation(mine) == GENERATION_MAX - 1
+    assert not is_succeeded(mine.with_name(f"agent.{GENERATION_MAX}.sock"))
+
+
 @pytest.mark.parametrize("generation", [GENERATION_MAX, 10**19 - 1])
 def test_a_number_that_no_database_holds_is_no_agents(tmp_path: Path, generation: int) -> None:
     mine, _ = sockets(tmp_path, 1, generation)

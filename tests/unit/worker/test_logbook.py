@@ -27,6 +27,14 @@ def test_a_note_says_how_much_was_written_by_when(logbook: Logbook, tmp_path: Pa
     assert marks(tmp_path) == [(4, 1_500_000), (6, 2_250_000)]
 
 
+def test_a_logbook_that_cannot_be_opened_keeps_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "times").mkdir()
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+    with pytest.raises(IsADirectoryError):
+        Logbook(tmp_path / "log", tmp_path / "times")
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
 def test_nothing_new_is_nothing_to_note(logbook: Logbook, tmp_path: Path) -> None:
     logbook.note(1.0)
     os.write(logbook.descriptor, b"a")
