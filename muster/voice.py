@@ -141,6 +141,8 @@ class Heart:
     def stop(self) -> None:
         """Beat once more, with the last word on where the rank is, and no more."""
         self._stopped.set()
+        if self._voice.is_replaced:  # so whatever it has come to does not count
+            self._on_replaced()
         self._voice.say(self._state())
         if not self._is_orphan:
             self._await_agent()

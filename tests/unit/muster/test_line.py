@@ -313,6 +313,22 @@ def test_a_rank_whose_agent_lives_and_has_a_successor_is_nobodys(agents: Agents)
     assert agents.voice.is_replaced
 
 
+def test_a_rank_that_is_through_when_it_has_been_replaced_leaves_as_such(agents: Agents) -> None:
+    """It was stopped behind its last step: the heart has no round left in which to notice."""
+    replaced: list[str] = []
+    heart = Heart(
+        agents.voice,
+        lambda: beat(step=7),
+        heartbeat_seconds=600.0,
+        orphan_timeout_seconds=600.0,
+        on_orphaned=lambda: None,
+        on_replaced=lambda: replaced.append("it leaves"),
+    )
+    agents.path.with_name("agent.0002.sock").touch()
+    heart.stop()
+    assert replaced == ["it leaves"]
+
+
 def test_a_rank_whose_agent_has_died_waits_for_its_successor(agents: Agents) -> None:
     agents.dies()
     agents.path = agents.path.with_name("agent.0002.sock")
