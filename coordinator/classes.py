@@ -14,6 +14,7 @@ from muster.contracts.messages import RankExited
 
 SIGKILL: Final = 9
 SIGTERM: Final = 15
+
 _HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.START_TIMEOUT})
 
 _REASONS: Final = {

@@ -24,12 +24,16 @@ class Farewell:
 
     def leave(self) -> None:
         self.is_leaving = True
-        self._told_at = min(self._told_at, self._clock())
+        self._note_when()
 
     def drain(self) -> None:
         self.is_draining = True
-        self._told_at = min(self._told_at, self._clock())
+        self._note_when()
 
     def has_waited_long_enough(self, since: float) -> bool:
         """Return whether a database that has been away `since` then is waited for no longer."""
         return self._clock() >= max(since, self._told_at) + self._patience_seconds
+
+    def _note_when(self) -> None:
+        """Who is told again and again waits no longer for it."""
+        self._told_at = min(self._told_at, self._clock())

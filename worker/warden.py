@@ -70,7 +70,7 @@ def _name_of(pid: int) -> str | None:
 def end_orphans(job_uid: str, grace_seconds: float) -> None:
     """Ask everything of the job but this process to exit, and end what does not in time."""
     orphans = _others(job_uid)
-    # First the sign: whoever was asked and exits has finished, for an agent that comes after all.
+    # First the sign: an agent that comes after all must know that whoever exits now was asked to.
     with suppress(OSError):  # without a sign they are asked all the same
         Path("/proc/self/comm").write_text(ASKING)
     for record in orphans:
