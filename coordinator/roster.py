@@ -24,7 +24,7 @@ from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.pool import WorkerState
 from muster.contracts.process import ProcessRecord
 from muster.contracts.rank import ProcessState
-from muster.exit_records import read_exit_record
+from muster.exit_records import known_end
 from muster.processes import is_running
 from store.database import Database
 from store.errors import StoreUnavailable
@@ -233,7 +233,7 @@ def _orphaned(
         if (row.process is not None and is_running(row.process))
         or (
             row.state != ProcessState.EXITED
-            and read_exit_record(files, row.rank, row.incarnation, row.process) is not None
+            and known_end(files, row.rank, row.incarnation, row.process) is not None
         )
     ]
     charge = Charge(

@@ -18,7 +18,6 @@ from muster.checkpoints.errors import CheckpointMismatch
 from muster.contracts.environ import RankSettings
 from muster.datasets.samples import LabelledSample
 from muster.datasets.shape import SampleShape, shape_of
-from muster.line import Line
 from muster.remarks import narrate
 from muster.run import Run
 from muster.voice import Voice
@@ -84,9 +83,9 @@ def accuracy(state: State, samples: Sequence[LabelledSample]) -> float:
     return float((named == np.array([sample.y for sample in samples])).mean())
 
 
-def main(settings: RankSettings) -> int:
+def main(settings: RankSettings, voice: Voice) -> int:
     """Train one rank to the end, or until it is asked to stop; return the exit code."""
-    run = Run(settings, Voice(Line.of(settings)))
+    run = Run(settings, voice)
     run.start()
     if run.samples_per_epoch == 0:
         _say(run, "has no samples: nothing to do")

@@ -1,18 +1,32 @@
-"""The durable record of how a process ended.
+"""The records of how a process ended: its agent's, and for want of that its own.
 
 Who starts or adopts a process learns its exit code, once. The agent writes it down before it lets
 go of the process or tells anybody, so that a coordinator, or a successor, finds out too.
+
+An agent may be killed, or stand still, in the very moment in which its ranks are through. So a
+process that runs a training of ours writes down, last of all, what it is about to exit with. That
+counts only when it is gone and no agent has seen how.
 """
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from muster.checkpoints.durable import ensure_directory, replace_file
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.contracts.exit_record import ExitRecord, decode_exit_record, encode_exit_record
 from muster.contracts.layout import JobFiles
+from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.process import ProcessRecord
+from muster.processes import is_running
+
+
+def exit_record(pid: int, said: Iterable[RankSaid], exited: RankExited) -> ExitRecord:
+    """Return the record of an end that is seen now."""
+    return ExitRecord(pid=pid, at=datetime.now(UTC).isoformat(), said=tuple(said), exited=exited)
 
 
 def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
-    """Make the record durable; it is never replaced, as an incarnation ends once."""
+    """Make an agent's record durable; it is never replaced, as an incarnation ends once."""
     path = files.exit_record(record.exited.rank, record.exited.incarnation)
     if not path.exists():
         disk = LocalFileSystem()
@@ -20,12 +34,41 @@ def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
         replace_file(disk, str(path), encode_exit_record(record))
 
 
+def write_own_account(files: JobFiles, record: ExitRecord) -> None:
+    """Write down one's own end. Raises OSError.
+
+    It has to outlive this process and not the machine: nothing is flushed. Half of it is none.
+    """
+    path = files.own_account(record.exited.rank, record.exited.incarnation)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(encode_exit_record(record))
+
+
 def read_exit_record(
     files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
 ) -> ExitRecord | None:
-    """Return what was written down of this process; None if nothing that makes sense was."""
+    """Return what an agent wrote down of this process; None if nothing that makes sense was."""
     try:
         content = files.exit_record(rank, incarnation).read_bytes()
     except OSError:
         return None
     return decode_exit_record(content, None if process is None else process.pid)
+
+
+def read_own_account(files: JobFiles, rank: int, incarnation: int, pid: int) -> ExitRecord | None:
+    """Return what the process wrote down itself; it may have been killed after that."""
+    try:
+        content = files.own_account(rank, incarnation).read_bytes()
+    except OSError:
+        return None
+    return decode_exit_record(content, pid)
+
+
+def known_end(
+    files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
+) -> ExitRecord | None:
+    """Return the best account there is of an end that no agent will tell of any more."""
+    record = read_exit_record(files, rank, incarnation, process)
+    if record is not None or process is None or is_running(process):
+        return record
+    return read_own_account(files, rank, incarnation, process.pid)

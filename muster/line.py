@@ -10,6 +10,7 @@ touched only while it means ours, and else the line goes on under another number
 import os
 import select
 import socket
+import stat
 import time
 from pathlib import Path
 from typing import Final, Self
@@ -52,6 +53,17 @@ class Line:
         """The channel, while its number means it; what a program has put there is its own."""
         channel = self._channel
         return None if channel is None or _identity(channel) != self._identity else channel
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the program has closed it, and has not put a socket of its own there."""
+        channel = self._channel
+        if channel is None:
+            return False
+        try:
+            return not stat.S_ISSOCK(os.fstat(channel.fileno()).st_mode)
+        except OSError:
+            return True
 
     @property
     def is_succeeded(self) -> bool:

@@ -99,10 +99,10 @@ class Presence:
         if not isinstance(error, MusterError):
             sys.__excepthook__(kind, error, trace)
             return
+        refusal = refusal_of(error)
+        if refusal is not None:
+            self._voice.say_patiently(refusal)
         if isinstance(error, ProgramRaised) and error.__cause__ is not None:
             cause = error.__cause__
             sys.__excepthook__(type(cause), cause, cause.__traceback__)
-        refusal = refusal_of(error)
-        if refusal is not None:
-            self._voice.say(refusal)
         remark(f"muster: {error}")

@@ -28,8 +28,8 @@ from muster.containment import enclose
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, RankSettings
 from muster.contracts.spec import JobSpec
-from muster.training import end_process, last_word
-from muster.training import main as train
+from muster.remarks import finish
+from muster.training import last_word, train
 
 REQUEST_LIMIT_BYTES: Final = 1 << 17
 """An environment of that size is larger than any that a template is used for."""
@@ -91,11 +91,12 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         os.chdir(request.working_dir)
         random.seed()
         np.random.seed()  # noqa: NPY002  a fork must not repeat its siblings' numbers
-        code = train(RankSettings.read(os.environ, world_size=JobSpec().world_size))
+        train(RankSettings.read(os.environ, world_size=JobSpec().world_size))
     except BaseException as error:  # noqa: BLE001  nothing comes after it
         code = last_word(error)
     finally:
-        end_process(code)
+        finish()
+        os._exit(code)
 
 
 def _wear_mark(mark: str) -> None:

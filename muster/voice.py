@@ -39,7 +39,7 @@ class Voice:
     """
 
     def __init__(self, line: Line) -> None:
-        self._line = line
+        self.line: Final = line
         self._standing: dict[type[RankMessage], tuple[int, RankMessage]] = {}
         """The last message of each kind, and its place among all messages."""
         self._places = count()
@@ -54,36 +54,41 @@ class Voice:
             self._saved.append(message)
         else:
             self._standing[type(message)] = (next(self._places), message)
-        self._line.send(encode(message))
+        self.line.send(encode(message))
+
+    def said(self) -> tuple[RankMessage, ...]:
+        """Return everything that holds, as an agent that takes over would hear it."""
+        standing = sorted(self._standing.values(), key=lambda placed: placed[0])
+        return (*(message for _, message in standing), *self._saved)
 
     def say_patiently(self, message: RankMessage) -> None:
         """Send a message, and wait a moment for room if there is none."""
-        self._line.await_room(ROOM_PATIENCE_SECONDS)
+        self.line.await_room(ROOM_PATIENCE_SECONDS)
         self.say(message)
 
     @property
     def can_find_agent(self) -> bool:
         """Whether it is known where another agent would be."""
-        return self._line.can_be_renewed
+        return self.line.can_be_renewed
 
     def await_loss(self, seconds: float) -> None:
         """Wait that long, or until our agent is gone; if it is already, only a moment."""
-        if self._line.is_broken:
+        if self.line.is_broken:
             time.sleep(CALL_PAUSE_SECONDS)
         else:
-            self._line.await_end(seconds)
+            self.line.await_end(seconds)
 
     @property
     def is_replaced(self) -> bool:
         """Whether this process is nobody's any more: see `Line.is_succeeded`."""
         with self._finding:
-            return self._line.is_succeeded
+            return self.line.is_succeeded
 
     def find_agent(self) -> bool:
         """Return whether an agent is there, after calling for another if ours is gone."""
         with self._finding:
-            if self._line.is_broken:
-                if not self._line.renew():
+            if self.line.is_broken:
+                if not self.line.renew():
                     return False
                 self._is_understood = False
             if not self._is_understood:
@@ -93,15 +98,15 @@ class Voice:
     def _say_again(self) -> bool:
         """Say everything that holds, as it came; return whether there was room for all of it."""
         for kind in sorted(self._standing, key=lambda kind: self._standing[kind][0]):
-            if not self._line.await_room(ROOM_PATIENCE_SECONDS):
+            if not self.line.await_room(ROOM_PATIENCE_SECONDS):
                 return False
             # Looked up late: the training thread may have a newer one by now.
             _, message = self._standing[kind]
-            self._line.send(encode(message))
+            self.line.send(encode(message))
         for saved in list(self._saved):
-            if not self._line.await_room(ROOM_PATIENCE_SECONDS):
+            if not self.line.await_room(ROOM_PATIENCE_SECONDS):
                 return False
-            self._line.send(encode(saved))
+            self.line.send(encode(saved))
         return True
 
 

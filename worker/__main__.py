@@ -45,16 +45,9 @@ def train(settings: RankSettings) -> NoReturn:
     """Run a training of ours, and end the process with it."""
     for name, threads in THREAD_PINS.items():
         os.environ.setdefault(name, threads)
-    from muster.training import end_process, last_word  # noqa: PLC0415  after the pins
-    from muster.training import main as train_as_told  # noqa: PLC0415
+    from muster.training import train as train_as_told  # noqa: PLC0415  after the pins
 
-    code = 1
-    try:
-        code = train_as_told(settings)
-    except BaseException as error:  # noqa: BLE001  nothing comes after it
-        code = last_word(error)
-    finally:
-        end_process(code)
+    train_as_told(settings)
 
 
 def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:

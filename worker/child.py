@@ -138,9 +138,9 @@ class Child:
             self._share -= 1
             with suppress(WireError):
                 heard.append(decode_rank_message(packet))
-        return [message for message in heard if self._take(message)], is_open
+        return [message for message in heard if self.take(message)], is_open
 
-    def _take(self, message: RankMessage) -> bool:
+    def take(self, message: RankMessage) -> bool:
         """Remember what a new coordinator has to be told; return whether this one is told."""
         if isinstance(message, Saved):
             self._saved.append(message)
@@ -155,7 +155,7 @@ class Child:
     def note_orphaned(self, by: str) -> RankSaid:
         """Remember who asks it to stop for want of anybody to look after it; return the words."""
         orphaned = Orphaned(by=by)
-        self._take(orphaned)
+        self.take(orphaned)
         return RankSaid(rank=self.rank, incarnation=self.incarnation, message=orphaned)
 
     @cached_property

@@ -6,16 +6,19 @@ A coordinator that comes back hears the last end of every rank again, in the ver
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final, Self
 
 from muster.contracts.agent import AdoptedRank
 from muster.contracts.endings import OF_A_SHELL
-from muster.contracts.exit_record import ExitRecord
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
-from muster.exit_records import read_exit_record, write_exit_record
+from muster.exit_records import (
+    exit_record,
+    read_exit_record,
+    read_own_account,
+    write_exit_record,
+)
 from muster.remarks import remark
 from worker.blame import is_of_the_submission
 from worker.child import Child
@@ -73,13 +76,16 @@ class Ends:
     def record(self, child: Child, ending: ExitStatus) -> End:
         """Return how a child has ended, once that is on disk."""
         end = End(said=tuple(child.last_words()), exited=self._exited(child, ending))
-        at = datetime.now(UTC).isoformat()
-        record = ExitRecord(pid=child.pid, at=at, said=end.said, exited=end.exited)
         try:
-            write_exit_record(self._files, record)
+            write_exit_record(self._files, exit_record(child.pid, end.said, end.exited))
         except OSError as error:  # a full disk must not take the agent, and all ranks, with it
             remark(f"the end of rank {child.rank} is not on record: {error}")
         return end
+
+    def own_account(self, child: Child) -> End | None:
+        """Return what the process has written down itself before it went, if it has."""
+        own = read_own_account(self._files, child.rank, child.incarnation, child.pid)
+        return None if own is None else End(said=own.said, exited=own.exited)
 
     def recorded(self, adopted: AdoptedRank) -> End | None:
         """Return the end that an earlier agent has written down, if it has."""

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.layout import TIME_MARK
+from muster.log_end import last_lines
 
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-
-LAST_LINES: Final = 10
-LAST_BYTES: Final = 8192
-"""What a failure message quotes: enough for the end of a traceback, and never a whole log."""
 
 
 class Logbook:
@@ -55,9 +52,7 @@ class Logbook:
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the end of the log, bounded in lines and bytes."""
-        size = os.fstat(self._log).st_size
-        tail = os.pread(self._log, LAST_BYTES, max(0, size - LAST_BYTES))
-        return tuple(tail.decode(errors="replace").splitlines()[-LAST_LINES:])
+        return last_lines(self._log)
 
     def close(self) -> None:
         os.close(self._log)

@@ -30,6 +30,7 @@ from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.ends import End, Ends
+from worker.lives import UNSEEN, ExitStatus
 from worker.logbook import Logbook
 from worker.orphans import reap_orphans
 from worker.reception import Reception
@@ -245,10 +246,21 @@ class Nursery:
         self._stop_listening(child)
         self._stop_watching(child.rank)
         child.logbook.note(time.time())
-        end = self._ends.record(child, child.ending())
+        end = self._ends.record(child, self._how_it_ended(child))
         # Only now: an agent that dies before leaves a zombie to look at, and after it the record.
         child.let_go()
         self._tell(end)
+
+    def _how_it_ended(self, child: Child) -> ExitStatus:
+        """Ask the kernel; what was neither seen nor heard the process may have written down."""
+        seen = child.ending()
+        own = None if child.beats and seen != UNSEEN else self._ends.own_account(child)
+        if own is None:
+            return seen
+        for said in own.said:
+            if child.take(said.message):
+                self._report(said)
+        return ExitStatus(exit_code=own.exited.exit_code, signal=None) if seen == UNSEEN else seen
 
     def _tell(self, end: End) -> None:
         """Report an end; whatever was said before it has been reported."""

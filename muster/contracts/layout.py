@@ -11,6 +11,7 @@
     run/agent.log                 what the agent itself has to say
     run/agent.0003.sock           where ranks find the third agent, should it take over
     run/exits/rank_00000.000.exit how that process ended, durable before anyone is told
+    run/exits/rank_00000.000.own  how it was about to end, by its own account
 """
 
 import re
@@ -50,6 +51,11 @@ class JobFiles:
 
     root: Path
 
+    @classmethod
+    def around(cls, agent_socket: Path) -> "JobFiles":
+        """Return the files of the job that has this socket of an agent."""
+        return cls(agent_socket.parent.parent)
+
     @property
     def owner(self) -> Path:
         return self.root / "uid"
@@ -81,6 +87,9 @@ class JobFiles:
 
     def exit_record(self, rank: int, incarnation: int) -> Path:
         return self.exits / f"{LogName(rank, incarnation).stem}.exit"
+
+    def own_account(self, rank: int, incarnation: int) -> Path:
+        return self.exits / f"{LogName(rank, incarnation).stem}.own"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """One rank of a synchronous job: the program, its data, its peers, its checkpoints, wired."""
 
-import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,12 +25,12 @@ from muster.synchronous.replica import Replica
 from muster.synchronous.reporter import Reporter
 from muster.synchronous.shares import Shares
 from muster.synchronous.trainer import Trainer
+from muster.voice import Voice
 
 
-def main(settings: RankSettings, working_dir: Path) -> int:
+def main(settings: RankSettings, working_dir: Path, voice: Voice) -> int:
     """Train with whomever the layouts name, to the end or until asked to stop."""
-    line = Line.of(settings)
-    reporter = Reporter(settings, line)
+    reporter = Reporter(settings, voice)
     reporter.presence.start()
     with reporter.work:
         program = _program_of(settings, working_dir)
@@ -51,8 +49,8 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         initial = program.initial(settings.seed)
     shares = Shares(program, course, drawer, initial, reporter.work)
     reporter.expect(initial, course)
-    _refuse_closed(settings.agent_fd)
-    layouts = _layouts_of(settings, line, reporter)
+    _refuse_closed(voice.line)
+    layouts = _layouts_of(settings, voice.line, reporter)
     meeting = _meeting_of(settings, shares, layouts)
     trainer = Trainer(
         shares=shares,
@@ -63,36 +61,28 @@ def main(settings: RankSettings, working_dir: Path) -> int:
         witness=reporter,
     )
     reporter.presence.say(Ready(port=meeting.port))
-    with _refusing_closed(settings.agent_fd):
+    with _refusing_closed(voice.line):
         outcome = trainer.run()
     reporter.say_goodbye(outcome)
     return 0
 
 
 @contextmanager
-def _refusing_closed(agent_fd: int | None) -> Iterator[None]:
+def _refusing_closed(line: Line) -> Iterator[None]:
     """Turn what follows from a program that has closed our descriptors into `InvalidProgram`."""
     try:
         yield
     except OSError:
-        _refuse_closed(agent_fd)
+        _refuse_closed(line)
         raise
 
 
-def _refuse_closed(agent_fd: int | None) -> None:
-    if agent_fd is not None and not _is_socket(agent_fd):
+def _refuse_closed(line: Line) -> None:
+    if line.is_closed:
         raise InvalidProgram(
             "the program has closed files and sockets that Muster needs: let it close only what it "
             "has opened itself (look for os.closerange and os.close), and submit the job again"
         )
-
-
-def _is_socket(descriptor: int) -> bool:
-    """Whether it is open, and has not been given to a file since."""
-    try:
-        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-    except OSError:
-        return False
 
 
 def _layouts_of(settings: RankSettings, line: Line, reporter: Reporter) -> Layouts:

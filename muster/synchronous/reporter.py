@@ -12,7 +12,6 @@ from muster.collectives.errors import CollectiveError
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import Beat, Disputed, Layout, Saved, Stranded, TookUp
 from muster.contracts.position import Position
-from muster.line import Line
 from muster.presence import Presence
 from muster.remarks import narrate
 from muster.shapes import Means
@@ -46,8 +45,8 @@ _LAST_WORDS: Final = {
 class Reporter:
     """A `muster.synchronous.trainer.Witness`."""
 
-    def __init__(self, settings: RankSettings, line: Line) -> None:
-        self.presence: Final = Presence(Voice(line), settings, self._beat)
+    def __init__(self, settings: RankSettings, voice: Voice) -> None:
+        self.presence: Final = Presence(voice, settings, self._beat)
         self.work: Final = Work()
         self._settings = settings
         self._course: Course

@@ -160,6 +160,23 @@ def test_an_end_that_nobody_saw_is_told_as_such(stage: Stage) -> None:
     assert not stage.running(rank=0), "what it left is gone as well"
 
 
+def test_who_is_through_while_its_agent_stands_still_has_done_all_the_same(stage: Stage) -> None:
+    stage.start_agent(is_managed=True)
+    first = stage.meet()
+    rank = started(stage, first, None, sleep_sec=0.01, epochs=2)
+    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    stage.signal_agent(signal.SIGSTOP)
+    await_value(lambda: not is_running(rank.process), lambda: "it is not through")
+    stage.kill_agent()
+    await_value(lambda: not exists(rank.process.pid), lambda: "nobody reaps it")
+    second = taken_over(stage, rank, is_managed=True)
+    beat = hear_said(second, 0, Beat, lambda beat: beat.step == beat.total_steps)
+    assert not beat.stopping
+    exited = second.hear_of(RankExited, 0)
+    assert (exited.exit_code, exited.signal) == (0, None)
+    assert stage.record(0, 0).exited == exited
+
+
 def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 

@@ -44,7 +44,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
     def train(place: Path, steps: int | None = None, **names: object) -> int:
         monkeypatch.setattr(MortalRun, "steps_to_live", steps)
-        return classifier.main(settings_of(place, **names))
+        return classifier.main(settings_of(place, **names), Voice(Line(None)))
 
     return train
 

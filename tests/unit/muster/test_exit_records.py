@@ -1,14 +1,24 @@
+"""What is known of how a process ended, and by whose account."""
+
 import math
+import os
 from pathlib import Path
 
 import msgspec
+import pytest
 from stories import beat
 
 from muster.contracts.exit_record import ExitRecord
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.process import ProcessRecord
-from muster.exit_records import read_exit_record, write_exit_record
+from muster.exit_records import (
+    known_end,
+    read_exit_record,
+    write_exit_record,
+    write_own_account,
+)
+from muster.processes import identify
 
 PROCESS = ProcessRecord(pid=7, start_ticks=1, boot_id="b", node="n")
 ANOTHER = ProcessRecord(pid=8, start_ticks=1, boot_id="b", node="n")
@@ -28,3 +38,42 @@ def test_how_a_process_ended_is_on_disk_once_and_nothing_else_is(tmp_path: Path)
     assert read_exit_record(files, 1, 3, PROCESS) is None
     assert read_exit_record(files, 1, 2, ANOTHER) is None
     assert list(files.exits.iterdir()) == [files.exit_record(1, 2)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> JobFiles:
+    files = JobFiles(tmp_path)
+    files.exits.mkdir(parents=True)
+    return files
+
+
+def end_with(code: int, pid: int = PROCESS.pid) -> ExitRecord:
+    exited = RankExited(rank=1, incarnation=2, exit_code=code, signal=None, last_lines=())
+    return ExitRecord(
+        pid=pid, at="", said=(RankSaid(rank=1, incarnation=2, message=beat(step=9)),), exited=exited
+    )
+
+
+def test_of_an_end_that_no_agent_saw_the_process_has_the_last_word(files: JobFiles) -> None:
+    write_own_account(files, end_with(0))
+    assert known_end(files, 1, 2, PROCESS) == end_with(0)
+    assert known_end(files, 1, 2, ANOTHER) is None
+    assert known_end(files, 1, 2, None) is None
+
+
+def test_an_agent_that_saw_the_end_knows_better(files: JobFiles) -> None:
+    write_own_account(files, end_with(0))
+    write_exit_record(files, end_with(137))
+    assert known_end(files, 1, 2, PROCESS) == end_with(137)
+
+
+def test_who_still_runs_may_yet_end_otherwise(files: JobFiles) -> None:
+    write_own_account(files, end_with(0, os.getpid()))
+    assert known_end(files, 1, 2, identify(os.getpid())) is None
+
+
+def test_half_an_account_is_none(files: JobFiles) -> None:
+    write_own_account(files, end_with(0))
+    own = files.own_account(1, 2)
+    own.write_bytes(own.read_bytes()[:-1])
+    assert known_end(files, 1, 2, PROCESS) is None

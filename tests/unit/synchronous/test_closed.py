@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from muster.line import Line
 from muster.program import InvalidProgram
 from muster.synchronous.rank import _refusing_closed
 
@@ -14,26 +15,44 @@ CLOSED = 1 << 20
 
 
 @pytest.fixture
-def channel() -> Iterator[socket.socket]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours
+def line() -> Iterator[Line]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        line = Line(theirs.detach())
+        yield line
+        line.close()
 
 
-def test_an_error_behind_a_channel_that_was_closed_is_the_programs() -> None:
-    with pytest.raises(InvalidProgram, match="only what it has opened"), _refusing_closed(CLOSED):
+def close(line: Line) -> int:
+    """Close it as a program does, which knows nothing of lines; return its number."""
+    assert line._channel is not None  # noqa: SLF001
+    number = line._channel.fileno()  # noqa: SLF001
+    os.close(number)
+    return number
+
+
+def test_an_error_behind_a_channel_that_was_closed_is_the_programs(line: Line) -> None:
+    close(line)
+    with pytest.raises(InvalidProgram, match="only what it has opened"), _refusing_closed(line):
         os.fstat(CLOSED)
 
 
-def test_so_it_is_where_something_else_has_been_opened_in_its_place() -> None:
-    with (
-        open(os.devnull) as taken,  # noqa: PTH123  a plain file
-        pytest.raises(InvalidProgram, match="only what it has opened"),
-        _refusing_closed(taken.fileno()),
-    ):
+def test_so_it_is_where_something_else_has_been_opened_in_its_place(line: Line) -> None:
+    number = close(line)
+    taken = os.open(os.devnull, os.O_RDONLY)
+    if taken != number:
+        os.dup2(taken, number)
+        os.close(taken)
+    with pytest.raises(InvalidProgram, match="only what it has opened"), _refusing_closed(line):
+        os.fstat(CLOSED)
+    os.close(number)
+
+
+def test_any_other_error_of_the_system_stays_what_it_is(line: Line) -> None:
+    with pytest.raises(OSError, match="Bad file"), _refusing_closed(line):
         os.fstat(CLOSED)
 
 
-def test_any_other_error_of_the_system_stays_what_it_is(channel: socket.socket) -> None:
-    with pytest.raises(OSError, match="Bad file"), _refusing_closed(channel.fileno()):
+def test_a_rank_that_nobody_supervises_has_nothing_to_close() -> None:
+    with pytest.raises(OSError, match="Bad file"), _refusing_closed(Line(None)):
         os.fstat(CLOSED)

@@ -45,7 +45,7 @@ COURSE = Course(
 
 def reporter_of(directory: Path, ear: Ear, course: Course = COURSE) -> Reporter:
     settings = settings_of(directory, JOB_ID="job", MUSTER_AGENT_FD=ear.descriptor)
-    reporter = Reporter(settings, ear.line)
+    reporter = Reporter(settings, ear.voice)
     reporter.expect(STATE, course)
     return reporter
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from muster.contracts.layout import TIME_MARK
-from worker.logbook import LAST_BYTES, LAST_LINES, Logbook
+from muster.log_end import LAST_BYTES, LAST_LINES
+from worker.logbook import Logbook
 
 
 @pytest.fixture
