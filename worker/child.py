@@ -192,9 +192,12 @@ class Child:
         return self._life.has_exited()
 
     def contain(self) -> bool:
-        """Kill whatever it started; return whether nothing of that is left."""
+        """Kill whatever it started; return whether it is known that nothing of that is left."""
         self.signal_group(signal.SIGKILL)
-        return end_incarnation(self.mark)
+        try:
+            return end_incarnation(self.mark)
+        except OSError:  # no descriptor to look with
+            return False
 
     def ending(self) -> ExitStatus:
         """Return how it ended; only after `has_exited`, and before it is let go of."""

@@ -235,10 +235,12 @@ class Nursery:
 
     def _settle(self, child: Child) -> None:
         first_seen = self._exit_seen_at.setdefault(child.rank, time.monotonic())
-        if not child.contain() and time.monotonic() < first_seen + CONTAINMENT_SECONDS:
+        is_contained = child.contain()
+        # Its last words may be a call that nobody has taken yet.
+        is_heard = self._reception is None or self._reception.answer()
+        is_due = time.monotonic() >= first_seen + CONTAINMENT_SECONDS
+        if not (is_due or (is_contained and is_heard)):
             return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
-        if self._reception is not None:
-            self._reception.answer()  # its last words may be a call that nobody has taken yet
         child.grant(LAST_WORDS_LIMIT)
         self._hear(child)
         del self._living[child.rank], self._exit_seen_at[child.rank]
@@ -269,6 +271,8 @@ class Nursery:
 
     def listen_again(self) -> None:
         """Give everybody the next share; to be called once in a tick."""
+        if self._reception is not None:
+            self._reception.listen_again()
         for child in self._living.values():
             child.grant()
         for child in list(self._hushed):

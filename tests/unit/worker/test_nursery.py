@@ -15,6 +15,8 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+from installation import await_value
+from scarcity import no_descriptors
 from stories import beat, saved
 
 from muster.brand import can_brand, wear_brand
@@ -401,3 +403,28 @@ def test_no_descriptor_is_left_open(house: House) -> None:
         house.starts("", incarnation=incarnation)
         house.lives_until_it_is_empty()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
+
+
+LAST_CALL = """
+import socket
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.connect({address!r})
+line.send({said!r})
+"""
+
+
+def test_an_end_waits_for_a_call_that_no_descriptor_was_there_for(house: House) -> None:
+    house.nursery.answer_calls()
+    address = str(house.nursery.newest_socket)
+    last = Warned(message="the last word")
+    house.starts(LAST_CALL.format(address=address, said=encode(last)))
+    (child,) = house.nursery.living
+    await_value(child.has_exited, lambda: "it does not end")
+    spawned = list(house.reports)
+    with no_descriptors():
+        house.nursery.settle()
+        assert house.reports == spawned
+    house.lives_until_it_is_empty()
+    *_, said, exited = house.reports
+    assert said == RankSaid(rank=0, incarnation=0, message=last)
+    assert isinstance(exited, RankExited)
