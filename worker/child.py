@@ -163,24 +163,25 @@ class Child:
         """Shared memory of this incarnation alone: nobody has it before or after it.
 
         An agent that adopts a process makes it another one: the old arena is only in the hands of
-        those who shared it, and the new one is found in the next layout.
+        those who shared it, and the new one is found in the next layout. Raises OSError if there
+        is none to be had now; the next one who asks may get it.
         """
         return os.memfd_create(f"muster-arena-{self.rank}", os.MFD_CLOEXEC)
 
     def tell(self, layout: Layout, memory: Sequence[int]) -> bool:
         """Send a layout along with descriptors; return whether that is settled.
 
-        A channel that is full or not there yet is tried again; one that is closed has nobody
-        behind it.
+        A channel that is full or not there yet is tried again, and so is what the kernel has no
+        room for; a channel that is closed has nobody behind it.
         """
         if self.channel is None:
             return False
         try:
             socket.send_fds(self.channel, [encode(layout)], memory)
-        except BlockingIOError:
-            return False
-        except OSError:
+        except ConnectionError:
             return True
+        except OSError:
+            return False
         return True
 
     def signal_group(self, number: signal.Signals) -> None:
