@@ -45,6 +45,10 @@ PACKETS_LIMIT: Final = SAVED_LIMIT + 64
 """Heard of one rank in a tick of its agent. A rank of ours says so much at once only to an agent
 that takes over; a program that floods its channel has no more, and keeps nobody waiting."""
 
+PACKET_BYTES: Final = 1 << 12
+"""More than most packets have. One with more counts as several: a share is 1.25 MiB at most, and
+several times what a socket holds."""
+
 
 class Child:
     """One incarnation. The caller owns the order: listen, has_exited, contain, ending, let_go."""
@@ -70,7 +74,7 @@ class Child:
         has to be told. In another order a rank that has gone on would seem to be where it began."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         """Each tells of passes that no later one may tell of."""
-        self._share = PACKETS_LIMIT
+        self.grant(PACKETS_LIMIT)
         self._warnings = 0
         self._life = life
 
@@ -109,11 +113,11 @@ class Child:
     @property
     def has_had_its_share(self) -> bool:
         """Whether it is not heard until it is granted more."""
-        return not self._share
+        return self._share_bytes <= 0
 
     def grant(self, packets: int = PACKETS_LIMIT) -> None:
-        """Let it be heard for so many packets from now on."""
-        self._share = packets
+        """Let it be heard for so many packets from now on, or fewer if they are large ones."""
+        self._share_bytes = packets * PACKET_BYTES
 
     def listen(self) -> tuple[list[RankMessage], bool]:
         """Return what the rank has said since the last call, and whether it can say more.
@@ -123,7 +127,7 @@ class Child:
         """
         heard: list[RankMessage] = []
         is_open = True
-        while self._share:
+        while not self.has_had_its_share:
             try:
                 if self.channel is None:
                     break
@@ -135,7 +139,7 @@ class Child:
             if not packet:
                 is_open = False
                 break
-            self._share -= 1
+            self._share_bytes -= max(len(packet), PACKET_BYTES)
             with suppress(WireError):
                 heard.append(decode_rank_message(packet))
         return [message for message in heard if self._take(message)], is_open

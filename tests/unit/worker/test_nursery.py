@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,7 +29,9 @@ from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
     AgentMessage,
     Hello,
+    Orphaned,
     RankExited,
+    RankMessage,
     RankSaid,
     RankSpawned,
     Refused,
@@ -38,7 +41,7 @@ from muster.contracts.messages import (
 )
 from muster.exit_records import write_exit_record
 from muster.processes import identify, is_running, marked
-from worker.child import PACKETS_LIMIT, WARNINGS_LIMIT
+from worker.child import PACKET_BYTES, PACKETS_LIMIT, WARNINGS_LIMIT
 from worker.nursery import Nursery
 from worker.starting import Started
 
@@ -267,13 +270,24 @@ def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
 
 
 FLOOD = (
-    f"import os; os.set_blocking(CHANNEL, True); beat = {encode(beat(step=1))!r}\n"
-    "while True: os.write(CHANNEL, beat)"
+    "import os; os.set_blocking(CHANNEL, True); said = {said!r}\n"
+    "while True: os.write(CHANNEL, said)"
 )
+LARGEST = Orphaned(by="x" * 65000)
 
 
-def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(house: House) -> None:
-    house.starts(FLOOD, rank=0)
+@pytest.mark.parametrize(
+    ("word", "share"),
+    [
+        (beat(step=1), PACKETS_LIMIT),
+        (saved(1), PACKETS_LIMIT),
+        (LARGEST, ceil(PACKETS_LIMIT * PACKET_BYTES / len(encode(LARGEST)))),
+    ],
+)
+def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(
+    house: House, word: RankMessage, share: int
+) -> None:
+    house.starts(FLOOD.format(said=encode(word)), rank=0)
     house.starts(SAY_HELLO + WAIT, rank=1)
 
     def said_by(rank: int) -> int:
@@ -281,10 +295,10 @@ def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(house: House) ->
         return sum(report.rank == rank for report in reports)
 
     for ticks in (1, 2, 3):
-        while said_by(0) < ticks * PACKETS_LIMIT or not said_by(1):
+        while said_by(0) < ticks * share or not said_by(1):
             for key, _ in house.selector.select(PATIENCE_SECONDS):
                 key.data()
-        assert (said_by(0), said_by(1)) == (ticks * PACKETS_LIMIT, 1)
+        assert (said_by(0), said_by(1)) == (ticks * share, 1)
         assert len(house.selector.get_map()) == 1, "only the other one is listened to"
         house.nursery.listen_again()
 
