@@ -186,13 +186,19 @@ class Nursery:
         mark = mark_of(pid)
         for child in self._living.values():
             if pid == child.pid or (mark == child.mark and is_enclosed(pid, mark)):
-                self._stop_listening(child)
-                if child.channel is not None:
-                    child.channel.close()
-                child.channel = channel
-                self._start_listening(child)
+                self._reconnect(child, channel)
                 return True
         return False
+
+    def _reconnect(self, child: Child, channel: socket.socket) -> None:
+        """Go on with another channel, once what was said on the one before has been heard."""
+        child.grant()
+        self._hear(child)
+        self._stop_listening(child)
+        if child.channel is not None:
+            child.channel.close()
+        child.channel = channel
+        self._start_listening(child)
 
     def send(self, rank: int, incarnation: int, number: signal.Signals) -> None:
         """Signal one incarnation's group; one that was never started here is reported as ended."""

@@ -442,3 +442,33 @@ def test_an_end_waits_for_a_call_that_no_descriptor_was_there_for(house: House) 
     *_, said, exited = house.reports
     assert said == RankSaid(rank=0, incarnation=0, message=last)
     assert isinstance(exited, RankExited)
+
+
+@pytest.mark.parametrize("share", [0, 1, 100])
+def test_what_was_said_before_a_rank_called_again_is_heard_first(house: House, share: int) -> None:
+    """Even what is beyond its share of this tick: nobody hears it later."""
+    house.nursery.answer_calls()
+    told = [beat(step=step) for step in range(3)]
+    last = Warned(message="by another way")
+    call = LAST_CALL.format(address=str(house.nursery.newest_socket), said=encode(last))
+    house.starts(f"import os; [os.write(CHANNEL, s) for s in {[*map(encode, told)]!r}]\n{call}")
+    (child,) = house.nursery.living
+    await_value(child.has_exited, lambda: "it does not end")
+    child.grant(share)
+    while house.nursery:
+        house.nursery.settle()
+    said = [report.message for report in house.reports if isinstance(report, RankSaid)]
+    assert said == [*told, last]
+
+
+def test_a_rank_that_calls_again_after_its_share_goes_on_by_the_new_way(house: House) -> None:
+    house.nursery.answer_calls()
+    call = LAST_CALL.format(address=str(house.nursery.newest_socket), said=encode(Hello()))
+    flood = f"import os; [os.write(CHANNEL, {encode(beat(step=1))!r}) for _ in range(99)]\n"
+    house.starts(f"{flood}{call}\n{WAIT}")
+    (child,) = house.nursery.living
+    child.grant(1)
+    house.lives_until(lambda: child.beats and Hello in child.standing)
+    assert len(house.selector.get_map()) == 2, "its new channel, and the reception"
+    house.nursery.send_all(signal.SIGKILL)
+    house.lives_until_it_is_empty()
