@@ -472,3 +472,14 @@ def test_a_rank_that_calls_again_after_its_share_goes_on_by_the_new_way(house: H
     assert len(house.selector.get_map()) == 2, "its new channel, and the reception"
     house.nursery.send_all(signal.SIGKILL)
     house.lives_until_it_is_empty()
+
+
+def test_a_log_that_cannot_be_opened_is_not_the_submissions_fault(house: House) -> None:
+    house.files.logs.mkdir(parents=True)
+    house.files.log(0, 0).symlink_to("/nowhere/at/all")
+    house.starts("")
+    (ended,) = house.reports
+    assert isinstance(ended, RankExited)
+    assert (ended.exit_code, ended.signal) == (None, None)
+    assert ended.unstarted is not None
+    assert "rank_00000.000.log" in ended.unstarted
