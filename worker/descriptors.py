@@ -25,5 +25,6 @@ class DescriptorLimits(NamedTuple):
 
     def impose(self, pid: int) -> None:
         """Give them to a process that has just begun, and to whatever it starts."""
-        with suppress(OSError):  # it has ended already
+        # It has ended already, or has become another user's, whose limits are not ours to set.
+        with suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, self)
