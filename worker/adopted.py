@@ -43,8 +43,9 @@ class Held:
     """A living process, or a zombie, that is not our child."""
 
     def __init__(self, record: ProcessRecord, send: Send = signal.pidfd_send_signal) -> None:
-        """Raises ProcessLookupError if this process is gone; then nothing is held.
+        """Raises ProcessLookupError if this process is gone, OSError if there is no descriptor.
 
+        Then nothing is held.
         `send` is the system call, which kernels before 6.9 refuse for a whole group.
         """
         if record.boot_id != boot_id():
@@ -52,7 +53,12 @@ class Held:
         self.pid: Final = record.pid
         self.identity: Final = record
         self._send = send
-        self.pidfd: Final = os.pidfd_open(record.pid)
+        # Without a descriptor nobody is seen in /proc, and who lives would be taken for gone.
+        spare = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        try:
+            self.pidfd: Final = os.pidfd_open(record.pid)
+        finally:
+            os.close(spare)
         self._is_over = False
         # The descriptor now holds one process; only if that is the one that is meant is it ours.
         if stat_of(record) is None:
@@ -125,7 +131,7 @@ class Departed:
 
 
 def adopted_life(process: ProcessRecord) -> Held | Departed:
-    """Return the life of a process that is to be adopted."""
+    """Return the life of a process that is to be adopted; raises OSError as `Held` does."""
     try:
         return Held(process)
     except ProcessLookupError:

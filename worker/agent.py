@@ -274,7 +274,12 @@ def main() -> int:
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
     os.chdir("/")
     _become_subreaper()
-    return Agent(assignment).run()
+    try:
+        agent = Agent(assignment)
+    except OSError as error:  # the ranks live on, and call the next one
+        remark(f"this agent cannot look after its job, and leaves it to another one: {error}")
+        return 1
+    return agent.run()
 
 
 if __name__ == "__main__":

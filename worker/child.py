@@ -32,7 +32,7 @@ from muster.contracts.messages import (
 )
 from muster.contracts.process import ProcessRecord
 from worker.lives import ExitStatus, Life, OwnChild
-from worker.logbook import Logbook
+from worker.logbook import LateLogbook, Logbook
 from worker.starting import Starter
 
 WARNINGS_LIMIT: Final = 100
@@ -59,7 +59,7 @@ class Child:
         rank: int,
         incarnation: int,
         mark: str,
-        logbook: Logbook,
+        logbook: Logbook | LateLogbook,
         life: Life,
         channel: socket.socket | None,
     ) -> None:

@@ -19,18 +19,13 @@ from muster.containment import is_enclosed
 from muster.contracts.agent import AdoptedRank
 from muster.contracts.environ import AGENT_SOCKET, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS
 from muster.contracts.layout import JobFiles
-from muster.contracts.messages import (
-    AgentMessage,
-    Pulse,
-    RankSaid,
-    StartRank,
-)
+from muster.contracts.messages import AgentMessage, Pulse, RankSaid, StartRank
 from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.ends import End, Ends
-from worker.logbook import Logbook
+from worker.logbook import LateLogbook, Logbook
 from worker.orphans import reap_orphans
 from worker.reception import Reception
 from worker.starting import Starter
@@ -116,7 +111,7 @@ class Nursery:
             self._report(message)
 
     def _bring_up(self, order: StartRank) -> Child:
-        logbook = self._logbook(order.rank, order.incarnation)
+        logbook = Logbook(*self._log_files(order.rank, order.incarnation))
         try:
             return Child.start(self._with_ways(order), logbook, self._starter)
         except OSError:
@@ -135,7 +130,8 @@ class Nursery:
         """Look after a process that an earlier agent has started.
 
         Of one whose end is on record nothing is left, and it is reported in the very words. One
-        that is gone without is reported by the next `settle`, as an end that nobody saw.
+        that is gone without is reported by the next `settle`, as an end that nobody saw. Raises
+        OSError if there is no descriptor to hold it with.
         """
         end = self._ends.recorded(adopted)
         if end is not None:
@@ -146,7 +142,7 @@ class Nursery:
             rank=adopted.rank,
             incarnation=adopted.incarnation,
             mark=adopted.mark,
-            logbook=self._logbook(adopted.rank, adopted.incarnation),
+            logbook=LateLogbook(*self._log_files(adopted.rank, adopted.incarnation)),
             life=life,
             channel=None,
         )
@@ -297,5 +293,5 @@ class Nursery:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(child.channel)
 
-    def _logbook(self, rank: int, incarnation: int) -> Logbook:
-        return Logbook(self._files.log(rank, incarnation), self._files.times(rank, incarnation))
+    def _log_files(self, rank: int, incarnation: int) -> tuple[Path, Path]:
+        return self._files.log(rank, incarnation), self._files.times(rank, incarnation)
