@@ -18,6 +18,7 @@ from typing import Final
 
 from muster.contracts.process import ProcessRecord
 from muster.processes import boot_id, stat_of
+from worker.descriptors import require
 from worker.lives import UNSEEN, ExitStatus
 
 _GROUP: Final = 1 << 2
@@ -34,6 +35,9 @@ _INFO_EXIT: Final = 1 << 3
 
 _STATUS_FIELD: Final = 49
 """Of /proc/PID/stat, counted after the command name."""
+
+_FOR_HOLDING: Final = 2
+"""Descriptors: one that stays, and one for a look at whom it holds."""
 
 
 Send = Callable[[int, int, None, int], None]
@@ -53,12 +57,8 @@ class Held:
         self.pid: Final = record.pid
         self.identity: Final = record
         self._send = send
-        # Without a descriptor nobody is seen in /proc, and who lives would be taken for gone.
-        spare = os.open("/", os.O_PATH | os.O_CLOEXEC)
-        try:
-            self.pidfd: Final = os.pidfd_open(record.pid)
-        finally:
-            os.close(spare)
+        require(_FOR_HOLDING)
+        self.pidfd: Final = os.pidfd_open(record.pid)
         self._is_over = False
         # The descriptor now holds one process; only if that is the one that is meant is it ours.
         if stat_of(record) is None:

@@ -31,6 +31,7 @@ from muster.contracts.messages import (
     Warned,
 )
 from muster.contracts.process import ProcessRecord
+from worker.descriptors import require
 from worker.lives import ExitStatus, Life, OwnChild
 from worker.logbook import LateLogbook, Logbook
 from worker.starting import Starter
@@ -200,8 +201,9 @@ class Child:
         """Kill whatever it started; return whether it is known that nothing of that is left."""
         self.signal_group(signal.SIGKILL)
         try:
+            require()
             return end_incarnation(self.mark)
-        except OSError:  # no descriptor to look with
+        except OSError:  # no descriptors to look with
             return False
 
     def ending(self) -> ExitStatus:

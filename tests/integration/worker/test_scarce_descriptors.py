@@ -28,7 +28,7 @@ import os, resource, sys
 from worker import agent
 lowest = os.dup(0)
 os.close(lowest)
-resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 6, lowest + 6))
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 7, lowest + 7))
 sys.exit(agent.main())
 """
 """An agent that cannot hold two ranks."""

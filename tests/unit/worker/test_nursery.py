@@ -483,3 +483,18 @@ def test_a_log_that_cannot_be_opened_is_not_the_submissions_fault(house: House) 
     assert (ended.exit_code, ended.signal) == (None, None)
     assert ended.unstarted is not None
     assert "rank_00000.000.log" in ended.unstarted
+
+
+@pytest.mark.parametrize("spare", range(6))
+def test_with_too_few_descriptors_nothing_counts_as_contained_that_is_not(
+    house: House, spare: int
+) -> None:
+    house.starts("import os, time; os.fork() or (os.setsid(), time.sleep(600)); os._exit(0)")
+    (child,) = house.nursery.living
+    await_value(child.has_exited, lambda: "it does not end")
+    spawned = list(house.reports)
+    with no_descriptors(but=spare):
+        house.nursery.settle()
+    assert house.reports == spawned or marked(f"{house.uid}/") == []
+    house.lives_until_it_is_empty()
+    assert marked(f"{house.uid}/") == []
