@@ -1,7 +1,8 @@
 """A sentence to a person that costs no process its life: the disk of a log may be full.
 
-What cannot be written is lost, and the speaker goes on. Nothing of it stays in a buffer either: the
-interpreter would meet it again at the end, and exit with 120 instead of what the process means.
+What cannot be written is lost, and the speaker goes on; of a sentence that there is room for half
+of, the rest is lost. Nothing of it stays in a buffer either: the interpreter would meet it again at
+the end, and exit with 120 instead of what the process means.
 """
 
 import sys

@@ -34,6 +34,8 @@ from muster.processes import marked
 
 DEADLINE_SECONDS = 30.0
 
+AGENT = ("-m", "worker.agent")
+
 GENERATION = 7
 """Of every agent of a stage."""
 
@@ -107,10 +109,12 @@ class Stage:
         is_managed: bool = False,
         adopted: Sequence[AdoptedRank] = (),
         log: int | None = None,
+        program: Sequence[str] = AGENT,
     ) -> None:
         """Start an agent; the one before it, if any, must have been killed.
 
-        `log` is the descriptor of what it writes to, that of the tests if there is none.
+        `log` is the descriptor of what it writes to, that of the tests if there is none. `program`
+        is what makes an interpreter the agent.
         """
         assignment = AgentAssignment(
             job_uid=self.uid,
@@ -125,7 +129,7 @@ class Stage:
             adopted=tuple(adopted),
         )
         self._agent = subprocess.Popen(
-            [sys.executable, "-P", "-m", "worker.agent"],
+            [sys.executable, "-P", *program],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -18,7 +18,7 @@ from muster.contracts.spec import JobSpec
 from muster.line import Line
 from muster.remarks import remark
 from muster.voice import Voice
-from worker.blame import is_of_the_submission
+from worker.blame import is_of_the_command
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
@@ -65,7 +65,7 @@ def become(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         message = f"the command {command[0]!r} cannot be run: {error.strerror}"
-        if is_of_the_submission(error):
+        if is_of_the_command(error):
             _tell(agent_fd, Refused(reason=Reason.INVALID_PROGRAM, message=message))
         remark(f"muster: {message}")
         sys.exit(NOT_FOUND if missing else NOT_EXECUTABLE)

@@ -18,6 +18,7 @@ from typing import Final
 
 from muster.contracts.process import ProcessRecord
 from muster.processes import boot_id, stat_of
+from worker.descriptors import require
 from worker.lives import UNSEEN, ExitStatus
 
 _GROUP: Final = 1 << 2
@@ -35,6 +36,9 @@ _INFO_EXIT: Final = 1 << 3
 _STATUS_FIELD: Final = 49
 """Of /proc/PID/stat, counted after the command name."""
 
+_FOR_HOLDING: Final = 2
+"""Descriptors: one that stays, and one for a look at whom it holds."""
+
 
 Send = Callable[[int, int, None, int], None]
 
@@ -43,8 +47,9 @@ class Held:
     """A living process, or a zombie, that is not our child."""
 
     def __init__(self, record: ProcessRecord, send: Send = signal.pidfd_send_signal) -> None:
-        """Raises ProcessLookupError if this process is gone; then nothing is held.
+        """Raises ProcessLookupError if this process is gone, OSError if there is no descriptor.
 
+        Then nothing is held.
         `send` is the system call, which kernels before 6.9 refuse for a whole group.
         """
         if record.boot_id != boot_id():
@@ -52,6 +57,7 @@ class Held:
         self.pid: Final = record.pid
         self.identity: Final = record
         self._send = send
+        require(_FOR_HOLDING)
         self.pidfd: Final = os.pidfd_open(record.pid)
         self._is_over = False
         # The descriptor now holds one process; only if that is the one that is meant is it ours.
@@ -125,7 +131,7 @@ class Departed:
 
 
 def adopted_life(process: ProcessRecord) -> Held | Departed:
-    """Return the life of a process that is to be adopted."""
+    """Return the life of a process that is to be adopted; raises OSError as `Held` does."""
     try:
         return Held(process)
     except ProcessLookupError:

@@ -38,7 +38,7 @@ from muster.contracts.messages import (
 )
 from muster.remarks import remark
 from worker.assembly import Assembly
-from worker.descriptors import DescriptorLimits
+from worker.descriptors import DescriptorLimits, require
 from worker.nursery import Nursery
 from worker.orphans import end_strangers
 from worker.starting import Exec, Fork, Starter
@@ -117,6 +117,7 @@ class Agent:
             self._resign("nothing is touched")
             return
         adopted = self._assignment.adopted
+        require()  # else it would seem that there are no strays
         were_asked = not self._assignment.is_managed and is_at_work(self._assignment.job_uid)
         end_strays(self._assignment.job_uid, {rank.mark for rank in adopted})
         for rank in adopted:
@@ -274,7 +275,12 @@ def main() -> int:
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
     os.chdir("/")
     _become_subreaper()
-    return Agent(assignment).run()
+    try:
+        agent = Agent(assignment)
+    except OSError as error:  # the ranks live on, and call the next one
+        remark(f"this agent cannot look after its job, and leaves it to another one: {error}")
+        return 1
+    return agent.run()
 
 
 if __name__ == "__main__":

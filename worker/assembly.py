@@ -35,7 +35,7 @@ class Assembly:
             return
         if self._result is not None:
             os.close(self._result)
-        self._result = os.memfd_create(RESULT_NAME, os.MFD_CLOEXEC)
+            self._result = None
         self._order = order
         self._audience, self._told = self._nursery.living, {}
         self.deliver()
@@ -44,16 +44,19 @@ class Assembly:
         """Tell who has not been told by the channel it has now; to be called now and then.
 
         A layout with a member that is gone is told to nobody any more: whoever ordered it hears
-        of the death, and orders another.
+        of the death, and orders another. One that there is no memory for is told to nobody yet.
         """
         untold = [child for child in self._audience if self._is_untold(child)]
-        if not untold or self._order is None or self._result is None:
+        if not untold or self._order is None:
             return
         members = self._members(self._order)
         if None in members:
             self._audience = []
             return
-        memory = [self._result, *(member.arena for member in members if member is not None)]
+        try:
+            memory = self._memory(members)
+        except OSError:  # no descriptor or memory to be had now
+            return
         self._audience = [child for child in self._nursery.living if child in self._audience]
         for child in self._audience:
             # Who is not a member has no business with its memory.
@@ -61,6 +64,12 @@ class Assembly:
                 self._order.layout, memory if child in members else []
             ):
                 self._told[child] = child.channel
+
+    def _memory(self, members: Sequence[Child | None]) -> list[int]:
+        """Return the result and everybody's arena; what is there already is not made again."""
+        if self._result is None:
+            self._result = os.memfd_create(RESULT_NAME, os.MFD_CLOEXEC)
+        return [self._result, *(member.arena for member in members if member is not None)]
 
     def _is_untold(self, child: Child) -> bool:
         return child not in self._told or self._told[child] is not child.channel

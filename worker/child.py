@@ -31,8 +31,9 @@ from muster.contracts.messages import (
     Warned,
 )
 from muster.contracts.process import ProcessRecord
+from worker.descriptors import require
 from worker.lives import ExitStatus, Life, OwnChild
-from worker.logbook import Logbook
+from worker.logbook import LateLogbook, Logbook
 from worker.starting import Starter
 
 WARNINGS_LIMIT: Final = 100
@@ -45,6 +46,10 @@ PACKETS_LIMIT: Final = SAVED_LIMIT + 64
 """Heard of one rank in a tick of its agent. A rank of ours says so much at once only to an agent
 that takes over; a program that floods its channel has no more, and keeps nobody waiting."""
 
+PACKET_BYTES: Final = 1 << 12
+"""More than most packets have. One with more counts as several: a share is 1.25 MiB at most, and
+several times what a socket holds."""
+
 
 class Child:
     """One incarnation. The caller owns the order: listen, has_exited, contain, ending, let_go."""
@@ -55,7 +60,7 @@ class Child:
         rank: int,
         incarnation: int,
         mark: str,
-        logbook: Logbook,
+        logbook: Logbook | LateLogbook,
         life: Life,
         channel: socket.socket | None,
     ) -> None:
@@ -70,7 +75,7 @@ class Child:
         has to be told. In another order a rank that has gone on would seem to be where it began."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         """Each tells of passes that no later one may tell of."""
-        self._share = PACKETS_LIMIT
+        self.grant(PACKETS_LIMIT)
         self._warnings = 0
         self._life = life
 
@@ -109,11 +114,11 @@ class Child:
     @property
     def has_had_its_share(self) -> bool:
         """Whether it is not heard until it is granted more."""
-        return not self._share
+        return self._share_bytes <= 0
 
     def grant(self, packets: int = PACKETS_LIMIT) -> None:
-        """Let it be heard for so many packets from now on."""
-        self._share = packets
+        """Let it be heard for so many packets from now on, or fewer if they are large ones."""
+        self._share_bytes = packets * PACKET_BYTES
 
     def listen(self) -> tuple[list[RankMessage], bool]:
         """Return what the rank has said since the last call, and whether it can say more.
@@ -123,7 +128,7 @@ class Child:
         """
         heard: list[RankMessage] = []
         is_open = True
-        while self._share:
+        while not self.has_had_its_share:
             try:
                 if self.channel is None:
                     break
@@ -135,7 +140,7 @@ class Child:
             if not packet:
                 is_open = False
                 break
-            self._share -= 1
+            self._share_bytes -= max(len(packet), PACKET_BYTES)
             with suppress(WireError):
                 heard.append(decode_rank_message(packet))
         return [message for message in heard if self.take(message)], is_open
@@ -163,24 +168,25 @@ class Child:
         """Shared memory of this incarnation alone: nobody has it before or after it.
 
         An agent that adopts a process makes it another one: the old arena is only in the hands of
-        those who shared it, and the new one is found in the next layout.
+        those who shared it, and the new one is found in the next layout. Raises OSError if there
+        is none to be had now; the next one who asks may get it.
         """
         return os.memfd_create(f"muster-arena-{self.rank}", os.MFD_CLOEXEC)
 
     def tell(self, layout: Layout, memory: Sequence[int]) -> bool:
         """Send a layout along with descriptors; return whether that is settled.
 
-        A channel that is full or not there yet is tried again; one that is closed has nobody
-        behind it.
+        A channel that is full or not there yet is tried again, and so is what the kernel has no
+        room for; a channel that is closed has nobody behind it.
         """
         if self.channel is None:
             return False
         try:
             socket.send_fds(self.channel, [encode(layout)], memory)
-        except BlockingIOError:
-            return False
-        except OSError:
+        except ConnectionError:
             return True
+        except OSError:
+            return False
         return True
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -192,9 +198,13 @@ class Child:
         return self._life.has_exited()
 
     def contain(self) -> bool:
-        """Kill whatever it started; return whether nothing of that is left."""
+        """Kill whatever it started; return whether it is known that nothing of that is left."""
         self.signal_group(signal.SIGKILL)
-        return end_incarnation(self.mark)
+        try:
+            require()
+            return end_incarnation(self.mark)
+        except OSError:  # no descriptors to look with
+            return False
 
     def ending(self) -> ExitStatus:
         """Return how it ended; only after `has_exited`, and before it is let go of."""

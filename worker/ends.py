@@ -20,7 +20,7 @@ from muster.exit_records import (
     write_exit_record,
 )
 from muster.remarks import remark
-from worker.blame import is_of_the_submission
+from worker.blame import is_of_the_order
 from worker.child import Child
 from worker.lives import ExitStatus
 from worker.memory import OomKills
@@ -51,7 +51,7 @@ class End:
     def of_unstarted(cls, order: StartRank, error: OSError) -> Self:
         """Return the end of an incarnation that did not start: refused, or to be tried again."""
         words = f"cannot be started in {order.working_dir}: {error}"
-        is_refused = is_of_the_submission(error)
+        is_refused = is_of_the_order(error, order.working_dir)
         refused = Refused(reason=Reason.INVALID_PROGRAM, message=words)
         said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
         exited = RankExited(

@@ -11,6 +11,7 @@ from typing import Final
 
 from muster.contracts.layout import TIME_MARK
 from muster.log_end import last_lines
+from muster.remarks import remark
 
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
@@ -57,3 +58,34 @@ class Logbook:
     def close(self) -> None:
         os.close(self._log)
         os.close(self._times)
+
+
+class LateLogbook:
+    """The logbook of a rank that runs already, opened as soon as that can be done.
+
+    The rank writes on meanwhile, and does not depend on anybody who takes notes.
+    """
+
+    def __init__(self, log: Path, times: Path) -> None:
+        self._paths = (log, times)
+        self._opened: Logbook | None = None
+        try:
+            self._opened = Logbook(log, times)
+        except OSError as error:
+            remark(f"no times are noted of {log}, until it can be opened: {error}")
+
+    def note(self, unix_seconds: float) -> None:
+        """Do as `Logbook` does, if there is one now."""
+        if self._opened is None:
+            with suppress(OSError):
+                self._opened = Logbook(*self._paths)
+        if self._opened is not None:
+            self._opened.note(unix_seconds)
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the end of the log, nothing of one that was never opened."""
+        return () if self._opened is None else self._opened.last_lines()
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()

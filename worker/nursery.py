@@ -19,19 +19,14 @@ from muster.containment import is_enclosed
 from muster.contracts.agent import AdoptedRank
 from muster.contracts.environ import AGENT_SOCKET, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS
 from muster.contracts.layout import JobFiles
-from muster.contracts.messages import (
-    AgentMessage,
-    Pulse,
-    RankSaid,
-    StartRank,
-)
+from muster.contracts.messages import AgentMessage, Pulse, RankSaid, StartRank
 from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.ends import End, Ends
 from worker.lives import UNSEEN, ExitStatus
-from worker.logbook import Logbook
+from worker.logbook import LateLogbook, Logbook
 from worker.orphans import reap_orphans
 from worker.reception import Reception
 from worker.starting import Starter
@@ -117,7 +112,7 @@ class Nursery:
             self._report(message)
 
     def _bring_up(self, order: StartRank) -> Child:
-        logbook = self._logbook(order.rank, order.incarnation)
+        logbook = Logbook(*self._log_files(order.rank, order.incarnation))
         try:
             return Child.start(self._with_ways(order), logbook, self._starter)
         except OSError:
@@ -136,7 +131,8 @@ class Nursery:
         """Look after a process that an earlier agent has started.
 
         Of one whose end is on record nothing is left, and it is reported in the very words. One
-        that is gone without is reported by the next `settle`, as an end that nobody saw.
+        that is gone without is reported by the next `settle`, as an end that nobody saw. Raises
+        OSError if there is no descriptor to hold it with.
         """
         end = self._ends.recorded(adopted)
         if end is not None:
@@ -147,7 +143,7 @@ class Nursery:
             rank=adopted.rank,
             incarnation=adopted.incarnation,
             mark=adopted.mark,
-            logbook=self._logbook(adopted.rank, adopted.incarnation),
+            logbook=LateLogbook(*self._log_files(adopted.rank, adopted.incarnation)),
             life=life,
             channel=None,
         )
@@ -187,13 +183,19 @@ class Nursery:
         mark = mark_of(pid)
         for child in self._living.values():
             if pid == child.pid or (mark == child.mark and is_enclosed(pid, mark)):
-                self._stop_listening(child)
-                if child.channel is not None:
-                    child.channel.close()
-                child.channel = channel
-                self._start_listening(child)
+                self._reconnect(child, channel)
                 return True
         return False
+
+    def _reconnect(self, child: Child, channel: socket.socket) -> None:
+        """Go on with another channel, once what was said on the one before has been heard."""
+        child.grant()
+        self._hear(child)
+        self._stop_listening(child)
+        if child.channel is not None:
+            child.channel.close()
+        child.channel = channel
+        self._start_listening(child)
 
     def send(self, rank: int, incarnation: int, number: signal.Signals) -> None:
         """Signal one incarnation's group; one that was never started here is reported as ended."""
@@ -236,10 +238,12 @@ class Nursery:
 
     def _settle(self, child: Child) -> None:
         first_seen = self._exit_seen_at.setdefault(child.rank, time.monotonic())
-        if not child.contain() and time.monotonic() < first_seen + CONTAINMENT_SECONDS:
+        is_contained = child.contain()
+        # Its last words may be a call that nobody has taken yet.
+        is_heard = self._reception is None or self._reception.answer()
+        is_due = time.monotonic() >= first_seen + CONTAINMENT_SECONDS
+        if not (is_due or (is_contained and is_heard)):
             return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
-        if self._reception is not None:
-            self._reception.answer()  # its last words may be a call that nobody has taken yet
         child.grant(LAST_WORDS_LIMIT)
         self._hear(child)
         del self._living[child.rank], self._exit_seen_at[child.rank]
@@ -281,6 +285,8 @@ class Nursery:
 
     def listen_again(self) -> None:
         """Give everybody the next share; to be called once in a tick."""
+        if self._reception is not None:
+            self._reception.listen_again()
         for child in self._living.values():
             child.grant()
         for child in list(self._hushed):
@@ -299,5 +305,5 @@ class Nursery:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(child.channel)
 
-    def _logbook(self, rank: int, incarnation: int) -> Logbook:
-        return Logbook(self._files.log(rank, incarnation), self._files.times(rank, incarnation))
+    def _log_files(self, rank: int, incarnation: int) -> tuple[Path, Path]:
+        return self._files.log(rank, incarnation), self._files.times(rank, incarnation)

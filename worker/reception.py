@@ -18,6 +18,9 @@ from muster.succession import generation_of, sockets_beside
 BACKLOG: Final = 4096
 """All ranks of a job may call at once, before the agent has time for the first."""
 
+CALLS_LIMIT: Final = 64
+"""Taken in one go; whoever calls without end keeps nobody else waiting."""
+
 Receive = Callable[[socket.socket, int], bool]
 
 
@@ -31,6 +34,7 @@ class Reception:
         """
         self._selector = selector
         self._receive = receive
+        self._is_listening = self._is_resting = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,22 +45,49 @@ class Reception:
             self._socket.listen(BACKLOG)
         except OSError as error:  # not every file system has sockets; this agent does not need it
             remark(f"ranks would not find another agent at {path}: {error}")
+            self._socket.close()
         else:
-            selector.register(self._socket, selectors.EVENT_READ, self.answer)
+            self._listen()
         for other in sockets_beside(path):
             if generation_of(other) < generation_of(path):
                 with suppress(OSError):  # gone by now, or none that an agent has made
                     other.unlink()
 
-    def answer(self) -> None:
-        """Take every call there is; nothing happens without one."""
-        while True:
+    def answer(self) -> bool:
+        """Take the calls there are; return whether none is left for later.
+
+        A call that cannot be taken now, for want of a descriptor, stays where it is: nobody looks
+        there before `listen_again`, as the socket would be readable all the time.
+        """
+        if not self._is_listening:
+            return not self._is_resting
+        for _ in range(CALLS_LIMIT):
             try:
                 channel, _ = self._socket.accept()
+            except BlockingIOError:
+                return True
             except OSError:
-                return
-            channel.settimeout(0)
-            neighbour = neighbour_of(channel)
-            is_ours = neighbour.user_id == os.geteuid()
-            if not (is_ours and self._receive(channel, neighbour.pid)):
-                channel.close()
+                self._rest()
+                return False
+            self._introduce(channel)
+        return False
+
+    def listen_again(self) -> None:
+        """Try once more to take what could not be taken."""
+        if self._is_resting:
+            self._listen()
+
+    def _introduce(self, channel: socket.socket) -> None:
+        channel.settimeout(0)
+        neighbour = neighbour_of(channel)
+        is_ours = neighbour.user_id == os.geteuid()
+        if not (is_ours and self._receive(channel, neighbour.pid)):
+            channel.close()
+
+    def _listen(self) -> None:
+        self._selector.register(self._socket, selectors.EVENT_READ, self.answer)
+        self._is_listening, self._is_resting = True, False
+
+    def _rest(self) -> None:
+        self._selector.unregister(self._socket)
+        self._is_listening, self._is_resting = False, True

@@ -11,11 +11,12 @@ from uuid import uuid4
 
 import pytest
 from installation import await_value
+from scarcity import no_descriptors
 
 from muster.contracts.environ import MARK
 from muster.contracts.process import ProcessRecord
 from muster.processes import identify, is_running, marked, send_signal
-from worker.adopted import Departed, Held
+from worker.adopted import Departed, Held, adopted_life
 from worker.lives import UNSEEN, ExitStatus
 
 MIDDLE = """
@@ -179,6 +180,20 @@ def test_only_exactly_the_process_that_is_meant_is_held(middles: list[Middle]) -
     await_end(life)
     assert life.ending().signal == signal.SIGKILL
     life.let_go()
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_without_descriptors_nobody_is_taken_for_gone(middles: list[Middle], spare: int) -> None:
+    middles.append(Middle("exec sleep 600"))
+    living, gone = middles[-1].record, replace(middles[-1].record, pid=1 << 22)
+    with no_descriptors(but=spare), pytest.raises(OSError, match="Too many open files"):
+        adopted_life(living)
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        adopted_life(gone)
+    with no_descriptors(but=2):
+        life = adopted_life(living)
+        assert isinstance(life, Held)
+        life.let_go()
 
 
 def test_who_was_gone_before_has_ended_unseen() -> None:

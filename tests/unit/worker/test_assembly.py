@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import pytest
+from scarcity import no_descriptors
 
 from muster.contracts.messages import Announce, Layout, Seat
 from muster.line import Line
@@ -206,3 +207,37 @@ def test_a_rank_that_has_not_called_yet_is_told_when_it_does(
     pupil.channel = channel
     assembly.deliver()
     pupil.hears().close()
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+def test_a_layout_that_there_is_no_memory_for_is_told_to_nobody_before_there_is(
+    school: School, assembly: Assembly, spare: int
+) -> None:
+    """One result and three arenas are to be made, and any of them may be what fails."""
+    with no_descriptors(but=spare):
+        assembly.announce(order(1, 0, 1, 2))
+        assembly.deliver()
+    assert all(pupil.hears_nothing() for pupil in school.living)
+    assembly.deliver()
+    heard = [pupil.hears() for pupil in school.living]
+    assert [len(one.memory) for one in heard] == [4, 4, 4]
+    for one in heard:
+        assert same(one.memory[0], heard[0].memory[0])
+    for one in heard:
+        one.close()
+    assembly.deliver()
+    assert all(pupil.hears_nothing() for pupil in school.living), "everybody once"
+
+
+def test_a_layout_that_there_never_was_memory_for_gives_way_to_the_next(
+    school: School, assembly: Assembly
+) -> None:
+    with no_descriptors():
+        assembly.announce(order(1, 0, 1, 2))
+        assembly.announce(order(2, 0, 1))
+    assembly.deliver()
+    for pupil in school.living:
+        heard = pupil.hears()
+        assert heard.layout.generation == 2
+        heard.close()
+        assert pupil.hears_nothing()

@@ -3,10 +3,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scarcity import no_descriptors
 
 from muster.contracts.layout import TIME_MARK
 from muster.log_end import LAST_BYTES, LAST_LINES
-from worker.logbook import Logbook
+from worker.logbook import LateLogbook, Logbook
 
 
 @pytest.fixture
@@ -95,3 +96,23 @@ def test_a_line_without_end_is_quoted_from_its_end(logbook: Logbook) -> None:
 def test_logs_are_for_their_owner_alone(logbook: Logbook, tmp_path: Path) -> None:
     assert os.fstat(logbook.descriptor).st_mode & 0o077 == 0
     assert (tmp_path / "logs" / "a.times").stat().st_mode & 0o077 == 0
+
+
+def test_a_log_that_cannot_be_opened_yet_is_noted_as_soon_as_it_can(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log, times = tmp_path / "logs" / "a.log", tmp_path / "logs" / "a.times"
+    log.parent.mkdir()
+    log.write_text("written meanwhile\n")
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+    with no_descriptors(but=1):
+        book = LateLogbook(log, times)
+        book.note(1.0)
+        assert book.last_lines() == ()
+    assert "a.log" in capfd.readouterr().err
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    book.note(2.0)
+    assert marks(tmp_path) == [(18, 2_000_000)]
+    assert book.last_lines() == ("written meanwhile",)
+    book.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from pathlib import Path
 from uuid import uuid4
 
 import msgspec
 import pytest
+from installation import await_value
+from scarcity import no_descriptors
 from stories import beat, saved
 
 from muster.brand import can_brand, wear_brand
@@ -26,7 +29,9 @@ from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
     AgentMessage,
     Hello,
+    Orphaned,
     RankExited,
+    RankMessage,
     RankSaid,
     RankSpawned,
     Refused,
@@ -36,7 +41,7 @@ from muster.contracts.messages import (
 )
 from muster.exit_records import write_exit_record
 from muster.processes import identify, is_running, marked
-from worker.child import PACKETS_LIMIT, WARNINGS_LIMIT
+from worker.child import PACKET_BYTES, PACKETS_LIMIT, WARNINGS_LIMIT
 from worker.nursery import Nursery
 from worker.starting import Started
 
@@ -265,13 +270,24 @@ def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
 
 
 FLOOD = (
-    f"import os; os.set_blocking(CHANNEL, True); beat = {encode(beat(step=1))!r}\n"
-    "while True: os.write(CHANNEL, beat)"
+    "import os; os.set_blocking(CHANNEL, True); said = {said!r}\n"
+    "while True: os.write(CHANNEL, said)"
 )
+LARGEST = Orphaned(by="x" * 65000)
 
 
-def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(house: House) -> None:
-    house.starts(FLOOD, rank=0)
+@pytest.mark.parametrize(
+    ("word", "share"),
+    [
+        (beat(step=1), PACKETS_LIMIT),
+        (saved(1), PACKETS_LIMIT),
+        (LARGEST, ceil(PACKETS_LIMIT * PACKET_BYTES / len(encode(LARGEST)))),
+    ],
+)
+def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(
+    house: House, word: RankMessage, share: int
+) -> None:
+    house.starts(FLOOD.format(said=encode(word)), rank=0)
     house.starts(SAY_HELLO + WAIT, rank=1)
 
     def said_by(rank: int) -> int:
@@ -279,10 +295,10 @@ def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(house: House) ->
         return sum(report.rank == rank for report in reports)
 
     for ticks in (1, 2, 3):
-        while said_by(0) < ticks * PACKETS_LIMIT or not said_by(1):
+        while said_by(0) < ticks * share or not said_by(1):
             for key, _ in house.selector.select(PATIENCE_SECONDS):
                 key.data()
-        assert (said_by(0), said_by(1)) == (ticks * PACKETS_LIMIT, 1)
+        assert (said_by(0), said_by(1)) == (ticks * share, 1)
         assert len(house.selector.get_map()) == 1, "only the other one is listened to"
         house.nursery.listen_again()
 
@@ -401,3 +417,84 @@ def test_no_descriptor_is_left_open(house: House) -> None:
         house.starts("", incarnation=incarnation)
         house.lives_until_it_is_empty()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
+
+
+LAST_CALL = """
+import socket
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.connect({address!r})
+line.send({said!r})
+"""
+
+
+def test_an_end_waits_for_a_call_that_no_descriptor_was_there_for(house: House) -> None:
+    house.nursery.answer_calls()
+    address = str(house.nursery.newest_socket)
+    last = Warned(message="the last word")
+    house.starts(LAST_CALL.format(address=address, said=encode(last)))
+    (child,) = house.nursery.living
+    await_value(child.has_exited, lambda: "it does not end")
+    spawned = list(house.reports)
+    with no_descriptors():
+        house.nursery.settle()
+        assert house.reports == spawned
+    house.lives_until_it_is_empty()
+    *_, said, exited = house.reports
+    assert said == RankSaid(rank=0, incarnation=0, message=last)
+    assert isinstance(exited, RankExited)
+
+
+@pytest.mark.parametrize("share", [0, 1, 100])
+def test_what_was_said_before_a_rank_called_again_is_heard_first(house: House, share: int) -> None:
+    """Even what is beyond its share of this tick: nobody hears it later."""
+    house.nursery.answer_calls()
+    told = [beat(step=step) for step in range(3)]
+    last = Warned(message="by another way")
+    call = LAST_CALL.format(address=str(house.nursery.newest_socket), said=encode(last))
+    house.starts(f"import os; [os.write(CHANNEL, s) for s in {[*map(encode, told)]!r}]\n{call}")
+    (child,) = house.nursery.living
+    await_value(child.has_exited, lambda: "it does not end")
+    child.grant(share)
+    while house.nursery:
+        house.nursery.settle()
+    said = [report.message for report in house.reports if isinstance(report, RankSaid)]
+    assert said == [*told, last]
+
+
+def test_a_rank_that_calls_again_after_its_share_goes_on_by_the_new_way(house: House) -> None:
+    house.nursery.answer_calls()
+    call = LAST_CALL.format(address=str(house.nursery.newest_socket), said=encode(Hello()))
+    flood = f"import os; [os.write(CHANNEL, {encode(beat(step=1))!r}) for _ in range(99)]\n"
+    house.starts(f"{flood}{call}\n{WAIT}")
+    (child,) = house.nursery.living
+    child.grant(1)
+    house.lives_until(lambda: child.beats and Hello in child.standing)
+    assert len(house.selector.get_map()) == 2, "its new channel, and the reception"
+    house.nursery.send_all(signal.SIGKILL)
+    house.lives_until_it_is_empty()
+
+
+def test_a_log_that_cannot_be_opened_is_not_the_submissions_fault(house: House) -> None:
+    house.files.logs.mkdir(parents=True)
+    house.files.log(0, 0).symlink_to("/nowhere/at/all")
+    house.starts("")
+    (ended,) = house.reports
+    assert isinstance(ended, RankExited)
+    assert (ended.exit_code, ended.signal) == (None, None)
+    assert ended.unstarted is not None
+    assert "rank_00000.000.log" in ended.unstarted
+
+
+@pytest.mark.parametrize("spare", range(6))
+def test_with_too_few_descriptors_nothing_counts_as_contained_that_is_not(
+    house: House, spare: int
+) -> None:
+    house.starts("import os, time; os.fork() or (os.setsid(), time.sleep(600)); os._exit(0)")
+    (child,) = house.nursery.living
+    await_value(child.has_exited, lambda: "it does not end")
+    spawned = list(house.reports)
+    with no_descriptors(but=spare):
+        house.nursery.settle()
+    assert house.reports == spawned or marked(f"{house.uid}/") == []
+    house.lives_until_it_is_empty()
+    assert marked(f"{house.uid}/") == []
