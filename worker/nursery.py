@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +18,13 @@ from muster.containment import is_enclosed
 from muster.contracts.agent import AdoptedRank
 from muster.contracts.environ import AGENT_SOCKET, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS
 from muster.contracts.layout import JobFiles
-from muster.contracts.messages import AgentMessage, Pulse, RankSaid, StartRank
+from muster.contracts.messages import AgentMessage, Pulse, StartRank
 from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.ends import End, Ends
+from worker.hearing import Hearing
 from worker.lives import UNSEEN, ExitStatus
 from worker.logbook import LateLogbook, Logbook
 from worker.orphans import reap_orphans
@@ -34,9 +34,6 @@ from worker.starting import Starter
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
 all the same, so that nobody waits for ever."""
-
-LAST_WORDS_LIMIT: Final = 1 << 16
-"""More packets than a socket holds: nobody is there to send more, and none is left unread."""
 
 Report = Callable[[AgentMessage], None]
 
@@ -65,8 +62,7 @@ class Nursery:
         self._socket = files.agent_socket(generation)
         self._living: dict[int, Child] = {}
         self._reception: Reception | None = None
-        self._hushed: set[Child] = set()
-        """Who has had its share, and is heard again at the next tick."""
+        self._hearing = Hearing(selector, report)
         self._watched: dict[int, int] = {}
         """Of adopted ranks, a descriptor that becomes readable at the end."""
         self._exit_seen_at: dict[int, float] = {}
@@ -107,7 +103,7 @@ class Nursery:
             return
         self._ends.forget(order.rank)
         self._living[order.rank] = child
-        self._start_listening(child)
+        self._hearing.admit(child)
         for message in child.introduction():
             self._report(message)
 
@@ -139,7 +135,7 @@ class Nursery:
             self._tell(end)
             return
         life = adopted_life(adopted.process)
-        self._living[adopted.rank] = Child(
+        self._living[adopted.rank] = child = Child(
             rank=adopted.rank,
             incarnation=adopted.incarnation,
             mark=adopted.mark,
@@ -147,6 +143,7 @@ class Nursery:
             life=life,
             channel=None,
         )
+        self._hearing.admit(child)
         if isinstance(life, Held):
             # No signal tells of the end of a process that is not our child.
             self._watched[adopted.rank] = life.pidfd
@@ -183,19 +180,9 @@ class Nursery:
         mark = mark_of(pid)
         for child in self._living.values():
             if pid == child.pid or (mark == child.mark and is_enclosed(pid, mark)):
-                self._reconnect(child, channel)
+                self._hearing.reconnect(child, channel)
                 return True
         return False
-
-    def _reconnect(self, child: Child, channel: socket.socket) -> None:
-        """Go on with another channel, once what was said on the one before has been heard."""
-        child.grant()
-        self._hear(child)
-        self._stop_listening(child)
-        if child.channel is not None:
-            child.channel.close()
-        child.channel = channel
-        self._start_listening(child)
 
     def send(self, rank: int, incarnation: int, number: signal.Signals) -> None:
         """Signal one incarnation's group; one that was never started here is reported as ended."""
@@ -244,10 +231,8 @@ class Nursery:
         is_due = time.monotonic() >= first_seen + CONTAINMENT_SECONDS
         if not (is_due or (is_contained and is_heard)):
             return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
-        child.grant(LAST_WORDS_LIMIT)
-        self._hear(child)
+        self._hearing.dismiss(child)
         del self._living[child.rank], self._exit_seen_at[child.rank]
-        self._stop_listening(child)
         self._stop_watching(child.rank)
         child.logbook.note(time.time())
         end = self._ends.record(child, self._how_it_ended(child))
@@ -271,39 +256,11 @@ class Nursery:
         self._ends.remember(end)
         self._report(end.exited)
 
-    def _hear(self, child: Child) -> None:
-        if self._living.get(child.rank) is not child:
-            return  # it ended in the same turn of the loop
-        heard, is_open = child.listen()
-        for message in heard:
-            self._report(RankSaid(rank=child.rank, incarnation=child.incarnation, message=message))
-        if not is_open:
-            self._stop_listening(child)
-        elif child.has_had_its_share:
-            self._stop_listening(child)
-            self._hushed.add(child)
-
     def listen_again(self) -> None:
         """Give everybody the next share; to be called once in a tick."""
         if self._reception is not None:
             self._reception.listen_again()
-        for child in self._living.values():
-            child.grant()
-        for child in list(self._hushed):
-            self._hushed.remove(child)
-            self._start_listening(child)
-
-    def _start_listening(self, child: Child) -> None:
-        if child.channel is not None:
-            self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._hear(child))
-
-    def _stop_listening(self, child: Child) -> None:
-        """A closed channel would be readable for ever; closing it is a program's right."""
-        self._hushed.discard(child)
-        if child.channel is not None:
-            # Not registered, or closed already: its word and its end may come at the same moment.
-            with suppress(KeyError, ValueError):
-                self._selector.unregister(child.channel)
+        self._hearing.listen_again()
 
     def _log_files(self, rank: int, incarnation: int) -> tuple[Path, Path]:
         return self._files.log(rank, incarnation), self._files.times(rank, incarnation)
