@@ -95,7 +95,8 @@ def _store(request: Request, error: Exception) -> Response:
         case JobMissing():
             problem: Problem = JobNotFound()
         case JobExists():
-            problem = Conflict("job-exists", str(error))
+            how = f"DELETE /jobs/{error.job_id}, with ?force=true its checkpoints, too"
+            problem = Conflict("job-exists", f"{error} ({how}).")
         case JobNotTerminal():
             problem = Conflict("job-not-over", str(error))
         case JobOver():

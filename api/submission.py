@@ -14,7 +14,7 @@ from typing import Final
 from api.problems import Conflict, invalid_field
 from api.requests import JobRequest
 from muster.checkpoints.errors import CheckpointMismatch
-from muster.checkpoints.modes import refuse_other_mode
+from muster.checkpoints.modes import holds_checkpoints, refuse_other_mode
 from muster.completion import Completed, complete
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobId
@@ -93,7 +93,7 @@ def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:
     own = checkpoints_of_job(completed.checkpoint_dir, job_id)
     resume_from = completed.spec.resume_from
     with _answering_for("checkpoint_dir"):
-        if resume_from != job_id and _holds_anything(own):
+        if resume_from != job_id and holds_checkpoints(own):
             raise Conflict(
                 "checkpoints-left-over",
                 f"{own} holds checkpoints of an earlier job {job_id}: give "
@@ -102,7 +102,7 @@ def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:
             )
         if resume_from is not None:
             source = checkpoints_of_job(completed.checkpoint_dir, resume_from)
-            if not _holds_anything(source):
+            if not holds_checkpoints(source):
                 raise invalid_field("body", "resume_from", f"{source} holds no checkpoints")
             _refuse_other_mode(source, completed.spec.mode)
 
@@ -125,14 +125,6 @@ def _answering_for(field: str) -> Iterator[None]:
         ) from error
     except DatasetError as error:
         raise invalid_field("body", field, str(error)) from error
-
-
-def _holds_anything(directory: Path) -> bool:
-    """Return whether `directory` exists and is not empty."""
-    try:
-        return any(directory.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _spec(request: JobRequest) -> JobSpec:

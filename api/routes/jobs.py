@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.desk import Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
+from api.problems import Conflict
 from api.queries import KnownJobId
 from api.requests import JobRequest, StopBody
 from api.schemas import (
@@ -18,9 +19,11 @@ from api.schemas import (
     SummaryList,
     SummaryView,
 )
+from api.submission import Submission
 from api.summary import summary
 from api.views import event_view, job_view
-from muster.contracts.job import JobUid, StopRequest
+from muster.contracts.job import JobId, JobUid, StopRequest
+from store.errors import JobExists
 from store.idempotency import IdempotencyKey
 from store.records import Job
 
@@ -50,7 +53,7 @@ def create_job(
     job = desk.answers.find(key) if key else None
     replayed = job is not None
     if job is None:
-        submission = desk.submitter.prepare(asked)
+        submission = _prepared(asked, desk)
         uid = JobUid(desk.submitter.random_hex())
         job = desk.jobs.create(
             submission.job_id, uid, submission.spec, message=submission.message, idempotency=key
@@ -61,6 +64,16 @@ def create_job(
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"{request.url.path}/{job.job_id}"
     return job_view(job)
+
+
+def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
+    try:
+        return desk.submitter.prepare(asked)
+    except Conflict:
+        # What is left over is that job's, and to go on from it under its own id is no way out.
+        if asked.job_id is not None and desk.jobs.find(JobId(asked.job_id)) is not None:
+            raise JobExists(JobId(asked.job_id)) from None
+        raise
 
 
 @router.get("/jobs", summary="List jobs, newest first")

@@ -1,4 +1,4 @@
-"""Which way of training a job's checkpoints are of: they lie in different places.
+"""Whether a job has checkpoints, and of which way of training: they lie in different places.
 
 One model has one state, which lies in the job's directory; ranks that train by themselves have a
 directory each below it. Whoever looks in the wrong place finds nothing, and would begin afresh.
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from muster.checkpoints.errors import CheckpointMismatch, mapped
-from muster.checkpoints.names import CheckpointName
+from muster.checkpoints.names import LATEST, CheckpointName
 from muster.contracts.layout import rank_of_checkpoints
 from muster.contracts.spec import Mode
 
@@ -30,11 +30,33 @@ def refuse_other_mode(directory: Path, mode: Mode) -> None:
     )
 
 
+def holds_checkpoints(directory: Path) -> bool:
+    """Return whether a job's directory has any, whole or not; fences alone are none.
+
+    Raises OSError where it cannot be looked into.
+    """
+    return any(_modes(directory))
+
+
 def _modes(directory: Path) -> Iterator[Mode]:
-    if not directory.is_dir():
-        return
-    for entry in directory.iterdir():
-        if CheckpointName.parse(entry.name) is not None:
+    for name in _names_in(directory):
+        if _is_of_a_checkpoint(name):
             yield "synchronous"
-        elif rank_of_checkpoints(entry.name) is not None:
+        elif rank_of_checkpoints(name) is not None and _has_saved(directory / name):
             yield "independent"
+
+
+def _has_saved(rank: Path) -> bool:
+    return any(map(_is_of_a_checkpoint, _names_in(rank)))
+
+
+def _is_of_a_checkpoint(name: str) -> bool:
+    return name == LATEST or CheckpointName.parse(name) is not None
+
+
+def _names_in(directory: Path) -> list[str]:
+    """Return what is in it; nothing is in a directory that is not there, or is none."""
+    try:
+        return [entry.name for entry in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -45,13 +45,27 @@ def test_an_id_that_is_taken_is_a_conflict(client: httpx.Client, job: str) -> No
 def test_checkpoints_of_an_earlier_job_are_not_resumed_silently(
     service: Service, client: httpx.Client
 ) -> None:
-    (service.root / "checkpoints" / "earlier" / "worker_0").mkdir(parents=True)
+    save_something(service, "earlier")
     refused = client.post("/jobs", json={"job_id": "earlier"})
     assert refused.status_code == 409
     assert "resume_from" in refused.json()["detail"]
     job = {"mode": "independent", "resume_from": "earlier"}
     assert client.post("/jobs", json=job).status_code == 201
     assert client.post("/jobs", json={"job_id": "earlier", **job}).status_code == 201
+
+
+def test_of_an_id_that_is_taken_that_is_said_first(
+    service: Service, client: httpx.Client, job: str
+) -> None:
+    save_something(service, job)
+    answer = client.post("/jobs", json={"job_id": job})
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-exists")
+    assert f"DELETE /jobs/{job}" in answer.json()["detail"]
+
+
+def save_something(service: Service, job_id: str) -> None:
+    own = service.root / "checkpoints" / job_id / "worker_0"
+    (own / "step_0000000042.g0003").mkdir(parents=True)
 
 
 def test_pages_follow_each_other_without_loss(client: httpx.Client) -> None:

@@ -140,7 +140,10 @@ def test_the_contract_has_the_last_word(submitter: Submitter) -> None:
 
 def test_leftovers_are_resumed_only_when_said_so(submitter: Submitter, tmp_path: Path) -> None:
     (tmp_path / "ckpt" / "a").mkdir(parents=True)
+    (tmp_path / "ckpt" / "a" / ".FENCE.g0004.8d777f385d3dfec8").touch()
     submitter.prepare(JobRequest(job_id="a"))
+    with pytest.raises(InvalidRequest, match="holds no checkpoints"):
+        submitter.prepare(JobRequest(job_id="b", resume_from="a"))
     (tmp_path / "ckpt" / "a" / "LATEST").touch()
     with pytest.raises(Conflict, match="resume_from"):
         submitter.prepare(JobRequest(job_id="a"))
@@ -151,7 +154,7 @@ def test_leftovers_are_resumed_only_when_said_so(submitter: Submitter, tmp_path:
 @pytest.mark.parametrize(
     ("mode", "left", "other"),
     [
-        ("synchronous", "worker_0", "independent"),
+        ("synchronous", "worker_0/step_0000000042.g0003", "independent"),
         ("independent", "step_0000000042.g0003", "synchronous"),
     ],
 )

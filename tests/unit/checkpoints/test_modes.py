@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
-from muster.checkpoints.modes import refuse_other_mode
-from muster.contracts.layout import checkpoints_of_rank
+from muster.checkpoints.modes import holds_checkpoints, refuse_other_mode
 
 TOGETHER = "step_0000000042.g0003"
 
@@ -15,9 +14,10 @@ TOGETHER = "step_0000000042.g0003"
     ("left", "mode"),
     [
         ((TOGETHER,), "synchronous"),
-        (("worker_0", "worker_12"), "independent"),
-        ((TOGETHER, "worker_0"), "synchronous"),
-        ((TOGETHER, "worker_0"), "independent"),
+        (("worker_0", f"worker_12/{TOGETHER}"), "independent"),
+        (("worker_0/.FENCE.g0004.8d777f385d3dfec8",), "synchronous"),
+        ((TOGETHER, f"worker_0/{TOGETHER}"), "synchronous"),
+        ((TOGETHER, f"worker_0/{TOGETHER}"), "independent"),
         (("LATEST", "notes", "worker_x"), "synchronous"),
         ((), "independent"),
     ],
@@ -26,15 +26,17 @@ def test_a_job_goes_on_where_there_is_something_of_its_mode_or_nothing_at_all(
     tmp_path: Path, left: tuple[str, ...], mode: str
 ) -> None:
     for name in left:
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(parents=True)
     refuse_other_mode(tmp_path, mode)
 
 
-@pytest.mark.parametrize(("left", "mode"), [(TOGETHER, "independent"), ("worker_0", "synchronous")])
+@pytest.mark.parametrize(
+    ("left", "mode"), [(TOGETHER, "independent"), (f"worker_0/{TOGETHER}", "synchronous")]
+)
 def test_checkpoints_of_the_other_mode_alone_are_refused(
     tmp_path: Path, left: str, mode: str
 ) -> None:
-    (tmp_path / left).mkdir()
+    (tmp_path / left).mkdir(parents=True)
     with pytest.raises(CheckpointMismatch, match=f"a job of mode {mode} cannot go on"):
         refuse_other_mode(tmp_path, mode)
 
@@ -48,6 +50,21 @@ def test_what_cannot_be_looked_into_is_told_in_a_sentence(tmp_path: Path) -> Non
         refuse_other_mode(tmp_path / ("x" * 300), "synchronous")
 
 
-def test_the_directory_of_a_rank_is_recognised(tmp_path: Path) -> None:
-    checkpoints_of_rank(tmp_path, "job", 3).mkdir(parents=True)
-    refuse_other_mode(tmp_path / "job", "independent")
+@pytest.mark.parametrize(
+    ("left", "is_one"),
+    [
+        (TOGETHER, True),
+        ("LATEST", True),
+        (f"worker_3/{TOGETHER}", True),
+        ("worker_3", False),
+        (".FENCE.g0004.8d777f385d3dfec8", False),
+        ("worker_3/.FENCE.g0004.8d777f385d3dfec8", False),
+        ("notes", False),
+    ],
+)
+def test_what_a_job_leaves_that_never_saved_is_no_checkpoint(
+    tmp_path: Path, left: str, *, is_one: bool
+) -> None:
+    assert not holds_checkpoints(tmp_path / "nowhere")
+    (tmp_path / left).mkdir(parents=True)
+    assert holds_checkpoints(tmp_path) is is_one
