@@ -121,13 +121,14 @@ class Attendants:
             return  # what runs of the job now is our successor's
         charge.agent = None
         charge.attach(agent=None)
-        files = self._data.job(charge.snapshot.job_id)
         # First: what has ended since that look is the next agent's to find.
         living = _waiting_for_another(charge.snapshot)
-        for unheard in unheard_ends(charge.snapshot, files, living):
-            hear(uid, unheard)
         if not living:
             await self._launcher.sweep(uid, charge.known_processes())
+        # Now nothing is left of those that are told to have ended.
+        files = self._data.job(charge.snapshot.job_id)
+        for unheard in unheard_ends(charge.snapshot, files, living):
+            hear(uid, unheard)
         newest = newest_generation(files.agent_socket(generation))
         hear(
             uid,

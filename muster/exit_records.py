@@ -8,11 +8,12 @@ process that runs a training of ours writes down, last of all, what it is about 
 counts only when it is gone and no agent has seen how.
 """
 
+import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from muster.checkpoints.durable import ensure_directory, replace_file
-from muster.checkpoints.filesystem import LocalFileSystem
+from muster.checkpoints.filesystem import DIRECTORY_MODE, FILE_MODE, LocalFileSystem
 from muster.contracts.exit_record import ExitRecord, decode_exit_record, encode_exit_record
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid
@@ -20,8 +21,8 @@ from muster.contracts.process import ProcessRecord
 from muster.processes import is_running
 
 
-def exit_record(pid: int, said: Iterable[RankSaid], exited: RankExited) -> ExitRecord:
-    """Return the record of an end that is seen now."""
+def record_of(pid: int, said: Iterable[RankSaid], exited: RankExited) -> ExitRecord:
+    """Return the record of an end, with the time that it is now."""
     return ExitRecord(pid=pid, at=datetime.now(UTC).isoformat(), said=tuple(said), exited=exited)
 
 
@@ -40,8 +41,10 @@ def write_own_account(files: JobFiles, record: ExitRecord) -> None:
     It has to outlive this process and not the machine: nothing is flushed. Half of it is none.
     """
     path = files.own_account(record.exited.rank, record.exited.incarnation)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(encode_exit_record(record))
+    path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    with open(own, "wb", buffering=0) as account:  # noqa: PTH123  a descriptor
+        account.write(encode_exit_record(record))
 
 
 def read_exit_record(

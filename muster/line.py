@@ -32,6 +32,7 @@ class Line:
 
     def __init__(self, agent_fd: int | None, address: Path | None = None) -> None:
         """Without an `address`, the line ends with the agent that has the other end now."""
+        self._was_given = agent_fd is not None
         self._channel = None if agent_fd is None else _channel(agent_fd)
         self._identity = None if self._channel is None else _identity(self._channel)
         self._address = address
@@ -56,10 +57,13 @@ class Line:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the program has closed it, and has not put a socket of its own there."""
+        """Whether the program, or a launcher before it, has closed what was given to us.
+
+        A socket that somebody has put in its place is not told from ours.
+        """
         channel = self._channel
         if channel is None:
-            return False
+            return self._was_given
         try:
             return not stat.S_ISSOCK(os.fstat(channel.fileno()).st_mode)
         except OSError:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from muster.contracts.encoding import speakable
 from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
@@ -65,7 +66,7 @@ class Presence:
 
     def warn(self, sentence: str) -> None:
         """Tell a person: in the log, and in the job's events."""
-        self._voice.say(Warned(message=sentence))
+        self._voice.say(Warned(message=speakable(sentence)))
         remark(f"muster: warning: {sentence}")
 
     def _beat(self) -> Beat:
@@ -99,6 +100,7 @@ class Presence:
         if not isinstance(error, MusterError):
             sys.__excepthook__(kind, error, trace)
             return
+        # First: a reader of the log may hold up who writes to it, or end us.
         refusal = refusal_of(error)
         if refusal is not None:
             self._voice.say_patiently(refusal)

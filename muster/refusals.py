@@ -9,6 +9,7 @@ from muster.checkpoints.errors import (
     CheckpointNotWritable,
     UnsupportedState,
 )
+from muster.contracts.encoding import speakable
 from muster.contracts.errors import MusterError
 from muster.contracts.job import Reason
 from muster.contracts.messages import Raised, Refused
@@ -44,6 +45,10 @@ def refusal_of(error: MusterError) -> Refused | Raised | None:
     What a program raised may help once: that it comes again is for the coordinator to see.
     """
     if isinstance(error, ProgramRaised):
-        return Raised(step=error.step, message=str(error)[:MESSAGE_LIMIT])
+        return Raised(step=error.step, message=_sentence(error))
     reason = _REASONS.get(type(error))
-    return None if reason is None else Refused(reason=reason, message=str(error)[:MESSAGE_LIMIT])
+    return None if reason is None else Refused(reason=reason, message=_sentence(error))
+
+
+def _sentence(error: MusterError) -> str:
+    return speakable(str(error)[:MESSAGE_LIMIT])

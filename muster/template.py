@@ -28,8 +28,8 @@ from muster.containment import enclose
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, RankSettings
 from muster.contracts.spec import JobSpec
-from muster.remarks import finish
-from muster.training import last_word, train
+from muster.departure import last_word, leave
+from muster.training import train
 
 REQUEST_LIMIT_BYTES: Final = 1 << 17
 """An environment of that size is larger than any that a template is used for."""
@@ -95,8 +95,7 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  nothing comes after it
         code = last_word(error)
     finally:
-        finish()
-        os._exit(code)
+        leave(code)
 
 
 def _wear_mark(mark: str) -> None:

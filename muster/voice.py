@@ -50,11 +50,12 @@ class Voice:
 
     def say(self, message: RankMessage) -> None:
         """Send a message; the next agent will hear it if this one does not."""
+        packet = encode(message)
         if isinstance(message, Saved):
             self._saved.append(message)
         else:
             self._standing[type(message)] = (next(self._places), message)
-        self.line.send(encode(message))
+        self.line.send(packet)
 
     def said(self) -> tuple[RankMessage, ...]:
         """Return everything that holds, as an agent that takes over would hear it."""

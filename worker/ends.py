@@ -4,7 +4,7 @@ A coordinator that comes back hears the last end of every rank again, in the ver
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -14,15 +14,15 @@ from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
 from muster.exit_records import (
-    exit_record,
     read_exit_record,
     read_own_account,
+    record_of,
     write_exit_record,
 )
 from muster.remarks import remark
 from worker.blame import is_of_the_order
 from worker.child import Child
-from worker.lives import ExitStatus
+from worker.lives import UNSEEN, ExitStatus
 from worker.memory import OomKills
 
 CANNOT_START: Final = 126
@@ -77,15 +77,28 @@ class Ends:
         """Return how a child has ended, once that is on disk."""
         end = End(said=tuple(child.last_words()), exited=self._exited(child, ending))
         try:
-            write_exit_record(self._files, exit_record(child.pid, end.said, end.exited))
+            write_exit_record(self._files, record_of(child.pid, end.said, end.exited))
         except OSError as error:  # a full disk must not take the agent, and all ranks, with it
             remark(f"the end of rank {child.rank} is not on record: {error}")
         return end
 
-    def own_account(self, child: Child) -> End | None:
-        """Return what the process has written down itself before it went, if it has."""
+    def learn(self, child: Child) -> tuple[Sequence[RankSaid], ExitStatus]:
+        """Return what a child that is gone had said to nobody, and how it ended.
+
+        The kernel knows how, if anybody of ours looked. The words may have found a full channel,
+        or no agent; and if nobody looked, the process's own account is what there is.
+        """
+        seen = child.ending()
         own = read_own_account(self._files, child.rank, child.incarnation, child.pid)
-        return None if own is None else End(said=own.said, exited=own.exited)
+        if own is None:
+            return (), seen
+        unheard = [
+            said
+            for said in own.said
+            if not child.has_said(said.message) and child.take(said.message)
+        ]
+        told = ExitStatus(exit_code=own.exited.exit_code, signal=None)
+        return unheard, told if seen == UNSEEN else seen
 
     def recorded(self, adopted: AdoptedRank) -> End | None:
         """Return the end that an earlier agent has written down, if it has."""

@@ -25,7 +25,6 @@ from worker.adopted import Held, adopted_life
 from worker.child import Child
 from worker.ends import End, Ends
 from worker.hearing import Hearing
-from worker.lives import UNSEEN, ExitStatus
 from worker.logbook import LateLogbook, Logbook
 from worker.orphans import reap_orphans
 from worker.reception import Reception
@@ -127,8 +126,8 @@ class Nursery:
         """Look after a process that an earlier agent has started.
 
         Of one whose end is on record nothing is left, and it is reported in the very words. One
-        that is gone without is reported by the next `settle`, as an end that nobody saw. Raises
-        OSError if there is no descriptor to hold it with.
+        that is gone without is reported by the next `settle`, by its own account if it left any.
+        Raises OSError if there is no descriptor to hold it with.
         """
         end = self._ends.recorded(adopted)
         if end is not None:
@@ -235,21 +234,13 @@ class Nursery:
         del self._living[child.rank], self._exit_seen_at[child.rank]
         self._stop_watching(child.rank)
         child.logbook.note(time.time())
-        end = self._ends.record(child, self._how_it_ended(child))
+        unheard, ending = self._ends.learn(child)
+        for said in unheard:
+            self._report(said)
+        end = self._ends.record(child, ending)
         # Only now: an agent that dies before leaves a zombie to look at, and after it the record.
         child.let_go()
         self._tell(end)
-
-    def _how_it_ended(self, child: Child) -> ExitStatus:
-        """Ask the kernel; what was neither seen nor heard the process may have written down."""
-        seen = child.ending()
-        own = None if child.beats and seen != UNSEEN else self._ends.own_account(child)
-        if own is None:
-            return seen
-        for said in own.said:
-            if child.take(said.message):
-                self._report(said)
-        return ExitStatus(exit_code=own.exited.exit_code, signal=None) if seen == UNSEEN else seen
 
     def _tell(self, end: End) -> None:
         """Report an end; whatever was said before it has been reported."""

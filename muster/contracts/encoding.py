@@ -24,6 +24,11 @@ _NOT_A_MESSAGE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionErro
 """What decoding raises: text that is none and nesting without end have errors of their own."""
 
 
+def speakable(text: str) -> str:
+    """Return `text` as a message can carry it: half a surrogate pair is nobody's character."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def encode(message: RankMessage | AgentMessage | CoordinatorMessage | Layout) -> bytes:
     """Return the bytes of one message, without its frame."""
     return _ENCODER.encode(message)

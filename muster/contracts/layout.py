@@ -18,7 +18,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 TIME_MARK: Final = struct.Struct("<QQ")
 """One entry of a ``.times`` file: the log's size in bytes, and when it had that size in
@@ -52,8 +52,8 @@ class JobFiles:
     root: Path
 
     @classmethod
-    def around(cls, agent_socket: Path) -> "JobFiles":
-        """Return the files of the job that has this socket of an agent."""
+    def of_agent_socket(cls, agent_socket: Path) -> Self:
+        """Return the files of the job whose agent listens there."""
         return cls(agent_socket.parent.parent)
 
     @property

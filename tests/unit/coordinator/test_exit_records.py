@@ -13,6 +13,7 @@ from muster.contracts.exit_record import ExitRecord, encode_exit_record
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankMessage, RankSaid, Refused
+from muster.exit_records import write_own_account
 
 REFUSED = Refused(reason=Reason.INVALID_PROGRAM, message="there is no such program")
 
@@ -28,10 +29,17 @@ def job() -> JobSnapshot:
     return Story.running(world_size=2).job
 
 
-def write(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: int) -> None:
+def record(said: Sequence[RankMessage], end: RankExited, pid: int) -> ExitRecord:
     words = tuple(RankSaid(rank=1, incarnation=0, message=message) for message in said)
-    record = ExitRecord(pid=pid, at="", said=words, exited=end)
-    files.exit_record(1, 0).write_bytes(encode_exit_record(record))
+    return ExitRecord(pid=pid, at="", said=words, exited=end)
+
+
+def write(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: int) -> None:
+    files.exit_record(1, 0).write_bytes(encode_exit_record(record(said, end, pid)))
+
+
+def account(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: int) -> None:
+    write_own_account(files, record(said, end, pid))
 
 
 def pid_of(snapshot: JobSnapshot, rank: int) -> int:
@@ -83,3 +91,24 @@ def test_a_torn_record_says_nothing(files: JobFiles, length: int) -> None:
     whole = files.exit_record(1, 0).read_bytes()
     files.exit_record(1, 0).write_bytes(whole[:length])
     assert list(unheard_ends(job(), files)) == []
+
+
+def test_where_no_agent_saw_an_end_the_process_speaks_for_itself(files: JobFiles) -> None:
+    snapshot = job()
+    account(files, [beat(step=9)], exited(1, 0, code=0), pid_of(snapshot, 1))
+    said, end = unheard_ends(snapshot, files)
+    assert isinstance(said, RankSaid)
+    assert (said.message, end) == (beat(step=9), exited(1, 0, code=0))
+
+
+def test_an_agent_that_saw_an_end_knows_better_than_the_process(files: JobFiles) -> None:
+    snapshot = job()
+    account(files, [], exited(1, 0, code=0), pid_of(snapshot, 1))
+    write(files, [], exited(1, 0, signal=9), pid_of(snapshot, 1))
+    assert list(unheard_ends(snapshot, files)) == [exited(1, 0, signal=9)]
+
+
+def test_of_a_rank_that_was_seen_to_live_the_next_agent_tells(files: JobFiles) -> None:
+    snapshot = job()
+    account(files, [], exited(1, 0, code=0), pid_of(snapshot, 1))
+    assert list(unheard_ends(snapshot, files, living={1})) == []
