@@ -83,8 +83,9 @@ def test_an_audit_is_a_table_for_a_terminal(
         "  998  1000000000  1000000000  8000000000000000  8000000000000000  yes",
         "  999           1         100  0000000000000001  8000000000000000  -",
         "",
-        "     step  epoch  generation  state's digest    saved at (UTC)",
+        "     step  epoch  generation  ranks' hash       saved at (UTC)",
         "100000000      0        1000  ddddddddddddddd…  2026-03-01 12:00:00",
+        "(the ranks' hash is of what they hold in memory, not that of: muster digest)",
         "",
         (
             f"{elastic} is RUNNING: every whole epoch that is durable was read exactly once, "
