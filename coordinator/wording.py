@@ -80,10 +80,7 @@ def _next_start(snapshot: JobSnapshot, rank: RankSnapshot) -> str:
         return "it gets its state from the others"
     if snapshot.durable_step(rank) is not None:
         return "it goes on from its last checkpoint"
+    if rank.step > 0:
+        return "it starts from the beginning, as no checkpoint of it is known"
     # Of a program that tells of no steps nobody knows what it keeps where.
-    has_trained = rank.step > 0
-    return (
-        "it starts from the beginning, as no checkpoint of it is known"
-        if has_trained
-        else "it is started again"
-    )
+    return "it is started again"
