@@ -4,7 +4,9 @@ Stock handlers echo the input, which cannot always be encoded, and answer with `
 ours answer every refusal in one shape, those of unknown routes included.
 """
 
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -38,6 +40,11 @@ from store.errors import (
 
 RETRY_AFTER_SECONDS = 1
 
+LIST_OF_WORDS: Final = (
+    'give its words, such as ["python", "train.py"], or for a line of a shell '
+    '["sh", "-c", "python train.py > log"]'
+)
+
 
 def install(app: FastAPI) -> None:
     """Answer every exception that leaves a route with a problem document."""
@@ -67,13 +74,22 @@ def _invalid_request(request: Request, error: Exception) -> Response:
             loc=tuple(_plain(part) for part in found["loc"]),
             msg=str(found["msg"]),
             type=str(found["type"]),
-            hint=did_you_mean(str(found["loc"][-1]), known)
-            if found["type"] == "extra_forbidden"
-            else None,
+            hint=_hint(found, known),
         )
         for found in error.errors()
     ]
     return respond(InvalidRequest(errors), request.scope)
+
+
+def _hint(found: Mapping[str, Any], known: Sequence[str]) -> str | None:
+    """Return what was probably meant by a field that pydantic refuses."""
+    match found["type"], found["loc"]:
+        case "extra_forbidden", (*_, field):
+            return did_you_mean(str(field), known)
+        case "list_type", ("body", "command"):
+            return LIST_OF_WORDS
+        case _:
+            return None
 
 
 def _http(request: Request, error: Exception) -> Response:

@@ -4,15 +4,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
 from muster.contracts.rank import ProcessState
 
 PATIENCE_SECONDS: Final = 60.0
+SILENCE_SECONDS: Final = 5.0
+"""After so long without an end a person wonders whether the fault has reached anybody."""
 LOOK_SECONDS: Final = 0.2
 FINISHED: Final = "finished"
 """What the API says of a rank that has nothing left to do."""
 
 Get = Callable[[str], Any]
+
+
+class NotBack(MusterError):
+    """A minute has passed, and the rank neither lives again nor is done; it may not have ended."""
 
 
 class Aftermath:
@@ -23,14 +30,19 @@ class Aftermath:
         get: Get,
         path: str,
         worker: Mapping[str, Any],
+        why_it_lingers: str,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`get` asks the API, `path` is the job's, `worker` its summary of the rank."""
+        """`get` asks the API, `path` is the job's, `worker` its summary of the rank.
+
+        `why_it_lingers` is what to tell a person if this fault does not end the process.
+        """
         self._get = get
         self._path = path
         self._worker = worker
+        self._why_it_lingers = why_it_lingers
         self._monotonic = monotonic
         self._sleep = sleep
         self._told: set[tuple[str, str]] = set()
@@ -38,10 +50,14 @@ class Aftermath:
             pass
 
     def sentences(self) -> Iterator[str]:
-        """Yield each event, until the rank lives again or will not; then what it has come to."""
-        rank = self._worker["rank"]
-        until = self._monotonic() + PATIENCE_SECONDS
-        while self._monotonic() < until:
+        """Yield each event, until the rank lives again or will not; then what it has come to.
+
+        Raises `NotBack` after a minute.
+        """
+        rank, pid = self._worker["rank"], self._worker["pid"]
+        began = self._monotonic()
+        is_same, is_told = True, False
+        while (elapsed := self._monotonic() - began) < PATIENCE_SECONDS:
             # Looked at before the events: they then tell how it came to this.
             summary = self._get(f"{self._path}/summary")
             now = next((it for it in summary["workers"] if it["rank"] == rank), self._worker)
@@ -52,8 +68,18 @@ class Aftermath:
             if summary["status"] in TERMINAL or now["state"] == FINISHED:
                 yield f"rank {rank} does not come back: it is done, or its job is over"
                 return
+            is_same = self._is_same(now)
+            if is_same and not is_told and elapsed >= SILENCE_SECONDS:
+                yield f"rank {rank} (pid {pid}) has not ended yet"
+                is_told = True
             self._sleep(LOOK_SECONDS)
-        yield f"rank {rank} is not back after {PATIENCE_SECONDS:g} s"
+        if is_same:
+            raise NotBack(f"rank {rank} (pid {pid}) has not ended: {self._why_it_lingers}")
+        raise NotBack(f"rank {rank} is not back after {PATIENCE_SECONDS:g} s")
+
+    def _is_same(self, now: Mapping[str, Any]) -> bool:
+        """Whether the rank has the very process that met the fault."""
+        return all(now[name] == self._worker[name] for name in ("worker_id", "pid"))
 
     def _news(self) -> Iterator[str]:
         for event in self._get(f"{self._path}/events")["events"]:

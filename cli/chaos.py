@@ -42,6 +42,17 @@ _DONE: Final = {
 }
 
 
+_LINGERS: Final = {
+    FaultKind.KILL: "the system cannot end it yet, perhaps because it waits for a disk",
+    FaultKind.STOP: "it stands still, and is replaced after the job's heartbeat_timeout",
+    FaultKind.TERM: (
+        "it trains on. A script ends on SIGTERM if it looks at run.should_stop; --fault kill does "
+        "not ask"
+    ),
+}
+"""Why a process may be there a minute later."""
+
+
 class FaultRefused(MusterError):
     """Nothing was signalled."""
 
@@ -76,7 +87,11 @@ Wait = Annotated[
 
 
 def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True) -> None:
-    """Kill, stop or end one rank of a job that runs on this machine, and see it recover."""
+    """Kill, stop or end one rank of a job that runs on this machine, and see it recover.
+
+    Exit code 0 if the rank lives again or has nothing left to do, 1 if it does
+    neither within a minute: it may not have ended at all.
+    """
     from cli.server import Server  # noqa: PLC0415  brings in httpx
 
     path = f"/jobs/{quote(job, safe='')}"
@@ -85,13 +100,15 @@ def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait
         workers = server.get(f"{path}/summary")["workers"]
         record = process_of(found, workers, rank)
         worker = next(it for it in workers if it["rank"] == rank)
-        aftermath = Aftermath(server.get, path, worker)
+        aftermath = Aftermath(server.get, path, worker, _LINGERS[fault])
         if not send_signal(record, _SIGNALS[fault]):
             raise FaultRefused(f"rank {rank} of {job} ended by itself just now: try again")
         typer.echo(f"rank {rank} of {job}, pid {record.pid}, {_DONE[fault]}")
-        for sentence in aftermath.sentences() if wait else ():
-            typer.echo(sentence)
-    typer.echo(f"see all of it: curl {server.url}{path}/events")
+        try:
+            for sentence in aftermath.sentences() if wait else ():
+                typer.echo(sentence)
+        finally:
+            typer.echo(f"see all of it: curl {server.url}{path}/events")
 
 
 def process_of(

@@ -16,6 +16,9 @@ INDENT: Final = "      "
 WIDTH_MIN: Final = 40
 """A narrower terminal breaks the lines itself."""
 
+LIVES: Final = "lives"
+"""In place of the class of an end."""
+
 _HEADER: Final = ("rank", "process", "pid", "started (UTC)", "seconds", "steps", "class")
 
 Last = Annotated[int, typer.Option("--last", min=1, max=1000, help="Most processes to show.")]
@@ -26,7 +29,8 @@ def incarnations(job: Job, last: Last = 20) -> None:
     with connected() as server:
         whole = server.get(path_of(job))
         found = server.get(f"{path_of(job, 'incarnations')}?limit={last}")
-    for line in lines(whole, found["incarnations"], _width()):
+        workers = server.get(path_of(job, "summary"))["workers"]
+    for line in lines(whole, found["incarnations"], workers, _width()):
         typer.echo(line)
 
 
@@ -36,16 +40,23 @@ def _width() -> int | None:
 
 
 def lines(
-    job: Mapping[str, Any], found: Sequence[Mapping[str, Any]], width: int | None
+    job: Mapping[str, Any],
+    found: Sequence[Mapping[str, Any]],
+    workers: Sequence[Mapping[str, Any]],
+    width: int | None,
 ) -> Iterator[str]:
-    """Yield what the job says of itself, a row for each process, and below it why it ended."""
+    """Yield what the job says of itself, a row for each process, and below it why it ended.
+
+    `workers` says how far those have come that live.
+    """
     reason = f" ({job['reason']})" if job["reason"] else ""
     said = f": {job['message']}" if job["message"] else ""
     yield from _broken(f"{job['job_id']} is {job['status']}{reason}{said}", width)
     if not found:
         yield "none yet"
         return
-    header, *rows = table(_HEADER, map(_row, found))
+    steps = {worker["worker_id"]: worker["step"] for worker in workers}
+    header, *rows = table(_HEADER, (_row(one, steps) for one in found))
     yield header
     for row, one in zip(rows, found, strict=True):
         yield row
@@ -64,7 +75,7 @@ def _broken(text: str, width: int | None, indent: str = "") -> Iterator[str]:
             )
 
 
-def _row(one: Mapping[str, Any]) -> tuple[str | int | None, ...]:
+def _row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[str | int | None, ...]:
     began, ended = (_time(one[name]) for name in ("started_at", "ended_at"))
     return (
         one["rank"],
@@ -72,9 +83,18 @@ def _row(one: Mapping[str, Any]) -> tuple[str | int | None, ...]:
         one["pid"],
         None if began is None else f"{began:%m-%d %H:%M:%S}",
         None if began is None or ended is None else round((ended - began).total_seconds()),
-        f"{_step(one['step_at_start'])} to {_step(one['step_at_end'])}",
-        one["retry_class"],
+        f"{_step(one['step_at_start'])} to {_step(_last_step(one, steps))}",
+        LIVES if ended is None else one["retry_class"],
     )
+
+
+def _last_step(one: Mapping[str, Any], steps: Mapping[str, int]) -> int | None:
+    """Return how far a process has come, as far as it has said."""
+    # Until a process has said where it began, its rank's step is that of the one before it.
+    is_placed = one["ended_at"] is None and one["step_at_start"] is not None
+    live_step = steps.get(f"{one['rank']}.{one['incarnation']}") if is_placed else None
+    ended_step: int | None = one["step_at_end"]
+    return ended_step if live_step is None else live_step
 
 
 def _time(text: str | None) -> datetime | None:

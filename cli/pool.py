@@ -23,7 +23,10 @@ HASH_WIDTH: Final = 16
 
 _WORKER_HEADER: Final = ("worker", "rank", "state", "step", "joined", "pid", "node", "beat")
 _EPOCH_HEADER: Final = ("epoch", "samples", "of", "hash", "expected", "once")
-_CHECKPOINT_HEADER: Final = ("step", "epoch", "generation", "state's digest", "saved at (UTC)")
+_CHECKPOINT_HEADER: Final = ("step", "epoch", "generation", "ranks' hash", "saved at (UTC)")
+WHOSE_HASH: Final = "(the ranks' hash is of what they hold in memory, not that of: muster digest)"
+"""Ranks compare themselves with each other, fast; a digest outlives them, and is a sha256."""
+
 UNJUDGED: Final = 2
 """Exit code of an audit that says neither yes nor no."""
 
@@ -152,6 +155,7 @@ def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["checkpoints"]:
         yield from table(_CHECKPOINT_HEADER, map(_checkpoint_row, found["checkpoints"]))
         yield from _omission(found.get("checkpoints_omitted", 0), "checkpoint")
+        yield WHOSE_HASH
         yield ""
 
 

@@ -1,6 +1,7 @@
 """Talking to the API: what it refuses is a sentence, and so is its absence."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -9,6 +10,10 @@ import httpx
 from muster.contracts.errors import MusterError
 
 TIMEOUT_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 2.0
+"""An API that was killed is usually there again within so long, as `muster up` sees to it."""
+
+LOOK_SECONDS: Final = 0.1
 
 
 class ServerUnreachable(MusterError):
@@ -16,7 +21,8 @@ class ServerUnreachable(MusterError):
 
     def __init__(self, url: str) -> None:
         super().__init__(
-            f"nobody answers at {url}: is it on another port? set MUSTER_PORT to what `muster up` "
+            f"nobody answers at {url}: if `muster up` runs, it starts the API again within "
+            "seconds, so try again; is it on another port? set MUSTER_PORT to what `muster up` "
             "printed, or start it"
         )
 
@@ -32,8 +38,16 @@ class ServerRefused(MusterError):
 class Server:
     """One API, with one connection kept open."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.url = url
+        self._monotonic = monotonic
+        self._sleep = sleep
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -45,8 +59,18 @@ class Server:
         self._http.close()
 
     def get(self, path: str) -> Any:  # noqa: ANN401  whatever JSON the API answers
-        """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""
-        return self._ask("GET", path, None)
+        """Return the answer; raises `ServerUnreachable` or `ServerRefused`.
+
+        Tried again for a while, unlike what changes anything: that may have been done unanswered.
+        """
+        until = self._monotonic() + RETRY_SECONDS
+        while True:
+            try:
+                return self._ask("GET", path, None)
+            except ServerUnreachable:
+                if self._monotonic() >= until:
+                    raise
+            self._sleep(LOOK_SECONDS)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401  see above
         """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coordinator import actions, happenings
 from coordinator.happenings import Happening
-from coordinator.snapshot import JobSnapshot
+from coordinator.snapshot import NEVER, JobSnapshot
 from coordinator.wording import describe_exit, describe_layout, legible
 from muster.contracts.messages import Disputed, RankExited, RankSaid, RankSpawned, Stranded, Warned
 from muster.contracts.process import ProcessRecord
@@ -38,7 +38,7 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
             words = exited if happening.unstarted is None else legible(happening.unstarted)
             return _of_rank(after, happening.rank, "rank_exited", words)
         case happenings.AgentJoined() if after.any_alive:
-            return Entry(kind="agent_adopted", message="the job's agent is there, its ranks go on")
+            return _of_adoption(before)
         case happenings.AgentLost():
             return Entry(kind="agent_lost", message=happening.message)
         case happenings.Taken():
@@ -57,6 +57,15 @@ def _of_words(before: JobSnapshot, said: RankSaid) -> Entry | None:
             return _of_stranded(before, said.rank, stranded)
         case _:
             return None
+
+
+def _of_adoption(before: JobSnapshot) -> Entry:
+    """Tell that ranks which went on alone are looked after again, and by whom."""
+    sentence = "the job's agent is there, its ranks go on"
+    # Whoever has never heard an agent of a job that has ranks is not who started them.
+    if before.agent_heard_at == NEVER:
+        sentence = f"a new coordinator has taken over; {sentence}"
+    return Entry(kind="agent_adopted", message=sentence)
 
 
 def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) -> Entry | None:

@@ -43,7 +43,7 @@ def ending_of(
         words = legible(exited.unstarted)
         return Ending(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
     reason = _REASONS.get(kind) if kind is not RetryClass.STOPPED else _why_it_ends(snapshot)
-    return Ending(retry_class=kind, reason=reason, message=_words(kind, rank, exited))
+    return Ending(retry_class=kind, reason=reason, message=_words(kind, snapshot, rank, exited))
 
 
 def ending_unseen(snapshot: JobSnapshot, cause: Cause) -> Ending:
@@ -112,7 +112,7 @@ def _why_it_ends(snapshot: JobSnapshot) -> Reason | None:
     return Reason.INTERRUPTED if snapshot.interrupting else None
 
 
-def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
+def _words(kind: RetryClass, snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited) -> str:
     """Return a verb phrase, with the end of the log where that says why."""
     end = describe_exit(rank)
     # What a program says last before it gives up is why; before a signal it knew of nothing.
@@ -122,7 +122,8 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
         case RetryClass.INFRASTRUCTURE if _is_unseen(exited):
             return "ended while it had no agent, so that nobody saw how"
         case RetryClass.INFRASTRUCTURE | RetryClass.PREEMPTION if asked_by is not None:
-            also = "saved its work" if exited.exit_code == 0 else end
+            is_saved = exited.exit_code == 0 and _has_saved(snapshot, rank)
+            also = "saved its work" if is_saved else end
             return f"was asked to stop by {asked_by} and {also}"
         case RetryClass.PREEMPTION:
             return f"{end}, which somebody else had sent{quote}"
@@ -136,3 +137,8 @@ def _words(kind: RetryClass, rank: RankSnapshot, exited: RankExited) -> str:
             return f"{end} before its training was over{quote}"
         case _:
             return end + quote
+
+
+def _has_saved(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """Whether all that this process is known to have done is in a checkpoint."""
+    return rank.has_told_step and snapshot.durable_step(rank) == rank.step

@@ -34,7 +34,7 @@ from coordinator.silence import (
     silent_ranks,
 )
 from coordinator.snapshot import AgentState, Cause, JobSnapshot, RankSnapshot
-from coordinator.wording import describe_recovery
+from coordinator.wording import describe_recovery, describe_stop
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 
 PARTING_SECONDS = 2.0
@@ -132,7 +132,7 @@ def _last_move(snapshot: JobSnapshot) -> Move | None:
         return Move(
             status=JobStatus.STOPPED,
             reason=Reason.STOPPED_BY_USER,
-            message="stopped on request; its checkpoints are kept",
+            message=describe_stop(snapshot),
         )
     if snapshot.interrupting and snapshot.status is JobStatus.STOPPING:
         return Move(

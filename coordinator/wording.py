@@ -65,6 +65,22 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     return f"{sentence}; restart {count} of {limit}{retry.occasion}"
 
 
+def describe_stop(snapshot: JobSnapshot) -> str:
+    """Return how a job ended that a person has stopped, and what is left of it."""
+    is_saved = any(rank.last_checkpoint_step is not None for rank in snapshot.ranks)
+    left = "its checkpoints are kept" if is_saved else "no checkpoint of it is known"
+    return f"stopped on request; {left}"
+
+
 def _next_start(snapshot: JobSnapshot, rank: RankSnapshot) -> str:
-    is_known = snapshot.durable_step(rank) is not None
-    return "it goes on from its last checkpoint" if is_known else "it is started again"
+    """Return from where a rank goes on, as far as that is known."""
+    if snapshot.is_synchronous and any(
+        other.is_alive and other.took_up >= 0 for other in snapshot.ranks if other.rank != rank.rank
+    ):
+        return "it gets its state from the others"
+    if snapshot.durable_step(rank) is not None:
+        return "it goes on from its last checkpoint"
+    if rank.step > 0:
+        return "it starts from the beginning, as no checkpoint of it is known"
+    # Of a program that tells of no steps nobody knows what it keeps where.
+    return "it is started again"

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from muster.contracts.endings import DO_NOT_RETRY_CODE
 from muster.contracts.errors import MusterError
-from muster.program import InvalidProgram, Program, ProgramRaised
+from muster.program import InvalidProgram, Program, ProgramRaised, loaded_as
 
 FUNCTIONS: Final = {
     "initial": ("seed",),
@@ -41,6 +41,13 @@ def load(reference: str, working_dir: Path, *, dataset_dir: Path) -> Program:
     module_name, _, name = reference.rpartition(":")
     if not module_name or not name:
         raise InvalidProgram(f"the program {reference!r} names no class: write {_EXAMPLE}")
+    with loaded_as(reference):
+        return _loaded(module_name, name, reference, working_dir, dataset_dir)
+
+
+def _loaded(
+    module_name: str, name: str, reference: str, working_dir: Path, dataset_dir: Path
+) -> Program:
     if module_name.endswith(".py"):
         module = _module_of_file(working_dir / module_name, reference)
     else:

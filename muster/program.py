@@ -20,9 +20,11 @@ weights have the same bits for every number of ranks and whatever failed meanwhi
 here and not imported: who only asks what went wrong does not pay for it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -120,3 +122,27 @@ def decoded(lines: Iterable[Line], decode: Callable[[bytes], Any]) -> list[Any]:
             problem = f"no sample, {type(error).__name__}: {error}"
             raise InvalidSample(line.shard, line.number, problem, line.content) from error
     return samples
+
+
+_LOADED: Final[ContextVar[str | None]] = ContextVar("the reference being loaded", default=None)
+
+
+@contextmanager
+def loaded_as(reference: str) -> Iterator[None]:
+    """Mark what runs inside as the loading of a program: what trains by itself is refused there."""
+    token = _LOADED.set(reference)
+    try:
+        yield
+    finally:
+        _LOADED.reset(token)
+
+
+def refuse_while_loaded() -> None:
+    """Raise `InvalidProgram` if the caller is part of the loading of a program."""
+    reference = _LOADED.get()
+    if reference is not None:
+        raise InvalidProgram(
+            f"{reference!r} is no program but a script: it calls muster.join() as soon as it is "
+            'loaded, to train by itself. Submit it as "command", such as ["python", "train.py"], '
+            'or call muster.join() only where __name__ is "__main__"'
+        )

@@ -43,6 +43,7 @@ from muster.datasets.index import ShardIndex
 from muster.datasets.listing import find_shards
 from muster.line import Line
 from muster.presence import Presence
+from muster.program import refuse_while_loaded
 from muster.reading import SampleReader
 from muster.voice import Voice
 
@@ -54,8 +55,10 @@ def join() -> "Run":
     """Return this process's place in its job, and start beating if somebody listens.
 
     Installs a handler for SIGTERM that raises `Run.should_stop`, and a last word for errors of
-    ours, which end the process with a sentence and exit code 1. Raises `InvalidEnvironment`.
+    ours, which end the process with a sentence and exit code 1. Raises `InvalidEnvironment`, and
+    `InvalidProgram` in what is being loaded as the program of a job.
     """
+    refuse_while_loaded()
     settings = RankSettings.read(os.environ, world_size=1, job_id=_own_job_id())
     run = Run(settings, Voice(Line.of(settings)))
     run.start()

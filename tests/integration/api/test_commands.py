@@ -83,8 +83,9 @@ def test_an_audit_is_a_table_for_a_terminal(
         "  998  1000000000  1000000000  8000000000000000  8000000000000000  yes",
         "  999           1         100  0000000000000001  8000000000000000  -",
         "",
-        "     step  epoch  generation  state's digest    saved at (UTC)",
+        "     step  epoch  generation  ranks' hash       saved at (UTC)",
         "100000000      0        1000  ddddddddddddddd…  2026-03-01 12:00:00",
+        "(the ranks' hash is of what they hold in memory, not that of: muster digest)",
         "",
         (
             f"{elastic} is RUNNING: every whole epoch that is durable was read exactly once, "
@@ -110,18 +111,20 @@ def test_every_process_is_a_line_and_its_end_another(
         step_at_end=99_999,
     )
     young = incarnation(0, 1, started_at=NOON + timedelta(seconds=1))
-    stand_in.write(elastic, incarnations=[crashed, young])
+    stand_in.write(
+        elastic, incarnations=[crashed, young], workers=[worker(0, incarnation=1, step=8)]
+    )
     first, *lines = muster("incarnations", elastic).stdout.splitlines()
     assert first.startswith(f"{elastic} is RUNNING: no data set was named")
     assert lines == [
         "rank  process      pid  started (UTC)   seconds  steps       class",
-        "   0        1     4711  03-01 12:00:01        -  5 to -      -",
+        "   0        1     4711  03-01 12:00:01        -  5 to 8      lives",
         "4095       17  4194304  03-01 12:00:00    99999  - to 99999  invalid_program",
         f"      exited with code 1 ({99 * 'x'})",
     ]
     assert muster("incarnations", elastic, "--last", "1").stdout.splitlines()[1:] == [
         "rank  process   pid  started (UTC)   seconds  steps   class",
-        "   0        1  4711  03-01 12:00:01  -        5 to -  -",
+        "   0        1  4711  03-01 12:00:01  -        5 to 8  lives",
     ]
 
 

@@ -100,6 +100,16 @@ def test_a_misspelt_field_is_answered_with_the_right_one(client: httpx.Client) -
     assert problem["errors"][0]["hint"] == "did you mean 'status'?"
 
 
+def test_a_command_in_one_string_is_answered_with_how_to_write_it(client: httpx.Client) -> None:
+    problem = client.post("/jobs", json={"command": "python train.py"}).json()
+    (error,) = problem["errors"]
+    assert error["loc"] == ["body", "command"]
+    assert 'such as ["python", "train.py"]' in error["hint"]
+    assert '["sh", "-c", ' in error["hint"]
+    (other,) = client.post("/jobs", json={"command": ["python", 3]}).json()["errors"]
+    assert (other["loc"], other["hint"]) == (["body", "command", 1], None)
+
+
 def test_two_hundred_megabytes_are_refused_by_their_announcement(service: Service) -> None:
     head = post(b"", Content_Length=str(200 << 20))
     assert status(service.raw(head)) == 413

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from cli.aftermath import LOOK_SECONDS, PATIENCE_SECONDS, Aftermath
+from cli.aftermath import LOOK_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, Aftermath, NotBack
 
 BEFORE = {"rank": 1, "worker_id": "1.0", "state": "live", "pid": 7}
 GONE = {**BEFORE, "state": "exited", "pid": None}
+WHY = "it trains on"
 BACK = {**BEFORE, "worker_id": "1.1", "pid": 9}
 
 
@@ -37,8 +38,13 @@ def sentences(job: Job) -> list[str]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    aftermath = Aftermath(job.get, "/jobs/a", BEFORE, monotonic=lambda: now[0], sleep=sleep)
-    return list(aftermath.sentences())
+    aftermath = Aftermath(job.get, "/jobs/a", BEFORE, WHY, monotonic=lambda: now[0], sleep=sleep)
+    told = []
+    try:
+        told.extend(aftermath.sentences())
+    except NotBack as error:
+        return [*told, f"not back: {error}"]
+    return told
 
 
 def test_each_event_is_told_until_the_rank_lives_again() -> None:
@@ -61,5 +67,20 @@ def test_nobody_waits_for_what_does_not_come_back(status: str, worker: dict[str,
 
 def test_after_a_minute_it_is_said_that_it_is_not_back() -> None:
     told = sentences(Job(("RECOVERING", GONE)))
-    assert told[-1] == "rank 1 is not back after 60 s"
+    assert told[-1] == "not back: rank 1 is not back after 60 s"
     assert len(told) - 1 <= PATIENCE_SECONDS / LOOK_SECONDS + 1
+
+
+def test_of_a_process_that_does_not_end_it_is_said_soon_and_why_after_a_minute() -> None:
+    *_, last = told = sentences(Job(("RUNNING", BEFORE)))
+    assert last == "not back: rank 1 (pid 7) has not ended: it trains on"
+    assert told.count("rank 1 (pid 7) has not ended yet") == 1
+    looks_before = told.index("rank 1 (pid 7) has not ended yet")
+    assert looks_before == pytest.approx(SILENCE_SECONDS / LOOK_SECONDS, abs=2)
+
+
+def test_what_ends_late_is_said_to_have_come_back_all_the_same() -> None:
+    looks = int(2 * SILENCE_SECONDS / LOOK_SECONDS)
+    told = sentences(Job(*looks * [("RUNNING", BEFORE)], ("RECOVERING", GONE), ("RUNNING", BACK)))
+    assert "rank 1 (pid 7) has not ended yet" in told
+    assert told[-1] == "rank 1 lives again, as pid 9"

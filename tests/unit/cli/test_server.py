@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from cli.server import Server, ServerRefused, ServerUnreachable
+from cli.server import LOOK_SECONDS, RETRY_SECONDS, Server, ServerRefused, ServerUnreachable
 from muster.ports import free_port
 
 
@@ -32,25 +33,74 @@ class _Stranger(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with HTTPServer(("127.0.0.1", 0), _Stranger) as stranger:
-        serving = threading.Thread(target=stranger.serve_forever, kwargs={"poll_interval": 0.01})
+class _Muster(_Stranger):
+    """Says that it is well."""
+
+    def do_GET(self) -> None:
+        self._say(200, b'{"status": "ok"}')
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[int]:
+    """Let somebody answer for a while, at the port that is yielded."""
+    with HTTPServer(("127.0.0.1", port), handler) as listener:
+        serving = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
         serving.start()
-        with Server(f"http://127.0.0.1:{stranger.server_port}") as opened:
-            yield opened
-        stranger.shutdown()
+        yield listener.server_port
+        listener.shutdown()
         serving.join()
 
 
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with listening(_Stranger) as port, Server(f"http://127.0.0.1:{port}") as opened:
+        yield opened
+
+
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def test_where_nobody_listens_the_next_command_is_said() -> None:
-    with (
-        Server(f"http://127.0.0.1:{free_port()}") as server,
-        pytest.raises(
-            ServerUnreachable, match="set MUSTER_PORT to what `muster up` printed, or start it"
-        ),
-    ):
-        server.get("/health")
+    clock = Clock()
+    words = "again within seconds.*set MUSTER_PORT to what `muster up` printed, or start it"
+    url = f"http://127.0.0.1:{free_port()}"
+    with Server(url, monotonic=clock.monotonic, sleep=clock.sleep) as server:
+        with pytest.raises(ServerUnreachable, match=words):
+            server.get("/health")
+        assert clock.now == pytest.approx(RETRY_SECONDS, abs=LOOK_SECONDS)
+
+
+def test_a_question_is_asked_until_the_api_is_there_again() -> None:
+    port = free_port()
+    with ExitStack() as stack:
+
+        def api_comes_back(_seconds: float) -> None:
+            stack.enter_context(listening(_Muster, port))
+
+        url = f"http://127.0.0.1:{port}"
+        server = stack.enter_context(Server(url, sleep=api_comes_back))
+        assert server.get("/health") == {"status": "ok"}
+
+
+def test_an_order_is_given_once() -> None:
+    clock = Clock()
+    url = f"http://127.0.0.1:{free_port()}"
+    with Server(url, monotonic=clock.monotonic, sleep=clock.sleep) as server:
+        with pytest.raises(ServerUnreachable):
+            server.post("/jobs/a/pause")
+        with pytest.raises(ServerUnreachable):
+            server.patch("/jobs/a", {"world_size": 1})
+    assert clock.now == 0
 
 
 def test_a_stranger_is_recognised(server: Server) -> None:

@@ -1,10 +1,15 @@
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from stories import Story, beat, exited
+from unit.coordinator.heirs import successor
 
 from coordinator.actions import KillProcess, Move, Start, Suspect
 from coordinator.chronicle import Entry, narrate
 from coordinator.happenings import AgentJoined, AgentLost, Happening, StopAsked, Taken
-from coordinator.snapshot import Cause
+from coordinator.rows import inherited, inherited_with_agent
+from coordinator.snapshot import Cause, JobSnapshot
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import Disputed, Hello, RankSaid, RankSpawned, Stranded, Warned
 
@@ -73,6 +78,22 @@ def test_an_agent_that_has_ranks_is_news_and_the_first_one_is_not() -> None:
     story = Story.submitted().is_admitted()
     story.plans()
     assert told(story, AgentJoined(generation=story.job.generation)) is None
+
+
+@pytest.mark.parametrize(
+    "take_up", [partial(inherited, living=[0, 1]), inherited_with_agent], ids=["alone", "agent"]
+)
+def test_a_coordinator_that_finds_ranks_says_that_it_is_new(
+    take_up: Callable[..., JobSnapshot],
+) -> None:
+    story = successor(Story.running(world_size=2), take_up)
+    sentence = "a new coordinator has taken over; the job's agent is there, its ranks go on"
+    story.plans()
+    joined = AgentJoined(generation=story.job.generation)
+    assert told(story, joined) == Entry(kind="agent_adopted", message=sentence)
+    again = AgentJoined(generation=story.agent_drops().job.generation)
+    adopted = Entry(kind="agent_adopted", message="the job's agent is there, its ranks go on")
+    assert told(story, again) == adopted
 
 
 @pytest.mark.parametrize("happening", [exited(1, 0, code=3), WARNING])

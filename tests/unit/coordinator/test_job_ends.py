@@ -1,5 +1,6 @@
 """How a job ends: by itself, stopped, or interrupted and taken up again, told as stories."""
 
+import pytest
 from stories import Story, kills, starts, terminations
 
 from coordinator.actions import DismissAgent, Move, Start, Terminate
@@ -37,6 +38,49 @@ def test_a_rank_asked_to_go_by_somebody_else_has_not_finished() -> None:
     )
     assert story.rank(0).restarts == 0, "a preemption is no crash"
     assert story.rank(0).failures == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            {"step": 4},
+            "exited with code 0; it starts from the beginning, as no checkpoint of it is",
+        ),
+        (
+            {"step": 4, "last_checkpoint_step": 3},
+            "exited with code 0; it goes on from its last checkpoint",
+        ),
+        ({"step": 0}, "exited with code 0; it is started again"),
+    ],
+    ids=["never", "some steps before", "nothing done"],
+)
+def test_who_leaves_on_request_is_not_said_to_have_saved_what_it_has_not(
+    said: dict[str, int], sentence: str
+) -> None:
+    story = Story.running(world_size=1).beats(0, stopping=True, **said).exits(0)
+    story.plans()
+    words = f"rank 0 was asked to stop by somebody else and {sentence}"
+    assert story.job.message is not None
+    assert story.job.message.startswith(words)
+
+
+def test_a_process_that_has_not_said_where_it_is_has_not_saved_what_the_one_before_it_did() -> None:
+    story = Story.running(world_size=1).beats(0, step=4, last_checkpoint_step=4).dies(0)
+    story.comes_back(0).dies(0, signal=15).plans()
+    assert story.job.message == (
+        "rank 0 was ended by signal 15 (SIGTERM), which somebody else had sent; "
+        "it goes on from its last checkpoint"
+    )
+
+
+def test_who_leaves_others_that_train_on_gets_its_state_from_them() -> None:
+    story = Story.training(world_size=2)
+    story.beats(1, step=4, stopping=True).exits(1).plans()
+    assert story.job.message == (
+        "rank 1 was asked to stop by somebody else and exited with code 0; "
+        "it gets its state from the others"
+    )
 
 
 def test_a_refused_program_fails_the_job_at_once_and_kills_the_others() -> None:
@@ -83,11 +127,18 @@ def test_stop_terminates_once_kills_after_the_grace_and_then_it_is_stopped() -> 
         Move(
             status=JobStatus.STOPPED,
             reason=Reason.STOPPED_BY_USER,
-            message="stopped on request; its checkpoints are kept",
+            message="stopped on request; no checkpoint of it is known",
         ),
         DismissAgent(),
     ]
     assert [rank.restarts for rank in story.job.ranks] == [0, 0]
+
+
+def test_a_stopped_job_keeps_the_checkpoints_of_any_rank() -> None:
+    story = Story.running(world_size=2).beats(1, step=4, last_checkpoint_step=3)
+    story.is_stopped().plans()
+    story.exits(0).exits(1).plans()
+    assert story.job.message == "stopped on request; its checkpoints are kept"
 
 
 def test_a_rank_that_is_down_is_not_started_for_a_job_that_stops() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from muster.datasets.errors import DatasetMissing
 from muster.loading import load
-from muster.program import InvalidProgram
+from muster.program import InvalidProgram, refuse_while_loaded
 
 PROGRAM = """
 class Model:
@@ -188,3 +188,21 @@ def test_a_function_that_takes_something_else_is_refused(tmp_path: Path) -> None
     text = PROGRAM.replace("batch, random", "batch")
     sentence = refused("train.py:Model", written(tmp_path, text))
     assert "cannot be called as gradient(state, batch, random): too many" in sentence
+
+
+@pytest.mark.parametrize("name", ["Nope", "Model", "train"])
+@pytest.mark.parametrize("place", ["train.py", "train"], ids=["file", "module"])
+def test_a_script_that_trains_by_itself_is_refused_before_it_does(
+    tmp_path: Path, place: str, name: str
+) -> None:
+    text = "import muster\ndef train(): muster.join()\n" + PROGRAM
+    script = text if name == "train" else f"{text}\ntrain()\nraise AssertionError(1)\n"
+    sentence = refused(f"{place}:{name}", written(tmp_path, script))
+    assert sentence.startswith(f"'{place}:{name}' is no program but a script: it calls muster.join")
+    assert 'Submit it as "command"' in sentence
+
+
+def test_after_a_program_was_loaded_or_refused_a_script_may_join(tmp_path: Path) -> None:
+    load("train.py:Model", written(tmp_path), dataset_dir=DATA)
+    refused("train.py:Nope", tmp_path)
+    refuse_while_loaded()
