@@ -6,7 +6,7 @@ over, and nothing that it started is left but the ranks that wait for the next o
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -112,6 +112,7 @@ class Attendants:
             hear(uid, happenings.Condemned(verdict=error.verdict))
             if charge.snapshot.any_alive:
                 await self._launcher.sweep(uid, charge.known_processes())
+                self._tell_unheard(charge, hear)
                 message = "the job's agent was not started again, and its ranks were ended"
                 hear(uid, happenings.AgentLost(generation=generation, message=message))
             return
@@ -126,9 +127,8 @@ class Attendants:
         if not living:
             await self._launcher.sweep(uid, charge.known_processes())
         # Now nothing is left of those that are told to have ended.
+        self._tell_unheard(charge, hear, living)
         files = self._data.job(charge.snapshot.job_id)
-        for unheard in unheard_ends(charge.snapshot, files, living):
-            hear(uid, unheard)
         newest = newest_generation(files.agent_socket(generation))
         hear(
             uid,
@@ -136,6 +136,11 @@ class Attendants:
                 generation=generation, message=message, living=living, newest=newest
             ),
         )
+
+    def _tell_unheard(self, charge: Charge, hear: Hear, living: Collection[int] = ()) -> None:
+        snapshot = charge.snapshot
+        for unheard in unheard_ends(snapshot, self._data.job(snapshot.job_id), living):
+            hear(snapshot.uid, unheard)
 
     async def _bring_up(self, charge: Charge) -> str:
         """Prepare the job, start the agent, and return how it ended."""

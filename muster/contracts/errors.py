@@ -19,6 +19,7 @@ MusterError
 ├── AlreadyUp              cli/up.py
 ├── DemoFailed             cli/demo.py
 ├── FaultRefused           cli/chaos.py
+├── NotBack                cli/aftermath.py
 ├── ServerUnreachable      cli/server.py
 └── ServerRefused          cli/server.py
 
