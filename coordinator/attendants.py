@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import suppress
 from typing import Final
 
+import structlog
+
 from coordinator import happenings
 from coordinator.agents import token_digest
 from coordinator.charge import Charge
@@ -27,11 +29,16 @@ from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
 from muster.processes import is_running
+from muster.sight import require_sight
 from muster.succession import newest_generation
 from store.records import Job
 
 FAREWELL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is ended."""
+
+BLIND_PAUSE_SECONDS: Final = 0.5
+
+_LOG: Final = structlog.get_logger("coordinator")
 
 Hear = Callable[[JobUid, Happening], None]
 
@@ -118,8 +125,25 @@ class Attendants:
             return
         except Exception as error:  # noqa: BLE001  whatever it is, nobody else would hear of it
             message = f"the job's agent could not be started: {error!r}"
+        while True:
+            try:
+                await self._part(charge, hear, generation, message)
+            except Exception:  # noqa: BLE001  without descriptors nobody can look; the job waits for `AgentLost`
+                _LOG.exception(
+                    "cannot see what an agent has left: trying again",
+                    action="agent_left_unseen",
+                    job_id=charge.snapshot.job_id,
+                )
+                await asyncio.sleep(BLIND_PAUSE_SECONDS)
+            else:
+                return
+
+    async def _part(self, charge: Charge, hear: Hear, generation: int, message: str) -> None:
+        """Say that the agent is lost, once it is known what is left of it."""
         if not await self._is_in_office():
             return  # what runs of the job now is our successor's
+        require_sight()  # else everybody would seem to be gone
+        uid = charge.snapshot.uid
         charge.agent = None
         charge.attach(agent=None)
         # First: what has ended since that look is the next agent's to find.

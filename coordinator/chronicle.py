@@ -108,7 +108,8 @@ def _of_stranded(before: JobSnapshot, rank: int, stranded: Stranded) -> Entry | 
     if is_known or stranded.generation != layout.generation:
         return None
     ranks = ", ".join(map(str, layout.ranks))
-    words = f"has lost the group of ranks {ranks}, in this order: {legible(stranded.message)}"
+    group = f"the group of ranks {ranks}, in this order" if ranks else "its group"
+    words = f"has lost {group}: {legible(stranded.message)}"
     return _of_rank(before, rank, "rank_stranded", words)
 
 

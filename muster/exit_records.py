@@ -9,8 +9,11 @@ counts only when it is gone and no agent has seen how.
 """
 
 import os
+import stat
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
 
 from muster.checkpoints.durable import ensure_directory, replace_file
 from muster.checkpoints.filesystem import DIRECTORY_MODE, FILE_MODE, LocalFileSystem
@@ -19,6 +22,12 @@ from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.process import ProcessRecord
 from muster.processes import is_running
+
+LIMIT_BYTES: Final = 64 << 20
+"""More than all that a process may have said."""
+
+_READING: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITING: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def record_of(pid: int, said: Iterable[RankSaid], exited: RankExited) -> ExitRecord:
@@ -42,8 +51,7 @@ def write_own_account(files: JobFiles, record: ExitRecord) -> None:
     """
     path = files.own_account(record.exited.rank, record.exited.incarnation)
     path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-    own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    with open(own, "wb", buffering=0) as account:  # noqa: PTH123  a descriptor
+    with open(os.open(path, _WRITING, FILE_MODE), "wb", buffering=0) as account:  # noqa: PTH123
         account.write(encode_exit_record(record))
 
 
@@ -51,20 +59,36 @@ def read_exit_record(
     files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
 ) -> ExitRecord | None:
     """Return what an agent wrote down of this process; None if nothing that makes sense was."""
-    try:
-        content = files.exit_record(rank, incarnation).read_bytes()
-    except OSError:
-        return None
-    return decode_exit_record(content, None if process is None else process.pid)
+    content = _content(files.exit_record(rank, incarnation))
+    record = decode_exit_record(content, None if process is None else process.pid)
+    return record if record is not None and _is_of(record, rank, incarnation) else None
 
 
 def read_own_account(files: JobFiles, rank: int, incarnation: int, pid: int) -> ExitRecord | None:
     """Return what the process wrote down itself; it may have been killed after that."""
+    record = decode_exit_record(_content(files.own_account(rank, incarnation)), pid)
+    return record if record is not None and _is_of(record, rank, incarnation) else None
+
+
+def _content(path: Path) -> bytes:
+    """Return what a file holds; nothing of what no writer of ours would have left there.
+
+    A program of the same user may put there what it likes: nobody waits for it, or runs out of
+    memory.
+    """
     try:
-        content = files.own_account(rank, incarnation).read_bytes()
+        with open(os.open(path, _READING), "rb", buffering=0) as content:  # noqa: PTH123  as above
+            found = os.fstat(content.fileno())
+            is_one = stat.S_ISREG(found.st_mode) and found.st_size <= LIMIT_BYTES
+            return content.read(found.st_size) if is_one else b""
     except OSError:
-        return None
-    return decode_exit_record(content, pid)
+        return b""
+
+
+def _is_of(record: ExitRecord, rank: int, incarnation: int) -> bool:
+    """Return whether it tells of this incarnation and no other."""
+    told: tuple[RankExited | RankSaid, ...] = (record.exited, *record.said)
+    return all((each.rank, each.incarnation) == (rank, incarnation) for each in told)
 
 
 def known_end(

@@ -2,13 +2,14 @@
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from stories import beat
 
-from muster.contracts.exit_record import ExitRecord
+from muster.contracts.exit_record import ExitRecord, encode_exit_record
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.process import ProcessRecord
@@ -77,3 +78,39 @@ def test_half_an_account_is_none(files: JobFiles) -> None:
     own = files.own_account(1, 2)
     own.write_bytes(own.read_bytes()[:-1])
     assert known_end(files, 1, 2, PROCESS) is None
+
+
+def test_an_account_speaks_for_one_incarnation_of_one_rank(files: JobFiles) -> None:
+    """A program may write what it likes, of itself."""
+    forged = end_with(0)
+    files.own_account(0, 2).write_bytes(encode_exit_record(forged))
+    files.exit_record(0, 2).write_bytes(encode_exit_record(forged))
+    assert known_end(files, 0, 2, PROCESS) is None
+    exited = RankExited(rank=0, incarnation=2, exit_code=0, signal=None, last_lines=())
+    mixed = msgspec.structs.replace(forged, exited=exited)
+    files.own_account(0, 2).write_bytes(encode_exit_record(mixed))
+    assert known_end(files, 0, 2, PROCESS) is None
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("put", [fifo, endless, Path.mkdir])
+def test_nobody_waits_for_what_is_no_record_or_reads_all_of_it(
+    files: JobFiles, put: Callable[[Path], None]
+) -> None:
+    put(files.own_account(1, 2))
+    put(files.exit_record(1, 2))
+    assert known_end(files, 1, 2, PROCESS) is None
+
+
+def test_who_has_to_account_for_itself_waits_for_no_reader(files: JobFiles) -> None:
+    fifo(files.own_account(1, 2))
+    with pytest.raises(OSError, match="No such device"):
+        write_own_account(files, end_with(0))
