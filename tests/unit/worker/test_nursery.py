@@ -7,10 +7,11 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 
 import msgspec
 import pytest
-from house import LAST_CALL, SAY_HELLO, WAIT, House
+from house import LAST_CALL, PATIENCE_SECONDS, SAY_HELLO, WAIT, House
 from installation import await_value
 from scarcity import no_descriptors
 from stories import beat, saved
@@ -275,6 +276,29 @@ def test_an_end_waits_for_a_call_that_no_descriptor_was_there_for(house: House) 
     *_, said, exited = house.reports
     assert said == RankSaid(rank=0, incarnation=0, message=last)
     assert isinstance(exited, RankExited)
+
+
+IN_A_CHILD = """
+import os, signal
+if os.fork() == 0:
+{call}
+signal.pause()
+"""
+
+
+def test_a_call_of_a_ranks_child_waits_until_the_child_can_be_looked_at(house: House) -> None:
+    house.nursery.answer_calls()
+    said = Warned(message="by its child")
+    call = CALL.format(address=str(house.nursery.newest_socket), said=encode(said))
+    house.starts(IN_A_CHILD.format(call=indent(call, "    ")))
+    (child,) = house.nursery.living
+    own = child.channel
+    ((key, _),) = house.selector.select(PATIENCE_SECONDS)
+    with no_descriptors(but=1):
+        key.data()
+    assert child.channel is own
+    house.lives_until(house.has_heard_hello)
+    assert house.reports[-1] == RankSaid(rank=0, incarnation=0, message=said)
 
 
 def test_a_log_that_cannot_be_opened_is_not_the_submissions_fault(house: House) -> None:
