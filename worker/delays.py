@@ -17,7 +17,8 @@ all the same, so that nobody waits for ever."""
 
 BLIND_SECONDS: Final = 10.0
 """A shortage of descriptors passes in less, or not by itself: when it is the dead who hold them
-all, an agent that waited for ever would never let go of them."""
+all, an agent that waited for ever would never let go of them. As long as a coordinator waits for an
+end that it has ordered, before it replaces the agent and ends what that has left."""
 
 
 class Delays:
