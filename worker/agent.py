@@ -38,7 +38,7 @@ from muster.contracts.messages import (
 )
 from muster.remarks import remark
 from worker.assembly import Assembly
-from worker.descriptors import DescriptorLimits, require
+from worker.descriptors import FOR_A_LOOK, DescriptorLimits, require
 from worker.nursery import Nursery
 from worker.orphans import end_strangers
 from worker.starting import Exec, Fork, Starter
@@ -60,6 +60,9 @@ RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
 """A coordinator welcomes at once, even with its database away."""
 
+FOR_SERVICE: Final = 3 + FOR_A_LOOK
+"""Descriptors, once all are held: where ranks call, a coordinator, the warden; and those to look
+with. An agent that lacks them would let its ranks exit at last, as if there were no coordinator."""
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -125,6 +128,7 @@ class Agent:
         if were_asked:
             timeout = self._assignment.orphan_timeout_seconds
             self._nursery.note_orphaned(f"its warden (no agent for {timeout:g} s)")
+        require(FOR_SERVICE)
         # After that: whoever's call is answered is held already, and its end will be seen.
         self._nursery.answer_calls()
         if not adopted:

@@ -33,7 +33,7 @@ from muster.contracts.messages import (
 from muster.contracts.process import ProcessRecord
 from worker.descriptors import require
 from worker.lives import ExitStatus, Life, OwnChild
-from worker.logbook import LateLogbook, Logbook
+from worker.logbook import Logbook, Notes
 from worker.starting import Starter
 
 WARNINGS_LIMIT: Final = 100
@@ -60,7 +60,7 @@ class Child:
         rank: int,
         incarnation: int,
         mark: str,
-        logbook: Logbook | LateLogbook,
+        logbook: Notes,
         life: Life,
         channel: socket.socket | None,
     ) -> None:

@@ -7,13 +7,30 @@ now and then and notes (size, time): a line's time is that of the first note tha
 import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from muster.contracts.layout import TIME_MARK
 from muster.log_end import last_lines
 from muster.remarks import remark
+from worker.descriptors import FOR_A_LOOK, require
 
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+FOR_NOTES: Final = 2
+"""Descriptors: the log, and the times."""
+
+
+class Notes(Protocol):
+    """What an agent keeps of the log of one incarnation."""
+
+    def note(self, unix_seconds: float) -> None:
+        """Remember how much was written by now."""
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the end of the log, as far as it is to be had."""
+
+    def close(self) -> None:
+        """Keep no more of it."""
 
 
 class Logbook:
@@ -61,26 +78,32 @@ class Logbook:
 
 
 class LateLogbook:
-    """The logbook of a rank that runs already, opened as soon as that can be done.
+    """The logbook of a rank that runs already, opened with the first note for which that can be.
 
-    The rank writes on meanwhile, and does not depend on anybody who takes notes.
+    The rank writes on meanwhile, and does not depend on anybody who takes notes. So they come
+    after everything else that takes descriptors: whoever is to be held, looked at or told.
     """
 
     def __init__(self, log: Path, times: Path) -> None:
         self._paths = (log, times)
         self._opened: Logbook | None = None
-        try:
-            self._opened = Logbook(log, times)
-        except OSError as error:
-            remark(f"no times are noted of {log}, until it can be opened: {error}")
+        self._has_failed = False
 
     def note(self, unix_seconds: float) -> None:
-        """Do as `Logbook` does, if there is one now."""
+        """Do as `Logbook` does, if it can be opened now."""
         if self._opened is None:
-            with suppress(OSError):
-                self._opened = Logbook(*self._paths)
+            self._open()
         if self._opened is not None:
             self._opened.note(unix_seconds)
+
+    def _open(self) -> None:
+        try:
+            require(FOR_NOTES + FOR_A_LOOK)
+            self._opened = Logbook(*self._paths)
+        except OSError as error:
+            if not self._has_failed:  # said once, tried again at every note
+                remark(f"no times are noted of {self._paths[0]}, until it can be opened: {error}")
+            self._has_failed = True
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the end of the log, nothing of one that was never opened."""

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -23,16 +22,13 @@ from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
 from worker.child import Child
+from worker.delays import Delays
 from worker.ends import End, Ends
 from worker.hearing import Hearing
 from worker.logbook import LateLogbook, Logbook
 from worker.orphans import reap_orphans
 from worker.reception import Reception
 from worker.starting import Starter
-
-CONTAINMENT_SECONDS: Final = 2.0
-"""A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
-all the same, so that nobody waits for ever."""
 
 Report = Callable[[AgentMessage], None]
 
@@ -64,7 +60,7 @@ class Nursery:
         self._hearing = Hearing(selector, report)
         self._watched: dict[int, int] = {}
         """Of adopted ranks, a descriptor that becomes readable at the end."""
-        self._exit_seen_at: dict[int, float] = {}
+        self._delays = Delays()
         self._ends = Ends(files)
 
     def __bool__(self) -> bool:
@@ -223,15 +219,17 @@ class Nursery:
         reap_orphans(own={child.pid for child in self._living.values()})
 
     def _settle(self, child: Child) -> None:
-        first_seen = self._exit_seen_at.setdefault(child.rank, time.monotonic())
         is_contained = child.contain()
         # Its last words may be a call that nobody has taken yet.
         is_heard = self._reception is None or self._reception.answer()
-        is_due = time.monotonic() >= first_seen + CONTAINMENT_SECONDS
-        if not (is_due or (is_contained and is_heard)):
-            return  # what was killed sends SIGCHLD when it is gone, as we are its reaper
+        # Asked last: whoever has just been received has taken a descriptor.
+        if self._delays.holds(child.rank):
+            return  # the next tick looks again: no signal tells of descriptors
+        if not ((is_contained and is_heard) or self._delays.is_over(child.rank)):
+            return  # what was killed sends SIGCHLD, as we are its reaper; calls wait for a tick
         self._hearing.dismiss(child)
-        del self._living[child.rank], self._exit_seen_at[child.rank]
+        del self._living[child.rank]
+        self._delays.forget(child.rank)
         self._stop_watching(child.rank)
         child.logbook.note(time.time())
         unheard, ending = self._ends.learn(child)

@@ -4,6 +4,7 @@ A rank does not say who it is: the kernel says which process called, and whose i
 """
 
 import os
+import select
 import selectors
 import socket
 from collections.abc import Callable
@@ -14,12 +15,17 @@ from typing import Final
 from muster.peers import neighbour_of, short_address
 from muster.remarks import remark
 from muster.succession import generation_of, sockets_beside
+from worker.descriptors import require
 
 BACKLOG: Final = 4096
 """All ranks of a job may call at once, before the agent has time for the first."""
 
 CALLS_LIMIT: Final = 64
 """Taken in one go; whoever calls without end keeps nobody else waiting."""
+
+FOR_A_CALL: Final = 2
+"""Descriptors: the channel, and one to look with at who calls. Who could not be looked at would be
+taken for nobody."""
 
 Receive = Callable[[socket.socket, int], bool]
 
@@ -56,16 +62,17 @@ class Reception:
     def answer(self) -> bool:
         """Take the calls there are; return whether none is left for later.
 
-        A call that cannot be taken now, for want of a descriptor, stays where it is: nobody looks
+        A call that cannot be taken now, for want of descriptors, stays where it is: nobody looks
         there before `listen_again`, as the socket would be readable all the time.
         """
         if not self._is_listening:
             return not self._is_resting
         for _ in range(CALLS_LIMIT):
-            try:
-                channel, _ = self._socket.accept()
-            except BlockingIOError:
+            if not self._is_called():
                 return True
+            try:
+                require(FOR_A_CALL)
+                channel, _ = self._socket.accept()
             except OSError:
                 self._rest()
                 return False
@@ -76,6 +83,11 @@ class Reception:
         """Try once more to take what could not be taken."""
         if self._is_resting:
             self._listen()
+
+    def _is_called(self) -> bool:
+        poll = select.poll()  # it needs no descriptor of its own
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _introduce(self, channel: socket.socket) -> None:
         channel.settimeout(0)

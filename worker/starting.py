@@ -20,7 +20,7 @@ from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, THREAD_PINS
 from muster.contracts.messages import StartRank
 from muster.processes import kill, marked
-from worker.descriptors import DescriptorLimits
+from worker.descriptors import DescriptorLimits, require
 
 IMPORT_PATIENCE_SECONDS: Final = 10.0
 """The first fork waits for the template's imports; no rank lives yet that could be kept waiting."""
@@ -90,6 +90,8 @@ class Fork:
         self._mark = f"{job_uid}/template"
         self._template: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._doubtful: list[str] = []
+        """Marks of what the template may have left: nothing starts before that is ended."""
 
     def warm_up(self) -> None:
         """Start the template, once: what happens to it, exec does the rest."""
@@ -114,14 +116,23 @@ class Fork:
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
         pid = self._ask(order, log, channel)
-        return self._cold.start(order, log, channel) if pid is None else Started(pid=pid)
+        if pid is not None:
+            return Started(pid=pid)
+        self._end_doubtful()
+        return self._cold.start(order, log, channel)
 
     def _give_up(self, order: StartRank) -> None:
-        """End the template, and the fork it may have made without having said so."""
+        """End the template. It may have made the fork without having said so."""
         self.close()
-        for mark in (order.environment[MARK], self._mark):
-            for record in marked(mark):
+        self._doubtful = [order.environment[MARK], self._mark]
+
+    def _end_doubtful(self) -> None:
+        """End what is left of a template; raises OSError if nobody can look now."""
+        while self._doubtful:
+            require()
+            for record in marked(self._doubtful[-1]):
                 kill(record)
+            self._doubtful.pop()
 
     def close(self) -> None:
         if self._channel is not None:

@@ -19,11 +19,16 @@ from muster.contracts.framing import FrameReader, frame
 from muster.contracts.messages import AgentMessage, CoordinatorMessage
 from muster.peers import plain, user_of
 from muster.published_address import published_address
+from worker.descriptors import require
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that stopped reading is as good as away; the next connection starts afresh."""
 
 READ_BYTES: Final = 1 << 16
+
+FOR_A_CONNECTION: Final = 2
+"""Descriptors: its own, and one to look with at whose process answers. Our own coordinator, if it
+could not be looked at, would be taken for a stranger's."""
 
 _BOTH: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
@@ -51,11 +56,15 @@ class Uplink:
         return self._socket is not None
 
     def connect(self) -> bool:
-        """Try once; return whether a connection is under way."""
+        """Try once, if there are descriptors; return whether a connection is under way."""
         address = published_address(self._address_file)
         if address is None:
             return False
-        attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            require(FOR_A_CONNECTION)
+            attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            return False
         attempt.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if attempt.connect_ex((address.host, address.port)) not in {0, errno.EINPROGRESS}:
             attempt.close()

@@ -2,7 +2,6 @@
 
 import signal
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from agent_stage import Conversation, Stage
 from installation import await_value
@@ -26,12 +25,21 @@ from muster.processes import is_running, marked
 SCARCE = """
 import os, resource, sys
 from worker import agent
+serve = agent.Agent.run
+def say_and_serve(self):
+    print("it holds its ranks", flush=True)
+    return serve(self)
+agent.Agent.run = say_and_serve
 lowest = os.dup(0)
 os.close(lowest)
-resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 7, lowest + 7))
+limit = lowest + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 sys.exit(agent.main())
 """
-"""An agent that cannot hold two ranks."""
+"""An agent with so many descriptors, for its selector and all the rest."""
+
+SPARES = range(3, 15)
+"""From an agent that has only just a selector to one that can do everything."""
 
 
 def scarcity_of(stage: Stage) -> AbstractContextManager[None]:
@@ -82,20 +90,36 @@ def sleepers(stage: Stage) -> list[AdoptedRank]:
     return [started(stage, agent, list(FOREVER), rank=rank) for rank in (0, 1)]
 
 
-def test_an_agent_that_cannot_hold_its_ranks_leaves_them_to_another_one(
-    stage: Stage, tmp_path: Path
+def holds_its_ranks(stage: Stage, ranks: list[AdoptedRank], spare: int) -> bool:
+    """Start an agent that adopts them; return whether it stays, else it has left them alone."""
+    log = stage.root / f"agent.{spare}.log"
+    with log.open("wb") as file:
+        program = ("-c", SCARCE, str(spare))
+        stage.start_agent(adopted=ranks, log=file.fileno(), program=program)
+    words = await_value(log.read_text, lambda: "not a word of the agent")
+    if words.startswith("it holds its ranks"):
+        return True
+    assert "leaves it to another one: [Errno 24] Too many open files" in words
+    assert stage.exit_code() == 1
+    return False
+
+
+def test_an_agent_that_cannot_look_after_its_ranks_leaves_them_to_another_one(
+    stage: Stage,
 ) -> None:
+    """With however few descriptors, it holds both and can be reached, or nothing has happened."""
     ranks = sleepers(stage)
-    stage.kill_agent()
-    with (tmp_path / "agent.log").open("wb") as log:
-        stage.start_agent(adopted=ranks, log=log.fileno(), program=("-c", SCARCE))
-        assert stage.exit_code() == 1
-    (line,) = (tmp_path / "agent.log").read_text().splitlines()
-    assert "leaves it to another one: [Errno 24] Too many open files" in line
-    assert all(is_running(rank.process) for rank in ranks)
-    third = taken_over(stage, *ranks)
-    for rank in (0, 1):
-        assert isinstance(third.hear_of(RankSpawned, rank), RankSpawned)
+    stayed: list[bool] = []
+    for epoch, spare in enumerate(SPARES, 2):
+        stage.kill_agent()
+        stayed.append(holds_its_ranks(stage, ranks, spare))
+        if stayed[-1]:
+            agent = stage.meet(epoch)
+            for rank in (0, 1):
+                assert isinstance(agent.hear_of(RankSpawned, rank), RankSpawned)
+        assert all(is_running(rank.process) for rank in ranks)
+    assert stayed == sorted(stayed)
+    assert set(stayed) == {False, True}
 
 
 def test_a_rank_whose_log_cannot_be_opened_is_looked_after(stage: Stage) -> None:

@@ -6,8 +6,8 @@ import pytest
 from scarcity import no_descriptors
 
 from muster.contracts.layout import TIME_MARK
-from muster.log_end import LAST_BYTES, LAST_LINES
-from worker.logbook import LateLogbook, Logbook
+from worker.descriptors import FOR_A_LOOK
+from worker.logbook import FOR_NOTES, LateLogbook, Logbook
 
 
 @pytest.fixture
@@ -68,31 +68,6 @@ def test_times_go_on_where_an_agent_that_died_has_left_them(
     assert marks(tmp_path) == [(4, 1_000_000), (5, 3_000_000)]
 
 
-@pytest.mark.parametrize(
-    ("written", "quoted"),
-    [
-        (b"", ()),
-        (b"one", ("one",)),
-        (b"one\n\ntwo\n", ("one", "", "two")),
-        (b"\xff\xfe\n", ("\ufffd\ufffd",)),
-        (b"\n".join(b"%d" % n for n in range(50)), tuple(str(n) for n in range(40, 50))),
-    ],
-)
-def test_the_last_lines_are_quoted(
-    logbook: Logbook, written: bytes, quoted: tuple[str, ...]
-) -> None:
-    os.write(logbook.descriptor, written)
-    assert logbook.last_lines() == quoted
-
-
-def test_a_line_without_end_is_quoted_from_its_end(logbook: Logbook) -> None:
-    os.write(logbook.descriptor, b"x" * 100_000 + b"end")
-    (line,) = logbook.last_lines()
-    assert len(line) == LAST_BYTES
-    assert line.endswith("xend")
-    assert LAST_LINES == 10
-
-
 def test_logs_are_for_their_owner_alone(logbook: Logbook, tmp_path: Path) -> None:
     assert os.fstat(logbook.descriptor).st_mode & 0o077 == 0
     assert (tmp_path / "logs" / "a.times").stat().st_mode & 0o077 == 0
@@ -105,11 +80,14 @@ def test_a_log_that_cannot_be_opened_yet_is_noted_as_soon_as_it_can(
     log.parent.mkdir()
     log.write_text("written meanwhile\n")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
-    with no_descriptors(but=1):
-        book = LateLogbook(log, times)
+    book = LateLogbook(log, times)
+    assert not times.exists(), "the rank is not held yet"
+    with no_descriptors(but=FOR_A_LOOK + FOR_NOTES - 1):
         book.note(1.0)
+        book.note(1.5)
         assert book.last_lines() == ()
-    assert "a.log" in capfd.readouterr().err
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "a.log" in line
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     book.note(2.0)
     assert marks(tmp_path) == [(18, 2_000_000)]

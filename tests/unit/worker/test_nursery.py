@@ -1,21 +1,17 @@
-"""A nursery with real, small processes; the program is Python's own, not a rank's launcher."""
+"""The lives of ranks in a nursery, as its agent and a coordinator see them."""
 
 import errno
 import os
-import selectors
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from pathlib import Path
-from uuid import uuid4
+from textwrap import indent
 
 import msgspec
 import pytest
+from house import LAST_CALL, PATIENCE_SECONDS, SAY_HELLO, WAIT, House
 from installation import await_value
 from scarcity import no_descriptors
 from stories import beat, saved
@@ -27,106 +23,18 @@ from muster.contracts.exit_record import ExitRecord, decode_exit_record
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
-    AgentMessage,
     Hello,
-    Orphaned,
     RankExited,
-    RankMessage,
     RankSaid,
     RankSpawned,
     Refused,
-    StartRank,
     TookUp,
     Warned,
 )
 from muster.exit_records import write_exit_record
 from muster.processes import identify, is_running, marked
-from worker.child import PACKET_BYTES, PACKETS_LIMIT, WARNINGS_LIMIT
-from worker.nursery import Nursery
+from worker.child import WARNINGS_LIMIT
 from worker.starting import Started
-
-PATIENCE_SECONDS = 10.0
-SAY_HELLO = f"import os; os.write(CHANNEL, {encode(Hello())!r}); "
-WAIT = "import signal; signal.pause()"
-
-
-@dataclass
-class Interpreter:
-    """Starts a few words of Python with the log as output and `CHANNEL` as the way to the agent."""
-
-    words: str = ""
-
-    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
-        words = f"CHANNEL = {channel.fileno()}; {self.words}"
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-c", words],
-            stdout=log,
-            stderr=log,
-            cwd=Path(order.working_dir),
-            env=order.environment,
-            pass_fds=(channel.fileno(),),
-            start_new_session=True,
-            # As the launcher does, in a process of its own that has one thread.
-            preexec_fn=partial(wear_brand, order.environment[MARK]),  # noqa: PLW1509
-        )
-        return Started(pid=process.pid, handle=process)
-
-    def warm_up(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass
-class House:
-    """A nursery, what it reports, and a loop for it to live in."""
-
-    root: Path
-    uid: str = field(default_factory=lambda: uuid4().hex)
-    reports: list[AgentMessage] = field(default_factory=list)
-    starter: Interpreter = field(default_factory=Interpreter)
-
-    def __post_init__(self) -> None:
-        self.files = JobFiles(self.root)
-        self.selector = selectors.DefaultSelector()
-        self.nursery = Nursery(self.files, self.selector, self.starter, self.reports.append)
-
-    def starts(self, words: str, *, rank: int = 0, incarnation: int = 0, **new: str) -> None:
-        self.starter.words = words
-        order = {
-            "rank": rank,
-            "incarnation": incarnation,
-            "environment": {MARK: f"{self.uid}/{rank}/{incarnation}"},
-            "working_dir": "/",
-        }
-        self.nursery.start(StartRank(**{**order, **new}))
-
-    def lives_until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(int(PATIENCE_SECONDS / 0.02)):
-            for key, _ in self.selector.select(0.02):
-                key.data()
-            self.nursery.settle()
-            self.nursery.listen_again()
-            if condition():
-                return
-        raise AssertionError(f"it never came to that: {self.reports}")
-
-    def lives_until_it_is_empty(self) -> None:
-        self.lives_until(lambda: not self.nursery)
-
-    def has_heard_hello(self) -> bool:
-        return any(isinstance(report, RankSaid) for report in self.reports)
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    yield house
-    house.nursery.send_all(signal.SIGKILL)
-    house.lives_until_it_is_empty()
-    assert marked(f"{house.uid}/") == []
-    for listening in list(house.selector.get_map().values()):
-        listening.fileobj.close()  # as the end of an agent does
-    house.selector.close()
 
 
 def exit_of(
@@ -251,15 +159,6 @@ def test_every_checkpoint_is_told_again_as_each_may_tell_of_other_passes(house: 
     assert [report.message for report in said] == told
 
 
-def test_whoever_speaks_and_ends_at_the_same_moment_is_heard_once(house: House) -> None:
-    house.starts(SAY_HELLO)
-    (listening,) = house.selector.get_map().values()
-    house.lives_until_it_is_empty()
-    before = list(house.reports)
-    listening.data()  # as a loop does that had both on its list
-    assert house.reports == before
-
-
 def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
     warning = encode(Warned(message="again"))
     wait_for_room = "import os; os.set_blocking(CHANNEL, True); "
@@ -267,63 +166,6 @@ def test_only_so_many_warnings_of_a_process_become_events(house: House) -> None:
     house.lives_until_it_is_empty()
     warnings = [report for report in house.reports if isinstance(report, RankSaid)]
     assert len(warnings) == WARNINGS_LIMIT
-
-
-FLOOD = (
-    "import os; os.set_blocking(CHANNEL, True); said = {said!r}\n"
-    "while True: os.write(CHANNEL, said)"
-)
-LARGEST = Orphaned(by="x" * 65000)
-
-
-@pytest.mark.parametrize(
-    ("word", "share"),
-    [
-        (beat(step=1), PACKETS_LIMIT),
-        (saved(1), PACKETS_LIMIT),
-        (LARGEST, ceil(PACKETS_LIMIT * PACKET_BYTES / len(encode(LARGEST)))),
-    ],
-)
-def test_a_rank_that_floods_its_channel_has_its_share_of_a_tick(
-    house: House, word: RankMessage, share: int
-) -> None:
-    house.starts(FLOOD.format(said=encode(word)), rank=0)
-    house.starts(SAY_HELLO + WAIT, rank=1)
-
-    def said_by(rank: int) -> int:
-        reports = [report for report in house.reports if isinstance(report, RankSaid)]
-        return sum(report.rank == rank for report in reports)
-
-    for ticks in (1, 2, 3):
-        while said_by(0) < ticks * share or not said_by(1):
-            for key, _ in house.selector.select(PATIENCE_SECONDS):
-                key.data()
-        assert (said_by(0), said_by(1)) == (ticks * share, 1)
-        assert len(house.selector.get_map()) == 1, "only the other one is listened to"
-        house.nursery.listen_again()
-
-
-def test_what_a_rank_said_beyond_its_share_is_heard_when_it_has_ended(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.child.PACKETS_LIMIT", 3)
-    told = [beat(step=step) for step in range(50)]
-    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
-    for key, _ in house.selector.select(PATIENCE_SECONDS):
-        key.data()
-    while house.nursery:  # no further tick
-        house.nursery.settle()
-    said = [report.message for report in house.reports if isinstance(report, RankSaid)]
-    assert said == told
-    assert isinstance(house.reports[-1], RankExited)
-
-
-def test_a_program_may_write_what_it_likes_into_its_channel(house: House) -> None:
-    rubbish = "import os; os.write(CHANNEL, b'\\x82\\xa2is\\xa6warned\\xa7message\\xa1\\xff'); "
-    house.starts(rubbish + SAY_HELLO + "os.close(CHANNEL); " + WAIT)
-    house.lives_until(house.has_heard_hello)
-    house.lives_until(lambda: not house.selector.get_map())
-    assert house.nursery, "closing the channel is no end"
 
 
 @pytest.mark.parametrize("working_dir", ["/nowhere/at/all", "/dev/null"])
@@ -419,14 +261,6 @@ def test_no_descriptor_is_left_open(house: House) -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
 
 
-LAST_CALL = """
-import socket
-line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-line.connect({address!r})
-line.send({said!r})
-"""
-
-
 def test_an_end_waits_for_a_call_that_no_descriptor_was_there_for(house: House) -> None:
     house.nursery.answer_calls()
     address = str(house.nursery.newest_socket)
@@ -444,34 +278,27 @@ def test_an_end_waits_for_a_call_that_no_descriptor_was_there_for(house: House) 
     assert isinstance(exited, RankExited)
 
 
-@pytest.mark.parametrize("share", [0, 1, 100])
-def test_what_was_said_before_a_rank_called_again_is_heard_first(house: House, share: int) -> None:
-    """Even what is beyond its share of this tick: nobody hears it later."""
-    house.nursery.answer_calls()
-    told = [beat(step=step) for step in range(3)]
-    last = Warned(message="by another way")
-    call = LAST_CALL.format(address=str(house.nursery.newest_socket), said=encode(last))
-    house.starts(f"import os; [os.write(CHANNEL, s) for s in {[*map(encode, told)]!r}]\n{call}")
-    (child,) = house.nursery.living
-    await_value(child.has_exited, lambda: "it does not end")
-    child.grant(share)
-    while house.nursery:
-        house.nursery.settle()
-    said = [report.message for report in house.reports if isinstance(report, RankSaid)]
-    assert said == [*told, last]
+IN_A_CHILD = """
+import os, signal
+if os.fork() == 0:
+{call}
+signal.pause()
+"""
 
 
-def test_a_rank_that_calls_again_after_its_share_goes_on_by_the_new_way(house: House) -> None:
+def test_a_call_of_a_ranks_child_waits_until_the_child_can_be_looked_at(house: House) -> None:
     house.nursery.answer_calls()
-    call = LAST_CALL.format(address=str(house.nursery.newest_socket), said=encode(Hello()))
-    flood = f"import os; [os.write(CHANNEL, {encode(beat(step=1))!r}) for _ in range(99)]\n"
-    house.starts(f"{flood}{call}\n{WAIT}")
+    said = Warned(message="by its child")
+    call = CALL.format(address=str(house.nursery.newest_socket), said=encode(said))
+    house.starts(IN_A_CHILD.format(call=indent(call, "    ")))
     (child,) = house.nursery.living
-    child.grant(1)
-    house.lives_until(lambda: child.beats and Hello in child.standing)
-    assert len(house.selector.get_map()) == 2, "its new channel, and the reception"
-    house.nursery.send_all(signal.SIGKILL)
-    house.lives_until_it_is_empty()
+    own = child.channel
+    ((key, _),) = house.selector.select(PATIENCE_SECONDS)
+    with no_descriptors(but=1):
+        key.data()
+    assert child.channel is own
+    house.lives_until(house.has_heard_hello)
+    assert house.reports[-1] == RankSaid(rank=0, incarnation=0, message=said)
 
 
 def test_a_log_that_cannot_be_opened_is_not_the_submissions_fault(house: House) -> None:
@@ -498,3 +325,35 @@ def test_with_too_few_descriptors_nothing_counts_as_contained_that_is_not(
     assert house.reports == spawned or marked(f"{house.uid}/") == []
     house.lives_until_it_is_empty()
     assert marked(f"{house.uid}/") == []
+
+
+def test_an_end_is_not_told_while_the_agent_cannot_look_however_long_that_takes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.starts("import os, time; os.fork() or (os.setsid(), time.sleep(600)); os._exit(3)")
+    (child,) = house.nursery.living
+    await_value(child.has_exited, lambda: "it does not end")
+    spawned = list(house.reports)
+    with monkeypatch.context() as hasty, no_descriptors():
+        hasty.setattr("worker.delays.CONTAINMENT_SECONDS", 0.0)
+        house.nursery.settle()
+        house.nursery.settle()
+        assert house.reports == spawned
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 0, 3, None)
+    assert house.files.exit_record(0, 0).exists()
+    assert marked(f"{house.uid}/") == []
+
+
+def test_an_agent_that_stays_blind_tells_an_end_all_the_same(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.delays.BLIND_SECONDS", 0.0)
+    monkeypatch.setattr("worker.delays.CONTAINMENT_SECONDS", 0.0)
+    house.starts("raise SystemExit(3)")
+    (child,) = house.nursery.living
+    await_value(child.has_exited, lambda: "it does not end")
+    with no_descriptors():
+        house.nursery.settle()
+    assert house.reports[-1] == exit_of(0, 0, 3, None)
+    assert not house.nursery

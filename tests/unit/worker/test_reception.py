@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scarcity import no_descriptors
 
-from worker.reception import CALLS_LIMIT, Reception
+from worker.reception import CALLS_LIMIT, FOR_A_CALL, Reception
 
 
 class Hall:
@@ -64,7 +64,7 @@ def test_everybody_who_calls_is_received(hall: Hall) -> None:
 def test_a_call_for_which_there_is_no_descriptor_waits_and_nobody_spins(hall: Hall) -> None:
     for word in (b"first", b"second", b"third"):
         hall.is_called(word)
-    with no_descriptors(but=1):
+    with no_descriptors(but=FOR_A_CALL):
         assert hall.turns() == 1
         assert hall.turns() == 0, "nobody looks there before the next tick"
         assert not hall.reception.answer()
@@ -75,6 +75,12 @@ def test_a_call_for_which_there_is_no_descriptor_waits_and_nobody_spins(hall: Ha
     hall.reception.listen_again()
     assert hall.reception.answer()
     assert [channel.recv(100) for channel in hall.received] == [b"first", b"second", b"third"]
+
+
+def test_without_a_call_a_lack_of_descriptors_is_no_hindrance(hall: Hall) -> None:
+    with no_descriptors():
+        assert hall.reception.answer()
+    assert hall.selector.get_map(), "it goes on listening"
 
 
 def test_only_so_many_calls_are_taken_in_one_go(hall: Hall) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from scarcity import no_descriptors
 
 from muster.contracts.agent import CoordinatorAddress
 from muster.contracts.encoding import decode_agent_message, encode
@@ -17,7 +18,7 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
-from worker.uplink import Uplink
+from worker.uplink import FOR_A_CONNECTION, Uplink
 
 HELLO = AgentHello(job_uid="uid", generation=1, token="secret")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=0, incarnation=0)
@@ -152,6 +153,18 @@ def test_nobody_there_is_no_error(line: Line) -> None:
         line.turns_until(lambda: not line.uplink.is_open)
     line.uplink.send(HELLO)  # to nobody
     assert not line.uplink.is_open
+
+
+@pytest.mark.parametrize("spare", range(FOR_A_CONNECTION))
+def test_nobody_is_called_who_could_not_be_looked_at(line: Line, spare: int) -> None:
+    with no_descriptors(but=spare):
+        assert not line.uplink.connect()
+    assert not line.selector.get_map()
+    with no_descriptors(but=FOR_A_CONNECTION):
+        assert line.uplink.connect()
+    line.accepts()
+    with no_descriptors(but=FOR_A_CONNECTION - 1):
+        assert line.uplink.peer_is_ours
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"host": 3}', b'{"host":"\xff"}'])

@@ -1,0 +1,103 @@
+"""A nursery with real, small processes; the program is Python's own, not a rank's launcher."""
+
+import selectors
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+from muster.brand import wear_brand
+from muster.contracts.encoding import encode
+from muster.contracts.environ import MARK
+from muster.contracts.layout import JobFiles
+from muster.contracts.messages import AgentMessage, Hello, RankSaid, StartRank
+from worker.nursery import Nursery
+from worker.starting import Started
+
+PATIENCE_SECONDS = 10.0
+SAY_HELLO = f"import os; os.write(CHANNEL, {encode(Hello())!r}); "
+WAIT = "import signal; signal.pause()"
+
+LAST_CALL = """
+import socket
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.connect({address!r})
+line.send({said!r})
+"""
+
+
+@dataclass
+class Interpreter:
+    """Starts a few words of Python with the log as output and `CHANNEL` as the way to the agent."""
+
+    words: str = ""
+
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        words = f"CHANNEL = {channel.fileno()}; {self.words}"
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", words],
+            stdout=log,
+            stderr=log,
+            cwd=Path(order.working_dir),
+            env=order.environment,
+            pass_fds=(channel.fileno(),),
+            start_new_session=True,
+            # As the launcher does, in a process of its own that has one thread.
+            preexec_fn=partial(wear_brand, order.environment[MARK]),  # noqa: PLW1509
+        )
+        return Started(pid=process.pid, handle=process)
+
+    def warm_up(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class House:
+    """A nursery, what it reports, and a loop for it to live in."""
+
+    root: Path
+    uid: str = field(default_factory=lambda: uuid4().hex)
+    reports: list[AgentMessage] = field(default_factory=list)
+    starter: Interpreter = field(default_factory=Interpreter)
+
+    def __post_init__(self) -> None:
+        self.files = JobFiles(self.root)
+        self.selector = selectors.DefaultSelector()
+        self.nursery = Nursery(self.files, self.selector, self.starter, self.reports.append)
+
+    def starts(self, words: str, *, rank: int = 0, incarnation: int = 0, **new: str) -> None:
+        self.starter.words = words
+        order = {
+            "rank": rank,
+            "incarnation": incarnation,
+            "environment": {MARK: f"{self.uid}/{rank}/{incarnation}"},
+            "working_dir": "/",
+        }
+        self.nursery.start(StartRank(**{**order, **new}))
+
+    def lives_until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(int(PATIENCE_SECONDS / 0.02)):
+            for key, _ in self.selector.select(0.02):
+                key.data()
+            self.nursery.settle()
+            self.nursery.listen_again()
+            if condition():
+                return
+        raise AssertionError(f"it never came to that: {self.reports}")
+
+    def lives_until_it_is_empty(self) -> None:
+        self.lives_until(lambda: not self.nursery)
+
+    def has_heard_hello(self) -> bool:
+        return any(isinstance(report, RankSaid) for report in self.reports)
+
+    def close(self) -> None:
+        """Close what an agent has open until its own end."""
+        for listening in list(self.selector.get_map().values()):
+            listening.fileobj.close()
+        self.selector.close()
