@@ -29,7 +29,7 @@ from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
 from muster.processes import is_running
-from muster.sight import require_sight
+from muster.sight import require_descriptors
 from muster.succession import newest_generation
 from store.records import Job
 
@@ -142,7 +142,7 @@ class Attendants:
         """Say that the agent is lost, once it is known what is left of it."""
         if not await self._is_in_office():
             return  # what runs of the job now is our successor's
-        require_sight()  # else everybody would seem to be gone
+        require_descriptors()  # else everybody would seem to be gone
         uid = charge.snapshot.uid
         charge.agent = None
         charge.attach(agent=None)

@@ -12,7 +12,7 @@ FOR_A_LOOK: Final = 4
 """At most so many are open at once while /proc is searched, and what is found there is ended."""
 
 
-def require_sight(count: int = FOR_A_LOOK) -> None:
+def require_descriptors(count: int = FOR_A_LOOK) -> None:
     """Raise OSError unless so many more files can be opened."""
     with ExitStack() as opened:
         for _ in range(count):

@@ -18,7 +18,7 @@ from typing import Final
 
 from muster.contracts.process import ProcessRecord
 from muster.processes import boot_id, stat_of
-from worker.descriptors import require
+from muster.sight import require_descriptors
 from worker.lives import UNSEEN, ExitStatus
 
 _GROUP: Final = 1 << 2
@@ -57,7 +57,7 @@ class Held:
         self.pid: Final = record.pid
         self.identity: Final = record
         self._send = send
-        require(_FOR_HOLDING)
+        require_descriptors(_FOR_HOLDING)
         self.pidfd: Final = os.pidfd_open(record.pid)
         self._is_over = False
         # The descriptor now holds one process; only if that is the one that is meant is it ours.

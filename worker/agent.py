@@ -37,8 +37,9 @@ from muster.contracts.messages import (
     Welcome,
 )
 from muster.remarks import remark
+from muster.sight import FOR_A_LOOK, require_descriptors
 from worker.assembly import Assembly
-from worker.descriptors import FOR_A_LOOK, DescriptorLimits, require
+from worker.descriptors import DescriptorLimits
 from worker.nursery import Nursery
 from worker.orphans import end_strangers
 from worker.starting import Exec, Fork, Starter
@@ -120,7 +121,7 @@ class Agent:
             self._resign("nothing is touched")
             return
         adopted = self._assignment.adopted
-        require()  # else it would seem that there are no strays
+        require_descriptors()  # else it would seem that there are no strays
         were_asked = not self._assignment.is_managed and is_at_work(self._assignment.job_uid)
         end_strays(self._assignment.job_uid, {rank.mark for rank in adopted})
         for rank in adopted:
@@ -128,7 +129,7 @@ class Agent:
         if were_asked:
             timeout = self._assignment.orphan_timeout_seconds
             self._nursery.note_orphaned(f"its warden (no agent for {timeout:g} s)")
-        require(FOR_SERVICE)
+        require_descriptors(FOR_SERVICE)
         # After that: whoever's call is answered is held already, and its end will be seen.
         self._nursery.answer_calls()
         if not adopted:

@@ -31,7 +31,7 @@ from muster.contracts.messages import (
     Warned,
 )
 from muster.contracts.process import ProcessRecord
-from worker.descriptors import require
+from muster.sight import require_descriptors
 from worker.lives import ExitStatus, Life, OwnChild
 from worker.logbook import Logbook, Notes
 from worker.starting import Starter
@@ -207,7 +207,7 @@ class Child:
         """Kill whatever it started; return whether it is known that nothing of that is left."""
         self.signal_group(signal.SIGKILL)
         try:
-            require()
+            require_descriptors()
             return end_incarnation(self.mark)
         except OSError:  # no descriptors to look with
             return False

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from worker.descriptors import require
+from muster.sight import require_descriptors
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel; the rank's end is reported
@@ -49,7 +49,7 @@ class Delays:
 
 def _can_look() -> bool:
     try:
-        require()
+        require_descriptors()
     except OSError:
         return False
     return True

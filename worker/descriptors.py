@@ -4,23 +4,9 @@ A shell gives 1024, too few for an agent of hundreds of ranks; but programs that
 do with no more. So an agent takes what it may have, and every rank is given back what was there.
 """
 
-import os
 import resource
-from contextlib import ExitStack, suppress
-from typing import Final, NamedTuple, Self
-
-FOR_A_LOOK: Final = 4
-"""At most so many are open at once while /proc is searched, and what is found there is ended."""
-
-
-def require(count: int = FOR_A_LOOK) -> None:
-    """Raise OSError unless so many more files can be opened.
-
-    To whoever has too few for a look into /proc, everybody there would seem to be gone.
-    """
-    with ExitStack() as opened:
-        for _ in range(count):
-            opened.callback(os.close, os.open("/", os.O_PATH | os.O_CLOEXEC))
+from contextlib import suppress
+from typing import NamedTuple, Self
 
 
 class DescriptorLimits(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from muster.contracts.layout import TIME_MARK
 from muster.log_end import last_lines
 from muster.remarks import remark
-from worker.descriptors import FOR_A_LOOK, require
+from muster.sight import FOR_A_LOOK, require_descriptors
 
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
@@ -98,7 +98,7 @@ class LateLogbook:
 
     def _open(self) -> None:
         try:
-            require(FOR_NOTES + FOR_A_LOOK)
+            require_descriptors(FOR_NOTES + FOR_A_LOOK)
             self._opened = Logbook(*self._paths)
         except OSError as error:
             if not self._has_failed:  # said once, tried again at every note

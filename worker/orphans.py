@@ -6,7 +6,7 @@ from typing import Final
 
 from muster.patience import Patience
 from muster.processes import descendants, identify, kill
-from worker.descriptors import require
+from muster.sight import require_descriptors
 
 STRANGERS_PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.01)
 """A process that survives SIGKILL for this long hangs in the kernel."""
@@ -36,7 +36,7 @@ def end_strangers() -> None:
 def _end_each() -> int:
     reap_orphans(own=())
     try:
-        require()
+        require_descriptors()
         records = [identify(pid) for pid in descendants(os.getpid())]
     except OSError:
         return 1  # at least: nobody can say what is there

@@ -14,8 +14,8 @@ from typing import Final
 
 from muster.peers import neighbour_of, short_address
 from muster.remarks import remark
+from muster.sight import require_descriptors
 from muster.succession import generation_of, sockets_beside
-from worker.descriptors import require
 
 BACKLOG: Final = 4096
 """All ranks of a job may call at once, before the agent has time for the first."""
@@ -71,7 +71,7 @@ class Reception:
             if not self._is_called():
                 return True
             try:
-                require(FOR_A_CALL)
+                require_descriptors(FOR_A_CALL)
                 channel, _ = self._socket.accept()
             except OSError:
                 self._rest()

@@ -20,7 +20,8 @@ from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, THREAD_PINS
 from muster.contracts.messages import StartRank
 from muster.processes import kill, marked
-from worker.descriptors import DescriptorLimits, require
+from muster.sight import require_descriptors
+from worker.descriptors import DescriptorLimits
 
 IMPORT_PATIENCE_SECONDS: Final = 10.0
 """The first fork waits for the template's imports; no rank lives yet that could be kept waiting."""
@@ -115,6 +116,8 @@ class Fork:
         self._limits.impose(self._template.pid)
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        # A fork that cannot go there would only seem to crash.
+        os.close(os.open(order.working_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         pid = self._ask(order, log, channel)
         if pid is not None:
             return Started(pid=pid)
@@ -129,7 +132,7 @@ class Fork:
     def _end_doubtful(self) -> None:
         """End what is left of a template; raises OSError if nobody can look now."""
         while self._doubtful:
-            require()
+            require_descriptors()
             for record in marked(self._doubtful[-1]):
                 kill(record)
             self._doubtful.pop()

@@ -19,7 +19,7 @@ from muster.contracts.framing import FrameReader, frame
 from muster.contracts.messages import AgentMessage, CoordinatorMessage
 from muster.peers import plain, user_of
 from muster.published_address import published_address
-from worker.descriptors import require
+from muster.sight import require_descriptors
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that stopped reading is as good as away; the next connection starts afresh."""
@@ -61,7 +61,7 @@ class Uplink:
         if address is None:
             return False
         try:
-            require(FOR_A_CONNECTION)
+            require_descriptors(FOR_A_CONNECTION)
             attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError:
             return False

@@ -317,10 +317,13 @@ def test_a_command_that_does_not_exist_is_refused(stage: Stage) -> None:
     assert agent.hear_of(RankExited, 0).exit_code == 127
 
 
-def test_a_working_directory_that_does_not_exist_is_refused(stage: Stage) -> None:
-    stage.start_agent()
+@pytest.mark.parametrize("command", [["true"], None])
+def test_a_working_directory_that_does_not_exist_is_refused(
+    stage: Stage, command: list[str] | None
+) -> None:
+    stage.start_agent(is_managed=command is None)
     agent = stage.meet()
-    agent.say(replace(stage.order(["true"]), working_dir=str(stage.root / "nowhere")))
+    agent.say(replace(stage.order(command), working_dir=str(stage.root / "nowhere")))
     assert "nowhere" in next_refusal(agent).message
     assert agent.hear_of(RankExited, 0).exit_code == 126
 

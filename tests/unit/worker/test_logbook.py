@@ -6,7 +6,7 @@ import pytest
 from scarcity import no_descriptors
 
 from muster.contracts.layout import TIME_MARK
-from worker.descriptors import FOR_A_LOOK
+from muster.sight import FOR_A_LOOK
 from worker.logbook import FOR_NOTES, LateLogbook, Logbook
 
 
