@@ -193,7 +193,8 @@ def test_a_command_that_fails_is_exit_code_1(terminal: Terminal) -> None:
 def test_a_coordinator_does_not_begin_afresh_beside_checkpoints_of_another_mode(
     terminal: Terminal,
 ) -> None:
-    (terminal.directory / "checkpoints" / "one" / "worker_0").mkdir(parents=True)
+    own = terminal.directory / "checkpoints" / "one" / "worker_0"
+    (own / "step_0000000042.g0003").mkdir(parents=True)
     code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", WORLD_SIZE="1")
     assert code == 1, output
     assert "give mode independent, or begin a job of another id" in output
