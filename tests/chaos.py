@@ -185,6 +185,7 @@ def _history(scene: Scene, striker: Striker) -> History:
             Victim.API: scene.api_restarter.ends,
             Victim.COORDINATOR: [term.at for term in scene.office.terms],
         },
+        kinds={it.job_id: it.kind for it in scene.workload.trainings},
     )
 
 

@@ -77,6 +77,8 @@ class History:
     """Of each job."""
     ends: Mapping[Victim, Sequence[float]]
     """Of each service."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """What each job trains."""
 
     def rows(self) -> dict[tuple[Victim, Kind], Row]:
         """Return the table, and the restarts that no fault explains under nobody's name."""
@@ -209,9 +211,13 @@ class History:
                         if before.at < it.at <= event.at and it.kind in ENDS_OF_A_RANK
                         if it.rank == event.rank
                     )
-                    words = f"rank {event.rank} of {job_id} was started again"
+                    words = f"rank {event.rank} of {self._name(job_id)} was started again"
                     why = next(ends, "nobody saw its end")
                     yield f"{words} at {_clock(event.at)} ({why})", cause
+
+    def _name(self, job_id: str) -> str:
+        kind = self.kinds.get(job_id)
+        return job_id if kind is None else f"{job_id} ({kind})"
 
     def _cause(self, job_id: str, rank: int | None, since: float, until: float) -> Strike | None:
         """Return the last fault between two starts that explains the second one.
