@@ -188,6 +188,11 @@ def api_url(environ: Mapping[str, str]) -> str:
         if not is_http(url):
             raise InvalidEnvironment("MUSTER_URL", url, f"a URL such as http://host:{DEFAULT_PORT}")
         return url.rstrip("/")
+    return own_url(environ)
+
+
+def own_url(environ: Mapping[str, str]) -> str:
+    """Return where the API of this environment listens, wherever clients are sent to."""
     host = environ.get("MUSTER_HOST") or DEFAULT_HOST
     port = integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=1, high=65535)
     scheme = "https" if environ.get(TLS_CERTFILE) else "http"
