@@ -20,14 +20,17 @@ from starlette.types import ASGIApp, Scope
 
 from api.app import build
 from api.desk import FrontDesk
-from api.door import Door, require_loopback
+from api.door import Door
+from api.exposure import check_certificate, refuse_exposure
 from api.glances import Glance, Glances
+from api.identity import Identities
+from api.limits import Limits
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
 from api.submission import Submitter
 from muster import journal, lifeline
-from muster.contracts.environ import ServiceSettings
+from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory
@@ -42,6 +45,7 @@ from store.jobs import Jobs
 from store.leases import COORDINATOR_LEASE, Leases
 from store.members import Members
 from store.records import Lease
+from store.tokens import Tokens
 from store.workers import Workers
 
 _LOG: Final = structlog.get_logger("api")
@@ -75,23 +79,31 @@ def main() -> int:
     lifeline.release_interrupt()
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
-        listener = _listen(settings.host, settings.port)
+        door = DoorSettings.read(os.environ)
+        if door.tls_certfile is not None:
+            check_certificate(door.tls_certfile, door.tls_keyfile)
         database = Database.open(settings.database_url)
     except MusterError as error:
         remark(f"api: {error}")
         return 1
     try:
-        _serve(settings, listener, database)
+        listener = _listen(settings, door, Tokens(database))
+        _serve(settings, door, listener, database)
+    except MusterError as error:
+        remark(f"api: {error}")
+        return 1
     finally:
         database.close()
     return 0
 
 
-def _serve(settings: ServiceSettings, listener: socket.socket, database: Database) -> None:
+def _serve(
+    settings: ServiceSettings, door: DoorSettings, listener: socket.socket, database: Database
+) -> None:
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
-        _guarded(build(_desk(settings, database)), settings.host),
-        http=DeadlineProtocol,
+        _guarded(build(_desk(settings, database)), settings.host, door, Tokens(database)),
+        http=_protocol(door),
         ws="none",
         # The client's address decides who it is: no header may speak for it.
         proxy_headers=False,
@@ -99,16 +111,41 @@ def _serve(settings: ServiceSettings, listener: socket.socket, database: Databas
         access_log=False,
         log_config=None,
         log_level=logging.WARNING,
+        ssl_certfile=door.tls_certfile,
+        ssl_keyfile=door.tls_keyfile,
         limit_concurrency=CONNECTIONS_LIMIT,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )
-    url = f"http://{_bracketed(host)}:{port}"
+    url = f"{'https' if door.tls_certfile else 'http'}://{_bracketed(host)}:{port}"
     _LOG.info(f"listens on {url}", action="listening", url=url)
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def _guarded(app: ASGIApp, host: str) -> ASGIApp:
-    return Door(app, own_uid=os.geteuid(), caller_uid=_caller_uid, bound_host=host)
+def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
+    class Protocol(DeadlineProtocol):
+        connections_at_once = door.connections_at_once
+
+    return Protocol
+
+
+def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASGIApp:
+    return Door(
+        app,
+        identities=Identities(
+            tokens,
+            utc_now,
+            own_uid=os.geteuid(),
+            require_token=door.require_token,
+            token_sha256=door.token_sha256,
+        ),
+        limits=Limits(
+            per_second=door.requests_per_second,
+            at_once=door.requests_at_once,
+            monotonic=time.monotonic,
+        ),
+        caller_uid=_caller_uid,
+        hosts={host, *door.allowed_hosts},
+    )
 
 
 def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
@@ -127,6 +164,7 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         commits=Commits(database),
         events=Events(database),
         answers=Answers(database),
+        tokens=Tokens(database),
         glances=Glances(_glance(jobs, workers), time.monotonic),
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
         nudge=Nudge(lease),
@@ -152,10 +190,11 @@ def _glance(jobs: Jobs, workers: Workers) -> Callable[[JobId], Glance | None]:
     return read
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(settings: ServiceSettings, door: DoorSettings, tokens: Tokens) -> socket.socket:
+    host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        require_loopback(host, str(address[0]))
+        refuse_exposure(host, str(address[0]), door, tokens.is_any_valid)
         return socket.create_server(address, family=family, backlog=1024)
     except OSError as error:
         raise PortTaken(host, port, error) from error

@@ -4,12 +4,13 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 
+from api.access import refuse_undeclared
 from api.desk import FrontDesk
 from api.door import BODY_LIMIT_BYTES
 from api.handlers import install
 from api.problems import MEDIA_TYPE
 from api.queries import refuse_unknown_query
-from api.routes import audit, health, incarnations, jobs, logs, pool, removal
+from api.routes import audit, health, incarnations, jobs, logs, pool, removal, tokens
 from api.schemas import ProblemView
 
 _PROBLEM: dict[str, Any] = {
@@ -43,6 +44,7 @@ def build(desk: FrontDesk) -> FastAPI:
     )
     app.state.desk = desk
     install(app)
-    for module in (health, jobs, pool, audit, incarnations, logs, removal):
+    for module in (health, jobs, pool, audit, incarnations, logs, removal, tokens):
+        refuse_undeclared(module.router)
         app.include_router(module.router)
     return app

@@ -9,6 +9,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from api.glances import Glances
+from api.identity import Caller
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.submission import Submitter
@@ -22,6 +23,7 @@ from store.incarnations import Incarnations
 from store.jobs import Jobs
 from store.members import Members
 from store.records import Job
+from store.tokens import Tokens
 from store.workers import Workers
 
 
@@ -37,6 +39,7 @@ class FrontDesk:
     commits: Commits
     events: Events
     answers: Answers
+    tokens: Tokens
     glances: Glances
     coordinator: CoordinatorWatch
     nudge: Nudge
@@ -49,9 +52,11 @@ class FrontDesk:
     uptime_seconds: Callable[[], float]
     version: str
 
-    def request_stop(self, job_id: JobId, request: StopRequest, grace_seconds: float | None) -> Job:
+    def request_stop(
+        self, job_id: JobId, request: StopRequest, grace_seconds: float | None, actor: str
+    ) -> Job:
         """Ask for the end of a job, and let the coordinator know; raises `JobMissing`."""
-        job = self.jobs.request_stop(job_id, request, grace_seconds)
+        job = self.jobs.request_stop(job_id, request, grace_seconds, actor=actor)
         self.nudge()
         return job
 
@@ -66,7 +71,8 @@ Desk = Annotated[FrontDesk, Depends(_desk)]
 
 async def principal(request: Request) -> str:
     """Return who is asking; the door has let nobody else in."""
-    return f"uid:{request.scope.get('state', {}).get('caller_uid')}"
+    caller: Caller = request.scope["state"]["caller"]
+    return caller.name
 
 
 Principal = Annotated[str, Depends(principal)]

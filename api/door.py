@@ -1,14 +1,13 @@
-"""Who may come in: the same Unix user, from this host, and no web page of anybody else.
+"""Who may come in: whoever `api.identity` knows, and no web page of anybody else.
 
 A page in the user's browser can reach a loopback port. The Host list stops DNS rebinding, the
-Origin check and the JSON content type stop forged requests, and the user check stops the other
-accounts of the machine.
+Origin check and the JSON content type stop forged requests. What a caller may do is said by each
+route, in the words of `api.access`.
 """
 
-import ipaddress
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,8 +16,11 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.access import is_probe
+from api.identity import Caller, Identities, Unauthorized
+from api.limits import Limits
 from api.problems import Problem, respond
-from muster.contracts.errors import MusterError
+from api.refusals import client_of, tell_refusal
 
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job of 256 variables and 1024 words is far below; nothing else has a body of any size."""
@@ -34,22 +36,6 @@ _BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _LOG: Final = structlog.get_logger("api")
 
 
-class NotLoopback(MusterError):
-    """The service was asked to listen where other machines could reach it."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__(
-            f"refusing to listen on {host}: access from other machines needs tokens, which come "
-            "with a later release; set MUSTER_HOST to 127.0.0.1 and use an SSH tunnel"
-        )
-
-
-def require_loopback(host: str, address: str) -> None:
-    """Raise `NotLoopback` unless `address`, to which `host` resolves, is this machine's own."""
-    if not ipaddress.ip_address(address).is_loopback:
-        raise NotLoopback(host)
-
-
 class Door:
     """ASGI middleware in front of everything: names each request, and turns some away."""
 
@@ -57,14 +43,16 @@ class Door:
         self,
         app: ASGIApp,
         *,
-        own_uid: int,
+        identities: Identities,
+        limits: Limits,
         caller_uid: Callable[[Scope], int | None],
-        bound_host: str,
+        hosts: Collection[str],
     ) -> None:
         self._app = app
-        self._own_uid = own_uid
+        self._identities = identities
+        self._limits = limits
         self._caller_uid = caller_uid
-        self._names = LOCAL_NAMES | {bound_host.lower()}
+        self._hosts = LOCAL_NAMES | {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,19 +60,43 @@ class Door:
             return
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, caller_uid=self._caller_uid(scope))
         answer = _with_header(send, b"x-request-id", request_id.encode())
-        problem = self._refusal(scope, headers)
-        if problem is None:
-            await self._pass_on(scope, receive, answer)
-            return
-        _LOG.warning(
-            f"turned a request away: {problem.slug}",
-            action="request_refused",
-            request_id=request_id,
-            path=scope["path"],
+        try:
+            self._inspect(scope, headers)
+            with self._limits.admitted(await self._client(scope, headers)):
+                await self._pass_on(scope, receive, _with_account(answer, scope))
+        except Problem as problem:
+            tell_refusal(problem, scope)
+            await respond(problem, scope)(scope, receive, answer)
+
+    def _inspect(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Raise `Problem` for what no client of ours would send."""
+        problem = (
+            self._foreign_host(headers)
+            or _foreign_origin(headers)
+            or _wrong_content(scope, headers)
         )
-        await respond(problem, scope)(scope, receive, answer)
+        if problem is not None:
+            raise problem
+
+    async def _client(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
+        """Return whose limits hold for this request, None where no limits do.
+
+        Raises `Problem` for whoever may not come in; that counts as a request of theirs, too.
+        """
+        if is_probe(scope["path"]):
+            return client_of(scope)
+        try:
+            caller = await self._identities.identify(
+                scope["state"]["caller_uid"], headers.get("authorization")
+            )
+        except Unauthorized:
+            self._limits.charge(client_of(scope))
+            raise
+        scope["state"]["caller"] = caller
+        return caller.name if caller.is_limited else None
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -97,33 +109,15 @@ class Door:
                 path=scope["path"],
             )
 
-    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> Problem | None:
-        return (
-            self._foreign_user(scope)
-            or self._foreign_host(headers)
-            or _foreign_origin(headers)
-            or _wrong_content(scope, headers)
-        )
-
-    def _foreign_user(self, scope: Scope) -> Problem | None:
-        uid = self._caller_uid(scope)
-        scope["state"]["caller_uid"] = uid
-        if uid == self._own_uid:
-            return None
-        return Problem(
-            HTTPStatus.FORBIDDEN,
-            "foreign-user",
-            "Only the Unix user that runs this service may use it: connect as that user.",
-        )
-
     def _foreign_host(self, headers: Mapping[str, str]) -> Problem | None:
         name = _host_name(headers.get("host", ""))
-        if name in self._names:
+        if name in self._hosts:
             return None
         return Problem(
             HTTPStatus.FORBIDDEN,
             "foreign-host",
-            "The Host header names another machine: use localhost or 127.0.0.1.",
+            "The Host header names another machine: use localhost or 127.0.0.1, or let whoever "
+            "runs the service add the name to MUSTER_ALLOWED_HOSTS.",
         )
 
 
@@ -170,6 +164,27 @@ def _request_id(headers: Mapping[str, str]) -> str:
     if 0 < len(given) <= REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
         return given
     return uuid.uuid4().hex
+
+
+def _with_account(send: Send, scope: Scope) -> Send:
+    """Write down who changed anything, or tried to; who looks is nobody's business."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            caller: Caller = scope["state"]["caller"]
+            _LOG.info(
+                f"{scope['method']} by {caller.name} was answered with {message['status']}",
+                action="request_answered",
+                request_id=scope["state"]["request_id"],
+                caller=caller.name,
+                method=scope["method"],
+                path=scope["path"],
+                status=message["status"],
+            )
+        await send(message)
+
+    is_told = scope["method"] in _BODY_METHODS and "caller" in scope["state"]
+    return sending if is_told else send
 
 
 def _with_header(send: Send, name: bytes, value: bytes) -> Send:

@@ -20,6 +20,7 @@ from api.problems import (
     InvalidRequest,
     JobNotFound,
     Problem,
+    TokenNotFound,
     WorkerNotFound,
     did_you_mean,
     invalid_spec,
@@ -36,6 +37,8 @@ from store.errors import (
     MemberMissing,
     StoreError,
     StoreUnavailable,
+    TokenExists,
+    TokenMissing,
 )
 
 RETRY_AFTER_SECONDS = 1
@@ -106,6 +109,14 @@ _ROUTING = {
 }
 
 
+_CONFLICTS: Final[Mapping[type[StoreError], str]] = {
+    JobNotTerminal: "job-not-over",
+    JobOver: "job-over",
+    DepartureRefused: "worker-stays",
+    TokenExists: "token-exists",
+}
+
+
 def _store(request: Request, error: Exception) -> Response:
     match error:
         case JobMissing():
@@ -113,14 +124,12 @@ def _store(request: Request, error: Exception) -> Response:
         case JobExists():
             how = f"DELETE /jobs/{error.job_id}, with ?force=true its checkpoints, too"
             problem = Conflict("job-exists", f"{error} ({how}).")
-        case JobNotTerminal():
-            problem = Conflict("job-not-over", str(error))
-        case JobOver():
-            problem = Conflict("job-over", str(error))
+        case JobNotTerminal() | JobOver() | DepartureRefused() | TokenExists():
+            problem = Conflict(_CONFLICTS[type(error)], str(error))
         case MemberMissing():
             problem = WorkerNotFound()
-        case DepartureRefused():
-            problem = Conflict("worker-stays", str(error))
+        case TokenMissing():
+            problem = TokenNotFound()
         case IdempotencyConflict():
             problem = Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict", str(error))
         case StoreUnavailable():

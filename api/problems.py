@@ -4,6 +4,7 @@ Problem                 carries status, type, a sentence and the fields that are
 ├── JobNotFound         404  no job has this id
 ├── WorkerNotFound      404  the job has never had a worker of this id
 ├── InvalidRequest      422  one or more fields of the body or the query cannot be accepted
+├── TokenNotFound       404  no token that could be revoked has this name
 └── Conflict            409  the job's present state forbids it; the sentence names the way on
 
 A value that a client sent is never echoed: NaN or half a surrogate pair would make the answer
@@ -69,6 +70,15 @@ class WorkerNotFound(Problem):
             HTTPStatus.NOT_FOUND,
             "worker-not-found",
             "This job has no such worker: GET /jobs/{job_id}/workers lists them.",
+        )
+
+
+class TokenNotFound(Problem):
+    def __init__(self) -> None:
+        super().__init__(
+            HTTPStatus.NOT_FOUND,
+            "token-not-found",
+            "There is no such token, or it was revoked before: GET /tokens lists them.",
         )
 
 

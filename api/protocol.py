@@ -2,12 +2,14 @@
 
 uvicorn waits for ever for the rest of a request. Here a request must arrive whole within
 `RECEIPT_SECONDS`, and its headers must be short, or the connection is closed: a client that
-drips one byte a minute holds nothing for long.
+drips one byte a minute holds nothing for long. Nor may one client hold all connections.
 """
 
+import os
 from asyncio import AbstractEventLoop, TimerHandle, Transport
 from typing import Any, ClassVar, Final
 
+import structlog
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -21,10 +23,15 @@ HEADERS_LIMIT_BYTES: Final = 1 << 17
 """The longest header of ours is the position in the logs of 4096 ranks: about 64 KiB."""
 
 
+_LOG: Final = structlog.get_logger("api")
+
+
 class DeadlineProtocol(HttpToolsProtocol):
     """Knows its caller's user id, and closes connections whose request does not arrive."""
 
     receipt_seconds: ClassVar[float] = RECEIPT_SECONDS
+    connections_at_once: ClassVar[int] = 128
+    """From one other machine, or of one other user of this one."""
 
     def __init__(
         self,
@@ -36,12 +43,18 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._receipt: TimerHandle | None = None
         self._headers_pending_bytes = 0
+        self.origin: int | str | None = None
+        """Who is connected: a user of this machine, or else an address."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn
         super().connection_made(transport)
         # Once per connection: who is at the other end of it does not change.
-        self.app_state = {**self.app_state, "caller_uid": self._caller_uid()}
+        uid = self._caller_uid()
+        self.app_state = {**self.app_state, "caller_uid": uid}
+        self.origin = uid if uid is not None else self.client and self.client[0]
         self._expect_request()
+        if uid != os.geteuid() and self._connections() > self.connections_at_once:
+            self._turn_away(429, "Too Many Requests")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_received()
@@ -80,9 +93,22 @@ class DeadlineProtocol(HttpToolsProtocol):
     def _request_overdue(self) -> None:
         self._turn_away(408, "Request Timeout")
 
+    def _connections(self) -> int:
+        """Return how many connections this client has, this one included."""
+        return sum(
+            isinstance(other, DeadlineProtocol) and other.origin == self.origin
+            for other in self.connections
+        )
+
     def _turn_away(self, status: int, phrase: str) -> None:
         if self.transport.is_closing():
             return
+        _LOG.warning(
+            f"closed a connection: {phrase.lower()}",
+            action="connection_refused",
+            caller=f"uid:{self.origin}" if isinstance(self.origin, int) else self.origin,
+            status=status,
+        )
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             head = f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode())

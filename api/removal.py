@@ -35,11 +35,12 @@ MARGIN_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What is to happen to jobs that are not over, and to their files."""
+    """What is to happen to jobs that are not over, and to their files, and who asked for it."""
 
     delete_logs: bool
     stop_first: bool
     force: bool
+    actor: str
 
     @property
     def request(self) -> StopRequest | None:
@@ -62,7 +63,7 @@ async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
                 f"{job_id} is {job.status_shown}: stop it first (POST /jobs/{job_id}/stop), or "
                 "repeat with ?stop_first=true (a last checkpoint) or ?force=true (at once).",
             )
-        await _stop(desk, job, removal.request)
+        await _stop(desk, job, removal.request, removal.actor)
         job = await _ended(desk, job, removal.request)
     return await run_sync(_remove, desk, job, removal)
 
@@ -73,7 +74,7 @@ async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> 
     if removal.request is not None and running:
         for job in running:
             with suppress(JobMissing):
-                await run_sync(desk.request_stop, job.job_id, removal.request, None)
+                await run_sync(desk.request_stop, job.job_id, removal.request, None, removal.actor)
         await _all_ended(desk, running, removal.request)
     return [job.job_id for job in jobs if await run_sync(_remove_if_over, desk, job, removal)]
 
@@ -88,8 +89,8 @@ def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> bool:
     return False
 
 
-async def _stop(desk: FrontDesk, job: Job, request: StopRequest) -> None:
-    await run_sync(desk.request_stop, job.job_id, request, None)
+async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
+    await run_sync(desk.request_stop, job.job_id, request, None, actor)
     if job.status is JobStatus.QUEUED:
         absence = await run_sync(desk.coordinator.absence)
         if absence is not None:

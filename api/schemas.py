@@ -92,6 +92,7 @@ class EventView(BaseModel):
     message: str
     rank: int | None
     incarnation: int | None
+    actor: str | None = Field(description="Who asked for it; null: nobody from outside.")
 
 
 class EventList(BaseModel):

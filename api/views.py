@@ -44,4 +44,5 @@ def event_view(event: Event) -> EventView:
         message=event.message,
         rank=event.rank,
         incarnation=event.incarnation,
+        actor=event.actor,
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli import dataset, pool
+from cli import dataset, pool, token
 from cli.chaos import chaos
 from cli.incarnations import incarnations
 from muster.contracts.environ import ServiceSettings
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(dataset.app, name="dataset")
+app.add_typer(token.app, name="token")
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001  Typer's way

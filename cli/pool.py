@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 
 from cli.tables import shortened, table
-from muster.contracts.environ import api_url
+from muster.contracts.environ import TOKEN, api_url
 
 if TYPE_CHECKING:
     from cli.server import Server
@@ -119,7 +119,7 @@ def connected() -> Iterator["Server"]:
     """Talk to the API for a while."""
     from cli.server import Server  # noqa: PLC0415  brings in httpx
 
-    with Server(api_url(os.environ)) as server:
+    with Server(api_url(os.environ), token=os.environ.get(TOKEN)) as server:
         yield server
 
 

@@ -42,13 +42,17 @@ class Server:
         self,
         url: str,
         *,
+        token: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url
         self._monotonic = monotonic
         self._sleep = sleep
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=False)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.Client(
+            base_url=url, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +83,10 @@ class Server:
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401  see above
         """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""
         return self._ask("PATCH", path, body)
+
+    def delete(self, path: str) -> Any:  # noqa: ANN401  see above
+        """Return the answer; raises `ServerUnreachable` or `ServerRefused`."""
+        return self._ask("DELETE", path, None)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
         try:

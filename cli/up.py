@@ -11,14 +11,16 @@ import http.client
 import json
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from cli.keeper import Keeper
-from muster.contracts.environ import DEFAULT_PORT, ServiceSettings
+from muster.contracts.environ import DEFAULT_PORT, ServiceSettings, own_url
 from muster.contracts.errors import MusterError
 from muster.ports import free_port
 from muster.remarks import remark
@@ -59,8 +61,9 @@ def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """
     with _alone(settings.data_dir) as note:
         port = _port(settings, environ)
-        note(f"http://{settings.host}:{port}")
-        household = _Household(settings, {**environ, "MUSTER_PORT": str(port)})
+        environ = {**environ, "MUSTER_PORT": str(port)}
+        note(own_url(environ))
+        household = _Household(settings, environ)
         return asyncio.run(household.run())
 
 
@@ -88,8 +91,7 @@ def _alone(data_dir: Path) -> Iterator[Callable[[str], None]]:
 
 class _Household:
     def __init__(self, settings: ServiceSettings, environ: Mapping[str, str]) -> None:
-        self._host = settings.host
-        self._port = int(environ["MUSTER_PORT"])
+        self._url = own_url(environ)
         self._data_dir = settings.data_dir
         self._orphan_timeout_seconds = settings.orphan_timeout_seconds
         self._api = Keeper("api", _command("api"), environ, _say)
@@ -114,17 +116,18 @@ class _Household:
     async def _welcome(self) -> None:
         """Say where we are once both services answer."""
         # Another process's readiness: there is no event to wait for.
-        while not await asyncio.to_thread(_is_healthy, self._host, self._port):  # noqa: ASYNC110
+        while not await asyncio.to_thread(_is_healthy, self._url):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
         self._api.has_served = self._coordinator.has_served = True
-        url = f"http://{self._host}:{self._port}"
-        _say(f"ready at {url}, with its data in {self._data_dir}")
+        _say(f"ready at {self._url}, with its data in {self._data_dir}")
+        url = self._url
         _say(
             f"next:  curl {url}/jobs -H 'content-type: application/json' -d '{{\"world_size\": 4}}'"
         )
-        if self._port != DEFAULT_PORT:
+        port = urlsplit(self._url).port
+        if port != DEFAULT_PORT:
             # By itself, so that it can be copied.
-            remark(f"export MUSTER_PORT={self._port}")
+            remark(f"export MUSTER_PORT={port}")
         _say("Ctrl-C lets every job save; they go on at the next start")
 
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
@@ -184,9 +187,9 @@ def _is_free(host: str, port: int) -> bool:
         return False
 
 
-def _is_healthy(host: str, port: int) -> bool:
+def _is_healthy(url: str) -> bool:
     """Whether API and coordinator both answer."""
-    connection = http.client.HTTPConnection(host, port, timeout=2)
+    connection = _connection(url)
     try:
         connection.request("GET", "/health")
         return bool(json.load(connection.getresponse())["status"] == "ok")
@@ -195,6 +198,18 @@ def _is_healthy(host: str, port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(host, parts.port, timeout=2)
+    # Our own child is asked how it is, at an address that its certificate need not name.
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, parts.port, timeout=2, context=context)
 
 
 def _say(sentence: str) -> None:

@@ -11,7 +11,9 @@ StoreError                      also raised itself: the database refused a state
 ├── MemberMissing               the job has never had this worker
 ├── DepartureRefused            this worker cannot be asked to leave now
 ├── LeaseLost                   fenced: another coordinator decides now
-└── IdempotencyConflict         the key was used before, for another request
+├── IdempotencyConflict         the key was used before, for another request
+├── TokenExists                 a token has this name already
+└── TokenMissing                no token that could be revoked has this name
 
 After each of them the transaction has left no trace.
 """
@@ -120,3 +122,23 @@ class IdempotencyConflict(StoreError):
             f"the idempotency key {key!r} was used for a different request: use a new key"
         )
         self.key = key
+
+
+class TokenExists(StoreError):
+    """The name belongs to a token that was not revoked, expired or not."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is a token {name} already: revoke it first, or choose another name"
+        )
+        self.name = name
+
+
+class TokenMissing(StoreError):
+    """There is no such token, or it was revoked before."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no token {name} to revoke: list the tokens to see what there is"
+        )
+        self.name = name

@@ -12,7 +12,7 @@ from store.clock import Clock, utc_now
 from store.database import Database
 from store.errors import JobExists, JobMissing, JobNotTerminal
 from store.idempotency import IdempotencyKey, find_answer, keep_answer
-from store.records import Job
+from store.records import Event, Job
 from store.rows import (
     append_event,
     find_job,
@@ -34,7 +34,10 @@ _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
 
 class Jobs:
-    """All jobs. A filter by status acts on `status_shown`; an empty one lets nothing through."""
+    """All jobs. A filter by status acts on `status_shown`; an empty one lets nothing through.
+
+    An `actor` is who asked for a change, as its event says.
+    """
 
     def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._database = database
@@ -48,6 +51,7 @@ class Jobs:
         *,
         message: str | None,
         idempotency: IdempotencyKey | None,
+        actor: str | None = None,
     ) -> Job:
         """Return the new job, which is durable together with its event ``submitted``.
 
@@ -62,7 +66,11 @@ class Jobs:
                 raise JobExists(job_id)
             job = _submitted(job_id, uid, spec, message, now)
             connection.execute(insert(JOBS), values_of(job))
-            append_event(connection, job_id, now, "submitted", "the job was submitted")
+            append_event(
+                connection,
+                job_id,
+                Event(at=now, kind="submitted", message="the job was submitted", actor=actor),
+            )
             if idempotency:
                 keep_answer(connection, idempotency, job, now)
         return job
@@ -113,7 +121,14 @@ class Jobs:
         query = select(JOBS).where(status_shown_in(statuses)).order_by(since, JOBS.c.job_id)
         return self._list(query if cutoff is None else query.where(since < cutoff))
 
-    def request_stop(self, job_id: JobId, request: StopRequest, grace_seconds: float | None) -> Job:
+    def request_stop(
+        self,
+        job_id: JobId,
+        request: StopRequest,
+        grace_seconds: float | None,
+        *,
+        actor: str | None = None,
+    ) -> Job:
         """Ask for the end of a job, and return it as it then is.
 
         A job that is over stays as it is, and so does a request at least as strong as this one.
@@ -124,13 +139,13 @@ class Jobs:
             if job.is_terminal or job.stop_request in (request, StopRequest.FORCED):
                 return job
             now = self._clock()
-            append_event(
-                connection, job_id, now, "stop_requested", f"a {request} stop was requested"
-            )
+            sentence = f"a {request} stop was requested"
+            event = Event(at=now, kind="stop_requested", message=sentence, actor=actor)
+            append_event(connection, job_id, event)
             asked = {"stop_request": request, "stop_grace_seconds": grace_seconds}
             return update_job(connection, job_id, now, asked)
 
-    def scale(self, job_id: JobId, world_size: int) -> Job:
+    def scale(self, job_id: JobId, world_size: int, *, actor: str | None = None) -> Job:
         """Ask for another number of ranks, and return the job as it then is.
 
         Whether its spec allows that number is the caller's to know. Raises `JobMissing` or
@@ -143,10 +158,11 @@ class Jobs:
             now = self._clock()
             ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
             sentence = f"the job is to have {ranks} instead of {job.world_size}"
-            append_event(connection, job_id, now, "scale_requested", sentence)
+            event = Event(at=now, kind="scale_requested", message=sentence, actor=actor)
+            append_event(connection, job_id, event)
             return update_job(connection, job_id, now, {"wanted_world_size": world_size})
 
-    def set_pause(self, job_id: JobId, *, paused: bool) -> Job:
+    def set_pause(self, job_id: JobId, *, paused: bool, actor: str | None = None) -> Job:
         """Ask for a pause, or for its end, and return the job as it then is.
 
         Raises `JobMissing` or `JobOver`.
@@ -157,7 +173,9 @@ class Jobs:
                 return job
             now = self._clock()
             kind, wish = ("pause", "pause") if paused else ("resume", "go on")
-            append_event(connection, job_id, now, f"{kind}_requested", f"the job is to {wish}")
+            sentence = f"the job is to {wish}"
+            event = Event(at=now, kind=f"{kind}_requested", message=sentence, actor=actor)
+            append_event(connection, job_id, event)
             return update_job(connection, job_id, now, {"pause_request": paused})
 
     def delete(self, job_id: JobId, uid: JobUid) -> None:

@@ -10,7 +10,7 @@ from muster.contracts.pool import WorkerState
 from store.clock import Clock, utc_now
 from store.database import Database
 from store.errors import DepartureRefused, MemberMissing
-from store.records import Job, Member
+from store.records import Event, Job, Member
 from store.rows import append_event, get_continuing_job, update_job
 from store.tables import DEPARTURES, MEMBERS
 
@@ -45,7 +45,7 @@ class Members:
         with self._database.reading() as connection:
             return _departures(connection, job_ids)
 
-    def request_departure(self, job_id: JobId, worker_id: int) -> Job:
+    def request_departure(self, job_id: JobId, worker_id: int, *, actor: str | None = None) -> Job:
         """Ask a worker to leave and the job for one rank less; return the job as it then is.
 
         Raises `JobMissing`, `JobOver`, `MemberMissing`, or `DepartureRefused` for a worker that
@@ -58,7 +58,8 @@ class Members:
             now = self._clock()
             connection.execute(insert(DEPARTURES).values(job_id=job_id, worker_id=worker_id))
             sentence = f"worker {worker_id} is to leave"
-            append_event(connection, job_id, now, "departure_requested", sentence)
+            event = Event(at=now, kind="departure_requested", message=sentence, actor=actor)
+            append_event(connection, job_id, event)
             return update_job(connection, job_id, now, {"wanted_world_size": job.world_size - 1})
 
 

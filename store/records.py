@@ -236,6 +236,8 @@ class Event:
     message: str
     rank: int | None = None
     incarnation: int | None = None
+    actor: str | None = None
+    """Who asked for it, such as ``uid:1000`` or ``token:ci``; None: nobody from outside."""
     event_id: int | None = None
     """Its place in the order of events; None until it is stored."""
 

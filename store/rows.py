@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, insert, select, update
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus
+from muster.contracts.token import Token
 from store.errors import JobMissing, JobOver
 from store.records import (
     Commit,
@@ -65,7 +66,7 @@ def update_job(connection: Connection, job_id: JobId, now: datetime, values: dic
 
 
 def values_of(
-    record: Job | Worker | Incarnation | Member | Commit | EpochRecord | JobChange | Lease,
+    record: Job | Worker | Incarnation | Member | Commit | EpochRecord | JobChange | Lease | Token,
 ) -> dict[str, Any]:
     """Return the fields of `record` by the names of their columns."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
@@ -89,14 +90,13 @@ def append_events(connection: Connection, job_id: JobId, events: Collection[Even
                     "message": event.message,
                     "rank": event.rank,
                     "incarnation": event.incarnation,
+                    "actor": event.actor,
                 }
                 for event in events
             ],
         )
 
 
-def append_event(
-    connection: Connection, job_id: JobId, at: datetime, kind: str, message: str
-) -> None:
-    """Add one event of the job as a whole."""
-    append_events(connection, job_id, [Event(at=at, kind=kind, message=message)])
+def append_event(connection: Connection, job_id: JobId, event: Event) -> None:
+    """Add one event."""
+    append_events(connection, job_id, [event])

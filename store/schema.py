@@ -14,7 +14,7 @@ from store.errors import StoreNewer
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0004"
+HEAD: Final = "0005"
 """The newest revision in migrations/versions; a test holds the two together."""
 
 _VERSIONS: Final = table("alembic_version", column("version_num"))

@@ -9,6 +9,7 @@ jobs ──< workers       a rank of a job; goes with the job, like all below
      ──< events        what happened to a job
 answers                the first answer to an idempotency key; outlives the job
 leases                 who decides
+tokens                 who may come in
 """
 
 from typing import Final
@@ -30,6 +31,7 @@ from sqlalchemy import (
 
 from muster.contracts.job import JobStatus, StopRequest
 from muster.contracts.spec import JobSpec
+from muster.contracts.token import Scope
 from store.columns import RISING, Json, Moment, Unsigned, words
 from store.records import Job, ProcessRecord
 
@@ -179,6 +181,7 @@ EVENTS: Final = Table(
     Column("message", Text, nullable=False),
     Column("rank", Integer),
     Column("incarnation", BigInteger),
+    Column("actor", String(255)),
     Index(None, "job_id", "event_id"),
     sqlite_autoincrement=True,  # an id is never used again, not even that of a deleted event
 )
@@ -203,4 +206,18 @@ LEASES: Final = Table(
     Column("process", Json(ProcessRecord), nullable=False),
     Column("address", String(255), nullable=False),
     Column("held", Boolean, nullable=False),  # false: given back; the epoch is remembered
+)
+
+TOKENS: Final = Table(
+    "tokens",
+    METADATA,
+    Column("token_id", String(12), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("scope", words(Scope), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("created_by", String(255)),
+    Column("expires_at", Moment),
+    Column("revoked_at", Moment),
+    Column("last_used_at", Moment),
 )

@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 
+from api.access import READ
 from api.audit import audit_view
 from api.desk import Desk
 from api.pool_schemas import AuditView
@@ -14,7 +15,11 @@ LIMIT: Final = 1000
 router = APIRouter(tags=["jobs"])
 
 
-@router.get("/jobs/{job_id}/audit", summary="Whether every sample was read exactly once")
+@router.get(
+    "/jobs/{job_id}/audit",
+    summary="Whether every sample was read exactly once",
+    dependencies=[READ],
+)
 def get_audit(
     job_id: KnownJobId,
     desk: Desk,

@@ -4,6 +4,7 @@ from typing import Literal
 
 from fastapi import APIRouter
 
+from api.access import OPEN
 from api.desk import Desk, FrontDesk
 from api.schemas import Check, Checks, Health
 from store.errors import StoreError
@@ -11,8 +12,8 @@ from store.errors import StoreError
 router = APIRouter(tags=["service"])
 
 
-@router.head("/health", include_in_schema=False)
-@router.get("/health", summary="Liveness, version, database and coordinator")
+@router.head("/health", include_in_schema=False, dependencies=[OPEN])
+@router.get("/health", summary="Liveness, version, database and coordinator", dependencies=[OPEN])
 def health(desk: Desk) -> Health:
     """Answer 200 as long as this process serves; `status` says whether everything is there."""
     database = _database(desk)

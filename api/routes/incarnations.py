@@ -6,6 +6,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request, Response
 from msgspec.json import Decoder
 
+from api.access import READ
 from api.desk import Desk
 from api.incarnation_schemas import IncarnationList, IncarnationView
 from api.paging import DEFAULT_LIMIT, decode_cursor, next_page
@@ -17,7 +18,11 @@ PLACES: Final[Decoder[Place]] = Decoder(Place)
 router = APIRouter(tags=["jobs"])
 
 
-@router.get("/jobs/{job_id}/incarnations", summary="Every process of a job, the newest first")
+@router.get(
+    "/jobs/{job_id}/incarnations",
+    summary="Every process of a job, the newest first",
+    dependencies=[READ],
+)
 def list_incarnations(
     *,
     job_id: KnownJobId,

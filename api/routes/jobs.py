@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
 
+from api.access import READ, SUBMIT
 from api.desk import Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
 from api.problems import Conflict
@@ -35,7 +36,7 @@ EVENTS_LIMIT = 1000
 router = APIRouter(tags=["jobs"])
 
 
-@router.post("/jobs", status_code=HTTPStatus.CREATED, summary="Create a job")
+@router.post("/jobs", status_code=HTTPStatus.CREATED, summary="Create a job", dependencies=[SUBMIT])
 def create_job(
     *,
     asked: JobRequest,
@@ -56,7 +57,12 @@ def create_job(
         submission = _prepared(asked, desk)
         uid = JobUid(desk.submitter.random_hex())
         job = desk.jobs.create(
-            submission.job_id, uid, submission.spec, message=submission.message, idempotency=key
+            submission.job_id,
+            uid,
+            submission.spec,
+            message=submission.message,
+            idempotency=key,
+            actor=principal,
         )
         replayed = job.uid != uid
         desk.nudge()
@@ -76,14 +82,14 @@ def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
         raise
 
 
-@router.get("/jobs", summary="List jobs, newest first")
+@router.get("/jobs", summary="List jobs, newest first", dependencies=[READ])
 def list_jobs(desk: Desk, page: AskedPage, request: Request, response: Response) -> JobList:
     jobs = _jobs_of(page, desk, request, response)
     return JobList(jobs=[job_view(job) for job in jobs])
 
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
-@router.get("/jobs/summaries", summary="Summaries of jobs, newest first")
+@router.get("/jobs/summaries", summary="Summaries of jobs, newest first", dependencies=[READ])
 def list_summaries(
     desk: Desk, page: AskedPage, request: Request, response: Response
 ) -> SummaryList:
@@ -93,17 +99,21 @@ def list_summaries(
     return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
 
 
-@router.get("/jobs/{job_id}", summary="Status of one job")
+@router.get("/jobs/{job_id}", summary="Status of one job", dependencies=[READ])
 def get_job(job_id: KnownJobId, desk: Desk) -> JobView:
     return job_view(desk.jobs.get(job_id))
 
 
-@router.get("/jobs/{job_id}/summary", summary="Progress of one job and all its workers")
+@router.get(
+    "/jobs/{job_id}/summary", summary="Progress of one job and all its workers", dependencies=[READ]
+)
 def get_summary(job_id: KnownJobId, desk: Desk) -> SummaryView:
     return summary(desk.jobs.get(job_id), desk.workers.of_job(job_id), desk.clock())
 
 
-@router.get("/jobs/{job_id}/events", summary="What happened to a job, oldest first")
+@router.get(
+    "/jobs/{job_id}/events", summary="What happened to a job, oldest first", dependencies=[READ]
+)
 def list_events(
     job_id: KnownJobId,
     desk: Desk,
@@ -114,11 +124,13 @@ def list_events(
     return EventList(job_id=job_id, events=[event_view(event) for event in events])
 
 
-@router.post("/jobs/{job_id}/stop", summary="Stop a job gracefully")
-def stop_job(job_id: KnownJobId, desk: Desk, asked: StopBody | None = None) -> JobView:
+@router.post("/jobs/{job_id}/stop", summary="Stop a job gracefully", dependencies=[SUBMIT])
+def stop_job(
+    job_id: KnownJobId, desk: Desk, principal: Principal, asked: StopBody | None = None
+) -> JobView:
     """Ask for a last checkpoint and an end. A job that is over answers as it is."""
     grace_seconds = asked.grace_seconds if asked else None
-    return job_view(desk.request_stop(job_id, StopRequest.GRACEFUL, grace_seconds))
+    return job_view(desk.request_stop(job_id, StopRequest.GRACEFUL, grace_seconds, principal))
 
 
 def _jobs_of(page: Page, desk: FrontDesk, request: Request, response: Response) -> list[Job]:

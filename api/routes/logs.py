@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
+from api.access import READ
 from api.desk import Desk, FrontDesk
 from api.glances import Glance
 from api.logs.follow import JobFollower
@@ -43,6 +44,7 @@ Rank = Annotated[int | None, Query(ge=0, description="Only this rank's lines.")]
     "/jobs/{job_id}/logs",
     summary="The last lines, all ranks or one",
     response_model=LogTail,
+    dependencies=[READ],
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def get_logs(
@@ -65,6 +67,7 @@ def get_logs(
     "/jobs/{job_id}/logs/stream",
     summary="History, then live lines, as server-sent events",
     response_class=EventSourceResponse,
+    dependencies=[READ],
     responses={
         200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
         204: {"description": "The job is over and everything was delivered."},

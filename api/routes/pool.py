@@ -2,8 +2,9 @@
 
 from fastapi import APIRouter
 
+from api.access import READ, SUBMIT
 from api.agent_state import agent_state
-from api.desk import Desk, FrontDesk
+from api.desk import Desk, FrontDesk, Principal
 from api.elasticity import check_lets_go, check_pausable, check_world_size
 from api.pool import member_list
 from api.pool_schemas import MemberList
@@ -16,31 +17,37 @@ from muster.contracts.job import JobId
 router = APIRouter(tags=["jobs"])
 
 
-@router.patch("/jobs/{job_id}", summary="Scale a job that trains synchronously")
-def scale_job(job_id: KnownJobId, desk: Desk, asked: JobPatch) -> JobView:
+@router.patch(
+    "/jobs/{job_id}", summary="Scale a job that trains synchronously", dependencies=[SUBMIT]
+)
+def scale_job(job_id: KnownJobId, desk: Desk, principal: Principal, asked: JobPatch) -> JobView:
     """Ask for another number of ranks: training pauses between two steps, and goes on with them.
 
     The weights are the same as if the job had always had that number.
     """
     check_world_size(desk.jobs.get(job_id), asked.world_size)
-    job = desk.jobs.scale(job_id, asked.world_size)
+    job = desk.jobs.scale(job_id, asked.world_size, actor=principal)
     desk.nudge()
     return job_view(job)
 
 
-@router.post("/jobs/{job_id}/pause", summary="Pause a job that trains synchronously")
-def pause_job(job_id: KnownJobId, desk: Desk) -> JobView:
+@router.post(
+    "/jobs/{job_id}/pause", summary="Pause a job that trains synchronously", dependencies=[SUBMIT]
+)
+def pause_job(job_id: KnownJobId, desk: Desk, principal: Principal) -> JobView:
     """Ask for no further step; the ranks stay. Asking again changes nothing."""
-    return _set_pause(desk, job_id, paused=True)
+    return _set_pause(desk, job_id, principal, paused=True)
 
 
-@router.post("/jobs/{job_id}/resume", summary="Let a paused job go on")
-def resume_job(job_id: KnownJobId, desk: Desk) -> JobView:
+@router.post("/jobs/{job_id}/resume", summary="Let a paused job go on", dependencies=[SUBMIT])
+def resume_job(job_id: KnownJobId, desk: Desk, principal: Principal) -> JobView:
     """End a pause that was asked for. A job that is not paused stays as it is."""
-    return _set_pause(desk, job_id, paused=False)
+    return _set_pause(desk, job_id, principal, paused=False)
 
 
-@router.get("/jobs/{job_id}/workers", summary="Everybody who is or was in a job's pool")
+@router.get(
+    "/jobs/{job_id}/workers", summary="Everybody who is or was in a job's pool", dependencies=[READ]
+)
 def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
     job = desk.jobs.get(job_id)
     leaving = desk.members.departures([job_id])[job_id]
@@ -49,17 +56,23 @@ def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
     return member_list(job, members, leaving, workers, desk.clock(), agent_state(job))
 
 
-@router.post("/jobs/{job_id}/workers/{worker_id}/leave", summary="Ask an active worker to leave")
-def dismiss_worker(job_id: KnownJobId, worker_id: KnownWorkerId, desk: Desk) -> JobView:
+@router.post(
+    "/jobs/{job_id}/workers/{worker_id}/leave",
+    summary="Ask an active worker to leave",
+    dependencies=[SUBMIT],
+)
+def dismiss_worker(
+    job_id: KnownJobId, worker_id: KnownWorkerId, desk: Desk, principal: Principal
+) -> JobView:
     """Let a worker go at the next step boundary, and have one rank less from then on."""
     check_lets_go(desk.jobs.get(job_id))
-    job = desk.members.request_departure(job_id, worker_id)
+    job = desk.members.request_departure(job_id, worker_id, actor=principal)
     desk.nudge()
     return job_view(job)
 
 
-def _set_pause(desk: FrontDesk, job_id: JobId, *, paused: bool) -> JobView:
+def _set_pause(desk: FrontDesk, job_id: JobId, actor: str, *, paused: bool) -> JobView:
     check_pausable(desk.jobs.get(job_id))
-    job = desk.jobs.set_pause(job_id, paused=paused)
+    job = desk.jobs.set_pause(job_id, paused=paused, actor=actor)
     desk.nudge()
     return job_view(job)

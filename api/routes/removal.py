@@ -6,7 +6,8 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 
-from api.desk import Desk
+from api.access import SUBMIT
+from api.desk import Desk, Principal
 from api.queries import KnownJobId, statuses_of
 from api.removal import Removal, delete, delete_all
 from api.schemas import Deleted, Purged
@@ -19,23 +20,25 @@ DeleteLogs = Annotated[bool, Query(description="Delete the logs too.")]
 Force = Annotated[bool, Query(description="Kill what runs, and delete the checkpoints too.")]
 
 
-@router.delete("/jobs/{job_id}", summary="Delete a job that is over")
+@router.delete("/jobs/{job_id}", summary="Delete a job that is over", dependencies=[SUBMIT])
 async def delete_job(
     job_id: KnownJobId,
     desk: Desk,
+    principal: Principal,
     delete_logs: DeleteLogs = True,  # noqa: FBT002  a query parameter
     stop_first: Annotated[bool, Query(description="Stop it gracefully first.")] = False,  # noqa: FBT002
     force: Force = False,  # noqa: FBT002
 ) -> Deleted:
     """Delete rows and logs; with `stop_first` or `force` also of a job that is not over."""
-    removal = Removal(delete_logs=delete_logs, stop_first=stop_first, force=force)
+    removal = Removal(delete_logs=delete_logs, stop_first=stop_first, force=force, actor=principal)
     return await delete(desk, job_id, removal)
 
 
-@router.post("/jobs/purge", summary="Delete the jobs that match")
-async def purge_jobs(
+@router.post("/jobs/purge", summary="Delete the jobs that match", dependencies=[SUBMIT])
+async def purge_jobs(  # noqa: PLR0913  as many as the query has
     *,
     desk: Desk,
+    principal: Principal,
     older_than_hours: Annotated[float | None, Query(ge=0, le=YEARS_LIMIT * 8766)] = None,
     older_than_days: Annotated[
         float | None, Query(ge=0, le=YEARS_LIMIT * 366, description="Wins over hours.")
@@ -50,7 +53,9 @@ async def purge_jobs(
     age = _age(older_than_hours, older_than_days)
     cutoff = None if age is None else desk.clock() - age
     jobs = await run_sync(desk.jobs.finished_before, cutoff, wanted)
-    removal = Removal(delete_logs=delete_logs, stop_first=stop_running, force=force)
+    removal = Removal(
+        delete_logs=delete_logs, stop_first=stop_running, force=force, actor=principal
+    )
     deleted = await delete_all(desk, jobs, removal)
     gone = set(deleted)
     return Purged(

@@ -24,7 +24,15 @@ from muster.contracts.spec import (
     is_program,
     usual_mode,
 )
-from muster.contracts.variables import choice, integer, is_http, number, optional_integer
+from muster.contracts.token import sha256_of
+from muster.contracts.variables import (
+    choice,
+    integer,
+    is_http,
+    number,
+    optional_integer,
+    switch,
+)
 
 DEFAULT_CHECKPOINT_DIR: Final = "./checkpoints"
 DEFAULT_DATASET_DIR: Final = "./data/shards"
@@ -38,6 +46,8 @@ PULSE_SECONDS: Final = 1.0
 BEATS_IN_TIMEOUT: Final = 5
 """A short heartbeat timeout makes ranks beat faster: one late beat is no failure. Agents and
 their pulse likewise."""
+
+TLS_CERTFILE: Final = "MUSTER_TLS_CERTFILE"
 
 MARK: Final = "MUSTER_MARK"
 """Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
@@ -56,10 +66,16 @@ ORPHAN_TIMEOUT_SECONDS: Final = 120.0
 TEMPLATE_FD: Final = "MUSTER_TEMPLATE_FD"
 """The descriptor of a template's channel to its agent."""
 
+TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
+"""To a service one more token, of scope admin; to a client the one that it shows."""
+
+TOKEN_LENGTH_MIN: Final = 32
+"""Of a token that a person made up: `openssl rand -hex 32` gives 64."""
+
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of the pipe that ends with the keeper of a service."""
 
-NOT_FOR_RANKS: Final = frozenset({"MUSTER_DATABASE_URL", "MUSTER_TOKEN", LIFELINE_FD})
+NOT_FOR_RANKS: Final = frozenset({"MUSTER_DATABASE_URL", TOKEN, LIFELINE_FD})
 """A program that somebody submitted has no business with the service's own keys and pipes."""
 
 MARK_WIDTH: Final = 64
@@ -109,6 +125,62 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may come in to a service, by which names and how often."""
+
+    token_sha256: str | None
+    """Of MUSTER_TOKEN; the text itself is not kept."""
+    require_token: bool
+    """Also of the service's own user on this machine: a proxy may run as the same one."""
+    allowed_hosts: frozenset[str]
+    """Names, beside the one it is bound to, by which other machines know the service."""
+    tls_certfile: Path | None
+    tls_keyfile: Path | None
+    """None: the key is in the file of the certificate."""
+    allow_plain_http: bool
+    """From other machines, too: somebody else sees to it that nobody listens."""
+    requests_per_second: int
+    """Of one client, in the long run."""
+    requests_at_once: int
+    """Of one client, its open streams included."""
+    connections_at_once: int
+    """From one other machine, or of one other user of this one."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> "DoorSettings":
+        certfile, keyfile = environ.get(TLS_CERTFILE), environ.get("MUSTER_TLS_KEYFILE")
+        if keyfile and not certfile:
+            raise InvalidEnvironment(
+                "MUSTER_TLS_KEYFILE", keyfile, f"of use without {TLS_CERTFILE}"
+            )
+        hosts = environ.get("MUSTER_ALLOWED_HOSTS", "").lower().split(",")
+        return cls(
+            token_sha256=_token_sha256(environ),
+            require_token=switch(environ, "MUSTER_REQUIRE_TOKEN"),
+            allowed_hosts=frozenset(host.strip() for host in hosts if host.strip()),
+            tls_certfile=Path(certfile).absolute() if certfile else None,
+            tls_keyfile=Path(keyfile).absolute() if keyfile else None,
+            allow_plain_http=switch(environ, "MUSTER_ALLOW_PLAIN_HTTP"),
+            requests_per_second=integer(
+                environ, "MUSTER_REQUESTS_PER_SECOND", 100, low=1, high=1_000_000
+            ),
+            requests_at_once=integer(environ, "MUSTER_REQUESTS_AT_ONCE", 64, low=1, high=10_000),
+            connections_at_once=integer(
+                environ, "MUSTER_CONNECTIONS_AT_ONCE", 128, low=1, high=10_000
+            ),
+        )
+
+
+def _token_sha256(environ: Mapping[str, str]) -> str | None:
+    text = environ.get(TOKEN)
+    if not text:
+        return None
+    if len(text) < TOKEN_LENGTH_MIN or not re.fullmatch(r"[!-~]+", text):
+        wanted = f"{TOKEN_LENGTH_MIN} or more letters and digits (try: openssl rand -hex 32)"
+        raise InvalidEnvironment(TOKEN, "…", wanted)  # what it says is nobody's business
+    return sha256_of(text)
+
+
 def api_url(environ: Mapping[str, str]) -> str:
     """Return where a client finds the API: MUSTER_URL, or what MUSTER_HOST and MUSTER_PORT say."""
     url = environ.get("MUSTER_URL")
@@ -116,9 +188,15 @@ def api_url(environ: Mapping[str, str]) -> str:
         if not is_http(url):
             raise InvalidEnvironment("MUSTER_URL", url, f"a URL such as http://host:{DEFAULT_PORT}")
         return url.rstrip("/")
+    return own_url(environ)
+
+
+def own_url(environ: Mapping[str, str]) -> str:
+    """Return where the API of this environment listens, wherever clients are sent to."""
     host = environ.get("MUSTER_HOST") or DEFAULT_HOST
     port = integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=1, high=65535)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if environ.get(TLS_CERTFILE) else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):

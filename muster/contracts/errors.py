@@ -14,7 +14,8 @@ MusterError
 ├── Differs                muster/synchronous/taking_up.py
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered
-├── NotLoopback            api/door.py
+├── Exposed                api/exposure.py
+├── InvalidCertificate     api/exposure.py
 ├── PortTaken              api/__main__.py and cli/up.py, each in its own words
 ├── AlreadyUp              cli/up.py
 ├── DemoFailed             cli/demo.py

@@ -62,6 +62,16 @@ def choice(environ: Mapping[str, str], name: str, words: Sequence[Word], default
     raise InvalidEnvironment(name, text, f"one of {', '.join(words)}")
 
 
+def switch(environ: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable says yes; one that is not set does not."""
+    text = environ.get(name, "").lower()
+    if text in {"1", "true", "yes"}:
+        return True
+    if text in {"", "0", "false", "no"}:
+        return False
+    raise InvalidEnvironment(name, text, "1 or 0")
+
+
 def is_http(url: str) -> bool:
     """Whether a client could ask there; whatever the text, this raises nothing."""
     try:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +22,18 @@ from store.records import Job, JobChange, JobWrite, Worker
 from store.tenure import Tenure
 
 DEADLINE_SECONDS = 20.0
+LOOK_SECONDS = 0.02
 
 
 class Service:
     """`python -m api` with a data directory of its own."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **environment: str) -> None:
         self.root = root
+        self._more = environment
         self.files = DataDirectory(root / "data")
-        self.process: subprocess.Popen[str] | None = None
+        self.log = root / "api.log"
+        self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
     @property
@@ -40,6 +44,7 @@ class Service:
             "MUSTER_PORT": str(self.port),
             "CHECKPOINT_DIR": str(self.root / "checkpoints"),
             "DATASET_DIR": str(self.root / "shards"),
+            **self._more,
         }
 
     @property
@@ -51,26 +56,26 @@ class Service:
         return f"sqlite:///{self.files.root}/muster.db"
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "api"],
-            cwd=self.root,
-            env=dict(self.environment),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if found := re.search(r"listens on http://127.0.0.1:(\d+)", line):
-                self.port = int(found[1])
-                return
-        raise AssertionError("the service did not start")
+        already = len(self.log.read_text()) if self.log.exists() else 0
+        with self.log.open("ab") as log:  # not a pipe: nobody would read it
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "api"],
+                cwd=self.root,
+                env=dict(self.environment),
+                stderr=log,
+            )
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        listening = re.compile(r"listens on https?://[0-9.]+:(\d+)")
+        while not (found := listening.search(self.log.read_text(), already)):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, "the service does not start"
+            time.sleep(LOOK_SECONDS)
+        self.port = int(found[1])
 
     def end(self, number: signal.Signals) -> int:
         assert self.process is not None
-        assert self.process.stderr is not None
         self.process.send_signal(number)
         code = self.process.wait(timeout=DEADLINE_SECONDS)
-        self.process.stderr.close()
         self.process = None
         return code
 

@@ -161,7 +161,7 @@ def test_another_user_of_this_machine_is_turned_away(service: Service) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, timeout=20, check=True
     )
-    assert status(answer.stdout) == 403
+    assert status(answer.stdout) == 401
 
 
 def test_unknown_paths_and_methods_are_problems_too(client: httpx.Client) -> None:

@@ -11,9 +11,12 @@ from structlog.testing import capture_logs
 
 from api.door import Door
 from api.handlers import install
+from api.identity import Identities
+from api.limits import Limits
 from api.problems import Conflict, did_you_mean, invalid_field
 from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId, JobStatus
+from store.clock import utc_now
 from store.errors import (
     IdempotencyConflict,
     JobExists,
@@ -35,7 +38,15 @@ def answer_to(error: Exception) -> httpx.Response:
     async def failing() -> None:
         raise error
 
-    door = Door(app, own_uid=7, caller_uid=lambda _scope: 7, bound_host="localhost")
+    door = Door(
+        app,
+        identities=Identities(
+            tokens=None, clock=utc_now, own_uid=7, require_token=False, token_sha256=None
+        ),
+        limits=Limits(per_second=1, at_once=1, monotonic=lambda: 0.0),
+        caller_uid=lambda _scope: 7,
+        hosts=["localhost"],
+    )
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(

@@ -1,0 +1,83 @@
+"""What a caller needs to be for which route. Every route says it, where it is declared.
+
+``@router.post("/jobs", dependencies=[SUBMIT])``: the scope is then in the OpenAPI document as well,
+from which a test goes through all routes with all kinds of tokens.
+"""
+
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Request, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer, SecurityScopes
+
+from api.identity import Caller
+from api.problems import Problem
+from api.refusals import tell_refusal
+from muster.contracts.token import Scope
+
+PREFIX: Final = "/api/v1"
+
+PROBES: Final = frozenset({"/health", "/healthz", "/livez", "/readyz"})
+"""Whoever watches over the service has no token; they tell nothing of any job."""
+
+_SCHEME: Final = HTTPBearer(
+    auto_error=False,
+    scheme_name="token",
+    description="Made with `muster token create`; its own user on its own machine needs none.",
+)
+
+
+class ScopeTooSmall(Problem):
+    """Somebody we know, who may not do this."""
+
+    def __init__(self, caller: Caller, needed: Scope) -> None:
+        super().__init__(
+            HTTPStatus.FORBIDDEN,
+            "scope-too-small",
+            f"This needs a token of scope {needed}, and {caller.name} has {caller.scope}: ask "
+            "whoever runs the service for one.",
+            headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'},
+        )
+
+
+async def _check(
+    request: Request, needed: SecurityScopes, _shown: Annotated[object, Depends(_SCHEME)]
+) -> None:
+    caller: Caller = request.scope["state"]["caller"]
+    scope = Scope(needed.scopes[-1])
+    if not caller.scope.covers(scope):
+        problem = ScopeTooSmall(caller, scope)
+        tell_refusal(problem, request.scope)
+        raise problem
+
+
+async def _anybody() -> None:
+    """Let everybody in."""
+
+
+READ: Final = Security(_check, scopes=[Scope.READ])
+SUBMIT: Final = Security(_check, scopes=[Scope.SUBMIT])
+ADMIN: Final = Security(_check, scopes=[Scope.ADMIN])
+OPEN: Final = Depends(_anybody)
+"""For `PROBES` and nothing else: the door lets nobody through to another path without a name."""
+
+_DECLARATIONS: Final[tuple[Any, ...]] = (READ, SUBMIT, ADMIN, OPEN)
+
+
+class ScopeMissing(LookupError):
+    """A route does not say what it needs, which is a bug of ours."""
+
+
+def is_probe(path: str) -> bool:
+    """Whether a path is for everybody."""
+    return path.removeprefix(PREFIX) in PROBES
+
+
+def refuse_undeclared(router: APIRouter) -> None:
+    """Raise `ScopeMissing` for a route that does not say who may use it."""
+    for route in router.routes:
+        if isinstance(route, APIRoute) and not any(
+            needed is declared for needed in route.dependencies for declared in _DECLARATIONS
+        ):
+            raise ScopeMissing(f"{route.path} ({route.name}) declares no scope: see api/access.py")

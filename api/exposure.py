@@ -1,0 +1,65 @@
+"""Whether a service may listen where it was told to, and with which certificate.
+
+Loopback is this machine's own. Anywhere else strangers could come, so there must be a token, and
+nobody on the way may be able to read it.
+"""
+
+import ipaddress
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from muster.contracts.environ import DoorSettings
+from muster.contracts.errors import MusterError
+
+
+class Exposed(MusterError):
+    """The service was asked to listen where other machines could reach it, unprotected."""
+
+    def __init__(self, host: str, why: str) -> None:
+        super().__init__(
+            f"refusing to listen on {host}, where other machines could reach it: {why}"
+        )
+
+
+class InvalidCertificate(MusterError):
+    """The files of MUSTER_TLS_CERTFILE and MUSTER_TLS_KEYFILE cannot be used."""
+
+    def __init__(self, certfile: Path, keyfile: Path | None, error: OSError) -> None:
+        files = f"{certfile} and {keyfile}" if keyfile else f"{certfile}"
+        super().__init__(
+            f"no certificate and key can be read from {files} ({error.strerror or error}): "
+            "MUSTER_TLS_CERTFILE is to name a PEM file with the certificate and its chain, "
+            "MUSTER_TLS_KEYFILE one with its key, without a password"
+        )
+
+
+def refuse_exposure(
+    host: str, address: str, door: DoorSettings, is_any_token: Callable[[], bool]
+) -> None:
+    """Raise `Exposed` unless it is safe to listen on `address`, to which `host` resolves."""
+    if ipaddress.ip_address(address).is_loopback:
+        return
+    if door.token_sha256 is None and not is_any_token():
+        raise Exposed(
+            host,
+            "there is no token yet. Make one with `muster token create NAME --scope admin` while "
+            "the service runs on 127.0.0.1, or set MUSTER_TOKEN; or leave MUSTER_HOST unset and "
+            "use an SSH tunnel",
+        )
+    if door.tls_certfile is None and not door.allow_plain_http:
+        raise Exposed(
+            host,
+            "tokens would cross the network in the clear. Set MUSTER_TLS_CERTFILE and "
+            "MUSTER_TLS_KEYFILE; or MUSTER_ALLOW_PLAIN_HTTP=1 where a proxy in front does TLS",
+        )
+
+
+def check_certificate(certfile: Path, keyfile: Path | None) -> None:
+    """Raise `InvalidCertificate` unless a server could use these files."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A key with a password would else ask for it at the terminal.
+        context.load_cert_chain(certfile, keyfile, password="")
+    except OSError as error:
+        raise InvalidCertificate(certfile, keyfile, error) from error

@@ -1,0 +1,130 @@
+"""Who is asking: the service's own user on this machine, or whoever shows a token.
+
+A token that is shown decides alone: a wrong one is refused, whoever shows it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from typing import Final
+
+import structlog
+from anyio.to_thread import run_sync
+
+from api.problems import Problem
+from muster.contracts.token import Scope, Token, id_in, matches
+from store.errors import StoreUnavailable
+from store.tokens import Tokens
+
+ENVIRONMENT_TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  the name of who shows it
+
+_CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+
+_LOG: Final = structlog.get_logger("api")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks for something, and what they may ask for."""
+
+    name: str
+    """For logs and events: ``uid:1000``, ``token:ci`` or ``MUSTER_TOKEN``."""
+    scope: Scope
+    is_limited: bool
+    """Whether limits on requests hold; the service's own user could end the service as well."""
+
+
+class Unauthorized(Problem):
+    """Nobody we know; the sentence says how to become somebody."""
+
+    def __init__(self, slug: str, detail: str) -> None:
+        super().__init__(HTTPStatus.UNAUTHORIZED, slug, detail, headers=_CHALLENGE)
+
+
+class Identities:
+    """Tells callers apart. `token_sha256` is that of MUSTER_TOKEN, if there is one."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        clock: Callable[[], datetime],
+        *,
+        own_uid: int,
+        require_token: bool,
+        token_sha256: str | None,
+    ) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._own_uid = own_uid
+        self._require_token = require_token
+        self._token_sha256 = token_sha256
+
+    async def identify(self, uid: int | None, authorization: str | None) -> Caller:
+        """Return who is asking, from the uid of a neighbour and the Authorization header.
+
+        Raises `Unauthorized`, or `Problem` while the tokens cannot be read.
+        """
+        if authorization is not None:
+            return await run_sync(self._shown, authorization)
+        if uid is not None and uid == self._own_uid and not self._require_token:
+            return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
+        raise Unauthorized(
+            "no-token",
+            "This service needs a token from you: send `Authorization: Bearer mst_…`. Whoever runs "
+            "the service makes one with `muster token create`.",
+        )
+
+    def _shown(self, authorization: str) -> Caller:
+        scheme, _, text = authorization.partition(" ")
+        text = text.strip()
+        if scheme.lower() != "bearer" or not text:
+            raise Unauthorized(
+                "no-bearer-token", "The Authorization header is not of the form `Bearer mst_…`."
+            )
+        token = self._known(text)
+        if token is not None:
+            return self._opened_by(token)
+        if self._token_sha256 is not None and matches(text, self._token_sha256):
+            return Caller(name=ENVIRONMENT_TOKEN, scope=Scope.ADMIN, is_limited=True)
+        raise Unauthorized(
+            "unknown-token", "This token is none of this service: was it copied whole?"
+        )
+
+    def _known(self, text: str) -> Token | None:
+        token_id = id_in(text)
+        if token_id is None:
+            return None
+        try:
+            token = self._tokens.find(token_id)
+        except StoreUnavailable as error:
+            raise _away(error) from error
+        return token if token is not None and matches(text, token.sha256) else None
+
+    def _opened_by(self, token: Token) -> Caller:
+        now = self._clock()
+        if token.revoked_at is not None:
+            raise Unauthorized(
+                "revoked-token", f"The token {token.name} was revoked: ask for another."
+            )
+        if token.is_expired(now):
+            raise Unauthorized("expired-token", f"The token {token.name} expired: ask for another.")
+        try:
+            self._tokens.note_use(token, now)
+        except StoreUnavailable as error:
+            # Who could be read can come in: when they last did is no reason to turn them away.
+            _LOG.warning(
+                f"the use of the token {token.name} was not noted: {error}",
+                action="token_use_lost",
+                token=token.name,
+            )
+        return Caller(name=f"token:{token.name}", scope=token.scope, is_limited=True)
+
+
+def _away(error: StoreUnavailable) -> Problem:
+    return Problem(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "store-unavailable",
+        f"Your token cannot be looked up now: {error}",
+        headers={"Retry-After": "1"},
+    )

@@ -1,0 +1,100 @@
+"""``muster token``: let others in, see who may come, and shut them out again."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+
+from cli.pool import connected
+from cli.tables import table
+from muster.contracts.token import SECONDS_LIMIT, Scope
+
+SECONDS_OF: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+_HEADER: Final = ("name", "scope", "id", "state", "created (UTC)", "by", "expires", "last used")
+
+app = typer.Typer(
+    help="Tokens, by which others than the service's own user may use it.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="Who or what it is for.", metavar="NAME")]
+
+
+@app.command()
+def create(
+    name: Name,
+    scope: Annotated[
+        Scope,
+        typer.Option(help="read looks, submit changes jobs as well, admin makes tokens, too."),
+    ] = Scope.READ,
+    expires_in: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Such as 90d, 12h or 30m. Default: it does not expire."),
+    ] = None,
+) -> None:
+    """Make a token and print it, this once. Whoever has it sends it from MUSTER_TOKEN."""
+    asked: dict[str, Any] = {"name": name, "scope": scope.value}
+    if expires_in is not None:
+        asked["expires_in_seconds"] = _seconds(expires_in)
+    with connected() as server:
+        made = server.post("/tokens", asked)
+    typer.echo(made["token"])
+    until = f"until {_moment(made['expires_at'])} (UTC)" if made["expires_at"] else "for ever"
+    typer.echo(
+        f"{name} may {scope.value} {until}; it is shown this once: export MUSTER_TOKEN with it "
+        f"where it is used, and end it with: muster token revoke {name}",
+        err=True,
+    )
+
+
+@app.command("ls")
+def show() -> None:
+    """Show every token there ever was, and when it was last used."""
+    with connected() as server:
+        found = server.get("/tokens")
+    for line in table(_HEADER, map(_row, found["tokens"])):
+        typer.echo(line)
+
+
+@app.command()
+def revoke(name: Name) -> None:
+    """End a token for good, at once."""
+    with connected() as server:
+        server.delete(f"/tokens/{quote(name, safe='')}")
+    typer.echo(f"{name} opens nothing any more")
+
+
+def _seconds(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,10})([smhd])", text)
+    seconds = int(found[1]) * SECONDS_OF[found[2]] if found else 0
+    if not 0 < seconds <= SECONDS_LIMIT:
+        raise typer.BadParameter(
+            f"{text!r} is no time: give a number with s, m, h or d, such as 90d",
+            param_hint="--expires-in",
+        )
+    return seconds
+
+
+def _row(token: Mapping[str, Any]) -> tuple[str | None, ...]:
+    return (
+        token["name"],
+        token["scope"],
+        token["token_id"],
+        _state(token),
+        _moment(token["created_at"]),
+        token["created_by"],
+        _moment(token["expires_at"]),
+        _moment(token["last_used_at"]),
+    )
+
+
+def _state(token: Mapping[str, Any]) -> str:
+    if token["is_valid"]:
+        return "valid"
+    return "revoked" if token["revoked_at"] else "expired"
+
+
+def _moment(text: str | None) -> str | None:
+    return text and text[:16].replace("T", " ")

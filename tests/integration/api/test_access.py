@@ -1,0 +1,233 @@
+"""Every route with every kind of credential, as the OpenAPI document has them."""
+
+import signal
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from integration.api.service import DEADLINE_SECONDS, Service
+
+from muster.contracts.token import Scope
+from store.clock import utc_now
+from store.database import Database
+from store.tokens import Tokens
+
+Credentials = Mapping[str, str | None]
+
+ENVIRONMENT_TOKEN = "f" * 64
+
+LOOKS = {"GET": Scope.READ}
+"""Whatever else is a job's changes it."""
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that asks everybody for a token."""
+    root: Path = tmp_path_factory.mktemp("locked")
+    settings = {"MUSTER_REQUIRE_TOKEN": "1", "MUSTER_TOKEN": ENVIRONMENT_TOKEN}
+    running = Service(root, **settings)
+    running.start()
+    yield running
+    if running.process is not None:
+        running.end(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def credentials(locked: Service) -> Iterator[Credentials]:
+    """Whatever somebody could show."""
+    database = Database.open(locked.database_url)
+    tokens = Tokens(database)
+    past = Tokens(database, lambda: utc_now() - timedelta(days=2))
+
+    def made(name: str, scope: Scope) -> str:
+        return tokens.create(name, scope, lifetime=timedelta(days=1), created_by=None)[1]
+
+    shown = {f"{scope}": made(scope, scope) for scope in Scope}
+    expired = past.create("old", Scope.ADMIN, lifetime=timedelta(days=1), created_by=None)[1]
+    revoked = made("gone", Scope.ADMIN)
+    tokens.revoke("gone")
+    yield {
+        "none": None,
+        "empty": "Bearer",
+        "basic": "Basic YWRtaW46YWRtaW4=",
+        "garbage": "Bearer garbage",
+        "wrong": f"Bearer {shown['admin'][:-1]}{'1' if shown['admin'][-1] == '0' else '0'}",
+        "unknown": f"Bearer mst_{'0' * 12}_{'0' * 64}",
+        "expired": f"Bearer {expired}",
+        "revoked": f"Bearer {revoked}",
+        "environment": f"Bearer {ENVIRONMENT_TOKEN}",
+        **{scope: f"Bearer {text}" for scope, text in shown.items()},
+    }
+    database.close()
+
+
+SCOPE_OF = {**{scope.value: scope for scope in Scope}, "environment": Scope.ADMIN}
+"""Of each credential that is one."""
+
+
+def asking(service: Service, authorization: str | None) -> httpx.Client:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    return httpx.Client(base_url=service.url, headers=headers, timeout=DEADLINE_SECONDS)
+
+
+def needed_by(method: str, path: str) -> Scope | None:
+    """Return what a route has to declare, None for one that is open."""
+    plain = path.removeprefix("/api/v1")
+    if plain in {"/health", "/healthz", "/livez", "/readyz"}:
+        return None
+    if plain.startswith("/tokens"):
+        return Scope.ADMIN
+    return LOOKS.get(method, Scope.SUBMIT)
+
+
+def operations(document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    return [
+        (method.upper(), path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_every_route_declares_what_it_needs(locked: Service, credentials: Credentials) -> None:
+    with asking(locked, credentials["read"]) as client:
+        found = operations(client.get("/openapi.json").json())
+    assert len(found) >= 15
+    declared = {
+        (method, path): operation.get("security", [None])[0] for method, path, operation in found
+    }
+    assert declared == {
+        (method, path): None if scope is None else {"token": [scope]}
+        for method, path, _ in found
+        for scope in [needed_by(method, path)]
+    }
+
+
+def test_every_route_lets_in_whom_it_should_and_nobody_else(
+    locked: Service, credentials: Credentials
+) -> None:
+    with asking(locked, credentials["read"]) as client:
+        found = operations(client.get("/openapi.json").json())
+    wrong = []
+    for name, authorization in credentials.items():
+        with asking(locked, authorization) as client:
+            for method, path, _ in found:
+                status = client.request(method, filled(path), **body_of(method)).status_code
+                if not is_as_it_should_be(status, needed_by(method, path), SCOPE_OF.get(name)):
+                    wrong.append((name, method, path, status))
+    assert wrong == []
+
+
+def is_as_it_should_be(status: int, needed: Scope | None, scope: Scope | None) -> bool:
+    if needed is None:
+        return status == 200
+    if scope is None:
+        return status == 401
+    return (status == 403) if not scope.covers(needed) else status not in {401, 403}
+
+
+def filled(path: str) -> str:
+    return (
+        path.replace("{worker_id}", "0").replace("{job_id}", "nobody").replace("{name}", "nobody")
+    )
+
+
+def body_of(method: str) -> dict[str, Any]:
+    return {"json": {}} if method in {"POST", "PATCH"} else {}
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/nothing", "/jobs/", "/"])
+def test_a_stranger_does_not_learn_what_there_is(locked: Service, path: str) -> None:
+    with asking(locked, None) as client:
+        answer = client.get(path)
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert "muster token create" in answer.json()["detail"]
+
+
+def test_a_scope_that_is_too_small_is_told_which_is_needed(
+    locked: Service, credentials: Credentials
+) -> None:
+    with asking(locked, credentials["read"]) as client:
+        answer = client.post("/jobs", json={})
+        assert client.get("/jobs").headers["x-total-count"] == jobs_in(locked, credentials)
+    assert "needs a token of scope submit, and token:read has read" in answer.json()["detail"]
+    assert 'scope="submit"' in answer.headers["www-authenticate"]
+
+
+def jobs_in(service: Service, credentials: Credentials) -> str:
+    with asking(service, credentials["admin"]) as client:
+        return client.get("/jobs").headers["x-total-count"]
+
+
+def test_a_token_is_shown_once_and_ends_when_it_is_revoked(
+    locked: Service, credentials: Credentials
+) -> None:
+    with asking(locked, credentials["environment"]) as client:
+        created = client.post("/tokens", json={"name": "ci", "scope": "submit"})
+        made = created.json()
+        assert (created.status_code, created.headers["cache-control"]) == (201, "no-store")
+        assert client.post("/tokens", json={"name": "ci"}).status_code == 409
+        listed = client.get("/tokens")
+        assert made["token"].split("_")[2] not in listed.text
+        with asking(locked, f"Bearer {made['token']}") as holder:
+            assert holder.get("/jobs").status_code == 200
+            (row,) = [t for t in client.get("/tokens").json()["tokens"] if t["name"] == "ci"]
+            assert (row["created_by"], row["is_valid"]) == ("MUSTER_TOKEN", True)
+            assert row["last_used_at"] is not None
+            assert client.delete("/tokens/ci").json()["is_valid"] is False
+            refused = holder.get("/jobs")
+            assert (refused.status_code, refused.json()["type"]) == (401, "/problems/revoked-token")
+        assert client.delete("/tokens/ci").status_code == 404
+        assert client.post("/tokens", json={"name": "ci"}).status_code == 201
+    secrets = [made["token"], made["token"].split("_")[2], ENVIRONMENT_TOKEN]
+    kept = b"".join(path.read_bytes() for path in locked.files.root.rglob("*") if path.is_file())
+    assert not [secret for secret in secrets if secret.encode() in kept]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"name": ""},
+        {"name": "a/b"},
+        {"name": "a\n"},
+        {"name": "x" * 64},
+        {"name": "a", "scope": "root"},
+        {"name": "a", "expires_in_seconds": 0},
+        {"name": "a", "expires_in_seconds": -1},
+        {"name": "a", "expires_in_seconds": 10**12},
+        {"name": "a", "expires_in_seconds": True},
+        {"name": "a", "secret": "mine"},
+    ],
+)
+def test_what_cannot_be_a_token_is_refused(
+    locked: Service, credentials: Credentials, asked: dict[str, object]
+) -> None:
+    with asking(locked, credentials["admin"]) as client:
+        before = client.get("/tokens").json()
+        assert client.post("/tokens", json=asked).status_code == 422
+        assert client.get("/tokens").json() == before
+
+
+@pytest.mark.parametrize("name", ["%00", "%ff", "a%0a", "x" * 5000])
+def test_what_cannot_be_a_name_is_the_name_of_no_token(
+    locked: Service, credentials: Credentials, name: str
+) -> None:
+    with asking(locked, credentials["admin"]) as client:
+        assert client.delete(f"/tokens/{name}").json()["type"] == "/problems/token-not-found"
+
+
+def test_an_event_says_who_asked_for_it(locked: Service, credentials: Credentials) -> None:
+    with asking(locked, credentials["submit"]) as client:
+        job = client.post("/jobs", json={"mode": "synchronous"}).json()["job_id"]
+    with asking(locked, credentials["environment"]) as client:
+        client.post(f"/jobs/{job}/pause")
+        client.post(f"/jobs/{job}/stop")
+        events = client.get(f"/jobs/{job}/events").json()["events"]
+    assert [(event["kind"], event["actor"]) for event in events] == [
+        ("submitted", "token:submit"),
+        ("pause_requested", "MUSTER_TOKEN"),
+        ("stop_requested", "MUSTER_TOKEN"),
+    ]
