@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from coordinator.snapshot import Cause, Ending, JobSnapshot, RankSnapshot
-from coordinator.wording import describe_exit, last_line, legible, quote_end
+from coordinator.wording import describe_exit, last_line, legible, name_lost, quote_end
 from muster.contracts.endings import DO_NOT_RETRY_CODE, OF_A_SHELL, RetryClass
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
@@ -62,7 +62,7 @@ def _class_of(
         return RetryClass.FINISHED
     if rank.refused is not None:
         return RetryClass.INVALID_PROGRAM
-    if snapshot.is_ending or not rank.in_service or rank.terminated:
+    if snapshot.is_ending or snapshot.is_broken or not rank.in_service or rank.terminated:
         return RetryClass.STOPPED
     if cause is not None:
         return RetryClass.HANG if cause.reason in _HANGS else RetryClass.CRASH
@@ -104,17 +104,21 @@ def _names_memory(last_lines: Sequence[str]) -> bool:
 
 
 def _why_it_ends(snapshot: JobSnapshot) -> Reason | None:
-    """Return why a job's ranks are ended; None if only this one was to go."""
+    """Return why all ranks are ended; None if only this one was to go."""
     if snapshot.verdict is not None:
         return snapshot.verdict.reason
     if snapshot.stop is not None:
         return Reason.STOPPED_BY_USER
-    return Reason.INTERRUPTED if snapshot.interrupting else None
+    if snapshot.interrupting:
+        return Reason.INTERRUPTED
+    return Reason.GANG_RESTARTED if snapshot.is_broken else None
 
 
 def _words(kind: RetryClass, snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited) -> str:
     """Return a verb phrase, with the end of the log where that says why."""
     end = describe_exit(rank)
+    if kind is RetryClass.STOPPED and snapshot.is_broken and not snapshot.is_ending:
+        end = f"{end}, as {name_lost(snapshot)} was lost"
     # What a program says last before it gives up is why; before a signal it knew of nothing.
     quote = quote_end(exited.last_lines) if exited.signal is None else ""
     asked_by = rank.orphaned_by or ("somebody else" if rank.stopping else None)
