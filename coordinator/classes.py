@@ -94,13 +94,24 @@ def _ended_by(number: int, exited: RankExited) -> bool:
 
 def _lacked_memory(exited: RankExited) -> bool:
     """Whether there is evidence; a SIGKILL alone may be anybody's."""
-    return exited.out_of_memory or _names_memory(exited.last_lines)
+    return exited.out_of_memory or _names_memory(_own_account(exited) or exited.last_lines)
 
 
 def _names_memory(last_lines: Sequence[str]) -> bool:
     """Whether a traceback ended in a MemoryError, perhaps of numpy's or torch's own kind."""
     error, _, _ = last_line(last_lines).partition(":")
     return error.endswith("MemoryError") and " " not in error
+
+
+def _last_words(exited: RankExited) -> Sequence[str]:
+    """Return what a program has said of its end: its own account of it, or its log."""
+    # What a program says last before it gives up is why; before a signal it knew of nothing.
+    return _own_account(exited) or (exited.last_lines if exited.signal is None else ())
+
+
+def _own_account(exited: RankExited) -> Sequence[str]:
+    """Return the first line of what it has written down of its error."""
+    return [] if exited.error is None else legible(exited.error).splitlines()[:1]
 
 
 def _why_it_ends(snapshot: JobSnapshot) -> Reason | None:
@@ -119,8 +130,7 @@ def _words(kind: RetryClass, snapshot: JobSnapshot, rank: RankSnapshot, exited: 
     end = describe_exit(rank)
     if kind is RetryClass.STOPPED and snapshot.is_broken and not snapshot.is_ending:
         end = f"{end}, as {name_lost(snapshot)} was lost"
-    # What a program says last before it gives up is why; before a signal it knew of nothing.
-    quote = quote_end(exited.last_lines) if exited.signal is None else ""
+    quote = quote_end(_last_words(exited))
     asked_by = rank.orphaned_by or ("somebody else" if rank.stopping else None)
     match kind:
         case RetryClass.INFRASTRUCTURE if _is_unseen(exited):
