@@ -15,6 +15,7 @@ from muster.contracts.spec import (
     BackendChoice,
     JobSpec,
     Mode,
+    RestartScope,
 )
 
 _DEFAULT: Final = JobSpec()
@@ -106,6 +107,11 @@ class JobRequest(_Body):
         "progress_timeout_seconds",
         "Seconds without a new step after which a rank is replaced that waits for no other. "
         "Default: never.",
+    )
+    restart_scope: RestartScope = Field(
+        default=_DEFAULT.restart_scope,
+        description="What is started again when a rank of a command dies: that rank, or the whole "
+        "gang, at another MASTER_PORT.",
     )
     max_restarts: int = _number(
         "max_restarts", "Restarts of one rank after crashes before the job fails."

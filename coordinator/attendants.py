@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from coordinator import happenings
+from coordinator.actions import StartAgent
 from coordinator.agents import token_digest
 from coordinator.charge import Charge
 from coordinator.exit_records import unheard_ends
@@ -27,7 +28,7 @@ from muster.contracts.environ import ServiceSettings, mark, pulse_seconds
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
-from muster.ports import free_port
+from muster.ports import another_port
 from muster.processes import is_running
 from muster.sight import require_descriptors
 from muster.succession import newest_generation
@@ -65,11 +66,15 @@ class Attendants:
         return not self._tasks
 
     def equip(self, charge: Charge) -> None:
-        """Give the next agent a token of its own, and its ranks a port nobody else uses."""
-        charge.token = secrets.token_urlsafe(32)
-        charge.attach(
-            agent=None, agent_token_sha256=token_digest(charge.token), master_port=free_port()
-        )
+        """Give an agent that is to start a token of its own, and ranks a port nobody else uses.
+
+        It is durable together with what was decided, so that no two ranks hear of different ports.
+        """
+        if StartAgent() in charge.decided:
+            charge.token = secrets.token_urlsafe(32)
+            charge.attach(agent=None, agent_token_sha256=token_digest(charge.token))
+        if charge.is_to_meet:
+            charge.attach(master_port=another_port(charge.attachment.master_port))
 
     def start(self, charge: Charge, hear: Hear) -> None:
         self._run(self._attend(charge, hear, self._bring_up))

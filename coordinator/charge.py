@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from coordinator import happenings
-from coordinator.actions import Action
+from coordinator.actions import Action, Start, StartAgent
 from coordinator.chronicle import narrate
 from coordinator.fold import fold
 from coordinator.happenings import Happening
@@ -199,6 +199,12 @@ class Charge:
     def known_processes(self) -> list[ProcessRecord]:
         """Return the processes of its ranks that may run."""
         return [rank.identity for rank in self.snapshot.ranks if rank.identity is not None]
+
+    @property
+    def is_to_meet(self) -> bool:
+        """Whether ranks are about to meet anew: with every agent, or whenever their gang starts."""
+        occasion = Start if self.snapshot.is_gang else StartAgent
+        return any(isinstance(action, occasion) for action in self.decided)
 
     @property
     def is_admitted(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from coordinator.snapshot import Cause, Ending, JobSnapshot, RankSnapshot
-from coordinator.wording import describe_exit, last_line, legible, quote_end
+from coordinator.wording import describe_exit, last_line, legible, name_lost, quote_end
 from muster.contracts.endings import DO_NOT_RETRY_CODE, OF_A_SHELL, RetryClass
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
@@ -62,7 +62,7 @@ def _class_of(
         return RetryClass.FINISHED
     if rank.refused is not None:
         return RetryClass.INVALID_PROGRAM
-    if snapshot.is_ending or not rank.in_service or rank.terminated:
+    if snapshot.is_ending or snapshot.is_broken or not rank.in_service or rank.terminated:
         return RetryClass.STOPPED
     if cause is not None:
         return RetryClass.HANG if cause.reason in _HANGS else RetryClass.CRASH
@@ -94,7 +94,7 @@ def _ended_by(number: int, exited: RankExited) -> bool:
 
 def _lacked_memory(exited: RankExited) -> bool:
     """Whether there is evidence; a SIGKILL alone may be anybody's."""
-    return exited.out_of_memory or _names_memory(exited.last_lines)
+    return exited.out_of_memory or _names_memory(_own_account(exited) or exited.last_lines)
 
 
 def _names_memory(last_lines: Sequence[str]) -> bool:
@@ -103,20 +103,34 @@ def _names_memory(last_lines: Sequence[str]) -> bool:
     return error.endswith("MemoryError") and " " not in error
 
 
+def _last_words(exited: RankExited) -> Sequence[str]:
+    """Return what a program has said of its end: its own account of it, or its log."""
+    # What a program says last before it gives up is why; before a signal it knew of nothing.
+    return _own_account(exited) or (exited.last_lines if exited.signal is None else ())
+
+
+def _own_account(exited: RankExited) -> Sequence[str]:
+    """Return the first line of what it has written down of its error."""
+    return [] if exited.error is None else legible(exited.error).splitlines()[:1]
+
+
 def _why_it_ends(snapshot: JobSnapshot) -> Reason | None:
-    """Return why a job's ranks are ended; None if only this one was to go."""
+    """Return why all ranks are ended; None if only this one was to go."""
     if snapshot.verdict is not None:
         return snapshot.verdict.reason
     if snapshot.stop is not None:
         return Reason.STOPPED_BY_USER
-    return Reason.INTERRUPTED if snapshot.interrupting else None
+    if snapshot.interrupting:
+        return Reason.INTERRUPTED
+    return Reason.GANG_RESTARTED if snapshot.is_broken else None
 
 
 def _words(kind: RetryClass, snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited) -> str:
     """Return a verb phrase, with the end of the log where that says why."""
     end = describe_exit(rank)
-    # What a program says last before it gives up is why; before a signal it knew of nothing.
-    quote = quote_end(exited.last_lines) if exited.signal is None else ""
+    if kind is RetryClass.STOPPED and snapshot.is_broken and not snapshot.is_ending:
+        end = f"{end}, as {name_lost(snapshot)} was lost"
+    quote = quote_end(_last_words(exited))
     asked_by = rank.orphaned_by or ("somebody else" if rank.stopping else None)
     match kind:
         case RetryClass.INFRASTRUCTURE if _is_unseen(exited):

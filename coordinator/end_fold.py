@@ -4,7 +4,8 @@ Each class of ends has a budget of its own for each rank (`muster.contracts.endi
 all that the program may be to blame for share one limit: ends in a row without a new checkpoint.
 An end that nobody saw costs no restart, but is one of those: a program may have brought it about.
 So is that of a process that its host could not start, which bounds how often it is tried. What we
-have asked for ourselves is nobody's fault, however it ended, and counts nowhere.
+have asked for ourselves is nobody's fault, however it ended, and counts nowhere. Nor does what ends
+because its gang has lost another rank: the first one to end is to blame.
 """
 
 from dataclasses import replace
@@ -61,7 +62,7 @@ def exited(
     snapshot = pool_fold.gone(snapshot, rank, gone, now)
     if not rank.in_service:
         return snapshot.with_rank(replace(gone, finished=False, trouble=None))
-    if snapshot.is_ending or gone.finished:
+    if snapshot.is_ending or snapshot.is_broken or gone.finished:
         return snapshot.with_rank(gone)
     trouble = Cause(reason=ending.reason or Reason.WORKER_EXITED, message=ending.message)
     return _in_trouble(snapshot, replace(gone, trouble=trouble), ending, message, now)

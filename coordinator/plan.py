@@ -17,6 +17,7 @@ from coordinator.actions import (
     StartAgent,
     Terminate,
 )
+from coordinator.gang_plan import gang_starts, moments_of_gang, who_is_left_of_a_gang_ends
 from coordinator.pool_plan import (
     layout_fits_the_pool,
     layout_moments,
@@ -104,7 +105,7 @@ def _end_of_job(snapshot: JobSnapshot) -> Cause:
 
 
 def _ranks_are_started(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    if snapshot.is_ending or snapshot.agent is not AgentState.CONNECTED:
+    if snapshot.is_ending or snapshot.is_gang or snapshot.agent is not AgentState.CONNECTED:
         return
     due = (rank for rank in snapshot.ranks if rank.is_down and now >= rank.start_at)
     yield from (Start(rank=rank.rank) for rank in islice(due, newcomers_limit(snapshot)))
@@ -208,6 +209,7 @@ def _moments(snapshot: JobSnapshot) -> Iterator[float]:
     else:
         yield agent_deadline(snapshot)
     yield from layout_moments(snapshot)
+    yield from moments_of_gang(snapshot)
     if snapshot.is_ending:
         yield snapshot.stop_at + snapshot.stop_grace_seconds
         yield snapshot.stop_at + PARTING_SECONDS
@@ -230,7 +232,9 @@ _RULES: tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...] = (
     pool_has_its_size,
     who_is_out_of_service_goes,
     who_differs_is_stopped,
+    who_is_left_of_a_gang_ends,
     _agent_is_there,
     _ranks_are_started,
+    gang_starts,
     layout_fits_the_pool,
 )

@@ -25,7 +25,7 @@ def taken(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSna
         case actions.Start():
             return _started(rank, now)
         case actions.Terminate():
-            return replace(rank, terminated=True)
+            return replace(rank, terminated=True, terminated_at=now)
         case actions.KillProcess():
             return replace(rank, kill=action.cause, killed_at=now)
         case actions.Suspect():
@@ -46,6 +46,7 @@ def _started(rank: RankSnapshot, now: float) -> RankSnapshot:
         stopped_at=None,
         live_at=NEVER,
         terminated=False,
+        finished=False,
         stopping=False,
         orphaned_by=None,
         waiting=False,
@@ -208,5 +209,6 @@ def pushed_on(rank: RankSnapshot, seconds: float, now: float) -> RankSnapshot:
         heard_at=min(now, rank.heard_at + seconds),
         progressed_at=min(now, rank.progressed_at + seconds),
         stopped_at=None if rank.stopped_at is None else min(now, rank.stopped_at + seconds),
+        terminated_at=min(now, rank.terminated_at + seconds),
         killed_at=min(now, rank.killed_at + seconds),
     )

@@ -119,11 +119,7 @@ class Roster:
         self.charges.pop(charge.snapshot.uid, None)
 
     def _used_slots(self) -> int:
-        return sum(
-            rank.is_alive or rank.is_down
-            for charge in self.admitted()
-            for rank in charge.snapshot.ranks
-        )
+        return sum(charge.snapshot.slots for charge in self.admitted())
 
     async def _refresh(self, now: Moment) -> None:
         unfinished = await asyncio.to_thread(self._jobs.unfinished)
@@ -238,7 +234,7 @@ def _orphaned(
     ]
     charge = Charge(
         snapshot=inherited(job, rows, members, now, living=living),
-        attachment=Attachment(started_at=job.started_at),
+        attachment=Attachment(started_at=job.started_at, master_port=job.master_port),
         committed_workers={row.rank: row for row in rows},
     )
     charge.note(ended_meanwhile(charge.snapshot, rows, now))

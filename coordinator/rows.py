@@ -172,7 +172,8 @@ def _ended(job: Job, rank: RankSnapshot) -> RankSnapshot:
         return replace(ended_unseen(rank, COORDINATOR_RESTARTED), trouble=None)
     if rank.is_alive:
         return ended_unseen(rank, COORDINATOR_RESTARTED)
-    if rank.finished:
+    is_told = job.spec.restart_scope == "gang" and job.status is JobStatus.RECOVERING
+    if rank.finished or is_told:  # the job's message says which of a gang was the first to end
         return rank
     cause = Cause(reason=Reason.WORKER_EXITED, message=describe_exit(rank))
     return replace(rank, trouble=cause)

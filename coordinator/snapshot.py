@@ -105,6 +105,7 @@ class RankSnapshot:
     """When this incarnation first gave a sign of life."""
     terminated: bool = False
     """We asked this incarnation to save and exit."""
+    terminated_at: float = NEVER
     stopping: bool = False
     """It says that it was asked to, by us or by somebody else."""
     orphaned_by: str | None = None
@@ -259,13 +260,28 @@ class JobSnapshot:
         return self.spec.mode == "synchronous"
 
     @property
+    def is_gang(self) -> bool:
+        """Whether its ranks are started together, and none without the others."""
+        return self.spec.restart_scope == "gang"
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a gang has lost a rank and still has others, who cannot go on without it."""
+        return self.is_gang and self.any_alive and any(rank.is_down for rank in self.ranks)
+
+    @property
+    def slots(self) -> int:
+        """How many ranks run or may be started; those of a gang that are done may be, too."""
+        return sum(rank.is_alive or rank.is_down or self.is_gang for rank in self.ranks)
+
+    @property
     def step(self) -> int:
         """The furthest step that any rank has said it has taken."""
         return max((rank.step for rank in self.ranks), default=0)
 
     def durable_step(self, rank: RankSnapshot) -> int | None:
         """Return the newest checkpoint that `rank` would go on from, as far as it is known."""
-        saving = self.ranks if self.is_synchronous else (rank,)
+        saving = self.ranks if self.is_synchronous or self.is_gang else (rank,)
         steps = [one.last_checkpoint_step for one in saving]
         return max((step for step in steps if step is not None), default=None)
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from coordinator import actions, happenings
+from coordinator import happenings
 from coordinator.agents import AgentServer, token_fits
 from coordinator.attendants import Attendants
 from coordinator.charge import Charge, Draft
@@ -219,8 +219,7 @@ class Supervisor:
         now = self._now()
         for charge in self._roster.charges.values():
             charge.plan(now)
-            if actions.StartAgent() in charge.decided:
-                self._attendants.equip(charge)
+            self._attendants.equip(charge)
 
     def _drafts(self) -> list[tuple[Charge, Draft]]:
         now = self._now()

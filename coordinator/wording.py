@@ -50,6 +50,12 @@ def describe_layout(layout: LayoutSnapshot) -> str:
     return f"rank {ranks} trains alone" if one else f"ranks {ranks} train together"
 
 
+def name_lost(snapshot: JobSnapshot) -> str:
+    """Return which rank a gang was the first to lose, as far as that is known."""
+    lost = (rank.rank for rank in snapshot.ranks if rank.is_down and rank.trouble is not None)
+    return next((f"rank {number}" for number in lost), "another rank")
+
+
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:
     """Return what happened to a rank that is down or coming back, and how near its limit it is."""
     sentence = f"rank {rank.rank} {cause.message}"
@@ -61,8 +67,10 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     # A job ends with the last fruitless end, and with the one after the last restart.
     if fruitless and rank.is_to_blame and most - fruitless <= limit - count + 1:
         failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
-        return f"{sentence}; it is started again ({failures})"
-    return f"{sentence}; restart {count} of {limit}{retry.occasion}"
+        who = "all ranks are" if snapshot.is_gang else "it is"
+        return f"{sentence}; {who} started again ({failures})"
+    all_of_them = "all ranks are started again, " if snapshot.is_gang else ""
+    return f"{sentence}; {all_of_them}restart {count} of {limit}{retry.occasion}"
 
 
 def describe_stop(snapshot: JobSnapshot) -> str:
@@ -74,6 +82,8 @@ def describe_stop(snapshot: JobSnapshot) -> str:
 
 def _next_start(snapshot: JobSnapshot, rank: RankSnapshot) -> str:
     """Return from where a rank goes on, as far as that is known."""
+    if snapshot.is_gang:
+        return "all ranks are started again"
     if snapshot.is_synchronous and any(
         other.is_alive and other.took_up >= 0 for other in snapshot.ranks if other.rank != rank.rank
     ):

@@ -15,3 +15,10 @@ def free_port(host: str = DEFAULT_HOST) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def another_port(than: int, host: str = DEFAULT_HOST) -> int:
+    """Return a free port that is not `than`, where somebody may still wait for who is gone."""
+    while (port := free_port(host)) == than:
+        pass
+    return port

@@ -95,7 +95,7 @@ def beat(step: int = 0, **new: object) -> Beat:
     return Beat(**{**said, **new})
 
 
-def exited(
+def exited(  # noqa: PLR0913  whatever a message of an end may tell
     rank: int,
     incarnation: int,
     *,
@@ -104,6 +104,7 @@ def exited(
     lines: Sequence[str] = (),
     out_of_memory: bool = False,
     unstarted: str | None = None,
+    error: str | None = None,
 ) -> RankExited:
     return RankExited(
         rank=rank,
@@ -113,6 +114,7 @@ def exited(
         last_lines=tuple(lines),
         out_of_memory=out_of_memory,
         unstarted=unstarted,
+        error=error,
     )
 
 

@@ -22,6 +22,7 @@ from muster.exit_records import (
 from muster.remarks import remark
 from worker.blame import is_of_the_order
 from worker.child import Child
+from worker.error_files import error_in
 from worker.lives import UNSEEN, ExitStatus
 from worker.memory import OomKills
 
@@ -133,7 +134,11 @@ class Ends:
             # Of one that ended well nobody asks, and thousands of them are told at once.
             last_lines=() if ending.exit_code == 0 else child.logbook.last_lines(),
             out_of_memory=_may_be_killed(ending) and self._oom_kills.claim(),
+            error=None if ending.exit_code == 0 else self._error_of(child),
         )
+
+    def _error_of(self, child: Child) -> str | None:
+        return error_in(self._files.error_file(child.rank, child.incarnation))
 
 
 def _may_be_killed(ending: ExitStatus) -> bool:

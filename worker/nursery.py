@@ -15,7 +15,12 @@ import msgspec
 
 from muster.containment import is_enclosed
 from muster.contracts.agent import AdoptedRank
-from muster.contracts.environ import AGENT_SOCKET, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS
+from muster.contracts.environ import (
+    AGENT_SOCKET,
+    ERROR_FILE,
+    ORPHAN_TIMEOUT,
+    ORPHAN_TIMEOUT_SECONDS,
+)
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import AgentMessage, Pulse, StartRank
 from muster.processes import mark_of, stands_still
@@ -111,10 +116,11 @@ class Nursery:
             raise
 
     def _with_ways(self, order: StartRank) -> StartRank:
-        """Tell the rank where to find another agent, and how long to look for one."""
+        """Tell the rank where to find another agent, how long to look, and where to leave word."""
         ways = {
             AGENT_SOCKET: str(self._socket),
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
+            ERROR_FILE: str(self._files.error_file(order.rank, order.incarnation)),
         }
         return msgspec.structs.replace(order, environment={**order.environment, **ways})
 

@@ -21,6 +21,7 @@ from muster.contracts.spec import (
     BackendChoice,
     JobSpec,
     Mode,
+    RestartScope,
     is_program,
     usual_mode,
 )
@@ -63,6 +64,9 @@ AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
 ORPHAN_TIMEOUT: Final = "MUSTER_ORPHAN_TIMEOUT"
 ORPHAN_TIMEOUT_SECONDS: Final = 120.0
 
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+"""Where a program may write down its error, as torch's `@record` does."""
+
 TEMPLATE_FD: Final = "MUSTER_TEMPLATE_FD"
 """The descriptor of a template's channel to its agent."""
 
@@ -75,7 +79,10 @@ TOKEN_LENGTH_MIN: Final = 32
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of the pipe that ends with the keeper of a service."""
 
-NOT_FOR_RANKS: Final = frozenset({"MUSTER_DATABASE_URL", TOKEN, LIFELINE_FD})
+_PLACES_OF_SLURM: Final = {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
+"""Of the service itself, in an allocation; Lightning takes them for those of the rank."""
+
+NOT_FOR_RANKS: Final = frozenset({"MUSTER_DATABASE_URL", TOKEN, LIFELINE_FD, *_PLACES_OF_SLURM})
 """A program that somebody submitted has no business with the service's own keys and pipes."""
 
 MARK_WIDTH: Final = 64
@@ -89,6 +96,17 @@ THREAD_PINS: Final[Mapping[str, str]] = {
 }
 """One thread per rank: ranks are the parallelism, and the number of BLAS threads changes the bits
 of a product. To be set before numpy is imported; what a person has set holds."""
+
+
+UNLESS_SET: Final[Mapping[str, str]] = {
+    **THREAD_PINS,
+    "PYTHONUNBUFFERED": "1",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    # All ranks are on one host, whose name need not lead anywhere.
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+"""What a rank gets unless the person has set it: logs that are live, and a group that has lost a
+rank fails instead of hanging."""
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,6 +312,9 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
         batch_size=managed.batch_size,
         seed=integer(environ, "MUSTER_SEED", default.seed, low=0),
         command=command,
+        restart_scope=choice(
+            environ, "MUSTER_RESTART_SCOPE", get_args(RestartScope), default.restart_scope
+        ),
         mode=managed.mode if environ.get("MUSTER_MODE") else usual_mode(command),
         program=managed.program,
         virtual_shards=managed.virtual_shards,
@@ -366,7 +387,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         "MUSTER_REPLAY_EVERY": "" if spec.replay_every is None else str(spec.replay_every),
         MARK: mark(assignment.job_uid, assignment.rank, assignment.incarnation),
     }
-    return {**THREAD_PINS, "PYTHONUNBUFFERED": "1", **environment}
+    return {**UNLESS_SET, **environment}
 
 
 def pulse_seconds(spec: JobSpec) -> float:

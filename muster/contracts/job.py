@@ -78,6 +78,8 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     PREEMPTED = "preempted"
     """Somebody else asked a rank to stop."""
+    GANG_RESTARTED = "gang_restarted"
+    """Another rank of its gang had died, and all of them are started again."""
     HOST_EXHAUSTED = "host_exhausted"
     """A host had no process, descriptor or room for a rank when it was to be started."""
     DO_NOT_RETRY = "do_not_retry"

@@ -12,6 +12,7 @@
     run/agent.0003.sock           where ranks find the third agent, should it take over
     run/exits/rank_00000.000.exit how that process ended, durable before anyone is told
     run/exits/rank_00000.000.own  how it was about to end, by its own account
+    run/rank_00000.000.error.json its error, as torch's `@record` writes it down
 """
 
 import re
@@ -87,6 +88,9 @@ class JobFiles:
 
     def exit_record(self, rank: int, incarnation: int) -> Path:
         return self.exits / f"{LogName(rank, incarnation).stem}.exit"
+
+    def error_file(self, rank: int, incarnation: int) -> Path:
+        return self.run / f"{LogName(rank, incarnation).stem}.error.json"
 
     def own_account(self, rank: int, incarnation: int) -> Path:
         return self.exits / f"{LogName(rank, incarnation).stem}.own"

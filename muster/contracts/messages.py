@@ -225,6 +225,9 @@ class RankSaid(_Message, frozen=True, tag="rank_said"):
     message: RankMessage
 
 
+ERROR_LIMIT: Final = 2000
+
+
 class RankExited(_Message, frozen=True, tag="rank_exited"):
     """A process has ended, or could not be started; its exit record is durable already.
 
@@ -244,6 +247,9 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     unstarted: str | None = None
     """Why it never became a process, a verb phrase, if it may become one later: its host had no
     process, descriptor or room to give. What can never be started is `Refused`."""
+    error: str | None = None
+    """The error that it has written down itself (torch's `@record` does), such as ``ValueError:
+    no such optimizer``; of at most `ERROR_LIMIT` characters."""
 
 
 class Pulse(_Message, frozen=True, tag="pulse"):

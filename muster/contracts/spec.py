@@ -43,6 +43,10 @@ Mode: TypeAlias = Literal["independent", "synchronous"]
 BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
 """How the ranks of a synchronous job talk; auto: shared memory where all are on one host."""
 
+RestartScope: TypeAlias = Literal["rank", "gang"]
+"""What is started again when a rank dies: that rank, or all ranks together. A gang is a program
+whose process group cannot take in a newcomer, such as one of torch.distributed."""
+
 INDEPENDENT_BATCH_SIZE: Final = 16
 SYNCHRONOUS_BATCH_SIZE: Final = 64
 
@@ -128,6 +132,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Seconds from SIGTERM to SIGKILL."""
     progress_timeout_seconds: float | None = None
     """Seconds without a new step after which a beating rank is replaced. None: never."""
+    restart_scope: RestartScope = "rank"
+    """Of a gang only the rank that died first is counted, and its budgets decide."""
     max_restarts: int = 50
     """Restarts of one rank after a crash; one crash more fails the job. The classes of
     `muster.contracts.endings` have budgets of their own."""

@@ -57,6 +57,7 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _text_problems(spec)
     yield from _command_problems(spec)
     yield from _mode_problems(spec)
+    yield from _scope_problems(spec)
     yield from _batch_problems(spec)
     yield from _mapping_problems("env", spec.env)
     yield from _mapping_problems("labels", spec.labels)
@@ -123,6 +124,15 @@ def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem("program", "needs mode synchronous; a script goes into command")
     if spec.replay_every is not None:
         yield FieldProblem("replay_every", "needs mode synchronous")
+
+
+def _scope_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    if spec.restart_scope == "gang" and (spec.command is None or spec.mode != "independent"):
+        yield FieldProblem(
+            "restart_scope",
+            "gang needs a command in mode independent: ranks of ours go on without the one that "
+            "died, so leave it out",
+        )
 
 
 def _group_problems(spec: JobSpec) -> Iterator[FieldProblem]:

@@ -128,10 +128,17 @@ def test_an_unmodified_script_finds_the_names_of_torchrun() -> None:
         "LOCAL_RANK": "2",
         "WORLD_SIZE": "3",
         "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "NODE_RANK": "0",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "2",
+        "ROLE_WORLD_SIZE": "3",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29400",
         "TORCHELASTIC_RUN_ID": "job",
         "TORCHELASTIC_RESTART_COUNT": "5",
+        "TORCHELASTIC_MAX_RESTARTS": "4",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     assert {name: environ[name] for name in wanted} == wanted
@@ -144,6 +151,8 @@ def test_a_persons_variables_are_given_but_never_move_a_rank() -> None:
     assert environ["OMP_NUM_THREADS"] == "2", "a person knows better than a default"
     assert environ["OPENBLAS_NUM_THREADS"] == environ["MKL_NUM_THREADS"] == "1"
     assert environ["PYTHONUNBUFFERED"] == ""
+    assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+    assert environ["GLOO_SOCKET_IFNAME"] == "lo"
     assert environ[MARK] == mark("uid", 2, 5) == "uid/2/5"
 
 

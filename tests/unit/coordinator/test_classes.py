@@ -107,6 +107,22 @@ def test_a_rank_that_refuses_ended_for_that() -> None:
     assert story.dies(0).rank(0).endings == {RetryClass.STOPPED: 1}
 
 
+@pytest.mark.parametrize("end", [{"code": 3}, {"signal": 6}])
+def test_what_a_program_has_written_down_of_its_error_is_why_it_ended(
+    end: Mapping[str, Any],
+) -> None:
+    written = "ValueError: no\x1b such optimizer\nand more"
+    story = Story.running(world_size=1).is_ended(0, **end, lines=["[rank0] end"], error=written)
+    assert story.rank(0).ending.message.endswith(" (ValueError: no  such optimizer)")
+    assert story.rank(0).endings == {RetryClass.CRASH: 1}
+
+
+def test_a_lack_of_memory_that_a_program_has_written_down_is_one() -> None:
+    written = "OutOfMemoryError: CUDA out of memory"
+    story = Story.running(world_size=1).is_ended(0, code=1, lines=["bye"], error=written)
+    assert story.rank(0).endings == {RetryClass.OUT_OF_MEMORY: 1}
+
+
 def test_who_went_with_its_agent_is_not_counted() -> None:
     story = Story.running(world_size=2, max_restarts=0).agent_is_lost()
     assert [rank.endings for rank in story.job.ranks] == 2 * [{RetryClass.INFRASTRUCTURE: 1}]

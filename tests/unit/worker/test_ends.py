@@ -9,7 +9,7 @@ from stories import beat
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import Hello, RankExited, RankMessage, RankSaid, Refused, Warned
-from muster.exit_records import record_of, write_own_account
+from muster.exit_records import read_exit_record, record_of, write_own_account
 from worker.child import Child
 from worker.ends import Ends
 from worker.lives import UNSEEN, ExitStatus
@@ -104,3 +104,17 @@ def test_who_was_killed_after_it_had_said_how_it_would_end_was_killed(files: Job
 def test_another_process_says_nothing_of_this_one(files: JobFiles) -> None:
     account(files, 0, Hello(), pid=PID + 1)
     assert learnt(files, child(files, UNSEEN)) == ([], UNSEEN)
+
+
+def test_an_end_goes_with_the_error_that_the_program_has_written_down(files: JobFiles) -> None:
+    files.error_file(1, 2).write_text('{"message": {"message": "ValueError: no"}}')
+    files.error_file(1, 1).write_text('{"message": "of the process before"}')
+    failed = ExitStatus(exit_code=1, signal=None)
+    for ending, error in ((failed, "ValueError: no"), (DONE, None)):
+        over = child(files, ending)
+        end = Ends(files).record(over, ending)
+        over.logbook.close()
+        assert end.exited.error == error
+    recorded = read_exit_record(files, 1, 2, None)
+    assert recorded is not None
+    assert recorded.exited.error == "ValueError: no", "for whoever was away"

@@ -1,0 +1,120 @@
+"""Programs that meet once: all ranks are started again when one dies, and nobody meets twice."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from installation import Installation, Seen, is_running, pids
+
+from muster.processes import send_signal
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "gang.py"
+RANKS = 3
+SUM = sum(step * (rank + 1) for step in range(1, 101) for rank in range(RANKS))
+
+STUBBORN = """
+import os, signal, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+port, before = os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"rank {os.environ['RANK']} of 3 at port {port} goes on", flush=True)
+while before == "0" or not Path("go").exists():
+    time.sleep(0.02)
+"""
+
+
+def submit_gang(installation: Installation, script: Path = SCRIPT, **fields: object) -> str:
+    command = [sys.executable, str(script)]
+    return installation.submit(
+        **{"world_size": RANKS, "restart_scope": "gang", "command": command, **fields}
+    )
+
+
+def ports(installation: Installation, job_id: str) -> list[list[int]]:
+    """Return where each rank has met the others, one port for each time."""
+    return [
+        [int(port) for port in re.findall(r"at port (\d+)", installation.log(job_id, rank))]
+        for rank in range(RANKS)
+    ]
+
+
+def begins(installation: Installation, job_id: str) -> Seen:
+    """Wait until all ranks have met."""
+    return installation.wait_until(
+        job_id, lambda seen: is_running(seen) and all(ports(installation, job_id))
+    )
+
+
+def restarts_of(seen: Seen) -> list[int]:
+    return [worker["restarts"] for worker in seen["workers"]]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_gang_that_loses_a_rank_meets_again_at_another_port_and_finishes(
+    installation: Installation, victim: int
+) -> None:
+    job_id = submit_gang(installation, sleep_sec=0.02)
+    saved = installation.checkpoint_dir / f"gang-{job_id}.json"
+    installation.wait_until(job_id, lambda seen: is_running(seen) and saved.exists())
+    installation.kill(job_id, victim)
+    seen = installation.complete(job_id)
+    assert restarts_of(seen) == [rank == victim for rank in range(RANKS)]
+    first, *others = ports(installation, job_id)
+    assert len(set(first)) == len(first) == 2
+    assert others == [first, first]
+    assert all(f"has the sum {SUM}" in installation.log(job_id, rank) for rank in range(RANKS))
+    begun = re.findall(r"goes on from step (\d+)", installation.log(job_id))
+    assert int(begun[-1]) >= 5
+
+
+def test_a_coordinator_that_dies_in_the_middle_of_a_restart_leaves_nothing_half_started(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    job_id = submit_gang(
+        installation, script, working_dir=str(tmp_path), stop_grace_seconds=2, max_fruitless=100
+    )
+    begins(installation, job_id)
+    installation.kill(job_id, 1)
+    installation.wait_until(job_id, lambda seen: seen["status"] == "RECOVERING")
+    installation.restart_coordinator()
+    installation.wait_until(
+        job_id, lambda seen: is_running(seen) and all(pids(seen)) and restarts_of(seen)[1]
+    )
+    (tmp_path / "go").touch()
+    seen = installation.complete(job_id)
+    assert restarts_of(seen) == [0, 1, 0]
+    first, *others = ports(installation, job_id)
+    assert others == [first, first]
+    assert len(set(first)) == len(first) == 2
+
+
+def test_an_agent_that_dies_costs_a_gang_nothing(installation: Installation) -> None:
+    job_id = submit_gang(installation, sleep_sec=0.02)
+    before = pids(begins(installation, job_id))
+    (agent,) = (
+        record
+        for record, mark in installation.marks()
+        if mark.endswith("/agent") and mark.startswith(installation.uids[job_id])
+    )
+    send_signal(agent, signal.SIGKILL)
+    seen = installation.wait_until(job_id, lambda _: "agent_adopted" in installation.kinds(job_id))
+    assert pids(seen) == before
+    assert installation.complete(job_id)["restarts"] == 0
+
+
+def test_a_gang_is_stopped_in_the_middle_of_its_restart(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    job_id = submit_gang(installation, script, working_dir=str(tmp_path), stop_grace_seconds=600)
+    begins(installation, job_id)
+    installation.kill(job_id, 2)
+    installation.wait_until(job_id, lambda seen: seen["status"] == "RECOVERING")
+    installation.stop(job_id, grace_seconds=0.1)
+    installation.wait_until(job_id, lambda seen: seen["status"] == "STOPPED")
+    assert [len(met) for met in ports(installation, job_id)] == [1, 1, 1]
