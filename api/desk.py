@@ -49,9 +49,15 @@ class FrontDesk:
     uptime_seconds: Callable[[], float]
     version: str
 
-    def request_stop(self, job_id: JobId, request: StopRequest, grace_seconds: float | None) -> Job:
+    def request_stop(
+        self,
+        job_id: JobId,
+        request: StopRequest,
+        grace_seconds: float | None,
+        why: str | None = None,
+    ) -> Job:
         """Ask for the end of a job, and let the coordinator know; raises `JobMissing`."""
-        job = self.jobs.request_stop(job_id, request, grace_seconds)
+        job = self.jobs.request_stop(job_id, request, grace_seconds, why)
         self.nudge()
         return job
 

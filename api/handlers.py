@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from api.conditional import Changed
 from api.problems import (
     Conflict,
     FieldError,
@@ -29,6 +30,7 @@ from muster.contracts.errors import InvalidSpec
 from store.errors import (
     DepartureRefused,
     IdempotencyConflict,
+    JobChanged,
     JobExists,
     JobMissing,
     JobNotTerminal,
@@ -117,6 +119,8 @@ def _store(request: Request, error: Exception) -> Response:
             problem = Conflict("job-not-over", str(error))
         case JobOver():
             problem = Conflict("job-over", str(error))
+        case JobChanged():
+            problem = Changed()
         case MemberMissing():
             problem = WorkerNotFound()
         case DepartureRefused():

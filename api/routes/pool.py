@@ -1,8 +1,9 @@
 """The pool of a job: look at it, scale it, let a worker go, pause."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from api.agent_state import agent_state
+from api.conditional import IfMatch, job_tag, matched
 from api.desk import Desk, FrontDesk
 from api.elasticity import check_lets_go, check_pausable, check_world_size
 from api.pool import member_list
@@ -17,14 +18,24 @@ router = APIRouter(tags=["jobs"])
 
 
 @router.patch("/jobs/{job_id}", summary="Scale a job that trains synchronously")
-def scale_job(job_id: KnownJobId, desk: Desk, asked: JobPatch) -> JobView:
+def scale_job(
+    job_id: KnownJobId,
+    desk: Desk,
+    asked: JobPatch,
+    response: Response,
+    if_match: IfMatch = None,
+) -> JobView:
     """Ask for another number of ranks: training pauses between two steps, and goes on with them.
 
-    The weights are the same as if the job had always had that number.
+    The weights are the same as if the job had always had that number. With `If-Match` nothing
+    happens to a job that has changed since you looked.
     """
-    check_world_size(desk.jobs.get(job_id), asked.world_size)
-    job = desk.jobs.scale(job_id, asked.world_size)
+    seen = desk.jobs.get(job_id)
+    only = matched(seen, if_match)
+    check_world_size(seen, asked.world_size)
+    job = desk.jobs.scale(job_id, asked.world_size, only)
     desk.nudge()
+    response.headers["ETag"] = job_tag(job)
     return job_view(job)
 
 
