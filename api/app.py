@@ -7,9 +7,11 @@ from fastapi import Depends, FastAPI
 from api.desk import FrontDesk
 from api.door import BODY_LIMIT_BYTES
 from api.handlers import install
+from api.head import HeadAsGet
 from api.problems import MEDIA_TYPE
 from api.queries import refuse_unknown_query
 from api.routes import audit, health, incarnations, jobs, logs, pool, removal
+from api.routes.health import API_VERSION
 from api.schemas import ProblemView
 
 _PROBLEM: dict[str, Any] = {
@@ -43,6 +45,8 @@ def build(desk: FrontDesk) -> FastAPI:
     )
     app.state.desk = desk
     install(app)
+    app.add_middleware(HeadAsGet)
     for module in (health, jobs, pool, audit, incarnations, logs, removal):
         app.include_router(module.router)
+        app.include_router(module.router, prefix=f"/api/{API_VERSION}", include_in_schema=False)
     return app
