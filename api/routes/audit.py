@@ -1,5 +1,6 @@
 """What a job has proved of its reading."""
 
+from http import HTTPStatus
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
@@ -8,13 +9,18 @@ from api.audit import audit_view
 from api.desk import Desk
 from api.pool_schemas import AuditView
 from api.queries import KnownJobId
+from api.refusals import refusals
 
 LIMIT: Final = 1000
 
 router = APIRouter(tags=["jobs"])
 
 
-@router.get("/jobs/{job_id}/audit", summary="Whether every sample was read exactly once")
+@router.get(
+    "/jobs/{job_id}/audit",
+    summary="Whether every sample was read exactly once",
+    responses=refusals(HTTPStatus.NOT_FOUND),
+)
 def get_audit(
     job_id: KnownJobId,
     desk: Desk,

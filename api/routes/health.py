@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from api.desk import Desk, FrontDesk
 from api.problems import Problem
+from api.refusals import refusals
 from api.schemas import Alive, Check, Checks, Health, Version
 from store.errors import StoreError
 
@@ -44,7 +45,11 @@ router.add_api_route(
 )
 
 
-@router.get("/readyz", summary="Whether this service can answer requests")
+@router.get(
+    "/readyz",
+    summary="Whether this service can answer requests",
+    responses=refusals(HTTPStatus.SERVICE_UNAVAILABLE),
+)
 def get_readiness(desk: Desk) -> Alive:
     """Answer 200 while the database can be read, and else 503 with what fails.
 

@@ -1,6 +1,7 @@
 """Every process that a job's ranks have had, and how it ended."""
 
 from dataclasses import asdict
+from http import HTTPStatus
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,6 +11,7 @@ from api.desk import Desk
 from api.incarnation_schemas import IncarnationList, IncarnationView
 from api.paging import DEFAULT_LIMIT, decode_cursor, next_page
 from api.queries import KnownJobId
+from api.refusals import refusals
 from store.incarnations import Place
 
 PLACES: Final[Decoder[Place]] = Decoder(Place)
@@ -17,7 +19,11 @@ PLACES: Final[Decoder[Place]] = Decoder(Place)
 router = APIRouter(tags=["jobs"])
 
 
-@router.get("/jobs/{job_id}/incarnations", summary="Every process of a job, the newest first")
+@router.get(
+    "/jobs/{job_id}/incarnations",
+    summary="Every process of a job, the newest first",
+    responses=refusals(HTTPStatus.NOT_FOUND),
+)
 def list_incarnations(
     *,
     job_id: KnownJobId,

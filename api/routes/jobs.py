@@ -13,6 +13,7 @@ from api.desk import Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
 from api.problems import Conflict
 from api.queries import KnownJobId
+from api.refusals import UNCHANGED, refusals
 from api.requests import JobRequest, StopBody
 from api.schemas import (
     EventList,
@@ -38,7 +39,12 @@ EVENTS_LIMIT = 1000
 router = APIRouter(tags=["jobs"])
 
 
-@router.post("/jobs", status_code=HTTPStatus.CREATED, summary="Create a job")
+@router.post(
+    "/jobs",
+    status_code=HTTPStatus.CREATED,
+    summary="Create a job",
+    responses=refusals(HTTPStatus.CONFLICT),
+)
 def create_job(
     *,
     asked: JobRequest,
@@ -79,7 +85,7 @@ def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
         raise
 
 
-@router.get("/jobs", summary="List jobs, newest first", response_model=JobList)
+@router.get("/jobs", summary="List jobs, newest first", response_model=JobList, responses=UNCHANGED)
 def list_jobs(
     desk: Desk,
     page: AskedPage,
@@ -95,7 +101,10 @@ def list_jobs(
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
 @router.get(
-    "/jobs/summaries", summary="Summaries of jobs, newest first", response_model=SummaryList
+    "/jobs/summaries",
+    summary="Summaries of jobs, newest first",
+    response_model=SummaryList,
+    responses=UNCHANGED,
 )
 def list_summaries(
     desk: Desk,
@@ -116,7 +125,12 @@ def list_summaries(
     return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
 
 
-@router.get("/jobs/{job_id}", summary="Status of one job", response_model=JobView)
+@router.get(
+    "/jobs/{job_id}",
+    summary="Status of one job",
+    response_model=JobView,
+    responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
+)
 async def get_job(
     *,
     job_id: KnownJobId,
@@ -152,6 +166,7 @@ async def get_job(
     "/jobs/{job_id}/summary",
     summary="Progress of one job and all its workers",
     response_model=SummaryView,
+    responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
 )
 def get_summary(
     job_id: KnownJobId,
@@ -166,7 +181,11 @@ def get_summary(
     return tagged(response, tag, if_none_match) or summary(job, workers, desk.clock())
 
 
-@router.get("/jobs/{job_id}/events", summary="What happened to a job, oldest first")
+@router.get(
+    "/jobs/{job_id}/events",
+    summary="What happened to a job, oldest first",
+    responses=refusals(HTTPStatus.NOT_FOUND),
+)
 def list_events(
     job_id: KnownJobId,
     desk: Desk,
@@ -177,7 +196,9 @@ def list_events(
     return EventList(job_id=job_id, events=[event_view(event) for event in events])
 
 
-@router.post("/jobs/{job_id}/stop", summary="Stop a job gracefully")
+@router.post(
+    "/jobs/{job_id}/stop", summary="Stop a job gracefully", responses=refusals(HTTPStatus.NOT_FOUND)
+)
 def stop_job(job_id: KnownJobId, desk: Desk, asked: StopBody | None = None) -> JobView:
     """Ask for a last checkpoint and an end. A job that is over answers as it is."""
     asked = asked or StopBody()

@@ -1,5 +1,7 @@
 """The pool of a job: look at it, scale it, let a worker go, pause."""
 
+from http import HTTPStatus
+
 from fastapi import APIRouter, Response
 
 from api.agent_state import agent_state
@@ -9,6 +11,7 @@ from api.elasticity import check_lets_go, check_pausable, check_world_size
 from api.pool import member_list
 from api.pool_schemas import MemberList
 from api.queries import KnownJobId, KnownWorkerId
+from api.refusals import refusals
 from api.requests import JobPatch
 from api.schemas import JobView
 from api.views import job_view
@@ -17,7 +20,11 @@ from muster.contracts.job import JobId
 router = APIRouter(tags=["jobs"])
 
 
-@router.patch("/jobs/{job_id}", summary="Scale a job that trains synchronously")
+@router.patch(
+    "/jobs/{job_id}",
+    summary="Scale a job that trains synchronously",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED),
+)
 def scale_job(
     job_id: KnownJobId,
     desk: Desk,
@@ -39,19 +46,31 @@ def scale_job(
     return job_view(job)
 
 
-@router.post("/jobs/{job_id}/pause", summary="Pause a job that trains synchronously")
+@router.post(
+    "/jobs/{job_id}/pause",
+    summary="Pause a job that trains synchronously",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
 def pause_job(job_id: KnownJobId, desk: Desk) -> JobView:
     """Ask for no further step; the ranks stay. Asking again changes nothing."""
     return _set_pause(desk, job_id, paused=True)
 
 
-@router.post("/jobs/{job_id}/resume", summary="Let a paused job go on")
+@router.post(
+    "/jobs/{job_id}/resume",
+    summary="Let a paused job go on",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
 def resume_job(job_id: KnownJobId, desk: Desk) -> JobView:
     """End a pause that was asked for. A job that is not paused stays as it is."""
     return _set_pause(desk, job_id, paused=False)
 
 
-@router.get("/jobs/{job_id}/workers", summary="Everybody who is or was in a job's pool")
+@router.get(
+    "/jobs/{job_id}/workers",
+    summary="Everybody who is or was in a job's pool",
+    responses=refusals(HTTPStatus.NOT_FOUND),
+)
 def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
     job = desk.jobs.get(job_id)
     leaving = desk.members.departures([job_id])[job_id]
@@ -60,7 +79,11 @@ def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
     return member_list(job, members, leaving, workers, desk.clock(), agent_state(job))
 
 
-@router.post("/jobs/{job_id}/workers/{worker_id}/leave", summary="Ask an active worker to leave")
+@router.post(
+    "/jobs/{job_id}/workers/{worker_id}/leave",
+    summary="Ask an active worker to leave",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
 def dismiss_worker(job_id: KnownJobId, worker_id: KnownWorkerId, desk: Desk) -> JobView:
     """Let a worker go at the next step boundary, and have one rank less from then on."""
     check_lets_go(desk.jobs.get(job_id))

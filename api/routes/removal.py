@@ -1,6 +1,7 @@
 """Deleting one job, or all that match."""
 
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -8,6 +9,7 @@ from fastapi import APIRouter, Query
 
 from api.desk import Desk
 from api.queries import KnownJobId, statuses_of
+from api.refusals import refusals
 from api.removal import Removal, delete, delete_all
 from api.schemas import Deleted, Purged
 
@@ -19,7 +21,11 @@ DeleteLogs = Annotated[bool, Query(description="Delete the logs too.")]
 Force = Annotated[bool, Query(description="Kill what runs, and delete the checkpoints too.")]
 
 
-@router.delete("/jobs/{job_id}", summary="Delete a job that is over")
+@router.delete(
+    "/jobs/{job_id}",
+    summary="Delete a job that is over",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
 async def delete_job(
     job_id: KnownJobId,
     desk: Desk,
