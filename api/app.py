@@ -1,5 +1,6 @@
 """The application: routes, problem documents and OpenAPI around one `FrontDesk`."""
 
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -8,15 +9,12 @@ from api.access import refuse_undeclared
 from api.desk import FrontDesk
 from api.door import BODY_LIMIT_BYTES
 from api.handlers import install
-from api.problems import MEDIA_TYPE
+from api.head import HeadAsGet
 from api.queries import refuse_unknown_query
+from api.responses import ANY, refusals
 from api.routes import audit, health, incarnations, jobs, logs, pool, removal, tokens
+from api.routes.health import API_VERSION
 from api.schemas import ProblemView
-
-_PROBLEM: dict[str, Any] = {
-    "description": "Why the request was not answered.",
-    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemView"}}},
-}
 
 
 class _Application(FastAPI):
@@ -31,20 +29,29 @@ class _Application(FastAPI):
 
 def build(desk: FrontDesk) -> FastAPI:
     """Return the application. It holds no state but `desk`, and does not guard itself."""
+    app = described(desk.version)
+    app.state.desk = desk
+    return app
+
+
+def described(version: str) -> FastAPI:
+    """Return the application without a desk: it knows what it would serve, and serves nothing."""
     app = _Application(
         title="Muster",
-        version=desk.version,
+        version=version,
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
         max_body_size=BODY_LIMIT_BYTES,
         dependencies=[Depends(refuse_unknown_query)],
         generate_unique_id_function=lambda route: route.name,
-        responses={"4XX": _PROBLEM, "5XX": _PROBLEM},
+        # Of every route: none takes a query it does not know.
+        responses={**refusals(HTTPStatus.UNPROCESSABLE_ENTITY), **ANY},
     )
-    app.state.desk = desk
     install(app)
+    app.add_middleware(HeadAsGet)
     for module in (health, jobs, pool, audit, incarnations, logs, removal, tokens):
         refuse_undeclared(module.router)
         app.include_router(module.router)
+        app.include_router(module.router, prefix=f"/api/{API_VERSION}", include_in_schema=False)
     return app

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from api.conditional import Changed
 from api.problems import (
     Conflict,
     FieldError,
@@ -30,6 +31,7 @@ from muster.contracts.errors import InvalidSpec
 from store.errors import (
     DepartureRefused,
     IdempotencyConflict,
+    JobChanged,
     JobExists,
     JobMissing,
     JobNotTerminal,
@@ -126,6 +128,8 @@ def _store(request: Request, error: Exception) -> Response:
             problem = Conflict("job-exists", f"{error} ({how}).")
         case JobNotTerminal() | JobOver() | DepartureRefused() | TokenExists():
             problem = Conflict(_CONFLICTS[type(error)], str(error))
+        case JobChanged():
+            problem = Changed()
         case MemberMissing():
             problem = WorkerNotFound()
         case TokenMissing():

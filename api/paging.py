@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 from fastapi import Depends, Query
 from msgspec.json import Decoder
+from starlette.datastructures import URL
 
 from api.problems import InvalidRequest, invalid_field
-from api.queries import statuses_of
-from muster.contracts.job import JobId, JobStatus
+from api.selecting import AskedSelection
+from muster.contracts.job import JobId
 from store.records import Job
+from store.selection import Selection
 
 DEFAULT_LIMIT = 1000
 """High, so that small clients never page."""
@@ -24,6 +26,8 @@ Place: TypeAlias = tuple[datetime, JobId]
 """Where a page of jobs ends: the last one's time of creation and id."""
 
 PLACES: Final[Decoder[Place]] = Decoder(Place)
+
+_PLACED: Final = frozenset({"limit", "cursor"})
 
 AnyPlace = TypeVar("AnyPlace", bound=tuple[Any, ...])
 
@@ -51,15 +55,13 @@ def decode_cursor(text: str | None, places: Decoder[AnyPlace]) -> AnyPlace | Non
 class Page:
     """What a list was asked for."""
 
-    statuses: Sequence[JobStatus]
+    selection: Selection
     limit: int
     after: Place | None
 
 
 async def _asked_page(
-    status: Annotated[
-        list[str], Query(description="Only jobs with one of these statuses; may be repeated.")
-    ] = [],  # noqa: B006  FastAPI copies it
+    selection: AskedSelection,
     limit: Annotated[
         int, Query(ge=1, le=DEFAULT_LIMIT, description="Most jobs of one answer.")
     ] = DEFAULT_LIMIT,
@@ -67,19 +69,16 @@ async def _asked_page(
         str | None, Query(description="From the Link header of the page before.")
     ] = None,
 ) -> Page:
-    return Page(
-        statuses=statuses_of(status, "status"), limit=limit, after=decode_cursor(cursor, PLACES)
-    )
+    return Page(selection=selection, limit=limit, after=decode_cursor(cursor, PLACES))
 
 
 AskedPage = Annotated[Page, Depends(_asked_page)]
 
 
-def link_next(path: str, page: Page, last: Job) -> str:
-    """Return the Link header that leads to the page after `last`."""
-    every = set(page.statuses) == set(JobStatus)
-    query = [] if every else [("status", status.value) for status in page.statuses]
-    return next_page(path, query, page.limit, (last.created_at, last.job_id))
+def link_next(url: URL, page: Page, last: Job) -> str:
+    """Return the Link header that leads to the page after `last`, with the filters of `url`."""
+    filters = [(name, value) for name, value in parse_qsl(url.query) if name not in _PLACED]
+    return next_page(url.path, filters, page.limit, (last.created_at, last.job_id))
 
 
 def next_page(

@@ -18,6 +18,11 @@ from muster.contracts.spec import (
     RestartScope,
 )
 
+REASON_LIMIT: Final = 500
+"""A sentence or two."""
+
+PRINTABLE_PATTERN: Final = r"^[^\x00-\x1f\x7f]*$"
+
 _DEFAULT: Final = JobSpec()
 
 
@@ -146,13 +151,21 @@ class JobPatch(_Body):
 
 
 class StopBody(_Body):
-    """How long the ranks may take to save and exit."""
+    """How long the ranks may take to save and exit, and why they are to."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"grace_seconds": 30}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"grace_seconds": 30, "reason": "the loss diverges"}]}
+    )
 
     grace_seconds: float | None = Field(
         default=None,
         ge=0,
         le=SECONDS_LIMIT,
         description="Seconds from SIGTERM to SIGKILL. Default: the job's stop_grace_seconds.",
+    )
+    reason: str | None = Field(
+        default=None,
+        max_length=REASON_LIMIT,
+        pattern=PRINTABLE_PATTERN,
+        description="For people: the job's events show it.",
     )

@@ -134,6 +134,7 @@ class Check(BaseModel):
 class Checks(BaseModel):
     database: Check
     coordinator: Check
+    disk: Check = Field(description="Where logs and, unless it is elsewhere, the database lie.")
 
 
 class Health(BaseModel):
@@ -141,6 +142,16 @@ class Health(BaseModel):
     version: str
     uptime_seconds: float
     checks: Checks
+
+
+class Alive(BaseModel):
+    status: Literal["ok"]
+
+
+class Version(BaseModel):
+    app: str
+    api: str = Field(description="The same paths are served with this word after `/api/`, too.")
+    schema_revision: str | None = Field(description="Of the database's tables.")
 
 
 class FieldErrorView(BaseModel):

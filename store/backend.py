@@ -1,9 +1,9 @@
 """What `Database` needs of a kind of database. Two implementations: `sqlite` and `postgres`."""
 
 from contextlib import AbstractContextManager
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Column, ColumnElement, Connection, Engine, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -42,6 +42,9 @@ class Backend(Protocol):
 
     def insert(self, table: Table) -> Insert:
         """Return an INSERT that can say ON CONFLICT."""
+
+    def json(self, column: Column[Any]) -> ColumnElement[Any]:
+        """Return a column of JSON text as something one can look into."""
 
     def changes(self) -> int | None:
         """Return a number that differs after any other commit; None if there is none."""

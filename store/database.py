@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, Table, func, make_url
+from sqlalchemy import Column, ColumnElement, Connection, Table, func, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -97,6 +97,10 @@ class Database:
             },
         )
 
+    def json(self, column: Column[Any]) -> ColumnElement[Any]:
+        """Return a column of JSON text as something one can look into: ``json(c)["name"]``."""
+        return self._backend.json(column)
+
     def changes(self) -> int | None:
         """Return a token that differs after any commit, this object's own included.
 
@@ -106,10 +110,14 @@ class Database:
         with self._explained():
             return self._backend.changes()
 
+    def revision(self) -> str | None:
+        """Return the revision of the schema, or raise `StoreError` if it cannot be read."""
+        with self.reading() as connection:
+            return schema.revision(connection)
+
     def check(self) -> None:
         """Raise `StoreError` unless the database can be read."""
-        with self.reading() as connection:
-            schema.revision(connection)
+        self.revision()
 
     def close(self) -> None:
         """Close every connection."""

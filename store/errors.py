@@ -8,6 +8,7 @@ StoreError                      also raised itself: the database refused a state
 ├── JobMissing                  no job has this id (or no longer this job)
 ├── JobNotTerminal              what was asked for needs a job that is over
 ├── JobOver                     what was asked for needs a job that goes on
+├── JobChanged                  the job is not any more what the caller has seen of it
 ├── MemberMissing               the job has never had this worker
 ├── DepartureRefused            this worker cannot be asked to leave now
 ├── LeaseLost                   fenced: another coordinator decides now
@@ -80,6 +81,14 @@ class JobOver(StoreError):
         )
         self.job_id = job_id
         self.status = status
+
+
+class JobChanged(StoreError):
+    """The job's row is in a later version than the caller's."""
+
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(f"job {job_id} has changed since you looked: look again, and repeat")
+        self.job_id = job_id
 
 
 class MemberMissing(StoreError):

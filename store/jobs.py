@@ -10,9 +10,9 @@ from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 from store.clock import Clock, utc_now
 from store.database import Database
-from store.errors import JobExists, JobMissing, JobNotTerminal
+from store.errors import JobChanged, JobExists, JobMissing, JobNotTerminal
 from store.idempotency import IdempotencyKey, find_answer, keep_answer
-from store.records import Event, Job
+from store.records import Event, Job, RowVersion
 from store.rows import (
     append_event,
     find_job,
@@ -23,6 +23,7 @@ from store.rows import (
     update_job,
     values_of,
 )
+from store.selection import Selection, conditions
 from store.tables import JOBS
 
 _UNFINISHED: Final = (
@@ -30,6 +31,7 @@ _UNFINISHED: Final = (
     .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
+_OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
 
@@ -85,24 +87,26 @@ class Jobs:
             return get_job(connection, job_id)
 
     def page(
-        self, statuses: Collection[JobStatus], limit: int, after: tuple[datetime, JobId] | None
+        self, selection: Selection, limit: int, after: tuple[datetime, JobId] | None
     ) -> list[Job]:
-        """Return up to `limit` jobs, newest first.
+        """Return up to `limit` jobs in the order of `selection`.
 
         `after` is (created_at, job_id) of the last one seen: whatever is created or deleted
         meanwhile, a job is neither shown twice nor left out.
         """
-        query = select(JOBS).where(status_shown_in(statuses)).order_by(*_NEWEST_FIRST).limit(limit)
+        order = _OLDEST_FIRST if selection.oldest_first else _NEWEST_FIRST
+        query = select(JOBS).order_by(*order).limit(limit)
+        query = query.where(*conditions(self._database, selection))
         if after is not None:
-            created_at, job_id = after
-            query = query.where(
-                tuple_(JOBS.c.created_at, JOBS.c.job_id)
-                < tuple_(created_at, job_id, types=[JOBS.c.created_at.type, JOBS.c.job_id.type])
-            )
+            seen = tuple_(*after, types=[JOBS.c.created_at.type, JOBS.c.job_id.type])
+            place = tuple_(JOBS.c.created_at, JOBS.c.job_id)
+            query = query.where(place > seen if selection.oldest_first else place < seen)
         return self._list(query)
 
-    def count(self, statuses: Collection[JobStatus]) -> int:
-        query = select(func.count()).select_from(JOBS).where(status_shown_in(statuses))
+    def count(self, selection: Selection) -> int:
+        """Return how many jobs `selection` has on all pages."""
+        query = select(func.count()).select_from(JOBS)
+        query = query.where(*conditions(self._database, selection))
         with self._database.reading() as connection:
             return connection.execute(query).scalar_one()
 
@@ -126,33 +130,43 @@ class Jobs:
         job_id: JobId,
         request: StopRequest,
         grace_seconds: float | None,
+        why: str | None = None,
         *,
         actor: str | None = None,
     ) -> Job:
         """Ask for the end of a job, and return it as it then is.
 
         A job that is over stays as it is, and so does a request at least as strong as this one.
-        Raises `JobMissing`.
+        `why` is for people. Raises `JobMissing`.
         """
         with self._database.writing() as connection:
             job = get_job(connection, job_id)
             if job.is_terminal or job.stop_request in (request, StopRequest.FORCED):
                 return job
             now = self._clock()
-            sentence = f"a {request} stop was requested"
+            sentence = f"a {request} stop was requested" + (f": {why}" if why else "")
             event = Event(at=now, kind="stop_requested", message=sentence, actor=actor)
             append_event(connection, job_id, event)
             asked = {"stop_request": request, "stop_grace_seconds": grace_seconds}
             return update_job(connection, job_id, now, asked)
 
-    def scale(self, job_id: JobId, world_size: int, *, actor: str | None = None) -> Job:
+    def scale(
+        self,
+        job_id: JobId,
+        world_size: int,
+        only: RowVersion | None = None,
+        *,
+        actor: str | None = None,
+    ) -> Job:
         """Ask for another number of ranks, and return the job as it then is.
 
-        Whether its spec allows that number is the caller's to know. Raises `JobMissing` or
-        `JobOver`.
+        Whether its spec allows that number is the caller's to know. Raises `JobMissing`,
+        `JobOver`, or `JobChanged` if the row is not in the version `only` any more.
         """
         with self._database.writing() as connection:
             job = get_continuing_job(connection, job_id)
+            if only is not None and job.row_version != only:
+                raise JobChanged(job_id)
             if job.world_size == world_size:
                 return job
             now = self._clock()

@@ -6,9 +6,19 @@ BEGIN IMMEDIATE gives on SQLite, so that the code above needs to be right only o
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine
+from sqlalchemy import (
+    JSON,
+    URL,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    cast,
+    create_engine,
+)
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import (
     DBAPIError,
@@ -68,6 +78,9 @@ class PostgresBackend:
 
     def insert(self, table: Table) -> postgresql.Insert:
         return postgresql.insert(table)
+
+    def json(self, column: Column[Any]) -> ColumnElement[Any]:
+        return cast(column, JSON)
 
     def changes(self) -> int | None:
         return None

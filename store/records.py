@@ -8,6 +8,7 @@ value.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeAlias
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.process import ProcessRecord
@@ -25,8 +26,13 @@ __all__ = [
     "Lease",
     "Member",
     "ProcessRecord",
+    "RowVersion",
     "Worker",
 ]
+
+
+RowVersion: TypeAlias = tuple[JobUid, int]
+"""One state of one job's row, of all that ever were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,10 @@ class Job:
         """The number of ranks that is wanted now."""
         wanted = self.wanted_world_size
         return self.spec.world_size if wanted is None else wanted
+
+    @property
+    def row_version(self) -> RowVersion:
+        return self.uid, self.version
 
     @property
     def is_terminal(self) -> bool:

@@ -13,7 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
+from sqlalchemy import (
+    JSON,
+    URL,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    create_engine,
+    event,
+    type_coerce,
+)
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
@@ -88,6 +99,10 @@ class SqliteBackend:
 
     def insert(self, table: Table) -> sqlite.Insert:
         return sqlite.insert(table)
+
+    def json(self, column: Column[Any]) -> ColumnElement[Any]:
+        # A cast would make a number of the text.
+        return type_coerce(column, JSON)
 
     def changes(self) -> int | None:
         if self._watch is None:

@@ -1,5 +1,6 @@
 """What a job has proved of its reading."""
 
+from http import HTTPStatus
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
@@ -9,6 +10,7 @@ from api.audit import audit_view
 from api.desk import Desk
 from api.pool_schemas import AuditView
 from api.queries import KnownJobId
+from api.responses import refusals
 
 LIMIT: Final = 1000
 
@@ -19,6 +21,7 @@ router = APIRouter(tags=["jobs"])
     "/jobs/{job_id}/audit",
     summary="Whether every sample was read exactly once",
     dependencies=[READ],
+    responses=refusals(HTTPStatus.NOT_FOUND),
 )
 def get_audit(
     job_id: KnownJobId,

@@ -1,29 +1,79 @@
-"""GET /health: is this service serving, and can it reach what it needs?"""
+"""Is this service serving, can it reach what it needs, and which one is it?"""
 
-from typing import Literal
+import shutil
+from http import HTTPStatus
+from typing import Final, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
-from api.access import OPEN
+from api.access import OPEN, READ
 from api.desk import Desk, FrontDesk
-from api.schemas import Check, Checks, Health
+from api.problems import Problem
+from api.responses import refusals
+from api.schemas import Alive, Check, Checks, Health, Version
 from store.errors import StoreError
+
+API_VERSION: Final = "v1"
+
+DISK_LOW_BYTES: Final = 1 << 30
+DISK_LOW_SHARE: Final = 0.05
+"""Below both a disk is nearly full: a gigabyte is much on a small one and little on a large one."""
 
 router = APIRouter(tags=["service"])
 
 
-@router.head("/health", include_in_schema=False, dependencies=[OPEN])
-@router.get("/health", summary="Liveness, version, database and coordinator", dependencies=[OPEN])
+@router.get(
+    "/health", summary="Liveness, version, database, coordinator and disk", dependencies=[OPEN]
+)
 def health(desk: Desk) -> Health:
     """Answer 200 as long as this process serves; `status` says whether everything is there."""
-    database = _database(desk)
-    coordinator = _coordinator(desk)
+    checks = Checks(database=_database(desk), coordinator=_coordinator(desk), disk=_disk(desk))
     return Health(
-        status=_status(database.status == coordinator.status == "ok"),
+        status=_status(all(check.status == "ok" for _, check in checks)),
         version=desk.version,
         uptime_seconds=desk.uptime_seconds(),
-        checks=Checks(database=database, coordinator=coordinator),
+        checks=checks,
     )
+
+
+# A coroutine: it must answer when every thread is busy.
+@router.get("/livez", summary="Whether this process lives", dependencies=[OPEN])
+async def get_liveness() -> Alive:
+    """Answer 200 and ask nobody: what fails here is cured by a restart of this process."""
+    return Alive(status="ok")
+
+
+router.add_api_route(
+    "/healthz",
+    get_liveness,
+    name="get_liveness_as_healthz",
+    summary="The same as /livez",
+    dependencies=[OPEN],
+)
+
+
+@router.get(
+    "/readyz",
+    summary="Whether this service can answer requests",
+    responses=refusals(HTTPStatus.SERVICE_UNAVAILABLE),
+    dependencies=[OPEN],
+)
+def get_readiness(desk: Desk) -> Alive:
+    """Answer 200 while the database can be read, and else 503 with what fails.
+
+    Without a coordinator jobs are still shown, and accepted for later: `/health` has more.
+    """
+    database = _database(desk)
+    if database.status != "ok":
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "not-ready", f"database: {database.detail}")
+    return Alive(status="ok")
+
+
+@router.get("/version", summary="Versions of program, API and database schema", dependencies=[READ])
+def get_version(desk: Desk, response: Response) -> Version:
+    """Say which service this is."""
+    response.headers["Cache-Control"] = "no-cache"
+    return Version(app=desk.version, api=API_VERSION, schema_revision=desk.database.revision())
 
 
 def _database(desk: FrontDesk) -> Check:
@@ -40,6 +90,21 @@ def _coordinator(desk: FrontDesk) -> Check:
     except StoreError:
         absence = "not known while the database cannot be reached"
     return Check(status=_status(absence is None), detail=absence or "running")
+
+
+def _disk(desk: FrontDesk) -> Check:
+    root = desk.files.root
+    try:
+        usage = shutil.disk_usage(root)
+    except OSError as error:
+        return Check(status="degraded", detail=f"{root} cannot be looked at ({error.strerror})")
+    if usage.free >= min(DISK_LOW_BYTES, DISK_LOW_SHARE * usage.total):
+        return Check(status="ok", detail=f"{usage.free >> 20} MiB are free")
+    return Check(
+        status="degraded",
+        detail=f"only {usage.free >> 20} MiB are free on the disk of {root}: make room there, or "
+        "delete old jobs (POST /jobs/purge)",
+    )
 
 
 def _status(good: bool) -> Literal["ok", "degraded"]:  # noqa: FBT001  the value itself

@@ -1,6 +1,7 @@
 """Every process that a job's ranks have had, and how it ended."""
 
 from dataclasses import asdict
+from http import HTTPStatus
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,6 +12,7 @@ from api.desk import Desk
 from api.incarnation_schemas import IncarnationList, IncarnationView
 from api.paging import DEFAULT_LIMIT, decode_cursor, next_page
 from api.queries import KnownJobId
+from api.responses import refusals
 from store.incarnations import Place
 
 PLACES: Final[Decoder[Place]] = Decoder(Place)
@@ -22,6 +24,7 @@ router = APIRouter(tags=["jobs"])
     "/jobs/{job_id}/incarnations",
     summary="Every process of a job, the newest first",
     dependencies=[READ],
+    responses=refusals(HTTPStatus.NOT_FOUND),
 )
 def list_incarnations(
     *,

@@ -5,14 +5,17 @@ from http import HTTPStatus
 from typing import Annotated
 
 import msgspec
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.access import READ, SUBMIT
+from api.conditional import IfNoneMatch, job_tag, tagged, weak_tag
 from api.desk import Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
 from api.problems import Conflict
 from api.queries import KnownJobId
 from api.requests import JobRequest, StopBody
+from api.responses import UNCHANGED, refusals
 from api.schemas import (
     EventList,
     JobList,
@@ -23,6 +26,7 @@ from api.schemas import (
 from api.submission import Submission
 from api.summary import summary
 from api.views import event_view, job_view
+from api.waiting import WAIT_LIMIT_SECONDS, awaited, awaited_statuses
 from muster.contracts.job import JobId, JobUid, StopRequest
 from store.errors import JobExists
 from store.idempotency import IdempotencyKey
@@ -36,7 +40,13 @@ EVENTS_LIMIT = 1000
 router = APIRouter(tags=["jobs"])
 
 
-@router.post("/jobs", status_code=HTTPStatus.CREATED, summary="Create a job", dependencies=[SUBMIT])
+@router.post(
+    "/jobs",
+    status_code=HTTPStatus.CREATED,
+    summary="Create a job",
+    responses=refusals(HTTPStatus.CONFLICT),
+    dependencies=[SUBMIT],
+)
 def create_job(
     *,
     asked: JobRequest,
@@ -82,37 +92,116 @@ def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
         raise
 
 
-@router.get("/jobs", summary="List jobs, newest first", dependencies=[READ])
-def list_jobs(desk: Desk, page: AskedPage, request: Request, response: Response) -> JobList:
+@router.get(
+    "/jobs",
+    summary="List jobs, newest first",
+    response_model=JobList,
+    responses=UNCHANGED,
+    dependencies=[READ],
+)
+def list_jobs(
+    desk: Desk,
+    page: AskedPage,
+    request: Request,
+    response: Response,
+    if_none_match: IfNoneMatch = None,
+) -> JobList | Response:
+    """Answer with one page; `X-Total-Count` counts them all, and `Link` leads to the next."""
     jobs = _jobs_of(page, desk, request, response)
-    return JobList(jobs=[job_view(job) for job in jobs])
+    tag = weak_tag(request, response.headers["X-Total-Count"], [job.row_version for job in jobs])
+    return tagged(response, tag, if_none_match) or JobList(jobs=[job_view(job) for job in jobs])
 
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
-@router.get("/jobs/summaries", summary="Summaries of jobs, newest first", dependencies=[READ])
+@router.get(
+    "/jobs/summaries",
+    summary="Summaries of jobs, newest first",
+    response_model=SummaryList,
+    responses=UNCHANGED,
+    dependencies=[READ],
+)
 def list_summaries(
-    desk: Desk, page: AskedPage, request: Request, response: Response
-) -> SummaryList:
+    desk: Desk,
+    page: AskedPage,
+    request: Request,
+    response: Response,
+    if_none_match: IfNoneMatch = None,
+) -> SummaryList | Response:
+    """Answer with one page, as the list of jobs does. Ages of heartbeats make no tag a new one."""
     jobs = _jobs_of(page, desk, request, response)
     workers = desk.workers.of_jobs([job.job_id for job in jobs])
+    made_from = [job.row_version for job in jobs], list(workers.items())
+    tag = weak_tag(request, response.headers["X-Total-Count"], made_from)
+    known = tagged(response, tag, if_none_match)
+    if known is not None:
+        return known
     now = desk.clock()
     return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
 
 
-@router.get("/jobs/{job_id}", summary="Status of one job", dependencies=[READ])
-def get_job(job_id: KnownJobId, desk: Desk) -> JobView:
-    return job_view(desk.jobs.get(job_id))
-
-
 @router.get(
-    "/jobs/{job_id}/summary", summary="Progress of one job and all its workers", dependencies=[READ]
+    "/jobs/{job_id}",
+    summary="Status of one job",
+    response_model=JobView,
+    responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
+    dependencies=[READ],
 )
-def get_summary(job_id: KnownJobId, desk: Desk) -> SummaryView:
-    return summary(desk.jobs.get(job_id), desk.workers.of_job(job_id), desk.clock())
+async def get_job(
+    *,
+    job_id: KnownJobId,
+    desk: Desk,
+    request: Request,
+    response: Response,
+    wait: Annotated[
+        float,
+        Query(ge=0, le=WAIT_LIMIT_SECONDS, description="Most seconds to wait for `until`."),
+    ] = 0,
+    until: Annotated[
+        list[str],
+        Query(
+            description="What to wait for: `terminal`, or statuses; may be repeated. The end of "
+            "the job ends every wait."
+        ),
+    ] = ["terminal"],  # noqa: B006  FastAPI copies it
+    if_none_match: IfNoneMatch = None,
+) -> JobView | Response:
+    """Answer at once, or with `wait` as soon as the job is where you want it.
+
+    After that time it is answered as it is then: look at its status.
+    """
+    wanted = awaited_statuses(until)
+    if wait:
+        job = await awaited(desk, request, job_id, wanted, wait)
+    else:
+        job = await run_sync(desk.jobs.get, job_id)
+    return tagged(response, job_tag(job), if_none_match) or job_view(job)
 
 
 @router.get(
-    "/jobs/{job_id}/events", summary="What happened to a job, oldest first", dependencies=[READ]
+    "/jobs/{job_id}/summary",
+    summary="Progress of one job and all its workers",
+    response_model=SummaryView,
+    responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
+    dependencies=[READ],
+)
+def get_summary(
+    job_id: KnownJobId,
+    desk: Desk,
+    request: Request,
+    response: Response,
+    if_none_match: IfNoneMatch = None,
+) -> SummaryView | Response:
+    """Answer with the numbers of this moment. Ages of heartbeats make no tag a new one."""
+    job, workers = desk.jobs.get(job_id), desk.workers.of_job(job_id)
+    tag = weak_tag(request, job.row_version, workers)
+    return tagged(response, tag, if_none_match) or summary(job, workers, desk.clock())
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    summary="What happened to a job, oldest first",
+    responses=refusals(HTTPStatus.NOT_FOUND),
+    dependencies=[READ],
 )
 def list_events(
     job_id: KnownJobId,
@@ -124,21 +213,29 @@ def list_events(
     return EventList(job_id=job_id, events=[event_view(event) for event in events])
 
 
-@router.post("/jobs/{job_id}/stop", summary="Stop a job gracefully", dependencies=[SUBMIT])
+@router.post(
+    "/jobs/{job_id}/stop",
+    summary="Stop a job gracefully",
+    responses=refusals(HTTPStatus.NOT_FOUND),
+    dependencies=[SUBMIT],
+)
 def stop_job(
     job_id: KnownJobId, desk: Desk, principal: Principal, asked: StopBody | None = None
 ) -> JobView:
     """Ask for a last checkpoint and an end. A job that is over answers as it is."""
-    grace_seconds = asked.grace_seconds if asked else None
-    return job_view(desk.request_stop(job_id, StopRequest.GRACEFUL, grace_seconds, principal))
+    asked = asked or StopBody()
+    job = desk.request_stop(
+        job_id, StopRequest.GRACEFUL, asked.grace_seconds, actor=principal, why=asked.reason
+    )
+    return job_view(job)
 
 
 def _jobs_of(page: Page, desk: FrontDesk, request: Request, response: Response) -> list[Job]:
     # One more than asked for says whether there is a page after this one.
-    jobs = desk.jobs.page(page.statuses, page.limit + 1, page.after)
-    response.headers["X-Total-Count"] = str(desk.jobs.count(page.statuses))
+    jobs = desk.jobs.page(page.selection, page.limit + 1, page.after)
+    response.headers["X-Total-Count"] = str(desk.jobs.count(page.selection))
     if len(jobs) > page.limit:
-        response.headers["Link"] = link_next(request.url.path, page, jobs[page.limit - 1])
+        response.headers["Link"] = link_next(request.url, page, jobs[page.limit - 1])
     return jobs[: page.limit]
 
 

@@ -20,6 +20,7 @@ from api.logs.position import parse_position
 from api.logs.tail import LogLine, tail, tail_position
 from api.problems import FieldError, InvalidRequest, JobNotFound, invalid_field
 from api.queries import KnownJobId
+from api.responses import refusals
 from api.schemas import LogLineView, LogTail
 from muster.contracts.job import JobId
 from muster.contracts.layout import LogName
@@ -45,7 +46,8 @@ Rank = Annotated[int | None, Query(ge=0, description="Only this rank's lines.")]
     summary="The last lines, all ranks or one",
     response_model=LogTail,
     dependencies=[READ],
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses=refusals(HTTPStatus.NOT_FOUND)
+    | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def get_logs(
     job_id: KnownJobId,
@@ -68,7 +70,8 @@ def get_logs(
     summary="History, then live lines, as server-sent events",
     response_class=EventSourceResponse,
     dependencies=[READ],
-    responses={
+    responses=refusals(HTTPStatus.NOT_FOUND)
+    | {
         200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
         204: {"description": "The job is over and everything was delivered."},
     },

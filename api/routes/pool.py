@@ -1,15 +1,19 @@
 """The pool of a job: look at it, scale it, let a worker go, pause."""
 
-from fastapi import APIRouter
+from http import HTTPStatus
+
+from fastapi import APIRouter, Response
 
 from api.access import READ, SUBMIT
 from api.agent_state import agent_state
+from api.conditional import IfMatch, job_tag, matched
 from api.desk import Desk, FrontDesk, Principal
 from api.elasticity import check_lets_go, check_pausable, check_world_size
 from api.pool import member_list
 from api.pool_schemas import MemberList
 from api.queries import KnownJobId, KnownWorkerId
 from api.requests import JobPatch
+from api.responses import refusals
 from api.schemas import JobView
 from api.views import job_view
 from muster.contracts.job import JobId
@@ -18,35 +22,60 @@ router = APIRouter(tags=["jobs"])
 
 
 @router.patch(
-    "/jobs/{job_id}", summary="Scale a job that trains synchronously", dependencies=[SUBMIT]
+    "/jobs/{job_id}",
+    summary="Scale a job that trains synchronously",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED),
+    dependencies=[SUBMIT],
 )
-def scale_job(job_id: KnownJobId, desk: Desk, principal: Principal, asked: JobPatch) -> JobView:
+def scale_job(
+    job_id: KnownJobId,
+    desk: Desk,
+    principal: Principal,
+    asked: JobPatch,
+    response: Response,
+    if_match: IfMatch = None,
+) -> JobView:
     """Ask for another number of ranks: training pauses between two steps, and goes on with them.
 
-    The weights are the same as if the job had always had that number.
+    The weights are the same as if the job had always had that number. With `If-Match` nothing
+    happens to a job that has changed since you looked.
     """
-    check_world_size(desk.jobs.get(job_id), asked.world_size)
-    job = desk.jobs.scale(job_id, asked.world_size, actor=principal)
+    seen = desk.jobs.get(job_id)
+    only = matched(seen, if_match)
+    check_world_size(seen, asked.world_size)
+    job = desk.jobs.scale(job_id, asked.world_size, only, actor=principal)
     desk.nudge()
+    response.headers["ETag"] = job_tag(job)
     return job_view(job)
 
 
 @router.post(
-    "/jobs/{job_id}/pause", summary="Pause a job that trains synchronously", dependencies=[SUBMIT]
+    "/jobs/{job_id}/pause",
+    summary="Pause a job that trains synchronously",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    dependencies=[SUBMIT],
 )
 def pause_job(job_id: KnownJobId, desk: Desk, principal: Principal) -> JobView:
     """Ask for no further step; the ranks stay. Asking again changes nothing."""
     return _set_pause(desk, job_id, principal, paused=True)
 
 
-@router.post("/jobs/{job_id}/resume", summary="Let a paused job go on", dependencies=[SUBMIT])
+@router.post(
+    "/jobs/{job_id}/resume",
+    summary="Let a paused job go on",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    dependencies=[SUBMIT],
+)
 def resume_job(job_id: KnownJobId, desk: Desk, principal: Principal) -> JobView:
     """End a pause that was asked for. A job that is not paused stays as it is."""
     return _set_pause(desk, job_id, principal, paused=False)
 
 
 @router.get(
-    "/jobs/{job_id}/workers", summary="Everybody who is or was in a job's pool", dependencies=[READ]
+    "/jobs/{job_id}/workers",
+    summary="Everybody who is or was in a job's pool",
+    responses=refusals(HTTPStatus.NOT_FOUND),
+    dependencies=[READ],
 )
 def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
     job = desk.jobs.get(job_id)
@@ -60,6 +89,7 @@ def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
     "/jobs/{job_id}/workers/{worker_id}/leave",
     summary="Ask an active worker to leave",
     dependencies=[SUBMIT],
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 def dismiss_worker(
     job_id: KnownJobId, worker_id: KnownWorkerId, desk: Desk, principal: Principal

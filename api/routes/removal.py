@@ -1,6 +1,7 @@
 """Deleting one job, or all that match."""
 
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -10,6 +11,7 @@ from api.access import SUBMIT
 from api.desk import Desk, Principal
 from api.queries import KnownJobId, statuses_of
 from api.removal import Removal, delete, delete_all
+from api.responses import refusals
 from api.schemas import Deleted, Purged
 
 YEARS_LIMIT = 1000
@@ -20,7 +22,12 @@ DeleteLogs = Annotated[bool, Query(description="Delete the logs too.")]
 Force = Annotated[bool, Query(description="Kill what runs, and delete the checkpoints too.")]
 
 
-@router.delete("/jobs/{job_id}", summary="Delete a job that is over", dependencies=[SUBMIT])
+@router.delete(
+    "/jobs/{job_id}",
+    summary="Delete a job that is over",
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    dependencies=[SUBMIT],
+)
 async def delete_job(
     job_id: KnownJobId,
     desk: Desk,

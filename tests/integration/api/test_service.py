@@ -12,6 +12,8 @@ import httpx
 import pytest
 from integration.api.service import Agent, Service, StandIn
 
+from store.schema import HEAD
+
 
 @pytest.mark.usefixtures("stand_in")
 def test_health_says_whether_a_coordinator_is_there(client: httpx.Client) -> None:
@@ -19,6 +21,51 @@ def test_health_says_whether_a_coordinator_is_there(client: httpx.Client) -> Non
     health = client.get("/health").json()
     assert (health["status"], health["checks"]["coordinator"]["status"]) == ("ok", "ok")
     assert health["uptime_seconds"] >= 0
+
+
+def test_probes_answer_without_a_coordinator(client: httpx.Client, stand_in: StandIn) -> None:
+    stand_in.resign()
+    answers = [client.get(path) for path in ("/livez", "/healthz", "/readyz")]
+    stand_in.take_office()
+    assert [answer.json() for answer in answers] == [{"status": "ok"}] * 3
+
+
+def test_the_version_names_program_interface_and_tables(client: httpx.Client) -> None:
+    health = client.get("/health").json()
+    assert health["checks"]["disk"]["detail"].endswith("free")
+    assert client.get("/version").json() == {
+        "app": health["version"],
+        "api": "v1",
+        "schema_revision": HEAD,
+    }
+
+
+def test_every_path_is_there_under_the_name_of_its_version(
+    client: httpx.Client, stand_in: StandIn
+) -> None:
+    created = client.post("/api/v1/jobs", json={"world_size": 1})
+    where = created.headers["location"]
+    assert where == f"/api/v1/jobs/{created.json()['job_id']}"
+    assert client.get(where).json() == client.get(where.removeprefix("/api/v1")).json()
+    assert client.get("/api/v1/jobs?stat=RUNNING").json()["errors"][0]["hint"]
+    assert client.get("/api/v2/jobs").status_code == 404
+    stand_in.end(created.json()["job_id"])
+
+
+def test_head_is_get_without_a_body(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "line\n")
+    stand_in.run(job)
+    paths = ["/livez", "/readyz", "/jobs", f"/jobs/{job}", f"/jobs/{job}/logs", "/openapi.json"]
+    for path in [*paths, f"/jobs/{job}?wait=0.1", "/jobs/nobody", "/nothing"]:
+        asked, told = client.head(path), client.get(path)
+        assert (asked.status_code, asked.content) == (told.status_code, b""), path
+        assert asked.headers["content-length"] == told.headers["content-length"], path
+    stream = client.head(f"/jobs/{job}/logs/stream")
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    assert client.head(f"/jobs/{job}/stop").status_code == 405
+    assert client.get(f"/jobs/{job}").json()["stop_requested"] is False
 
 
 def test_every_request_has_an_id(client: httpx.Client) -> None:

@@ -32,6 +32,7 @@ from store.jobs import Jobs
 from store.members import Members
 from store.records import Job
 from store.rows import values_of
+from store.selection import Selection
 from store.tables import JOBS
 from store.tenure import Tenure
 
@@ -87,7 +88,7 @@ def test_paging_shows_each_of_a_thousand_jobs_once_while_new_ones_arrive(
         connection.execute(insert(JOBS), [values_of(job) for job in old])
     clock.now = NOON + timedelta(days=2)
     seen, after = [], None
-    while page := jobs.page(EVERY_STATUS, 70, after):
+    while page := jobs.page(Selection(), 70, after):
         seen += ids(page)
         after = (page[-1].created_at, page[-1].job_id)
         submit(jobs, f"new-{len(seen)}")
@@ -100,16 +101,59 @@ def test_a_filter_acts_on_the_status_a_person_sees(database: Database, jobs: Job
     bring_to(database, jobs.get(JobId("running")), JobStatus.STARTING, JobStatus.RUNNING)
     finish(database, jobs.get(JobId("over")))
     jobs.request_stop(JobId("stopping"), GRACEFUL, None)
-    seen = {status: ids(jobs.page([status], 10, None)) for status in JobStatus}
+    seen = {status: ids(jobs.page(Selection(statuses=[status]), 10, None)) for status in JobStatus}
     assert {status: found for status, found in seen.items() if found} == {
         JobStatus.QUEUED: ["queued"],
         JobStatus.RUNNING: ["running"],
         JobStatus.STOPPING: ["stopping"],
         JobStatus.FAILED: ["over"],
     }
-    assert jobs.count([JobStatus.QUEUED, JobStatus.STOPPING]) == 2
-    assert jobs.count([]) == 0
-    assert jobs.page([], 10, None) == []
+    waiting = Selection(statuses=[JobStatus.QUEUED, JobStatus.STOPPING])
+    assert jobs.count(waiting) == 2
+    assert jobs.count(Selection(statuses=[])) == 0
+    assert jobs.page(Selection(statuses=[]), 10, None) == []
+
+
+def labelled(jobs: Jobs, job_id: str, name: str | None = None, **labels: str) -> None:
+    spec = JobSpec(name=name, labels=labels)
+    jobs.create(JobId(job_id), JobUid(f"uid-{job_id}"), spec, message=None, idempotency=None)
+
+
+FILTERS: list[tuple[Selection, list[str]]] = [
+    (Selection(), ["c", "b", "a"]),
+    (Selection(oldest_first=True), ["a", "b", "c"]),
+    (Selection(name="näme\"'%"), ["b"]),
+    (Selection(name="team"), []),
+    (Selection(labels={"team": "red"}), ["b", "a"]),
+    (Selection(labels={"team": "red", "a.b": "$"}), ["b"]),
+    (Selection(labels={"team": "r%"}), []),
+    (Selection(labels={"seed": "0"}), []),
+    (Selection(created_after=NOON + timedelta(seconds=1)), ["c", "b"]),
+    (Selection(created_before=NOON + timedelta(seconds=3)), ["b", "a"]),
+    (
+        Selection(created_after=NOON + timedelta(seconds=1), labels={"team": "red"}),
+        ["b"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("selection", "found"), FILTERS)
+def test_a_selection_is_what_all_its_filters_let_through(
+    jobs: Jobs, selection: Selection, found: list[str]
+) -> None:
+    labelled(jobs, "a", team="red")
+    labelled(jobs, "b", "näme\"'%", team="red", **{"a.b": "$"})
+    labelled(jobs, "c", team="blue")
+    assert ids(jobs.page(selection, 10, None)) == found
+    assert jobs.count(selection) == len(found)
+
+
+def test_the_oldest_first_go_on_where_the_page_before_ended(jobs: Jobs) -> None:
+    for job_id in ("a", "b", "c"):
+        labelled(jobs, job_id)
+    first = jobs.get(JobId("a"))
+    page = jobs.page(Selection(oldest_first=True), 1, (first.created_at, first.job_id))
+    assert ids(page) == ["b"]
 
 
 def test_the_coordinator_sees_what_is_not_over_in_the_order_of_creation(

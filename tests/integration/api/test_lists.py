@@ -1,0 +1,119 @@
+"""Lists of jobs: filters, order, pages, and answers that need not be sent twice."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from integration.api.service import StandIn
+
+LISTS = ("/jobs", "/jobs/summaries")
+
+
+@pytest.fixture
+def three(client: httpx.Client, stand_in: StandIn, name: str) -> Iterator[list[dict[str, Any]]]:
+    """Three jobs of one label, the oldest first; the last one has a name."""
+    labels = {"group": name}
+    bodies: list[dict[str, Any]] = [
+        {"labels": labels},
+        {"labels": labels | {"team": "vision: a/b"}},
+        {"labels": labels, "name": f"{name} & more"},
+    ]
+    jobs = [client.post("/jobs", json=body).raise_for_status().json() for body in bodies]
+    yield jobs
+    for job in jobs:
+        stand_in.end(job["job_id"])
+
+
+def ids(answer: httpx.Response) -> list[str]:
+    return [job["job_id"] for job in answer.raise_for_status().json()["jobs"]]
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_every_filter_and_the_order_act_on_both_lists(
+    client: httpx.Client, three: list[dict[str, Any]], name: str, path: str
+) -> None:
+    old, middle, young = [job["job_id"] for job in three]
+    group = f"group:{name}"
+    table: list[tuple[dict[str, Any], list[str]]] = [
+        ({"label": group}, [young, middle, old]),
+        ({"label": group, "sort": "created_at"}, [old, middle, young]),
+        ({"label": [group, "team:vision: a/b"]}, [middle]),
+        ({"name": f"{name} & more"}, [young]),
+        ({"name": name}, []),
+        ({"label": group, "created_after": three[0]["created_at"]}, [young, middle]),
+        ({"label": group, "created_before": three[2]["created_at"]}, [middle, old]),
+        ({"label": group, "status": "RUNNING"}, []),
+    ]
+    for params, wanted in table:
+        answer = client.get(path, params=params)
+        assert ids(answer) == wanted, params
+        assert answer.headers["x-total-count"] == str(len(wanted))
+
+
+def test_a_page_leads_to_the_next_one_with_the_same_filters(
+    client: httpx.Client, three: list[dict[str, Any]], name: str
+) -> None:
+    found = []
+    path = f"/jobs?label=group:{name}&sort=created_at&limit=1"
+    while path:
+        answer = client.get(path)
+        assert answer.headers["x-total-count"] == "3"
+        found += ids(answer)
+        path = answer.links.get("next", {}).get("url")
+    assert found == [job["job_id"] for job in three]
+
+
+@pytest.mark.parametrize(
+    ("query", "hint"),
+    [
+        ("label=team", None),
+        ("label=a%22b:c", None),
+        ("label=a:b&label=a:c", None),
+        ("label=a:%00", None),
+        ("name=%00", None),
+        ("created_after=yesterday", None),
+        ("created_after=2026-01-01T00:00:00", None),
+        ("created_after=99999999999999999999", None),
+        ("sort=name", None),
+        ("lable=a:b", "did you mean 'label'?"),
+    ],
+)
+def test_what_is_no_filter_is_refused(client: httpx.Client, query: str, hint: str | None) -> None:
+    answer = client.get(f"/jobs?{query}")
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["hint"] == hint
+
+
+def test_an_answer_that_still_holds_is_not_sent_again(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    for path in (*LISTS, f"/jobs/{job}", f"/jobs/{job}/summary"):
+        first = client.get(path)
+        known = {"If-None-Match": f'"other", {first.headers["etag"]}'}
+        again = client.get(path, headers=known)
+        assert (again.status_code, again.content) == (304, b""), path
+        assert again.headers["etag"] == first.headers["etag"]
+        assert first.headers["etag"].startswith('W/"') is (path != f"/jobs/{job}")
+        if path in LISTS:
+            assert client.get(f"{path}?limit=1", headers=known).status_code == 200
+            assert "x-total-count" in again.headers
+    stale = {"If-None-Match": client.get(f"/jobs/{job}").headers["etag"]}
+    stand_in.run(job)
+    assert client.get(f"/jobs/{job}", headers=stale).json()["status"] == "RUNNING"
+    assert client.get(f"/jobs/{job}", headers={"If-None-Match": "*"}).status_code == 304
+
+
+def test_a_change_can_be_bound_to_what_was_seen(client: httpx.Client, elastic: str) -> None:
+    path = f"/jobs/{elastic}"
+    seen = client.get(path).headers["etag"]
+    changed = client.patch(path, json={"world_size": 5}, headers={"If-Match": seen})
+    assert changed.json()["world_size"] == 5
+    assert changed.headers["etag"] == client.get(path).headers["etag"] != seen
+    for stale in (seen, '"other"', f"W/{changed.headers['etag']}", "nonsense"):
+        refused = client.patch(path, json={"world_size": 6}, headers={"If-Match": stale})
+        assert (refused.status_code, refused.json()["type"]) == (412, "/problems/job-changed")
+    assert client.get(path).json()["world_size"] == 5
+    for fresh in (f'"other", {changed.headers["etag"]}', "*"):
+        again = client.patch(path, json={"world_size": 5}, headers={"If-Match": fresh})
+        assert again.status_code == 200

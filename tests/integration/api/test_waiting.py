@@ -1,0 +1,78 @@
+"""The long poll: answered as soon as it is true, and no thread is held meanwhile."""
+
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from integration.api.service import Service, StandIn
+
+from muster.contracts.job import JobStatus
+
+MORE_THAN_THREADS = 60
+"""The server has 40 threads for its routes."""
+
+
+def test_what_is_true_already_is_answered_at_once(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    assert client.get(f"/jobs/{job}?wait=60&until=QUEUED").json()["status"] == "QUEUED"
+    stand_in.move(job, JobStatus.STOPPED)
+    for until in ("", "&until=terminal", "&until=running", "&until=RUNNING,PAUSED"):
+        assert client.get(f"/jobs/{job}?wait=60{until}").json()["is_terminal"]
+
+
+def test_a_wait_that_is_in_vain_answers_with_the_job_as_it_is(
+    client: httpx.Client, job: str
+) -> None:
+    assert client.get(f"/jobs/{job}?wait=0.2").json()["status"] == "QUEUED"
+
+
+def test_many_who_wait_are_all_answered_and_hold_up_nobody(
+    service: Service, client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    waiting = threading.Barrier(MORE_THAN_THREADS + 1)
+
+    def wait() -> str:
+        waiting.wait(20)
+        answer = httpx.get(f"{service.url}/jobs/{job}?wait=60&until=RUNNING", timeout=70)
+        return str(answer.json()["status"])
+
+    with ThreadPoolExecutor(MORE_THAN_THREADS) as people:
+        asked = [people.submit(wait) for _ in range(MORE_THAN_THREADS)]
+        waiting.wait(20)
+        for _ in range(5):
+            assert client.get(f"/jobs/{job}").json()["status"] == "QUEUED"
+        stand_in.run(job)
+        assert {one.result() for one in asked} == {"RUNNING"}
+
+
+def test_the_end_of_a_job_ends_every_wait_and_its_deletion_too(
+    service: Service, client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job)
+    with ThreadPoolExecutor(1) as person:
+        asked = person.submit(httpx.get, f"{service.url}/jobs/{job}?wait=60", timeout=70)
+        stand_in.move(job, JobStatus.FAILED)
+        assert asked.result().json()["status"] == "FAILED"
+    client.delete(f"/jobs/{job}").raise_for_status()
+    assert client.get(f"/jobs/{job}?wait=60").status_code == 404
+
+
+@pytest.mark.parametrize("query", ["wait=61", "wait=-1", "wait=nan", "until=never", "until="])
+def test_what_cannot_be_waited_for_is_refused(client: httpx.Client, job: str, query: str) -> None:
+    assert client.get(f"/jobs/{job}?{query}").status_code == 422
+
+
+def test_who_waits_does_not_hold_up_the_end(
+    service: Service, client: httpx.Client, job: str
+) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as waiting:
+        head = f"GET /jobs/{job}?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        waiting.sendall(head.encode())
+        client.get("/health").raise_for_status()  # the server has read what was sent before
+        assert service.end(signal.SIGTERM) == 0
+        assert waiting.recv(65536).startswith(b"HTTP/1.1 200")
+    service.start()

@@ -1,0 +1,67 @@
+"""What the service says of itself when something is missing."""
+
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from api.desk import FrontDesk
+from api.problems import Problem
+from api.routes import health as routes
+from api.routes.health import get_readiness, health
+from muster.contracts.layout import DataDirectory
+from store.errors import StoreUnavailable
+
+Usage = namedtuple("Usage", "total used free")  # noqa: PYI024  as shutil's own
+GIB = 1 << 30
+
+
+def desk(root: Path, *, database: str | None = None, coordinator: str | None = None) -> FrontDesk:
+    """Return what the routes of this module use, with something missing from it."""
+
+    def check() -> None:
+        if database is not None:
+            raise StoreUnavailable(database)
+
+    parts: dict[str, Any] = {
+        "database": SimpleNamespace(check=check),
+        "coordinator": SimpleNamespace(absence=lambda: coordinator),
+        "files": DataDirectory(root),
+        "uptime_seconds": lambda: 1.0,
+        "version": "1",
+    }
+    return cast(FrontDesk, SimpleNamespace(**parts))
+
+
+def test_readiness_names_what_fails(tmp_path: Path) -> None:
+    assert get_readiness(desk(tmp_path, coordinator="none is running")).status == "ok"
+    with pytest.raises(Problem) as refused:
+        get_readiness(desk(tmp_path, database="the disk is gone"))
+    assert (refused.value.status, refused.value.detail) == (503, "database: the disk is gone")
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "status"),
+    [
+        (1000 * GIB, 2 * GIB, "ok"),
+        (1000 * GIB, GIB - 1, "degraded"),
+        (4 * GIB, GIB // 2, "ok"),
+        (4 * GIB, GIB // 8, "degraded"),
+    ],
+)
+def test_a_disk_that_is_nearly_full_degrades(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, status: str
+) -> None:
+    usage = Usage(total, total - free, free)
+    monkeypatch.setattr(routes.shutil, "disk_usage", lambda _path: usage)
+    found = health(desk(tmp_path))
+    assert found.status == found.checks.disk.status == status
+    assert f"{free >> 20} MiB" in found.checks.disk.detail
+
+
+def test_a_data_directory_that_is_gone_degrades(tmp_path: Path) -> None:
+    found = health(desk(tmp_path / "gone"))
+    assert (found.status, found.checks.database.status) == ("degraded", "ok")
+    assert "gone" in found.checks.disk.detail
