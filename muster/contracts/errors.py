@@ -12,6 +12,7 @@ MusterError
 ├── InvalidProgram         muster/program.py
 ├── ProgramRaised          muster/program.py
 ├── Differs                muster/synchronous/taking_up.py
+├── ClientError …          muster/client/errors.py
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered
 ├── NotLoopback            api/door.py
