@@ -91,6 +91,10 @@ class SummaryView(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerView]
 
 
+class SummaryList(msgspec.Struct, frozen=True, kw_only=True):
+    jobs: list[SummaryView]
+
+
 class MemberView(msgspec.Struct, frozen=True, kw_only=True):
     """A worker of a job's pool, living or gone."""
 
