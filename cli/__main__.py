@@ -12,6 +12,7 @@ from cli import dataset, ending, jobs, pool, story
 from cli.chaos import chaos
 from cli.exit_codes import ExitCode, code_of_error
 from cli.incarnations import incarnations
+from cli.submit import WithCommand, submit
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 
@@ -93,6 +94,7 @@ _VERBS: Final[Mapping[str, Callable[..., None]]] = {
     "incarnations": incarnations,
     "chaos": chaos,
 }
+app.command("submit", cls=WithCommand)(submit)
 for name, verb in _VERBS.items():
     app.command(name)(verb)
 app.command("ls", hidden=True)(jobs.ps)

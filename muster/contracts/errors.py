@@ -21,8 +21,7 @@ MusterError
 ├── DemoFailed             cli/demo.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py
-├── ServerUnreachable      cli/server.py
-└── ServerRefused          cli/server.py
+└── InvalidJobFile         cli/job_file.py
 
 Every message is a sentence that says what happened, where, and what to do next.
 """
