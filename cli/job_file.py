@@ -41,15 +41,7 @@ class JobFile:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise InvalidJobFile(f"{name} cannot be read: {error}") from error
-        try:
-            root = yaml.compose(text, yaml.SafeLoader)
-            marks = dict(_marks(root, ())) if root else {}
-            fields = yaml.safe_load(text)
-        except yaml.MarkedYAMLError as error:
-            at = f":{_mark(error.problem_mark)}" if error.problem_mark else ""
-            raise InvalidJobFile(f"{name}{at}: {error.problem or error.context}") from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise InvalidJobFile(f"{name}: is no YAML: {error}") from error
+        fields, marks = _parsed(name, text)
         if not isinstance(fields, dict):
             raise InvalidJobFile(f"{name}:1:1: write fields of a job, such as world_size: 4")
         return cls(name=name, fields=fields, marks=marks)
@@ -59,6 +51,17 @@ class JobFile:
         while place and place not in self.marks:
             place = place[:-1]
         return f"{self.name}:{self.marks.get(place, '1:1')}"
+
+
+def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, str]]:
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+        return yaml.safe_load(text), dict(_marks(root, ())) if root else {}
+    except yaml.MarkedYAMLError as error:
+        at = f":{_mark(error.problem_mark)}" if error.problem_mark else ""
+        raise InvalidJobFile(f"{name}{at}: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidJobFile(f"{name} is no YAML: {error}") from error
 
 
 def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, str]]:

@@ -1,27 +1,22 @@
-"""``muster submit``: a job from a file, from flags, or from a command after ``--``.
+"""``muster submit``: a job from a file, from flags, or from a command after ``--``."""
 
-A flag goes before the file. Relative paths are those of whoever types the command, so they are
-made absolute before the server, which may run elsewhere, reads them.
-"""
-
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from cli.attached import see_to_the_end
 from cli.connected import ATTACHED_SECONDS, connected, path_of
+from cli.description import Description
 from cli.exit_codes import ExitCode
 from cli.output import Output, OutputOption, show
-from muster.client.errors import FieldError, Invalid
+from muster.client.errors import Invalid
 
 if TYPE_CHECKING:
     from cli.job_file import JobFile
 
-PATHS: Final = ("dataset_dir", "checkpoint_dir", "working_dir")
 COMMAND: Final = "cli.submit.command"
 
 
@@ -75,61 +70,31 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     The job's id goes to standard output, progress to standard error. Exit code
     0 if it completed, 1 if it failed, 8 if it was stopped.
     """
-    flags: dict[str, Any] = {
+    flags = {
         "job_id": job_id,
         "name": name,
         "world_size": ranks,
         "program": program,
         "command": context.meta.get(COMMAND),
     }
-    given = {**{key: said for key, said in flags.items() if said is not None}, **_set(fields or [])}
-    described = _read(file)
-    body = {**(described.fields if described else {}), **given}
-    if env:
-        body["env"] = {**(body.get("env") or {}), **dict(_pair("--env", one) for one in env)}
+    typed = {field: value for field, value in flags.items() if value is not None}
+    described = Description(
+        file=_read(file),
+        typed={**typed, **_values(fields or [])},
+        env=_pairs("--env", env or []),
+    )
     try:
         with connected() as client:
-            job = client.submit(absolute(body, Path.cwd()))
-            said = client.connection.get(path_of(job.id)) if output is not Output.NAME else None
+            job = client.submit(described.body(Path.cwd()))
+            said = client.connection.get(path_of(job.id))
     except Invalid as error:
-        if not error.errors:
-            raise
-        for line in sentences(error.errors, described, given):
-            typer.echo(line, err=True)
-        raise typer.Exit(ExitCode.USAGE) from None
+        _refuse([*described.sentences(error.errors)] or [str(error)])
     show(output, said, [f"{job.id} is {job.status}"], [job.id])
     if detach:
         typer.echo(f"its lines: muster logs -f {job.id}", err=True)
         return
     with connected(ATTACHED_SECONDS) as client:
         raise typer.Exit(see_to_the_end(client.job(job.id)))
-
-
-def absolute(body: Mapping[str, Any], here: Path) -> dict[str, Any]:
-    """Return a job whose paths mean the same everywhere.
-
-    What is run by name or by a relative path is run `here`, unless the job says where.
-    """
-    found = dict(body)
-    if found.get("working_dir") is None and (found.get("command") or found.get("program")):
-        found["working_dir"] = str(here)
-    for field in PATHS:
-        if isinstance(found.get(field), str):
-            found[field] = os.path.abspath(here / Path(found[field]).expanduser())  # noqa: PTH100  as a shell
-    return found
-
-
-def sentences(
-    errors: Sequence[FieldError], described: "JobFile | None", given: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield a line for each field that is wrong, with its place if the file has it."""
-    for error in errors:
-        place = error.loc[1:]
-        where = ".".join(str(part) for part in place) or str(error.loc[0])
-        hint = f" ({error.hint})" if error.hint else ""
-        is_of_file = described is not None and place[:1] and place[0] not in given
-        at = described.place(place) if described and is_of_file else "muster"
-        yield f"{at}: {where}: {error.msg}{hint}"
 
 
 def _read(file: Path | None) -> "JobFile | None":
@@ -140,23 +105,31 @@ def _read(file: Path | None) -> "JobFile | None":
     try:
         return JobFile.read(file)
     except InvalidJobFile as error:
-        # An editor finds the place in a line that begins with it.
-        typer.echo(str(error), err=True)
-        raise typer.Exit(ExitCode.USAGE) from None
+        _refuse([str(error)])
 
 
-def _set(words: Sequence[str]) -> dict[str, Any]:
+def _refuse(lines: Sequence[str]) -> NoReturn:
+    """Say what is wrong; an editor finds the place in a line that begins with it."""
+    for line in lines:
+        typer.echo(line, err=True)
+    raise typer.Exit(ExitCode.USAGE) from None
+
+
+def _values(words: Sequence[str]) -> dict[str, Any]:
+    """Return what ``--set`` says, each value as YAML reads it."""
     import yaml  # noqa: PLC0415  only where it is asked for
 
-    found = dict(_pair("--set", word) for word in words)
     try:
-        return {field: yaml.safe_load(text) for field, text in found.items()}
-    except yaml.YAMLError as error:
+        return {field: yaml.safe_load(text) for field, text in _pairs("--set", words).items()}
+    except (yaml.YAMLError, ValueError) as error:
         raise typer.BadParameter(f"--set: {error}") from None
 
 
-def _pair(option: str, word: str) -> tuple[str, str]:
-    name, equals, text = word.partition("=")
-    if not name or not equals:
-        raise typer.BadParameter(f"{option} {word}: write NAME=VALUE")
-    return name, text
+def _pairs(option: str, words: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{option} {word}: write NAME=VALUE")
+        found[name] = text
+    return found

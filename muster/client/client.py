@@ -12,7 +12,7 @@ import httpx
 
 from muster.client.connection import RETRY_SECONDS, TIMEOUT_SECONDS, Connection
 from muster.client.finding import find, pages
-from muster.client.job import Job
+from muster.client.job import ENDING_SECONDS, Job
 from muster.client.views import JobView, Purged
 from muster.contracts.environ import api_url
 
@@ -43,7 +43,7 @@ class Client:
         Without `token`, MUSTER_TOKEN; on the API's own machine the same user needs none. The last
         three are for tests.
         """
-        self.url = api_url(os.environ) if url is None else url.rstrip("/")
+        self.url = api_url(os.environ if url is None else {"MUSTER_URL": url})
         self.connection = Connection(
             self.url,
             token or os.environ.get("MUSTER_TOKEN"),
@@ -115,4 +115,7 @@ class Client:
         }
         if older_than_hours is not None:
             query["older_than_hours"] = older_than_hours
-        return self.connection.ask("POST", "/jobs/purge", query=query).read_as(Purged)
+        answer = self.connection.ask(
+            "POST", "/jobs/purge", query=query, read_seconds=ENDING_SECONDS
+        )
+        return answer.read_as(Purged)

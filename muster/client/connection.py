@@ -4,6 +4,7 @@ An order may have been carried out though its answer was lost. With an idempoten
 repeated all the same: the server then answers as the first time.
 """
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import httpx
 import msgspec
 
-from muster.client.errors import Busy, NotMuster, Problem, Unreachable, refusal
+from muster.client.errors import Busy, ClientError, NotMuster, Problem, Unreachable, refusal
 
 TIMEOUT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 10.0
@@ -72,7 +73,7 @@ class Connection:
         self._retry_seconds = retry_seconds
         self._http = httpx.Client(
             base_url=url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers={"Authorization": f"Bearer {_sendable(token)}"} if token else {},
             timeout=timeout_seconds,
             transport=transport,
             trust_env=False,
@@ -89,14 +90,18 @@ class Connection:
         query: Query | None = None,
         body: object = None,
         key: str | None = None,
+        read_seconds: float | None = None,
     ) -> Answer:
         """Return the answer; raises `Unreachable`, `NotMuster` or what `Refused` has below it.
 
-        `key` is an idempotency key, with which an order is repeated as if it were a question.
+        `key` is an idempotency key, with which an order is repeated as if it were a question;
+        `read_seconds` is how long the answer may take, where it takes longer than others.
         """
         is_repeatable = method == "GET" or key is not None
         until = self.monotonic() + self._retry_seconds
         request = self._request(method, path, query, body, key)
+        if read_seconds is not None:
+            request.extensions["timeout"]["read"] = read_seconds
         for pause in pauses():
             try:
                 return self._answer(request)
@@ -135,7 +140,7 @@ class Connection:
         content = None
         if body is not None:
             headers["Content-Type"] = "application/json"
-            content = msgspec.json.encode(body)
+            content = _encoded(body)
         # Without a query of its own a path may bring one, as the link to the next page does.
         return self._http.build_request(
             method, path, params=query or None, headers=headers, content=content
@@ -153,7 +158,7 @@ class Connection:
             url=self.url,
             status=response.status_code,
             body=response.content,
-            next_page=response.links.get("next", {}).get("url"),
+            next_page=_path_of(response.links.get("next", {}).get("url")),
             total=int(total) if total.isdecimal() else None,
         )
 
@@ -165,6 +170,26 @@ def pauses() -> Iterator[float]:
         # Clients that lost the same server do not come back together.
         yield longest * random.uniform(0.75, 1.0)  # noqa: S311  jitter, no secret
         longest = min(LONGEST_PAUSE_SECONDS, 2 * longest)
+
+
+def _sendable(token: str) -> str:
+    """Return a token as a header takes it; a file that it was read from ends with a line feed."""
+    stripped = token.strip()
+    if not (stripped.isascii() and stripped.isprintable()):
+        raise ClientError("the token holds what no token does: copy it again, all of it")
+    return stripped
+
+
+def _encoded(body: object) -> bytes:
+    try:
+        return msgspec.json.encode(body, enc_hook=os.fspath)
+    except UnicodeEncodeError as error:
+        raise ClientError("a text of this request is no UTF-8, and JSON takes no other") from error
+
+
+def _path_of(link: str | None) -> str | None:
+    """Return where a link leads on this API: a token goes nowhere else."""
+    return None if link is None else httpx.URL(link).raw_path.decode()
 
 
 def _refusal(url: str, response: httpx.Response) -> Exception:

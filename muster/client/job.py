@@ -1,5 +1,6 @@
 """One job, as a script holds it."""
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Final, Self
@@ -24,8 +25,11 @@ from muster.client.views import (
 )
 from muster.contracts.job import JobStatus
 
-LOOK_SECONDS: Final = 0.25
+LOOK_SECONDS: Final = 0.5
 """Between two looks at progress: so often a person wants to see a number move."""
+
+ENDING_SECONDS: Final = 3600.0
+"""How long an answer may take that comes when jobs have ended: their grace is their own."""
 
 
 class Job:
@@ -108,7 +112,7 @@ class Job:
         *,
         progress: bool = False,
     ) -> Self:
-        """Wait until the job has the status `until`, or is over.
+        """Wait until the job has the status `until` (in any case), or is over.
 
         With `progress`, standard error shows how far it is. Raises `WaitTimedOut` after
         `timeout_seconds`; the job goes on then.
@@ -116,18 +120,16 @@ class Job:
         if until != "terminal":
             until = JobStatus(until.upper())
         shown = Progress(sys.stderr, self._connection.monotonic) if progress else None
-        deadline = (
-            None if timeout_seconds is None else self._connection.monotonic() + timeout_seconds
-        )
+        patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
+        deadline = self._connection.monotonic() + patience_seconds
         waits = pauses()
         while not self.refresh().is_terminal and self.status != until:
             if shown:
                 shown.draw(self.summary())
-            now = self._connection.monotonic()
-            if deadline is not None and now >= deadline:
-                raise WaitTimedOut(self.id, self.status, timeout_seconds or 0.0)
-            pause = LOOK_SECONDS if shown else next(waits)
-            self._connection.sleep(pause if deadline is None else min(pause, deadline - now))
+            left_seconds = deadline - self._connection.monotonic()
+            if left_seconds <= 0:
+                raise WaitTimedOut(self.id, self.status, patience_seconds)
+            self._connection.sleep(min(left_seconds, LOOK_SECONDS if shown else next(waits)))
         if shown:
             shown.close(self.summary())
         return self
@@ -163,7 +165,10 @@ class Job:
         `force` ends it at once, and deletes its checkpoints, too.
         """
         query = {"delete_logs": delete_logs, "stop_first": stop_first, "force": force}
-        return self._connection.ask("DELETE", self._path(), query=query).read_as(Deleted)
+        answer = self._connection.ask(
+            "DELETE", self._path(), query=query, read_seconds=ENDING_SECONDS
+        )
+        return answer.read_as(Deleted)
 
     def _follow(self, rank: int | None, tail: int | None) -> Iterator[LogLineView]:
         return follow(self._connection, self._path("logs", "stream"), rank, tail)

@@ -1,5 +1,6 @@
 """One line that says how far a job is: redrawn in place on a terminal, now and then elsewhere."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
@@ -35,7 +36,9 @@ class Progress:
     def _put(self, line: str) -> None:
         self._next = self._monotonic() + QUIET_SECONDS
         self._drawn = line
-        self._out.write(f"\r{line}\x1b[K" if self._in_place else f"{line}\n")
+        # A line that is broken in two cannot be drawn over.
+        shown = line[: shutil.get_terminal_size().columns - 1]
+        self._out.write(f"\r{shown}\x1b[K" if self._in_place else f"{line}\n")
         self._out.flush()
 
 

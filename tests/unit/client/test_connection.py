@@ -1,14 +1,16 @@
 """What is asked again and what is not, and what an answer that is none is called."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import httpx
 import pytest
 
 from muster.client.client import Client
-from muster.client.connection import LONGEST_PAUSE_SECONDS
+from muster.client.connection import LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
 from muster.client.errors import (
     Busy,
+    ClientError,
     Conflict,
     NotAllowed,
     NotFound,
@@ -16,7 +18,8 @@ from muster.client.errors import (
     Refused,
     Unreachable,
 )
-from muster.client.job import Job
+from muster.client.job import ENDING_SECONDS, Job
+from muster.contracts.errors import InvalidEnvironment
 
 JOB = {
     "job_id": "a",
@@ -164,6 +167,7 @@ def test_a_stranger_is_recognised(answer: httpx.Response) -> None:
         ("mst_1", {}, "Bearer mst_1"),
         (None, {"MUSTER_TOKEN": "mst_2"}, "Bearer mst_2"),
         ("mst_1", {"MUSTER_TOKEN": "mst_2"}, "Bearer mst_1"),
+        ("mst_1\n", {}, "Bearer mst_1"),
     ],
 )
 def test_the_token_goes_with_every_request(
@@ -180,6 +184,35 @@ def test_the_token_goes_with_every_request(
     assert [request.headers.get("Authorization") for request in scene.requests] == [sent, sent]
 
 
+def test_an_answer_that_waits_for_the_end_of_a_job_may_take_its_time() -> None:
+    gone = {"job_id": "a", "deleted": True, "logs_deleted": True, "checkpoints_deleted": False}
+    scene = Scene(job(), httpx.Response(200, json=gone))
+    assert scene.client().job("a").delete(stop_first=True).deleted
+    patience = [request.extensions["timeout"]["read"] for request in scene.requests]
+    assert patience == [TIMEOUT_SECONDS, ENDING_SECONDS]
+
+
+@pytest.mark.parametrize("token", ["m\nst", "mst_\N{EN DASH}"])
+def test_a_token_that_is_none_is_not_sent_and_not_told(token: str) -> None:
+    with pytest.raises(ClientError, match="copy it again") as caught:
+        Client("http://api", token)
+    assert token not in str(caught.value)
+
+
+def test_what_json_cannot_hold_is_not_sent() -> None:
+    scene = Scene(job())
+    with pytest.raises(ClientError, match="no UTF-8"):
+        scene.client().submit(name="\udcff")
+    assert not scene.requests
+    scene.client().submit(dataset_dir=Path("/data"))
+    assert scene.requests[0].content == b'{"dataset_dir":"/data"}'
+
+
+def test_an_address_that_is_none_is_told_at_once() -> None:
+    with pytest.raises(InvalidEnvironment, match="is not a URL such as"):
+        Client("localhost:8000")
+
+
 def _urls(words: Sequence[httpx.Request]) -> list[str]:
     return [str(request.url) for request in words]
 
@@ -193,10 +226,11 @@ def test_where_the_api_is_comes_from_the_environment(monkeypatch: pytest.MonkeyP
     assert Client().url == "https://muster.example"
 
 
-def test_the_next_page_is_asked_for_as_the_link_says() -> None:
-    first = httpx.Response(
-        200, json={"jobs": [JOB]}, headers={"Link": '</jobs?limit=1&cursor=x>; rel="next"'}
-    )
+@pytest.mark.parametrize(
+    "link", ["/jobs?limit=1&cursor=x", "http://elsewhere/jobs?limit=1&cursor=x"]
+)
+def test_the_next_page_is_asked_for_here_and_nowhere_else(link: str) -> None:
+    first = httpx.Response(200, json={"jobs": [JOB]}, headers={"Link": f'<{link}>; rel="next"'})
     scene = Scene(first, httpx.Response(200, json={"jobs": []}))
     assert len(list(scene.client().jobs())) == 1
     assert _urls(scene.requests) == [
