@@ -56,7 +56,8 @@ class JobFile:
 def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, str]]:
     try:
         root = yaml.compose(text, yaml.SafeLoader)
-        return yaml.safe_load(text), dict(_marks(root, ())) if root else {}
+        marks = dict(_marks(root, ())) if root else {}
+        return yaml.safe_load(text), marks
     except yaml.MarkedYAMLError as error:
         at = f":{_mark(error.problem_mark)}" if error.problem_mark else ""
         raise InvalidJobFile(f"{name}{at}: {error.problem or error.context}") from error
