@@ -117,7 +117,7 @@ def invalid_spec(error: InvalidSpec) -> InvalidRequest:
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """Return a question with the nearest known name, or None if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else None
+    return f"did you mean {str(near[0])!r}?" if near else None
 
 
 def respond(problem: Problem, scope: Scope) -> Response:

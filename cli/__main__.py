@@ -2,14 +2,17 @@
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from cli import dataset, pool, token
+from cli import dataset, ending, jobs, pool, story, token
 from cli.chaos import chaos
+from cli.exit_codes import ExitCode, code_of_error
 from cli.incarnations import incarnations
+from cli.submit import WithCommand, submit
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 
@@ -75,8 +78,27 @@ def digest(
         typer.echo(f"{whose}  step {step}  sha256 {sha256}")
 
 
-for verb in (pool.scale, pool.pause, pool.resume, pool.workers, pool.audit, incarnations, chaos):
-    app.command()(verb)
+_VERBS: Final[Mapping[str, Callable[..., None]]] = {
+    "ps": jobs.ps,
+    "show": jobs.show_job,
+    "logs": story.logs,
+    "events": story.events,
+    "wait": ending.wait,
+    "stop": ending.stop,
+    "rm": ending.rm,
+    "purge": ending.purge,
+    "scale": pool.scale,
+    "pause": pool.pause,
+    "resume": pool.resume,
+    "workers": pool.workers,
+    "audit": pool.audit,
+    "incarnations": incarnations,
+    "chaos": chaos,
+}
+app.command("submit", cls=WithCommand)(submit)
+for name, verb in _VERBS.items():
+    app.command(name)(verb)
+app.command("ls", hidden=True)(jobs.ps)
 
 
 def _settings() -> ServiceSettings:
@@ -84,14 +106,14 @@ def _settings() -> ServiceSettings:
 
 
 def main() -> None:
-    """Run a command; an error of ours is a sentence and exit code 1."""
+    """Run a command; an error of ours is a sentence and an exit code."""
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(ExitCode.INTERRUPTED)
     except MusterError as error:
         typer.echo(f"muster: {error}", err=True)
-        sys.exit(1)
+        sys.exit(code_of_error(error))
 
 
 if __name__ == "__main__":

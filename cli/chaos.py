@@ -4,18 +4,16 @@ The API says which process it is; that it is this one, /proc says here and now. 
 the job's own mark is never signalled, whatever pid it has.
 """
 
-import os
 import platform
 import signal
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 import typer
 
 from cli.aftermath import Aftermath
-from muster.contracts.environ import api_url
+from cli.connected import Job, connected, path_of
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
 from muster.contracts.process import ProcessRecord
@@ -65,7 +63,6 @@ def fault_named(word: str) -> FaultKind:
         raise typer.BadParameter(f"{word!r} is none of {', '.join(FaultKind)}") from None
 
 
-Job = Annotated[str, typer.Argument(help="The job's id.", metavar="JOB")]
 Fault = Annotated[
     FaultKind,
     typer.Option(
@@ -92,15 +89,15 @@ def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait
     Exit code 0 if the rank lives again or has nothing left to do, 1 if it does
     neither within a minute: it may not have ended at all.
     """
-    from cli.server import Server  # noqa: PLC0415  brings in httpx
-
-    path = f"/jobs/{quote(job, safe='')}"
-    with Server(api_url(os.environ)) as server:
-        found = server.get(path)
-        workers = server.get(f"{path}/summary")["workers"]
+    with connected() as client:
+        get = client.connection.get
+        job = client.job(job).id
+        path = path_of(job)
+        found = get(path)
+        workers = get(f"{path}/summary")["workers"]
         record = process_of(found, workers, rank)
         worker = next(it for it in workers if it["rank"] == rank)
-        aftermath = Aftermath(server.get, path, worker, _LINGERS[fault])
+        aftermath = Aftermath(get, path, worker, _LINGERS[fault])
         if not send_signal(record, _SIGNALS[fault]):
             raise FaultRefused(f"rank {rank} of {job} ended by itself just now: try again")
         typer.echo(f"rank {rank} of {job}, pid {record.pid}, {_DONE[fault]}")
@@ -108,7 +105,7 @@ def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait
             for sentence in aftermath.sentences() if wait else ():
                 typer.echo(sentence)
         finally:
-            typer.echo(f"see all of it: curl {server.url}{path}/events")
+            typer.echo(f"see all of it: muster events {job}")
 
 
 def process_of(

@@ -21,10 +21,11 @@ from typing import Any, Final
 import msgspec
 
 from cli.board import Board
+from cli.connected import PERSON_SECONDS
 from cli.digest import newest_checkpoint
-from cli.server import Server, ServerUnreachable
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Checkpoint
+from muster.client import Client, Unreachable
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_job
@@ -59,9 +60,9 @@ def show(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     _act_of_data(stage)
-    with _services(stage, environ) as server:
-        uids = [_lonely_run(server, stage), _elastic_run(server, stage)]
-        _act_of_comparison(server, stage)
+    with _services(stage, environ) as client:
+        uids = [_lonely_run(client, stage), _elastic_run(client, stage)]
+        _act_of_comparison(client, stage)
     _nothing_is_left(uids)
     print("\nNext: `make up`, then submit a script of your own; the README shows how.")
     return 0
@@ -81,7 +82,7 @@ def _act_of_data(stage: Path) -> None:
 
 
 @contextmanager
-def _services(stage: Path, environ: Mapping[str, str]) -> Iterator[Server]:
+def _services(stage: Path, environ: Mapping[str, str]) -> Iterator[Client]:
     """Run `muster up` on a port and a database of its own."""
     url = f"http://127.0.0.1:{free_port()}"
     print(f"2. Services: API and coordinator on SQLite at {url}")
@@ -101,50 +102,50 @@ def _services(stage: Path, environ: Mapping[str, str]) -> Iterator[Server]:
             },
         )
     try:
-        with Server(url) as server:
-            _wait_for_health(server, services, stage)
-            yield server
+        with Client(url, retry_seconds=PERSON_SECONDS) as client:
+            _wait_for_health(client, services, stage)
+            yield client
     finally:
         services.send_signal(signal.SIGINT)
         services.wait()
 
 
-def _wait_for_health(server: Server, services: subprocess.Popen[bytes], stage: Path) -> None:
+def _wait_for_health(client: Client, services: subprocess.Popen[bytes], stage: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and services.poll() is None:
         try:
-            if server.get("/health")["status"] == "ok":
+            if client.connection.get("/health")["status"] == "ok":
                 return
-        except ServerUnreachable:
+        except Unreachable:
             pass
         time.sleep(LOOK_SECONDS)
     raise DemoFailed(f"the services did not come up: see {stage / 'services.log'}")
 
 
-def _lonely_run(server: Server, stage: Path) -> str:
+def _lonely_run(client: Client, stage: Path) -> str:
     print('3. Job "alone": one rank trains the whole model by itself')
-    uid = _submit(server, stage, "alone", world_size=1)
+    uid = _submit(client, stage, "alone", world_size=1)
     board = Board()
-    for summary in _summaries(server, "alone"):
+    for summary in _summaries(client, "alone"):
         board.draw(summary)
-    _conclude(server, "alone", board)
+    _conclude(client, "alone", board)
     return uid
 
 
-def _elastic_run(server: Server, stage: Path) -> str:
+def _elastic_run(client: Client, stage: Path) -> str:
     print('4. Job "elastic": the same model and data; ranks come, die and go while it trains')
     uid = _submit(
-        server, stage, "elastic", world_size=2, max_workers=RANKS, sleep_sec=PAUSE_SECONDS
+        client, stage, "elastic", world_size=2, max_workers=RANKS, sleep_sec=PAUSE_SECONDS
     )
-    board, script = Board(), deque(_script(server))
+    board, script = Board(), deque(_script(client))
     told = 0
-    for summary in _summaries(server, "elastic"):
+    for summary in _summaries(client, "elastic"):
         board.draw(summary)
-        told = _tell_events(server, board, told)
+        told = _tell_events(client, board, told)
         if script and _has_reached(summary, script[0]):
             board.say(script.popleft().act(summary))
-    _tell_events(server, board, told)
-    _conclude(server, "elastic", board)
+    _tell_events(client, board, told)
+    _conclude(client, "elastic", board)
     if script:
         raise DemoFailed("the job was over before its script was")
     return uid
@@ -161,11 +162,11 @@ class _Turn:
     """Does it to the job of a summary, and says what it did."""
 
 
-def _script(server: Server) -> Iterator[_Turn]:
+def _script(client: Client) -> Iterator[_Turn]:
     survivors: dict[int, int] = {}
 
     def scale(world_size: int) -> str:
-        server.patch("/jobs/elastic", {"world_size": world_size})
+        client.job("elastic").scale(world_size)
         return f"PATCH /jobs/elastic  world_size {world_size}"
 
     def kill(summary: Mapping[str, Any]) -> str:
@@ -192,25 +193,22 @@ def _has_reached(summary: Mapping[str, Any], turn: _Turn) -> bool:
     return len(training) >= turn.ranks and summary["step"] >= turn.at * total > 0
 
 
-def _submit(server: Server, stage: Path, job_id: str, **fields: object) -> str:
-    job = server.post(
-        "/jobs",
-        {
-            "job_id": job_id,
-            "epochs": EPOCHS,
-            "dataset_dir": str(stage / "digits"),
-            "checkpoint_dir": str(stage / "checkpoints"),
-            **fields,
-        },
+def _submit(client: Client, stage: Path, job_id: str, **fields: object) -> str:
+    job = client.submit(
+        job_id=job_id,
+        epochs=EPOCHS,
+        dataset_dir=str(stage / "digits"),
+        checkpoint_dir=str(stage / "checkpoints"),
+        **fields,
     )
-    return str(job["job_uid"])
+    return job.view.job_uid
 
 
-def _summaries(server: Server, job_id: str) -> Iterator[dict[str, Any]]:
+def _summaries(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
     """Yield summaries until the job is over."""
     deadline = time.monotonic() + JOB_SECONDS
     while time.monotonic() < deadline:
-        summary = server.get(f"/jobs/{job_id}/summary")
+        summary = client.connection.get(f"/jobs/{job_id}/summary")
         if summary["status"] in {"COMPLETED", "FAILED", "STOPPED"}:
             return
         yield summary
@@ -218,8 +216,8 @@ def _summaries(server: Server, job_id: str) -> Iterator[dict[str, Any]]:
     raise DemoFailed(f"the job {job_id} was not over after {JOB_SECONDS:g} s")
 
 
-def _conclude(server: Server, job_id: str, board: Board) -> None:
-    summary = server.get(f"/jobs/{job_id}/summary")
+def _conclude(client: Client, job_id: str, board: Board) -> None:
+    summary = client.connection.get(f"/jobs/{job_id}/summary")
     board.close(summary)
     if summary["status"] != "COMPLETED":
         raise DemoFailed(f"the job {job_id} is {summary['status']}: {summary['message']}")
@@ -234,21 +232,21 @@ def _pids(summary: Mapping[str, Any]) -> dict[int, int]:
     return {worker["rank"]: worker["pid"] for worker in summary["workers"] if worker["pid"]}
 
 
-def _tell_events(server: Server, board: Board, told: int) -> int:
+def _tell_events(client: Client, board: Board, told: int) -> int:
     """Print what has happened to the elastic job since the last look; return how much there is."""
-    events = server.get("/jobs/elastic/events")["events"]
+    events = client.connection.get("/jobs/elastic/events")["events"]
     for event in events[told:]:
         board.say(f"{event['at'][11:23]}  {event['message']}")
     return len(events)
 
 
-def _act_of_comparison(server: Server, stage: Path) -> None:
+def _act_of_comparison(client: Client, stage: Path) -> None:
     print("5. Compared: the last checkpoint of each, weights and position to the last bit")
     directories = [checkpoints_of_job(stage / "checkpoints", job) for job in ("alone", "elastic")]
     alone, elastic = (newest_checkpoint(directory, 0) for directory in directories)
     digests = [identity_of(checkpoint) for checkpoint in (alone, elastic)]
     reached = _accuracy(stage, elastic)
-    audit = server.get("/jobs/elastic/audit")
+    audit = client.connection.get("/jobs/elastic/audit")
     once = sum(epoch["exactly_once"] is True for epoch in audit["epochs"])
     print(f"   sha256, alone     {digests[0]}")
     print(f"   sha256, elastic   {digests[1]}")

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from cli.pool import Job, connected, path_of
+from cli.connected import Job, connected, path_of
+from cli.output import Output, OutputOption, show
 from cli.tables import UNKNOWN, table
 
 INDENT: Final = "      "
@@ -24,14 +25,16 @@ _HEADER: Final = ("rank", "process", "pid", "started (UTC)", "seconds", "steps",
 Last = Annotated[int, typer.Option("--last", min=1, max=1000, help="Most processes to show.")]
 
 
-def incarnations(job: Job, last: Last = 20) -> None:
+def incarnations(job: Job, last: Last = 20, output: OutputOption = Output.TABLE) -> None:
     """Show every process of a job's ranks and how it ended, the newest first."""
-    with connected() as server:
-        whole = server.get(path_of(job))
-        found = server.get(f"{path_of(job, 'incarnations')}?limit={last}")
-        workers = server.get(path_of(job, "summary"))["workers"]
-    for line in lines(whole, found["incarnations"], workers, _width()):
-        typer.echo(line)
+    with connected() as client:
+        get = client.connection.get
+        whole = get(path_of(client.job(job).id))
+        found = get(path_of(whole["job_id"], "incarnations"), {"limit": last})
+        workers = get(path_of(whole["job_id"], "summary"))["workers"]
+    each = found["incarnations"]
+    names = (f"{one['rank']}.{one['incarnation']}" for one in each)
+    show(output, found, lines(whole, each, workers, _width()), names)
 
 
 def _width() -> int | None:

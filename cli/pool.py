@@ -1,21 +1,13 @@
-"""``muster scale``, ``pause``, ``resume``, ``workers`` and ``audit``: a synchronous job by hand.
+"""``muster scale``, ``pause``, ``resume``, ``workers`` and ``audit``: a synchronous job by hand."""
 
-What talks HTTP is imported inside the commands, so that ``--help`` answers at once.
-"""
-
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import quote
+from typing import Annotated, Any, Final
 
 import typer
 
+from cli.connected import Job, connected, path_of
+from cli.output import Output, OutputOption, show
 from cli.tables import shortened, table
-from muster.contracts.environ import TOKEN, api_url
-
-if TYPE_CHECKING:
-    from cli.server import Server
 
 NODE_WIDTH: Final = 16
 HASH_WIDTH: Final = 16
@@ -36,7 +28,6 @@ SUSPECT_AGENTS: Final = {
 }
 """What is said of an agent that does not do its part; ranks go on meanwhile."""
 
-Job = Annotated[str, typer.Argument(help="The job's id.", metavar="JOB")]
 Ranks = Annotated[int, typer.Argument(help="Number of ranks.", min=1, metavar="N")]
 Last = Annotated[
     int, typer.Option("--last", min=1, max=1000, help="Most epochs and checkpoints to show.")
@@ -45,51 +36,45 @@ Last = Annotated[
 
 def scale(job: Job, ranks: Ranks) -> None:
     """Give a synchronous job another number of ranks, while it trains."""
-    with connected() as server:
-        found = server.patch(path_of(job), {"world_size": ranks})
-    typer.echo(f"{job} is to have {counted(found['world_size'])}; see: muster workers {job}")
+    with connected() as client:
+        found = client.job(job).scale(ranks)
+    wanted = counted(found.view.world_size)
+    typer.echo(f"{found.id} is to have {wanted}; see: muster workers {found.id}")
 
 
 def pause(job: Job) -> None:
     """Let a synchronous job take no further step; its ranks stay."""
-    with connected() as server:
-        server.post(path_of(job, "pause"))
-    typer.echo(f"{job} is to pause; end it with: muster resume {job}")
+    with connected() as client:
+        found = client.job(job).pause()
+    typer.echo(f"{found.id} is to pause; end it with: muster resume {found.id}")
 
 
 def resume(job: Job) -> None:
     """Let a paused job go on."""
-    with connected() as server:
-        server.post(path_of(job, "resume"))
-    typer.echo(f"{job} is to go on")
+    with connected() as client:
+        found = client.job(job).resume()
+    typer.echo(f"{found.id} is to go on")
 
 
-def workers(job: Job) -> None:
+def workers(job: Job, output: OutputOption = Output.TABLE) -> None:
     """Show who is and was in a job's pool."""
-    with connected() as server:
-        found = server.get(path_of(job, "workers"))
-    for line in table(_WORKER_HEADER, map(_worker_row, found["workers"])):
-        typer.echo(line)
-    wanted = found["world_size"]
-    typer.echo(f"{counted(wanted)} {'is' if wanted == 1 else 'are'} wanted")
-    # An older server does not say, nor what an audit omits.
-    if sentence := SUSPECT_AGENTS.get(found.get("agent")):
-        typer.echo(sentence)
+    with connected() as client:
+        found = client.connection.get(path_of(client.job(job).id, "workers"))
+    names = (worker["worker_id"] for worker in found["workers"])
+    show(output, found, _pool_lines(found), names)
 
 
-def audit(job: Job, last: Last = 10) -> None:
+def audit(job: Job, last: Last = 10, output: OutputOption = Output.TABLE) -> None:
     """Show whether a job read every sample exactly once.
 
     Exit code 0 if it did, 1 if it did not, 2 if that cannot be said: while it
     runs, where it ended early, and where its ranks train independently.
     """
-    with connected() as server:
-        whole = server.get(path_of(job))
-        found = server.get(f"{path_of(job, 'audit')}?limit={last}")
-    for line in _audit_lines(found):
-        typer.echo(line)
+    with connected() as client:
+        whole = client.connection.get(path_of(client.job(job).id))
+        found = client.connection.get(path_of(whole["job_id"], "audit"), {"limit": last})
     sentence, code = verdict_of(whole, found)
-    typer.echo(sentence)
+    show(output, found, [*_audit_lines(found), sentence], [whole["job_id"]])
     raise typer.Exit(code)
 
 
@@ -114,20 +99,6 @@ def verdict_of(job: Mapping[str, Any], audit: Mapping[str, Any]) -> tuple[str, i
     return f"{name} is {status}: {durable}{yet}, ask again", UNJUDGED
 
 
-@contextmanager
-def connected() -> Iterator["Server"]:
-    """Talk to the API for a while."""
-    from cli.server import Server  # noqa: PLC0415  brings in httpx
-
-    with Server(api_url(os.environ), token=os.environ.get(TOKEN)) as server:
-        yield server
-
-
-def path_of(job: str, *rest: str) -> str:
-    """Return the path of a job, or of something below it."""
-    return "/".join(["/jobs", quote(job, safe=""), *rest])
-
-
 def counted(ranks: int) -> str:
     """Return a number of ranks in words."""
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
@@ -145,6 +116,15 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str | int | None, ...]:
         shortened(worker["node"], NODE_WIDTH),
         None if age is None else f"{age:.1f} s",
     )
+
+
+def _pool_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield from table(_WORKER_HEADER, map(_worker_row, found["workers"]))
+    wanted = found["world_size"]
+    yield f"{counted(wanted)} {'is' if wanted == 1 else 'are'} wanted"
+    # An older server does not say, nor what an audit omits.
+    if sentence := SUSPECT_AGENTS.get(found.get("agent") or ""):
+        yield sentence
 
 
 def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:

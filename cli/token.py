@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.pool import connected
+from cli.connected import connected
 from cli.tables import table
 from muster.contracts.token import SECONDS_LIMIT, Scope
 
@@ -38,8 +38,8 @@ def create(
     asked: dict[str, Any] = {"name": name, "scope": scope.value}
     if expires_in is not None:
         asked["expires_in_seconds"] = _seconds(expires_in)
-    with connected() as server:
-        made = server.post("/tokens", asked)
+    with connected() as client:
+        made = client.connection.ask("POST", "/tokens", body=asked).read_as(dict[str, Any])
     typer.echo(made["token"])
     until = f"until {_moment(made['expires_at'])} (UTC)" if made["expires_at"] else "for ever"
     typer.echo(
@@ -52,8 +52,8 @@ def create(
 @app.command("ls")
 def show() -> None:
     """Show every token there ever was, and when it was last used."""
-    with connected() as server:
-        found = server.get("/tokens")
+    with connected() as client:
+        found = client.connection.get("/tokens")
     for line in table(_HEADER, map(_row, found["tokens"])):
         typer.echo(line)
 
@@ -61,8 +61,8 @@ def show() -> None:
 @app.command()
 def revoke(name: Name) -> None:
     """End a token for good, at once."""
-    with connected() as server:
-        server.delete(f"/tokens/{quote(name, safe='')}")
+    with connected() as client:
+        client.connection.ask("DELETE", f"/tokens/{quote(name, safe='')}")
     typer.echo(f"{name} opens nothing any more")
 
 

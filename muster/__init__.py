@@ -8,16 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster.client.client import Client as Client
     from muster.run import Run as Run
     from muster.run import join as join
 
-__all__ = ["Run", "join"]
+__all__ = ["Client", "Run", "join"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
-    return getattr(import_module("muster.run"), name)
+    home = "muster.client.client" if name == "Client" else "muster.run"
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ MusterError
 ├── InvalidProgram         muster/program.py
 ├── ProgramRaised          muster/program.py
 ├── Differs                muster/synchronous/taking_up.py
+├── ClientError …          muster/client/errors.py
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered
 ├── Exposed                api/exposure.py
@@ -21,8 +22,7 @@ MusterError
 ├── DemoFailed             cli/demo.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py
-├── ServerUnreachable      cli/server.py
-└── ServerRefused          cli/server.py
+└── InvalidJobFile         cli/job_file.py
 
 Every message is a sentence that says what happened, where, and what to do next.
 """

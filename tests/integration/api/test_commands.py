@@ -12,6 +12,7 @@ from store_samples import NOON, commit, epoch, incarnation, member, worker
 from typer.testing import CliRunner, Result
 
 from cli.__main__ import app
+from cli.exit_codes import ExitCode
 from cli.pool import UNJUDGED
 from muster.contracts.job import JobId, JobStatus
 from muster.ports import free_port
@@ -160,14 +161,14 @@ def typed(port: int, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_refusal_is_a_sentence_and_exit_code_1(service: Service, job: str) -> None:
-    for words, sentence in [
-        (("scale", job, "3"), "it keeps its world size of 2"),
-        (("workers", "no/body"), "Nothing is served at this path"),
-        (("audit", "nobody"), "There is no such job"),
+def test_a_refusal_is_a_sentence_and_its_exit_code(service: Service, job: str) -> None:
+    for words, sentence, code in [
+        (("scale", job, "3"), "it keeps its world size of 2", ExitCode.CONFLICT),
+        (("workers", "no/body"), "there is no job 'no/body'", ExitCode.NOT_FOUND),
+        (("audit", f"{job}x"), f"did you mean '{job}'?", ExitCode.NOT_FOUND),
     ]:
         ended = typed(service.port, *words)
-        assert (ended.returncode, ended.stdout) == (1, "")
+        assert (ended.returncode, ended.stdout) == (code, "")
         assert ended.stderr.startswith("muster: ")
         assert sentence in ended.stderr
         assert ended.stderr.count("\n") == 1
@@ -175,5 +176,5 @@ def test_a_refusal_is_a_sentence_and_exit_code_1(service: Service, job: str) -> 
 
 def test_where_nothing_listens_the_next_command_is_said() -> None:
     ended = typed(free_port(), "pause", "a")
-    assert ended.returncode == 1
+    assert ended.returncode == ExitCode.UNREACHABLE
     assert ended.stderr.endswith("set MUSTER_PORT to what `muster up` printed, or start it\n")

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 import typer
 
 from cli import pool
 from cli.pool import SUSPECT_AGENTS, audit, counted, verdict_of, workers
+from muster import Client
 
 WHOLE = {"epoch": 0, "exactly_once": True}
 PART = {"epoch": 0, "exactly_once": None}
@@ -79,20 +81,35 @@ def test_one_rank_is_one() -> None:
     assert [counted(ranks) for ranks in (1, 2)] == ["1 rank", "2 ranks"]
 
 
-class Answers:
-    """A server that says what it is told to, by path."""
-
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self._found = found
-
-    def get(self, path: str) -> Mapping[str, Any]:
-        return self._found[path]
+JOB = {
+    "job_id": "a",
+    "job_uid": "u",
+    "name": None,
+    "status": "COMPLETED",
+    "reason": None,
+    "message": None,
+    "world_size": 2,
+    "created_at": "2026-01-01T12:00:00Z",
+    "started_at": None,
+    "finished_at": None,
+    "exit_code": 0,
+    "is_terminal": True,
+    "stop_requested": False,
+    "pause_requested": False,
+    "spec": {"mode": "synchronous"},
+}
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, found: Mapping[str, Any]) -> None:
+    """Let the commands talk to a server that says what it is told to, by path."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"/jobs/a": JOB, **found}[request.url.path])
+
     @contextmanager
-    def connected() -> Iterator[Answers]:
-        yield Answers(found)
+    def connected() -> Iterator[Client]:
+        with Client("http://api", transport=httpx.MockTransport(answer)) as client:
+            yield client
 
     monkeypatch.setattr(pool, "connected", connected)
 
@@ -121,11 +138,10 @@ def test_an_agent_that_does_not_do_its_part_is_told_of(
 def test_an_audit_of_an_older_server_is_shown_without_what_it_omits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = {"job_id": "a", "status": "COMPLETED", "spec": {"mode": "synchronous"}}
     read = {"samples": 8, "expected_samples": 8, "hash": "1f", "expected_hash": "1f"}
     saved = {"step": 4, "epoch": 0, "generation": 1, "digest": "2e", "saved_at": "2026-01-01T12:00"}
     found = {"exactly_once": True, "epochs": [{**WHOLE, **read}], "checkpoints": [saved]}
-    serve(monkeypatch, {"/jobs/a": job, "/jobs/a/audit?limit=10": found})
+    serve(monkeypatch, {"/jobs/a/audit": found})
     with pytest.raises(typer.Exit):
         audit("a")
     assert "not shown" not in capsys.readouterr().out

@@ -1,0 +1,34 @@
+"""Watching a job to its end, and going away before it."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from cli.exit_codes import ExitCode, code_of_end
+
+if TYPE_CHECKING:
+    from muster.client import Job
+
+
+def see_to_the_end(
+    job: "Job", until: str = "terminal", timeout_seconds: float | None = None
+) -> ExitCode:
+    """Wait, show how far the job is, and return what a command is to exit with.
+
+    Ctrl-C goes away and leaves the job as it is. Raises `ClientError`.
+    """
+    try:
+        job.wait(until, timeout_seconds, progress=True)
+    except KeyboardInterrupt:
+        end = "\n" if sys.stderr.isatty() else ""
+        typer.echo(f"{end}detached: {job.id} goes on", err=True)
+        typer.echo(f"come back:  muster wait {job.id}", err=True)
+        typer.echo(f"its lines:  muster logs -f {job.id}", err=True)
+        typer.echo(f"its end:    muster stop {job.id}", err=True)
+        return ExitCode.OK
+    if not job.is_terminal:
+        return ExitCode.OK
+    said = f": {job.view.message}" if job.view.message else ""
+    typer.echo(f"{job.id} is {job.status}{said}", err=True)
+    return code_of_end(job.status)

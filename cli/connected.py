@@ -1,0 +1,40 @@
+"""A command's connection to the API, and how a person names a job.
+
+What talks HTTP is imported when a command runs, so that ``--help`` answers at once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import quote
+
+import typer
+
+if TYPE_CHECKING:
+    from muster import Client
+
+PERSON_SECONDS: Final = 2.0
+"""How long a command asks again while nobody answers: `up` starts the API again within so long,
+and a person who has forgotten `up` does not wait for more."""
+
+ATTACHED_SECONDS: Final = 60.0
+"""Who watches a job has seen the API: it may be replaced meanwhile."""
+
+WHICH: Final = "Its id, the beginning of it, its name, or @latest."
+
+Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB")]
+Jobs = Annotated[list[str], typer.Argument(help=WHICH, metavar="JOB...")]
+
+
+@contextmanager
+def connected(retry_seconds: float = PERSON_SECONDS) -> Iterator["Client"]:
+    """Talk to the API for a while."""
+    from muster import Client  # noqa: PLC0415  brings in httpx
+
+    with Client(retry_seconds=retry_seconds) as client:
+        yield client
+
+
+def path_of(job_id: str, *rest: str) -> str:
+    """Return the path of a job, or of something below it."""
+    return "/".join(["/jobs", quote(job_id, safe=""), *rest])

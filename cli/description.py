@@ -1,0 +1,62 @@
+"""A job as a person describes it: by a file, by what was typed, or both.
+
+What is typed goes before the file. Relative paths are those of whoever types, so they are made
+absolute before the server, which may run elsewhere, reads them.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from muster.client.errors import FieldError
+
+if TYPE_CHECKING:
+    from cli.job_file import JobFile
+
+PATHS: Final = ("dataset_dir", "checkpoint_dir", "working_dir")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """Everything that was said of a job."""
+
+    file: "JobFile | None"
+    typed: Mapping[str, Any]
+    """Fields by name."""
+    env: Mapping[str, str]
+    """What was typed of the environment: added to the file's."""
+
+    def body(self, here: Path) -> dict[str, Any]:
+        """Return what the server is asked for by somebody in the directory `here`.
+
+        A command or program is run there, too, unless a field says where.
+        """
+        body = {**(self.file.fields if self.file else {}), **self.typed}
+        if self.env:
+            body["env"] = {**(body.get("env") or {}), **self.env}
+        if body.get("working_dir") is None and (body.get("command") or body.get("program")):
+            body["working_dir"] = str(here)
+        for field in PATHS:
+            if isinstance(body.get(field), str):
+                body[field] = _absolute(body[field], here)
+        return body
+
+    def sentences(self, errors: Sequence[FieldError]) -> Iterator[str]:
+        """Yield a line for each field that is wrong, with its place if the file has it."""
+        for error in errors:
+            # The first part says that it is of the body.
+            place = error.loc[1:]
+            where = ".".join(str(part) for part in place) or str(error.loc[0])
+            hint = f" ({error.hint})" if error.hint else ""
+            yield f"{self._at(place)}: {where}: {error.msg}{hint}"
+
+    def _at(self, place: Sequence[str | int]) -> str:
+        is_of_file = place and self.file and place[0] in self.file.fields.keys() - self.typed.keys()
+        return self.file.place(tuple(place)) if self.file and is_of_file else "muster"
+
+
+def _absolute(path: str, here: Path) -> str:
+    # As a shell does: a way through ".." is taken without asking what is a link.
+    return os.path.abspath(here / os.path.expanduser(path))  # noqa: PTH100, PTH111

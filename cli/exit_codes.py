@@ -1,0 +1,74 @@
+"""What a command's exit code says. A script may rely on it.
+
+==== ==========================================================
+0    done; of `wait` and an attached `submit`: the job completed
+1    the job failed, or what was asked for did not come about
+2    the command or the job was described wrongly
+3    nobody answers at the API's address, or it is not Muster
+4    no token, a wrong one, or one that may not do this
+5    there is no such job
+6    the job's present state forbids it
+7    the time to wait is over, and the job goes on
+8    the job was stopped
+130  Ctrl-C
+==== ==========================================================
+
+`muster audit` has its own three: 0 exactly once, 1 not, 2 not known.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+from muster.client.errors import (
+    Ambiguous,
+    Conflict,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    NotMuster,
+    Unreachable,
+    WaitTimedOut,
+)
+from muster.contracts.errors import MusterError
+from muster.contracts.job import JobStatus
+
+
+class ExitCode(IntEnum):
+    """Each is explained above."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_ALLOWED = 4
+    NOT_FOUND = 5
+    CONFLICT = 6
+    TIMED_OUT = 7
+    STOPPED = 8
+    INTERRUPTED = 130
+
+
+_OF_ERRORS: Final = (
+    ((Invalid, Ambiguous), ExitCode.USAGE),
+    ((Unreachable, NotMuster), ExitCode.UNREACHABLE),
+    (NotAllowed, ExitCode.NOT_ALLOWED),
+    (NotFound, ExitCode.NOT_FOUND),
+    (Conflict, ExitCode.CONFLICT),
+    (WaitTimedOut, ExitCode.TIMED_OUT),
+)
+
+_OF_ENDS: Final = {
+    JobStatus.COMPLETED: ExitCode.OK,
+    JobStatus.FAILED: ExitCode.FAILED,
+    JobStatus.STOPPED: ExitCode.STOPPED,
+}
+
+
+def code_of_error(error: MusterError) -> ExitCode:
+    """Return the exit code of a command that an error ended."""
+    return next((code for kinds, code in _OF_ERRORS if isinstance(error, kinds)), ExitCode.FAILED)
+
+
+def code_of_end(status: str) -> ExitCode:
+    """Return the exit code of a command that has seen a job to its end."""
+    return _OF_ENDS[JobStatus(status)]

@@ -1,0 +1,93 @@
+"""A job as a YAML file (JSON is YAML), with the place of every field, so that errors can say it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import yaml
+
+from muster.contracts.errors import MusterError
+
+Place: TypeAlias = tuple[str | int, ...]
+"""A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+
+
+class InvalidJobFile(MusterError):
+    """It is no file, or no YAML, or describes something else than a job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """What it says, and where."""
+
+    name: str
+    fields: Mapping[str, Any]
+    marks: Mapping[Place, str]
+    """Line and column, from 1, of each field and of what is in it."""
+
+    @classmethod
+    def read(cls, path: Path) -> "JobFile":
+        """Return the job of a file; raises `InvalidJobFile`."""
+        name = str(path)
+        if path.suffix not in SUFFIXES:
+            raise InvalidJobFile(
+                f"{name} is no {' or '.join(SUFFIXES)}: for a script say muster submit -- python "
+                f"{name}"
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InvalidJobFile(f"{name} cannot be read: {error}") from error
+        fields, marks = _parsed(name, text)
+        if not isinstance(fields, dict):
+            raise InvalidJobFile(f"{name}:1:1: write fields of a job, such as world_size: 4")
+        return cls(name=name, fields=fields, marks=marks)
+
+    def place(self, place: Place) -> str:
+        """Return ``job.yaml:4:3`` of the nearest thing that has a line."""
+        while place and place not in self.marks:
+            place = place[:-1]
+        return f"{self.name}:{self.marks.get(place, '1:1')}"
+
+
+def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, str]]:
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+        marks = dict(_marks(root, ())) if root else {}
+        return yaml.safe_load(text), marks
+    except yaml.MarkedYAMLError as error:
+        at = f":{_mark(error.problem_mark)}" if error.problem_mark else ""
+        raise InvalidJobFile(f"{name}{at}: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidJobFile(f"{name} is no YAML: {error}") from error
+
+
+def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, str]]:
+    if isinstance(node, yaml.MappingNode):
+        seen = set[str]()
+        for key, value in node.value:
+            _refuse_twice(key, seen)
+            yield (*place, key.value), _mark(key.start_mark)
+            yield from _marks(value, (*place, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*place, index), _mark(item.start_mark)
+            yield from _marks(item, (*place, index))
+
+
+def _refuse_twice(key: yaml.Node, seen: set[str]) -> None:
+    """Raise for a key that is none, or that YAML would silently let the later one win of."""
+    if not isinstance(key, yaml.ScalarNode):
+        raise yaml.MarkedYAMLError(problem="is no name of a field", problem_mark=key.start_mark)
+    if key.value in seen:
+        raise yaml.MarkedYAMLError(
+            problem=f"{key.value} is given twice", problem_mark=key.start_mark
+        )
+    seen.add(key.value)
+
+
+def _mark(mark: yaml.Mark) -> str:
+    return f"{mark.line + 1}:{mark.column + 1}"

@@ -1,0 +1,135 @@
+"""``muster submit``: a job from a file, from flags, or from a command after ``--``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+from cli.attached import see_to_the_end
+from cli.connected import ATTACHED_SECONDS, connected, path_of
+from cli.description import Description
+from cli.exit_codes import ExitCode
+from cli.output import Output, OutputOption, show
+from muster.client.errors import Invalid
+
+if TYPE_CHECKING:
+    from cli.job_file import JobFile
+
+COMMAND: Final = "cli.submit.command"
+
+
+class WithCommand(TyperCommand):
+    """A command line of which all after ``--`` is another one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  Typer's own click
+        if "--" in args:
+            dashes = args.index("--")
+            ctx.meta[COMMAND] = args[dashes + 1 :]
+            args = args[:dashes]
+        return super().parse_args(ctx, args)
+
+
+File = Annotated[
+    Path | None, typer.Argument(metavar="[FILE] [-- COMMAND...]", help="A job in YAML or JSON.")
+]
+Id = Annotated[str | None, typer.Option("--id", help="Its id. Default: the server makes one.")]
+Name = Annotated[str | None, typer.Option("--name", help="A name, for people.")]
+Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Its world_size.")]
+Program = Annotated[
+    str | None, typer.Option("--program", help="What to train together: file.py:Name.")
+]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="For every rank.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field of POST /jobs, as in YAML."),
+]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not watch it.")]
+
+
+def submit(  # noqa: PLR0913  each option of a command is a parameter
+    context: typer.Context,
+    file: File = None,
+    *,
+    job_id: Id = None,
+    name: Name = None,
+    ranks: Ranks = None,
+    program: Program = None,
+    env: Env = None,
+    fields: Set = None,
+    detach: Detach = False,
+    output: OutputOption = Output.NAME,
+) -> None:
+    """Submit a job, and watch it to its end: Ctrl-C goes away and leaves it running.
+
+    For example: muster submit job.yaml, or muster submit -n 4 -- python train.py
+
+    The job's id goes to standard output, progress to standard error. Exit code
+    0 if it completed, 1 if it failed, 8 if it was stopped.
+    """
+    flags = {
+        "job_id": job_id,
+        "name": name,
+        "world_size": ranks,
+        "program": program,
+        "command": context.meta.get(COMMAND),
+    }
+    typed = {field: value for field, value in flags.items() if value is not None}
+    described = Description(
+        file=_read(file),
+        typed={**typed, **_values(fields or [])},
+        env=_pairs("--env", env or []),
+    )
+    try:
+        with connected() as client:
+            job = client.submit(described.body(Path.cwd()))
+            said = client.connection.get(path_of(job.id))
+    except Invalid as error:
+        _refuse([*described.sentences(error.errors)] or [str(error)])
+    show(output, said, [f"{job.id} is {job.status}"], [job.id])
+    if detach:
+        typer.echo(f"its lines: muster logs -f {job.id}", err=True)
+        return
+    with connected(ATTACHED_SECONDS) as client:
+        raise typer.Exit(see_to_the_end(client.job(job.id)))
+
+
+def _read(file: Path | None) -> "JobFile | None":
+    if file is None:
+        return None
+    from cli.job_file import InvalidJobFile, JobFile  # noqa: PLC0415  brings in yaml
+
+    try:
+        return JobFile.read(file)
+    except InvalidJobFile as error:
+        _refuse([str(error)])
+
+
+def _refuse(lines: Sequence[str]) -> NoReturn:
+    """Say what is wrong; an editor finds the place in a line that begins with it."""
+    for line in lines:
+        typer.echo(line, err=True)
+    raise typer.Exit(ExitCode.USAGE) from None
+
+
+def _values(words: Sequence[str]) -> dict[str, Any]:
+    """Return what ``--set`` says, each value as YAML reads it."""
+    import yaml  # noqa: PLC0415  only where it is asked for
+
+    try:
+        return {field: yaml.safe_load(text) for field, text in _pairs("--set", words).items()}
+    except (yaml.YAMLError, ValueError) as error:
+        raise typer.BadParameter(f"--set: {error}") from None
+
+
+def _pairs(option: str, words: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{option} {word}: write NAME=VALUE")
+        found[name] = text
+    return found

@@ -1,0 +1,121 @@
+"""The API's verbs. What it cannot do is an error whose message is a sentence."""
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+from muster.client.connection import RETRY_SECONDS, TIMEOUT_SECONDS, Connection
+from muster.client.finding import find, pages
+from muster.client.job import ENDING_SECONDS, Job
+from muster.client.views import JobView, Purged
+from muster.contracts.environ import api_url
+
+PAGE: Final = 1000
+"""Most jobs of one answer."""
+
+
+class Client:
+    """One API. It can be closed, and is by ``with``.
+
+    Questions, and submissions, are asked again for `retry_seconds` while nobody answers; anything
+    else is done at most once. Every method raises `ClientError`, or what stands below it.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Without `url`, MUSTER_URL holds, else MUSTER_PORT of this machine (`InvalidEnvironment`).
+
+        Without `token`, MUSTER_TOKEN; on the API's own machine the same user needs none. The last
+        three are for tests.
+        """
+        self.url = api_url(os.environ if url is None else {"MUSTER_URL": url})
+        self.connection = Connection(
+            self.url,
+            token or os.environ.get("MUSTER_TOKEN"),
+            timeout_seconds=timeout_seconds,
+            retry_seconds=retry_seconds,
+            monotonic=monotonic,
+            sleep=sleep,
+            transport=transport,
+        )
+        """For what has no verb here: any path of the API."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.connection.close()
+
+    def submit(self, spec: Mapping[str, Any] | None = None, /, **fields: Any) -> Job:  # noqa: ANN401  as JSON
+        """Submit a job: the fields of ``POST /jobs``, as a mapping, by name, or both.
+
+        It is durable when this returns, and exists once however often the request was repeated.
+        Relative paths are the server's: say `os.path.abspath` where you mean your own.
+        """
+        body = {**(spec or {}), **fields}
+        answer = self.connection.ask("POST", "/jobs", body=body, key=uuid.uuid4().hex)
+        return Job(self.connection, answer.read_as(JobView))
+
+    def jobs(
+        self, status: str | Sequence[str] | None = None, limit: int | None = None
+    ) -> Iterator[Job]:
+        """Yield jobs, newest first: those with `status` or one of several, at most `limit`."""
+        statuses = [status] if isinstance(status, str) else list(status or [])
+        most = PAGE if limit is None else max(1, min(PAGE, limit))
+        for view in islice(pages(self.connection, {"status": statuses, "limit": most}), limit):
+            yield Job(self.connection, view)
+
+    def job(self, word: str) -> Job:
+        """Return the job of an id, a unique prefix of one, a name, or ``@latest``.
+
+        Raises `NotFound` or `Ambiguous`.
+        """
+        return Job(self.connection, find(self.connection, word))
+
+    def purge(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        older_than_hours: float | None = None,
+        delete_logs: bool = True,
+        stop_running: bool = False,
+        force: bool = False,
+    ) -> Purged:
+        """Delete every job that matches; without a filter all do.
+
+        What runs is skipped unless `stop_running` or `force` ends it; `force` deletes checkpoints,
+        too.
+        """
+        query: dict[str, Any] = {
+            "statuses": [status] if isinstance(status, str) else list(status or []),
+            "delete_logs": delete_logs,
+            "stop_running": stop_running,
+            "force": force,
+        }
+        if older_than_hours is not None:
+            query["older_than_hours"] = older_than_hours
+        answer = self.connection.ask(
+            "POST", "/jobs/purge", query=query, read_seconds=ENDING_SECONDS
+        )
+        return answer.read_as(Purged)

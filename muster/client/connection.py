@@ -1,0 +1,205 @@
+"""One API over HTTP: a question is asked again while nobody answers, an order is given once.
+
+An order may have been carried out though its answer was lost. With an idempotency key it can be
+repeated all the same: the server then answers as the first time.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+
+import httpx
+import msgspec
+
+from muster.client.errors import Busy, ClientError, NotMuster, Problem, Unreachable, refusal
+
+TIMEOUT_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 10.0
+"""An API that was killed is usually there again within two, as `muster up` sees to it."""
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 1.0
+
+SILENCE_SECONDS: Final = 45.0
+"""Three of the pings that a stream carries when it has nothing else to say."""
+
+Query: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A good one."""
+
+    url: str
+    status: int
+    body: bytes
+    next_page: str | None
+    """The path of the page after this one."""
+    total: int | None
+    """How many there are on all pages, where the server counts them."""
+
+    def read_as(self, kind: type[Value]) -> Value:
+        """Return the body as a value; raises `NotMuster` if it is no such thing."""
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except msgspec.MsgspecError as error:
+            raise NotMuster(self.url, self.status) from error
+
+
+class Connection:
+    """One API, with connections kept open until `close`."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`retry_seconds` is how long one goes on asking; `transport` is httpx's own seam."""
+        self.url = url
+        self.monotonic = monotonic
+        self.sleep = sleep
+        self._retry_seconds = retry_seconds
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {_sendable(token)}"} if token else {},
+            timeout=timeout_seconds,
+            transport=transport,
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: object = None,
+        key: str | None = None,
+        read_seconds: float | None = None,
+    ) -> Answer:
+        """Return the answer; raises `Unreachable`, `NotMuster` or what `Refused` has below it.
+
+        `key` is an idempotency key, with which an order is repeated as if it were a question;
+        `read_seconds` is how long the answer may take, where it takes longer than others.
+        """
+        is_repeatable = method == "GET" or key is not None
+        until = self.monotonic() + self._retry_seconds
+        request = self._request(method, path, query, body, key)
+        if read_seconds is not None:
+            request.extensions["timeout"]["read"] = read_seconds
+        for pause in pauses():
+            try:
+                return self._answer(request)
+            except (Unreachable, Busy) as error:
+                wait_seconds = max(pause, _retry_after(error))
+                if not is_repeatable or self.monotonic() + wait_seconds > until:
+                    raise
+            self.sleep(wait_seconds)
+        raise AssertionError  # there is always another pause
+
+    def get(self, path: str, query: Query | None = None) -> Any:  # noqa: ANN401  whatever JSON the API answers
+        """Return what the API answers to a question, as plain values."""
+        return self.ask("GET", path, query=query).read_as(object)
+
+    @contextmanager
+    def stream(
+        self, path: str, query: Query, headers: Mapping[str, str]
+    ) -> Iterator[httpx.Response]:
+        """Open a stream of events; what breaks it off, at any time, is `Unreachable`."""
+        timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_SECONDS)
+        try:
+            with self._http.stream(
+                "GET", path, params=query, headers=headers, timeout=timeout
+            ) as response:
+                if response.is_error:
+                    response.read()
+                    raise _refusal(self.url, response)
+                yield response
+        except httpx.TransportError as error:
+            raise Unreachable(self.url) from error
+
+    def _request(
+        self, method: str, path: str, query: Query | None, body: object, key: str | None
+    ) -> httpx.Request:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = _encoded(body)
+        # Without a query of its own a path may bring one, as the link to the next page does.
+        return self._http.build_request(
+            method, path, params=query or None, headers=headers, content=content
+        )
+
+    def _answer(self, request: httpx.Request) -> Answer:
+        try:
+            response = self._http.send(request)
+        except httpx.TransportError as error:
+            raise Unreachable(self.url) from error
+        if not response.is_success:
+            raise _refusal(self.url, response)
+        total = response.headers.get("X-Total-Count", "")
+        return Answer(
+            url=self.url,
+            status=response.status_code,
+            body=response.content,
+            next_page=_path_of(response.links.get("next", {}).get("url")),
+            total=int(total) if total.isdecimal() else None,
+        )
+
+
+def pauses() -> Iterator[float]:
+    """Yield how long to wait before each next attempt, for ever: longer and longer, with jitter."""
+    longest = FIRST_PAUSE_SECONDS
+    while True:
+        # Clients that lost the same server do not come back together.
+        yield longest * random.uniform(0.75, 1.0)  # noqa: S311  jitter, no secret
+        longest = min(LONGEST_PAUSE_SECONDS, 2 * longest)
+
+
+def _sendable(token: str) -> str:
+    """Return a token as a header takes it; a file that it was read from ends with a line feed."""
+    stripped = token.strip()
+    if not (stripped.isascii() and stripped.isprintable()):
+        raise ClientError("the token holds what no token does: copy it again, all of it")
+    return stripped
+
+
+def _encoded(body: object) -> bytes:
+    try:
+        return msgspec.json.encode(body, enc_hook=os.fspath)
+    except UnicodeEncodeError as error:
+        raise ClientError("a text of this request is no UTF-8, and JSON takes no other") from error
+
+
+def _path_of(link: str | None) -> str | None:
+    """Return where a link leads on this API: a token goes nowhere else."""
+    return None if link is None else httpx.URL(link).raw_path.decode()
+
+
+def _refusal(url: str, response: httpx.Response) -> Exception:
+    try:
+        problem = msgspec.json.decode(response.content, type=Problem)
+    except msgspec.MsgspecError:
+        return NotMuster(url, response.status_code)
+    after = response.headers.get("Retry-After", "")
+    return refusal(problem, float(after) if after.isdecimal() else None)
+
+
+def _retry_after(error: Unreachable | Busy) -> float:
+    return (isinstance(error, Busy) and error.retry_after_seconds) or 0.0

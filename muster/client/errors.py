@@ -1,0 +1,155 @@
+"""What can go wrong between a client and the API.
+
+ClientError
+├── Unreachable        nobody answers
+├── NotMuster          somebody answers, and it is not our API
+├── Refused            the API answered with a problem document; the message is its own sentence
+│   ├── Invalid        422  one or more fields cannot be accepted: `errors` says which
+│   ├── NotAllowed     401, 403  no token, a wrong one, or one that may not do this
+│   ├── NotFound       404  no job has this id
+│   ├── Conflict       409, 412  the job's present state forbids it
+│   └── Busy           429, 503  not now: `retry_after_seconds` says when to ask again
+├── Ambiguous          a word means several jobs
+└── WaitTimedOut       the job is not that far yet
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from muster.contracts.errors import MusterError
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """One thing that is wrong with a request."""
+
+    loc: tuple[str | int, ...]
+    """Where: ``("body", "world_size")`` or ``("query", "limit")``."""
+    msg: str
+    type: str
+    hint: str | None = None
+    """What was probably meant."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A problem document (RFC 9457)."""
+
+    status: int
+    detail: str
+    type: str = "about:blank"
+    title: str = ""
+    instance: str = ""
+    request_id: str = ""
+    errors: tuple[FieldError, ...] = ()
+
+
+class ClientError(MusterError):
+    """A request had no good answer."""
+
+
+class Unreachable(ClientError):
+    """Nobody answers."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"nobody answers at {url}: if `muster up` runs, it starts the API again within "
+            "seconds, so try again; is it on another port? set MUSTER_PORT to what `muster up` "
+            "printed, or start it"
+        )
+
+
+class NotMuster(ClientError):
+    """Whoever answers speaks of something else."""
+
+    def __init__(self, url: str, status: int) -> None:
+        super().__init__(
+            f"what answers at {url} is not Muster (HTTP {status}): set MUSTER_URL to where it is"
+        )
+
+
+class Refused(ClientError):
+    """The API answered with a problem; raised itself for a status without a class of its own."""
+
+    def __init__(self, problem: Problem, retry_after_seconds: float | None = None) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.problem.status
+
+    @property
+    def type(self) -> str:
+        """The kind, for machines: ``/problems/job-not-found``."""
+        return self.problem.type
+
+    @property
+    def detail(self) -> str:
+        return self.problem.detail
+
+    @property
+    def errors(self) -> Sequence[FieldError]:
+        """The fields that are wrong."""
+        return self.problem.errors
+
+    @property
+    def request_id(self) -> str:
+        """What the server's log calls the request."""
+        return self.problem.request_id
+
+
+class Invalid(Refused):
+    """Fields of the request cannot be accepted."""
+
+
+class NotAllowed(Refused):
+    """The door is shut for this token, or for nobody's."""
+
+
+class NotFound(Refused):
+    """There is no such job, or nothing of the kind below it."""
+
+
+class Conflict(Refused):
+    """The job's present state forbids it; the sentence names the way on."""
+
+
+class Busy(Refused):
+    """Not now; nothing was changed."""
+
+
+_BY_STATUS: Final[Mapping[int, type[Refused]]] = {
+    401: NotAllowed,
+    403: NotAllowed,
+    404: NotFound,
+    409: Conflict,
+    412: Conflict,
+    422: Invalid,
+    429: Busy,
+    503: Busy,
+}
+
+
+def refusal(problem: Problem, retry_after_seconds: float | None = None) -> Refused:
+    """Return the error that a problem document is."""
+    kind = _BY_STATUS.get(problem.status, Refused)
+    return kind(problem, retry_after_seconds)
+
+
+class Ambiguous(ClientError):
+    """More than one job is meant."""
+
+    def __init__(self, word: str, job_ids: Sequence[str]) -> None:
+        super().__init__(f"{word!r} could be any of {', '.join(job_ids)}: say which")
+        self.job_ids = tuple(job_ids)
+
+
+class WaitTimedOut(ClientError):
+    """The time is over, and the job goes on."""
+
+    def __init__(self, job_id: str, status: str, seconds: float) -> None:
+        super().__init__(f"{job_id} is {status} after {seconds:g} s of waiting: it goes on")
+        self.job_id = job_id

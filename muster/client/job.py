@@ -1,0 +1,187 @@
+"""One job, as a script holds it."""
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import Final, Self
+from urllib.parse import quote
+
+from muster.client.connection import Answer, Connection, pauses
+from muster.client.errors import WaitTimedOut
+from muster.client.following import follow
+from muster.client.progress import Progress
+from muster.client.views import (
+    AuditView,
+    Deleted,
+    EventList,
+    EventView,
+    IncarnationList,
+    IncarnationView,
+    JobView,
+    LogLineView,
+    LogTail,
+    MemberList,
+    SummaryView,
+)
+from muster.contracts.job import JobStatus
+
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at progress: so often a person wants to see a number move."""
+
+ENDING_SECONDS: Final = 3600.0
+"""How long an answer may take that comes when jobs have ended: their grace is their own."""
+
+
+class Job:
+    """A job and what can be asked of it. `view` is what it was when last looked at.
+
+    Every method raises `ClientError`, or what stands below it.
+    """
+
+    def __init__(self, connection: Connection, view: JobView) -> None:
+        self._connection = connection
+        self.view = view
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}: {self.status}>"
+
+    @property
+    def id(self) -> str:
+        return self.view.job_id
+
+    @property
+    def status(self) -> str:
+        return self.view.status
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it is over."""
+        return self.view.is_terminal
+
+    # Looking
+
+    def refresh(self) -> Self:
+        """Look again."""
+        return self._see(self._connection.ask("GET", self._path()))
+
+    def summary(self) -> SummaryView:
+        """Return how far it has come, with every rank."""
+        return self._get("summary").read_as(SummaryView)
+
+    def workers(self) -> MemberList:
+        """Return who is and was in its pool."""
+        return self._get("workers").read_as(MemberList)
+
+    def audit(self, last: int = 1000) -> AuditView:
+        """Return what it has proved of its reading, with the last epochs and checkpoints."""
+        return self._get("audit", limit=last).read_as(AuditView)
+
+    def events(self, limit: int = 1000) -> list[EventView]:
+        """Return what happened to it, oldest first."""
+        return self._get("events", limit=limit).read_as(EventList).events
+
+    def incarnations(self) -> Iterator[IncarnationView]:
+        """Yield every process of its ranks, the newest first, page by page."""
+        page: str | None = self._path("incarnations")
+        while page:
+            answer = self._connection.ask("GET", page)
+            yield from answer.read_as(IncarnationList).incarnations
+            page = answer.next_page
+
+    def logs(
+        self, rank: int | None = None, tail: int | None = None, *, follow: bool = False
+    ) -> Iterator[LogLineView]:
+        """Yield lines of one rank or of all.
+
+        Without `follow` the last `tail` ones (None: as many as the server gives unasked). With it
+        the last `tail` complete ones (None: all), and then what is written until the job is over:
+        without gap or repetition, also where the connection breaks off or the server is replaced.
+        """
+        if follow:
+            return self._follow(rank, tail)
+        given = {"rank": rank, "tail": tail}
+        asked = {name: value for name, value in given.items() if value is not None}
+        return iter(self._get("logs", **asked).read_as(LogTail).lines)
+
+    # Waiting
+
+    def wait(
+        self,
+        until: str = "terminal",
+        timeout_seconds: float | None = None,
+        *,
+        progress: bool = False,
+    ) -> Self:
+        """Wait until the job has the status `until` (in any case), or is over.
+
+        With `progress`, standard error shows how far it is. Raises `WaitTimedOut` after
+        `timeout_seconds`; the job goes on then.
+        """
+        if until != "terminal":
+            until = JobStatus(until.upper())
+        shown = Progress(sys.stderr, self._connection.monotonic) if progress else None
+        patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
+        deadline = self._connection.monotonic() + patience_seconds
+        waits = pauses()
+        while not self.refresh().is_terminal and self.status != until:
+            if shown:
+                shown.draw(self.summary())
+            left_seconds = deadline - self._connection.monotonic()
+            if left_seconds <= 0:
+                raise WaitTimedOut(self.id, self.status, patience_seconds)
+            self._connection.sleep(min(left_seconds, LOOK_SECONDS if shown else next(waits)))
+        if shown:
+            shown.close(self.summary())
+        return self
+
+    # Orders
+
+    def scale(self, world_size: int) -> Self:
+        """Ask for another number of ranks, while it trains; of synchronous jobs only."""
+        body = {"world_size": world_size}
+        return self._see(self._connection.ask("PATCH", self._path(), body=body))
+
+    def pause(self) -> Self:
+        """Ask for no further step; the ranks stay. Of synchronous jobs only."""
+        return self._order("pause")
+
+    def resume(self) -> Self:
+        """Let it go on."""
+        return self._order("resume")
+
+    def stop(self, grace_seconds: float | None = None) -> Self:
+        """Ask for a last checkpoint and an end; a job that is over stays as it is.
+
+        `grace_seconds` is from SIGTERM to SIGKILL (None: the job's own).
+        """
+        body = {} if grace_seconds is None else {"grace_seconds": grace_seconds}
+        return self._order("stop", body)
+
+    def delete(
+        self, *, delete_logs: bool = True, stop_first: bool = False, force: bool = False
+    ) -> Deleted:
+        """Delete its rows and logs; it has to be over unless `stop_first` or `force` ends it.
+
+        `force` ends it at once, and deletes its checkpoints, too.
+        """
+        query = {"delete_logs": delete_logs, "stop_first": stop_first, "force": force}
+        answer = self._connection.ask(
+            "DELETE", self._path(), query=query, read_seconds=ENDING_SECONDS
+        )
+        return answer.read_as(Deleted)
+
+    def _follow(self, rank: int | None, tail: int | None) -> Iterator[LogLineView]:
+        return follow(self._connection, self._path("logs", "stream"), rank, tail)
+
+    def _get(self, what: str, **query: int) -> Answer:
+        return self._connection.ask("GET", self._path(what), query=query)
+
+    def _order(self, verb: str, body: object = None) -> Self:
+        return self._see(self._connection.ask("POST", self._path(verb), body=body))
+
+    def _see(self, answer: Answer) -> Self:
+        self.view = answer.read_as(JobView)
+        return self
+
+    def _path(self, *rest: str) -> str:
+        return "/".join(["/jobs", quote(self.id, safe=""), *rest])

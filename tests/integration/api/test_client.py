@@ -1,0 +1,183 @@
+"""The Python client against a real service: what it says, what it holds, and what it survives."""
+
+import signal
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from itertools import islice
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
+
+import httpx
+import msgspec
+import pytest
+from integration.api.service import Agent, Service, StandIn
+from store_samples import commit, epoch, incarnation, member, worker
+
+from muster import Client
+from muster.client import Ambiguous, Conflict, Invalid, NotFound, WaitTimedOut, views
+from muster.contracts.job import JobStatus
+
+VIEWS = {
+    name: kind
+    for name, kind in vars(views).items()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+}
+
+JSON_TYPES = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    datetime: "string",
+    list: "array",
+    dict: "object",
+    NoneType: "null",
+}
+
+
+@pytest.fixture
+def muster(service: Service) -> Iterator[Client]:
+    with Client(service.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def schemas(client: httpx.Client) -> Mapping[str, Any]:
+    schemas: Mapping[str, Any] = client.get("/openapi.json").json()["components"]["schemas"]
+    return schemas
+
+
+def types_said(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that a schema allows; of an object the schema's own name."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return {name if name in VIEWS else schemas[name]["type"]}
+    if "anyOf" in schema:
+        return {said for one in schema["anyOf"] for said in types_said(one, schemas)}
+    return {schema["type"]}
+
+
+def types_held(annotation: Any) -> set[str]:  # noqa: ANN401  a type of any kind
+    if isinstance(annotation, UnionType):
+        return {held for one in get_args(annotation) for held in types_held(one)}
+    kind = get_origin(annotation) or annotation
+    return {JSON_TYPES.get(kind, kind.__name__)}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_holds_what_the_document_of_the_api_says(
+    schemas: Mapping[str, Any], name: str
+) -> None:
+    said = schemas[name]["properties"]
+    held = {field.name: field.type for field in msgspec.structs.fields(VIEWS[name])}
+    assert held.keys() == said.keys()
+    for field, kind in held.items():
+        assert types_held(kind) == types_said(said[field], schemas), field
+
+
+def test_a_job_is_submitted_looked_at_and_deleted(
+    muster: Client, stand_in: StandIn, name: str
+) -> None:
+    job = muster.submit({"job_id": name}, mode="independent", world_size=2)
+    assert (job.id, job.status, job.view.world_size) == (name, "QUEUED", 2)
+    stand_in.run(name, worker(0, step=7), worker(1))
+    assert job.refresh().status == "RUNNING"
+    assert [one.step for one in job.summary().workers] == [7, worker(1).step]
+    assert [event.message for event in job.events()]
+    with pytest.raises(Conflict, match="stop it first"):
+        job.delete()
+    assert job.stop(grace_seconds=1).view.stop_requested
+    stand_in.end(name)
+    assert job.delete().deleted
+    with pytest.raises(NotFound, match="There is no such job"):
+        job.refresh()
+
+
+def test_what_a_pool_shows_is_typed(muster: Client, stand_in: StandIn, elastic: str) -> None:
+    job = muster.job(elastic)
+    stand_in.write(
+        elastic,
+        members=[member(0)],
+        commits=[commit(5)],
+        epochs=[epoch(0)],
+        incarnations=[incarnation(0, 0), incarnation(0, 1)],
+    )
+    assert [one.worker_id for one in job.workers().workers] == ["0"]
+    assert [one.step for one in job.audit().checkpoints] == [5]
+    assert len(list(job.incarnations())) == 2
+    assert job.scale(6).view.world_size == 6
+    assert job.pause().view.pause_requested
+    assert not job.resume().view.pause_requested
+
+
+def test_a_field_that_cannot_be_is_refused_with_its_place(muster: Client) -> None:
+    with pytest.raises(Invalid, match=r"world_siz: .*did you mean 'world_size'") as caught:
+        muster.submit(world_siz=4)
+    problem = caught.value
+    assert (problem.status, problem.type) == (422, "/problems/invalid-request")
+    assert [error.loc for error in problem.errors] == [("body", "world_siz")]
+    assert problem.request_id
+
+
+def test_a_job_is_found_by_prefix_by_name_and_as_the_latest(muster: Client, name: str) -> None:
+    first = muster.submit(job_id=f"{name[:40]}-a", name=name)
+    second = muster.submit(job_id=f"{name[:40]}-b")
+    assert muster.job(f"{name[:40]}-a").id == first.id
+    assert muster.job(name).id == first.id
+    assert muster.job("@latest").id == second.id
+    with pytest.raises(Ambiguous) as caught:
+        muster.job(name[:40])
+    assert set(caught.value.job_ids) == {first.id, second.id}
+    with pytest.raises(NotFound, match=f"did you mean '{name}'"):
+        muster.job(f"{name}/")
+
+
+def test_pages_are_followed(muster: Client, job: str, stand_in: StandIn, name: str) -> None:
+    for letter in "abc":
+        muster.submit(job_id=f"{name[:40]}-{letter}")
+    with httpx.Client(base_url=muster.url) as plain:
+        every = [one["job_id"] for one in plain.get("/jobs").json()["jobs"]]
+    assert [one.id for one in muster.jobs()] == every
+    assert [one.id for one in muster.jobs(limit=2)] == every[:2]
+    stand_in.run(job)
+    assert job in [one.id for one in muster.jobs(status="RUNNING")]
+    assert job not in [one.id for one in muster.jobs(status=["QUEUED", "FAILED"])]
+
+
+def test_a_wait_ends_with_the_job_or_with_its_time(
+    muster: Client, stand_in: StandIn, job: str
+) -> None:
+    waiting = muster.job(job)
+    with pytest.raises(WaitTimedOut, match=r"is QUEUED after 0\.1 s of waiting: it goes on"):
+        waiting.wait(timeout_seconds=0.1)
+    stand_in.run(job)
+    assert waiting.wait(until="running").status == "RUNNING"
+    stand_in.move(job, JobStatus.COMPLETED)
+    assert waiting.wait(timeout_seconds=60).status == "COMPLETED"
+
+
+def test_the_last_lines_are_typed(muster: Client, agent: Agent, job: str) -> None:
+    agent.write(job, 0, "a\nb\n", at_micros=1_000_000)
+    agent.write(job, 1, "c\n")
+    [line] = muster.job(job).logs(rank=0, tail=1)
+    assert (line.rank, line.line, line.time and line.time.timestamp()) == (0, "b", 1.0)
+    assert {line.line for line in muster.job(job).logs()} == {"a", "b", "c"}
+
+
+def test_lines_are_followed_over_the_death_of_the_api(
+    muster: Client, service: Service, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    stand_in.run(job, worker(0), worker(1))
+    said = [f"line {number} \x0b \u2028 [rank 7] of its own" for number in range(30)]
+    agent.write(job, 1, "".join(f"{line}\n" for line in said[:10]))
+    following = muster.job(job).logs(follow=True)
+    heard = list(islice(following, 10))
+    service.end(signal.SIGKILL)
+    agent.write(job, 1, "".join(f"{line}\n" for line in said[10:20]))
+    service.start()
+    heard += islice(following, 10)
+    agent.write(job, 1, "".join(f"{line}\n" for line in said[20:]))
+    stand_in.move(job, JobStatus.COMPLETED)
+    heard += following
+    assert [(line.rank, line.line) for line in heard] == [(1, line) for line in said]
+    assert not list(muster.job(job).logs(follow=True, tail=0))

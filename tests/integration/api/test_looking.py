@@ -1,0 +1,157 @@
+"""The commands that look at jobs and end them, from the command line to the rows."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+import yaml
+from integration.api.service import Agent, Service, StandIn
+from store_samples import worker
+from typer.testing import CliRunner, Result
+
+from cli.__main__ import app
+from cli.exit_codes import ExitCode
+from muster.contracts.job import JobId, JobStatus
+
+Muster = Callable[..., Result]
+
+
+@pytest.fixture
+def muster(service: Service, monkeypatch: pytest.MonkeyPatch) -> Muster:
+    """Give the commands, as they are typed where this service is."""
+    monkeypatch.setenv("MUSTER_URL", service.url)
+
+    def said(*words: str) -> Result:
+        return CliRunner().invoke(app, words)
+
+    return said
+
+
+@pytest.fixture
+def other(client: httpx.Client, stand_in: StandIn, name: str) -> Iterator[str]:
+    """A second job."""
+    client.post("/jobs", json={"job_id": f"{name}-2"}).raise_for_status()
+    yield f"{name}-2"
+    stand_in.end(f"{name}-2")
+
+
+def test_jobs_are_a_table_the_newest_first(muster: Muster, stand_in: StandIn, job: str) -> None:
+    stand_in.run(job, worker(0, step=7, total_steps=10, loss=0.5), worker(1))
+    header, first, *_ = muster("ps").stdout.splitlines()
+    assert header.split() == [
+        "job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age",
+    ]  # fmt: skip
+    assert first.split()[:3] == [job, "RUNNING", "2"]
+    only = muster("ls", "--status", "running", "-o", "name")
+    assert only.stdout.splitlines()[0] == job
+
+
+def test_a_short_list_says_what_it_leaves_out(muster: Muster, job: str, other: str) -> None:
+    short = muster("ps", "-n", "1", "-o", "name")
+    assert short.stdout in {f"{job}\n", f"{other}\n"}
+    assert short.stderr.endswith(" more: --limit\n")
+
+
+def test_a_status_that_there_is_not_is_refused_with_the_nearest(muster: Muster) -> None:
+    result = muster("ps", "--status", "RUNING")
+    assert "did you mean 'RUNNING'?" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        (["ps"], "/jobs/summaries?limit=20"),
+        (["show", "JOB"], "/jobs/JOB"),
+        (["events", "JOB"], "/jobs/JOB/events"),
+        (["workers", "JOB"], "/jobs/JOB/workers"),
+        (["audit", "JOB"], "/jobs/JOB/audit?limit=10"),
+        (["incarnations", "JOB"], "/jobs/JOB/incarnations?limit=20"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_json_and_yaml_are_the_answer_of_the_api(
+    muster: Muster, client: httpx.Client, elastic: str, command: list[str], path: str
+) -> None:
+    words = [elastic if word == "JOB" else word for word in command]
+    answered = client.get(path.replace("JOB", elastic)).json()
+    for output, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+        assert read(muster(*words, "-o", output).stdout) == answered
+
+
+def test_one_job_is_shown_with_its_ranks(muster: Muster, stand_in: StandIn, job: str) -> None:
+    stand_in.run(job, worker(0, step=7, total_steps=10), worker(1, step=5, total_steps=10))
+    lines = muster("show", job).stdout.splitlines()
+    assert lines[0].split() == ["job", job]
+    assert ["step", "12/20"] in [line.split() for line in lines]
+    ranks = lines[lines.index("") + 1 :]
+    assert [rank.split()[0] for rank in ranks] == ["rank", "0", "1"]
+    assert [rank.split()[2] for rank in ranks] == ["step", "7/10", "5/10"]
+
+
+def test_a_job_may_be_called_by_its_beginning_or_as_the_latest(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    for word in (job[:-1], "@latest"):
+        assert muster("show", word, "-o", "name").stdout == f"{job}\n"
+    assert muster("stop", "@latest").stdout == f"{job} is to stop\n"
+    assert stand_in.jobs.get(JobId(job)).stop_request is not None
+
+
+def test_lines_are_shown_with_their_ranks_and_followed_to_the_end(
+    muster: Muster, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    stand_in.run(job, worker(0), worker(1))
+    agent.write(job, 0, "a\nb\n", at_micros=1_000_000)
+    agent.write(job, 1, "c\n", at_micros=2_000_000)
+    assert muster("logs", job).stdout == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
+    assert muster("logs", job, "--rank", "0", "--tail", "1").stdout == "b\n"
+    stand_in.move(job, JobStatus.COMPLETED)
+    assert muster("logs", "-f", job).stdout == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(JobStatus.COMPLETED, ExitCode.OK), (JobStatus.FAILED, ExitCode.FAILED)],
+)
+def test_a_wait_exits_as_the_job_ended(
+    muster: Muster, stand_in: StandIn, job: str, status: JobStatus, code: ExitCode
+) -> None:
+    stand_in.run(job)
+    assert muster("wait", job, "--until", "running").exit_code == ExitCode.OK
+    stand_in.move(job, status)
+    result = muster("wait", job)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.splitlines()[-1].startswith(f"{job} is {status}")
+
+
+def test_a_wait_for_a_status_that_there_is_not_is_refused(muster: Muster, job: str) -> None:
+    result = muster("wait", job, "--until", "DONE")
+    assert result.exit_code == ExitCode.USAGE
+    assert "'DONE' is none of QUEUED" in result.stderr
+
+
+def test_jobs_are_removed_once_they_are_over(
+    muster: Muster, stand_in: StandIn, job: str, other: str
+) -> None:
+    refused = muster("rm", job)
+    assert "is QUEUED: stop it first" in str(refused.exception)
+    assert stand_in.jobs.find(JobId(job))
+    for one in (job, other):
+        stand_in.end(one)
+    assert muster("stop", job).stdout == f"{job} is STOPPED already\n"
+    assert muster("rm", job, other).stdout == f"{job} is deleted\n{other} is deleted\n"
+    assert not stand_in.jobs.find(JobId(job))
+
+
+def test_a_purge_asks_somebody_or_is_told(
+    muster: Muster, stand_in: StandIn, job: str, other: str
+) -> None:
+    stand_in.end(job)
+    refused = muster("purge", "--status", "STOPPED")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "say --yes" in refused.stderr
+    assert stand_in.jobs.find(JobId(job))
+    purged = muster("purge", "--status", "STOPPED", "--yes")
+    assert job in purged.stdout.splitlines()
+    assert stand_in.jobs.find(JobId(other))

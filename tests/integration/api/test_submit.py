@@ -1,0 +1,183 @@
+"""``muster submit``: what a person wrote, as the server holds it; and what is told of the rest."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from integration.api.service import DEADLINE_SECONDS, Service, StandIn
+from typer.testing import CliRunner, Result
+
+from cli.__main__ import app
+from cli.exit_codes import ExitCode
+from muster.contracts.job import JobId, JobStatus
+from store.records import Job
+
+Muster = Callable[..., Result]
+
+
+class Watching:
+    """A command that stays until its job is over."""
+
+    def __init__(self, service: Service, directory: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli", "submit"],
+            env={**os.environ, "MUSTER_URL": service.url},
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.job_id = self.process.stdout.readline().strip()
+
+    def see(self, text: str) -> None:
+        """Wait until it says so."""
+        assert self.process.stderr is not None
+        assert any(text in line for line in self.process.stderr)
+
+    def ended(self) -> tuple[int, str]:
+        """Return its exit code, and what else it said to a person."""
+        _, said = self.process.communicate(timeout=DEADLINE_SECONDS)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def muster(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Muster:
+    """Give the commands, as they are typed in a directory of one's own."""
+    monkeypatch.setenv("MUSTER_URL", service.url)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def said(*words: str) -> Result:
+        return CliRunner().invoke(app, words)
+
+    return said
+
+
+@pytest.fixture
+def submitted(muster: Muster, stand_in: StandIn) -> Callable[..., Job]:
+    """Submit without watching, and return what is in the store."""
+
+    def job(*words: str) -> Job:
+        result = muster("submit", "-d", *words)
+        assert result.exit_code == ExitCode.OK, result.stderr
+        return stand_in.jobs.get(JobId(result.stdout.strip()))
+
+    return job
+
+
+def test_a_command_is_run_where_it_was_typed(
+    submitted: Callable[..., Job], tmp_path: Path, name: str
+) -> None:
+    job = submitted(
+        "--id", name, "-n", "2", "-e", "LR=1", "--", "python", "train.py", "-d", "--", "x"
+    )
+    assert job.job_id == name
+    assert job.spec.command == ("python", "train.py", "-d", "--", "x")
+    assert (job.world_size, job.spec.env) == (2, {"LR": "1"})
+    assert job.spec.working_dir == str(tmp_path)
+
+
+def test_a_flag_goes_before_the_file(submitted: Callable[..., Job], tmp_path: Path) -> None:
+    (tmp_path / "shards/here").mkdir(parents=True)
+    (tmp_path / "job.yaml").write_text(
+        "name: digits\nworld_size: 4\nseed: 1\ndataset_dir: shards/here\n"
+        "checkpoint_dir: ~/saved\nenv: {A: a, B: b}\n"
+    )
+    job = submitted("job.yaml", "--set", "seed=7", "-n", "2", "-e", "B=c", "--set", "labels={x: y}")
+    assert (job.spec.name, job.spec.seed, job.spec.world_size) == ("digits", 7, 2)
+    assert job.spec.env == {"A": "a", "B": "c"}
+    assert job.spec.labels == {"x": "y"}
+    assert job.spec.dataset_dir == str(tmp_path / "shards/here")
+    assert job.spec.checkpoint_dir == str(tmp_path / "saved")
+
+
+@pytest.fixture
+def watching(service: Service, stand_in: StandIn, tmp_path: Path) -> Iterator[Watching]:
+    submit = Watching(service, tmp_path)
+    yield submit
+    submit.process.kill()
+    submit.process.communicate()
+    stand_in.end(submit.job_id)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        (
+            "name: a\nworld_siz: 4\n",
+            [],
+            "job.yaml:2:1: world_siz: Extra inputs are not permitted (did you mean 'world_size'?)",
+        ),
+        ("env:\n  LR: 1\n", [], "job.yaml:2:3: env.LR: Input should be a valid string"),
+        (
+            "command:\n- python\n- 7\n",
+            [],
+            "job.yaml:3:3: command.1: Input should be a valid string",
+        ),
+        ("epochs: 3\n", ["--set", "epochs=x"], "muster: epochs: Input should be a valid integer"),
+        ("name: a\nname: b\n", [], "job.yaml:2:1: name is given twice"),
+        ("- 1\n", [], "job.yaml:1:1: write fields of a job, such as world_size: 4"),
+        ("name: [\n", [], "job.yaml:2:1: "),
+        ("[a]: 1\n", [], "job.yaml:1:1: is no name of a field"),
+        ('name: "\\0"\n', [], "job.yaml:1:1: name: holds a NUL character"),
+    ],
+)
+def test_what_cannot_be_a_job_is_told_with_its_place(
+    muster: Muster, stand_in: StandIn, tmp_path: Path, text: str, words: list[str], said: str
+) -> None:
+    before = stand_in.jobs.count(list(JobStatus))
+    (tmp_path / "job.yaml").write_text(text)
+    result = muster("submit", "-d", "job.yaml", *words)
+    assert (result.exit_code, result.stdout) == (ExitCode.USAGE, "")
+    assert result.stderr.startswith(said)
+    assert stand_in.jobs.count(list(JobStatus)) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing.yaml"], "nothing.yaml cannot be read"),
+        (["train.py"], "for a script say muster submit -- python train.py"),
+        (["--set", "seed"], "write NAME=VALUE"),
+        (["--set", "seed=["], "--set"),
+    ],
+)
+def test_what_says_nothing_is_refused(muster: Muster, words: list[str], said: str) -> None:
+    result = muster("submit", "-d", *words)
+    assert result.exit_code == ExitCode.USAGE
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (JobStatus.COMPLETED, ExitCode.OK),
+        (JobStatus.FAILED, ExitCode.FAILED),
+        (JobStatus.STOPPED, ExitCode.STOPPED),
+    ],
+)
+def test_who_watches_sees_the_end(
+    watching: Watching, stand_in: StandIn, status: JobStatus, code: ExitCode
+) -> None:
+    stand_in.run(watching.job_id)
+    if status is JobStatus.STOPPED:
+        stand_in.move(watching.job_id, JobStatus.STOPPING)
+    stand_in.move(watching.job_id, status)
+    ended, said = watching.ended()
+    assert ended == code
+    assert f"{watching.job_id} is {status}" in said
+
+
+def test_ctrl_c_goes_away_and_says_how_to_come_back(watching: Watching, stand_in: StandIn) -> None:
+    watching.see("0 of 4 ranks")
+    watching.process.send_signal(signal.SIGINT)
+    code, said = watching.ended()
+    assert code == ExitCode.OK
+    assert f"muster logs -f {watching.job_id}" in said
+    assert f"muster stop {watching.job_id}" in said
+    assert stand_in.jobs.get(JobId(watching.job_id)).status is JobStatus.QUEUED

@@ -1,0 +1,62 @@
+"""What is typed goes before the file, and paths are those of whoever types."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.description import Description
+from cli.job_file import JobFile
+from muster.client.errors import FieldError
+
+HERE = Path("/home/me")
+
+
+def described(
+    fields: dict[str, Any] | None = None, env: dict[str, str] | None = None, **typed: object
+) -> Description:
+    marks = {(field,): f"{line}:1" for line, field in enumerate(fields or {}, start=1)}
+    file = None if fields is None else JobFile(name="job.yaml", fields=fields, marks=marks)
+    return Description(file=file, typed=typed, env=env or {})
+
+
+@pytest.mark.parametrize(
+    ("said", "body"),
+    [
+        (described(), {}),
+        (described({"seed": 1, "epochs": 2}, seed=3), {"seed": 3, "epochs": 2}),
+        (described({"max_workers": 4}, max_workers=None), {"max_workers": None}),
+        (described({"env": {"A": "a", "B": "b"}}, {"B": "c"}), {"env": {"A": "a", "B": "c"}}),
+        (described({"env": None}, {"B": "c"}), {"env": {"B": "c"}}),
+        (described(dataset_dir="a/../b"), {"dataset_dir": "/home/me/b"}),
+        (described({"checkpoint_dir": "/saved"}), {"checkpoint_dir": "/saved"}),
+        (described(dataset_dir=7), {"dataset_dir": 7}),
+        (described(command=["a"]), {"command": ["a"], "working_dir": "/home/me"}),
+        (described(program="a.py:B"), {"program": "a.py:B", "working_dir": "/home/me"}),
+        (
+            described({"working_dir": "x"}, command=["a"]),
+            {"command": ["a"], "working_dir": "/home/me/x"},
+        ),
+    ],
+)
+def test_a_description_means_the_same_wherever_it_is_read(
+    said: Description, body: dict[str, Any]
+) -> None:
+    assert said.body(HERE) == body
+
+
+@pytest.mark.parametrize(
+    ("loc", "line"),
+    [
+        (("body", "epochs"), "job.yaml:2:1: epochs: not so (did you mean 'x'?)"),
+        (("body", "epochs", 3), "job.yaml:2:1: epochs.3: not so (did you mean 'x'?)"),
+        (("body", "seed"), "muster: seed: not so (did you mean 'x'?)"),
+        (("body", "name"), "muster: name: not so (did you mean 'x'?)"),
+        (("body",), "muster: body: not so (did you mean 'x'?)"),
+    ],
+    ids=["of the file", "within a field of it", "of both", "of neither", "of the whole"],
+)
+def test_what_is_wrong_is_told_where_it_was_said(loc: tuple[str | int, ...], line: str) -> None:
+    said = described({"seed": 1, "epochs": 2}, seed=3)
+    wrong = FieldError(loc=loc, msg="not so", type="t", hint="did you mean 'x'?")
+    assert list(said.sentences([wrong])) == [line]

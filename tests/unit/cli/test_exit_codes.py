@@ -1,0 +1,60 @@
+"""An exit code for every error and every end of a job."""
+
+import pytest
+
+from cli import exit_codes
+from cli.exit_codes import ExitCode, code_of_end, code_of_error
+from muster.client.errors import (
+    Ambiguous,
+    ClientError,
+    NotMuster,
+    Problem,
+    Unreachable,
+    WaitTimedOut,
+    refusal,
+)
+from muster.contracts.errors import MusterError
+from muster.contracts.job import TERMINAL
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Unreachable("http://api"), ExitCode.UNREACHABLE),
+        (NotMuster("http://api", 200), ExitCode.UNREACHABLE),
+        (Ambiguous("a", ["a1", "a2"]), ExitCode.USAGE),
+        (WaitTimedOut("a", "RUNNING", 1.0), ExitCode.TIMED_OUT),
+        (ClientError("what else there is"), ExitCode.FAILED),
+        (MusterError("ours"), ExitCode.FAILED),
+    ],
+)
+def test_an_error_has_its_code(error: MusterError, code: ExitCode) -> None:
+    assert code_of_error(error) is code
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (401, ExitCode.NOT_ALLOWED),
+        (403, ExitCode.NOT_ALLOWED),
+        (404, ExitCode.NOT_FOUND),
+        (409, ExitCode.CONFLICT),
+        (412, ExitCode.CONFLICT),
+        (422, ExitCode.USAGE),
+        (429, ExitCode.FAILED),
+        (500, ExitCode.FAILED),
+        (503, ExitCode.FAILED),
+    ],
+)
+def test_a_refusal_has_the_code_of_its_status(status: int, code: ExitCode) -> None:
+    assert code_of_error(refusal(Problem(status=status, detail="Not so."))) is code
+
+
+def test_every_end_of_a_job_has_a_code_of_its_own() -> None:
+    codes = [code_of_end(status) for status in TERMINAL]
+    assert len(set(codes)) == len(TERMINAL)
+
+
+def test_every_code_is_explained() -> None:
+    explained = {line.split()[0] for line in (exit_codes.__doc__ or "").splitlines() if line}
+    assert {str(code.value) for code in ExitCode} <= explained

@@ -1,0 +1,73 @@
+"""Where a field stands in a file, and what is no file of a job."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.job_file import InvalidJobFile, JobFile, Place
+
+TEXT = """\
+# a job
+name: points
+env:
+  LR: "1"
+command:
+- python
+-   train.py
+labels: {a: b}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path("job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (("name",), "job.yaml:2:1"),
+        (("env", "LR"), "job.yaml:4:3"),
+        (("command", 1), "job.yaml:7:5"),
+        (("labels", "a", "deeper"), "job.yaml:8:10"),
+        (("elsewhere",), "job.yaml:1:1"),
+        ((), "job.yaml:1:1"),
+    ],
+)
+def test_a_place_is_that_of_the_nearest_thing_that_has_one(
+    path: Path, place: Place, said: str
+) -> None:
+    path.write_text(TEXT)
+    assert JobFile.read(path).place(place) == said
+
+
+def test_json_is_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text('{"world_size": 4,\n "env": {"A": "b"}}')
+    found = JobFile.read(path)
+    assert found.fields == {"world_size": 4, "env": {"A": "b"}}
+    assert found.place(("env", "A")) == f"{path}:2:10"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"name: \xff\n", "cannot be read"),
+        (b"", "write fields of a job"),
+        (b"just words\n", "write fields of a job"),
+        (b"a: &x [*x]\n", "is no YAML"),
+        (b"born: 2026-13-45\n", "is no YAML"),
+        (b"a: 1\n---\nb: 2\n", "job.yaml:2:1: "),
+        (b"a: !python/object:os.system x\n", "job.yaml:1:4: could not determine a constructor"),
+    ],
+)
+def test_what_describes_no_job_is_refused(path: Path, content: bytes, said: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(InvalidJobFile, match=said):
+        JobFile.read(path)
+
+
+def test_a_script_is_told_what_to_say_instead() -> None:
+    with pytest.raises(InvalidJobFile, match=r"muster submit -- python train\.py"):
+        JobFile.read(Path("train.py"))

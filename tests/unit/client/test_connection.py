@@ -1,0 +1,239 @@
+"""What is asked again and what is not, and what an answer that is none is called."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from muster.client.client import Client
+from muster.client.connection import LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
+from muster.client.errors import (
+    Busy,
+    ClientError,
+    Conflict,
+    NotAllowed,
+    NotFound,
+    NotMuster,
+    Refused,
+    Unreachable,
+)
+from muster.client.job import ENDING_SECONDS, Job
+from muster.contracts.errors import InvalidEnvironment
+
+JOB = {
+    "job_id": "a",
+    "job_uid": "u",
+    "name": None,
+    "status": "QUEUED",
+    "reason": None,
+    "message": None,
+    "world_size": 4,
+    "created_at": "2026-03-01T12:00:00Z",
+    "started_at": None,
+    "finished_at": None,
+    "exit_code": None,
+    "is_terminal": False,
+    "stop_requested": False,
+    "pause_requested": False,
+    "spec": {},
+    "of_a_later_release": True,
+}
+
+Answer = httpx.Response | type[httpx.TransportError]
+
+
+class Scene:
+    """An API that answers what it is told to, and time that passes when somebody sleeps."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[httpx.Request] = []
+        self.now = 0.0
+
+    def client(self, retry_seconds: float = 10.0, token: str | None = None) -> Client:
+        return Client(
+            "http://api",
+            token,
+            retry_seconds=retry_seconds,
+            monotonic=lambda: self.now,
+            sleep=self._sleep,
+            transport=httpx.MockTransport(self._answer),
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, httpx.Response):
+            return answer
+        raise answer("lost")
+
+
+def job() -> httpx.Response:
+    return httpx.Response(200, json=JOB)
+
+
+def problem(status: int, **headers: str) -> httpx.Response:
+    said = {"status": status, "detail": "Not so.", "type": "/problems/x", "request_id": "r"}
+    return httpx.Response(status, json=said, headers=headers)
+
+
+def test_a_question_is_asked_until_somebody_answers() -> None:
+    scene = Scene(httpx.ConnectError, httpx.ReadError, problem(503, **{"Retry-After": "2"}), job())
+    assert scene.client().job("a").id == "a"
+    assert len(scene.requests) == 4
+    assert 2.0 < scene.now < 3.0
+
+
+def test_a_question_is_not_asked_for_ever() -> None:
+    scene = Scene(httpx.ConnectError)
+    words = "again within seconds.*set MUSTER_PORT to what `muster up` printed, or start it"
+    with pytest.raises(Unreachable, match=words):
+        scene.client().job("a")
+    assert 10.0 - LONGEST_PAUSE_SECONDS <= scene.now <= 10.0
+
+
+def test_who_wants_to_be_asked_later_than_one_waits_is_believed_at_once() -> None:
+    scene = Scene(problem(429, **{"Retry-After": "60"}))
+    with pytest.raises(Busy) as caught:
+        scene.client().job("a")
+    assert (caught.value.retry_after_seconds, scene.now) == (60.0, 0.0)
+
+
+def test_a_submission_is_repeated_with_its_key_and_the_next_one_has_another() -> None:
+    scene = Scene(httpx.ReadTimeout, httpx.ReadError, job())
+    client = scene.client()
+    client.submit(world_size=1)
+    client.submit(world_size=1)
+    keys = [request.headers["Idempotency-Key"] for request in scene.requests]
+    assert keys[0] == keys[1] == keys[2] != keys[3]
+
+
+@pytest.mark.parametrize(
+    ("method", "order"),
+    [
+        ("POST", lambda client, _: client.purge()),
+        ("POST", lambda _, held: held.stop()),
+        ("PATCH", lambda _, held: held.scale(2)),
+        ("DELETE", lambda _, held: held.delete()),
+    ],
+    ids=["purge", "stop", "scale", "delete"],
+)
+def test_an_order_is_given_once(method: str, order: Callable[[Client, Job], object]) -> None:
+    scene = Scene(job(), httpx.ReadError)
+    client = scene.client()
+    held = client.job("a")
+    with pytest.raises(Unreachable):
+        order(client, held)
+    assert ([request.method for request in scene.requests[1:]], scene.now) == ([method], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(401, NotAllowed), (403, NotAllowed), (404, NotFound), (409, Conflict), (500, Refused)],
+)
+def test_a_refusal_is_told_in_the_servers_own_words(status: int, kind: type[Refused]) -> None:
+    scene = Scene(problem(status))
+    with pytest.raises(kind, match=r"^Not so\.$") as caught:
+        scene.client().submit()
+    told = caught.value
+    assert (told.status, told.detail, told.type) == (status, "Not so.", "/problems/x")
+    assert (told.errors, told.request_id) == ((), "r")
+    assert len(scene.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<h1>hello</h1>"),
+        httpx.Response(500, text="<h1>out of order</h1>"),
+        httpx.Response(302, headers={"Location": "http://elsewhere"}),
+        httpx.Response(200, json={"jobs": 7}),
+    ],
+    ids=["a page", "an error page", "a redirection", "other JSON"],
+)
+def test_a_stranger_is_recognised(answer: httpx.Response) -> None:
+    with pytest.raises(NotMuster, match="what answers at http://api is not Muster"):
+        list(Scene(answer).client().jobs())
+
+
+@pytest.mark.parametrize(
+    ("token", "environment", "sent"),
+    [
+        (None, {}, None),
+        ("mst_1", {}, "Bearer mst_1"),
+        (None, {"MUSTER_TOKEN": "mst_2"}, "Bearer mst_2"),
+        ("mst_1", {"MUSTER_TOKEN": "mst_2"}, "Bearer mst_1"),
+        ("mst_1\n", {}, "Bearer mst_1"),
+    ],
+)
+def test_the_token_goes_with_every_request(
+    monkeypatch: pytest.MonkeyPatch,
+    token: str | None,
+    environment: dict[str, str],
+    sent: str | None,
+) -> None:
+    monkeypatch.delenv("MUSTER_TOKEN", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    scene = Scene(job())
+    scene.client(token=token).job("a").stop()
+    assert [request.headers.get("Authorization") for request in scene.requests] == [sent, sent]
+
+
+def test_an_answer_that_waits_for_the_end_of_a_job_may_take_its_time() -> None:
+    gone = {"job_id": "a", "deleted": True, "logs_deleted": True, "checkpoints_deleted": False}
+    scene = Scene(job(), httpx.Response(200, json=gone))
+    assert scene.client().job("a").delete(stop_first=True).deleted
+    patience = [request.extensions["timeout"]["read"] for request in scene.requests]
+    assert patience == [TIMEOUT_SECONDS, ENDING_SECONDS]
+
+
+@pytest.mark.parametrize("token", ["m\nst", "mst_\N{EN DASH}"])
+def test_a_token_that_is_none_is_not_sent_and_not_told(token: str) -> None:
+    with pytest.raises(ClientError, match="copy it again") as caught:
+        Client("http://api", token)
+    assert token not in str(caught.value)
+
+
+def test_what_json_cannot_hold_is_not_sent() -> None:
+    scene = Scene(job())
+    with pytest.raises(ClientError, match="no UTF-8"):
+        scene.client().submit(name="\udcff")
+    assert not scene.requests
+    scene.client().submit(dataset_dir=Path("/data"))
+    assert scene.requests[0].content == b'{"dataset_dir":"/data"}'
+
+
+def test_an_address_that_is_none_is_told_at_once() -> None:
+    with pytest.raises(InvalidEnvironment, match="is not a URL such as"):
+        Client("localhost:8000")
+
+
+def _urls(words: Sequence[httpx.Request]) -> list[str]:
+    return [str(request.url) for request in words]
+
+
+def test_where_the_api_is_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUSTER_HOST", raising=False)
+    monkeypatch.delenv("MUSTER_URL", raising=False)
+    monkeypatch.setenv("MUSTER_PORT", "8123")
+    assert Client().url == "http://127.0.0.1:8123"
+    monkeypatch.setenv("MUSTER_URL", "https://muster.example/")
+    assert Client().url == "https://muster.example"
+
+
+@pytest.mark.parametrize(
+    "link", ["/jobs?limit=1&cursor=x", "http://elsewhere/jobs?limit=1&cursor=x"]
+)
+def test_the_next_page_is_asked_for_here_and_nowhere_else(link: str) -> None:
+    first = httpx.Response(200, json={"jobs": [JOB]}, headers={"Link": f'<{link}>; rel="next"'})
+    scene = Scene(first, httpx.Response(200, json={"jobs": []}))
+    assert len(list(scene.client().jobs())) == 1
+    assert _urls(scene.requests) == [
+        "http://api/jobs?limit=1000",
+        "http://api/jobs?limit=1&cursor=x",
+    ]

@@ -1,0 +1,98 @@
+"""How far a job is, in one line: drawn over on a terminal, now and then elsewhere."""
+
+from io import StringIO
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.client.progress import QUIET_SECONDS, Progress, duration, line_of
+from muster.client.views import SummaryView
+
+SAID: dict[str, Any] = {
+    "job_id": "a",
+    "name": None,
+    "status": "RUNNING",
+    "reason": None,
+    "message": None,
+    "world_size": 2,
+    "created_at": "2026-03-01T12:00:00Z",
+    "started_at": None,
+    "finished_at": None,
+    "step": 5,
+    "total_steps": 20,
+    "throughput_steps_per_sec": 2.5,
+    "eta_seconds": 75.2,
+    "loss": 0.25,
+    "checkpoints_saved": 0,
+    "last_checkpoint_step": None,
+    "restarts": 1,
+    "endings": {},
+    "workers": [],
+}
+UNKNOWN = {
+    "step": 0,
+    "total_steps": None,
+    "throughput_steps_per_sec": 0.0,
+    "eta_seconds": None,
+    "loss": None,
+    "restarts": 0,
+}
+
+
+def summary(**changes: object) -> SummaryView:
+    return msgspec.convert({**SAID, **changes}, SummaryView)
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_says_what_is_known() -> None:
+    assert line_of(summary()) == (
+        "a  RUNNING  step 5/20  loss 0.2500  2.5 steps/s  ETA 1 min 15 s  0 of 2 ranks  1 restart"
+    )
+    assert line_of(summary(**UNKNOWN)) == "a  RUNNING  0 of 2 ranks"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "0 s"),
+        (59.6, "1 min 0 s"),
+        (3_599, "59 min 59 s"),
+        (7_260, "2 h 1 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_a_time_has_two_units(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_a_terminal_is_drawn_over_and_no_line_is_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    out = Terminal()
+    progress = Progress(out, lambda: 0.0)
+    for step in (1, 1, 2):
+        progress.draw(summary(step=step))
+    progress.close(summary(step=3))
+    assert out.getvalue().count("\n") == 1
+    drawn = out.getvalue().rstrip("\n").split("\r")[1:]
+    assert drawn == [
+        "a  RUNNING  step 1/\x1b[K",
+        "a  RUNNING  step 2/\x1b[K",
+        "a  RUNNING  step 3/\x1b[K",
+    ]
+
+
+def test_elsewhere_there_is_no_colour_and_a_line_now_and_then() -> None:
+    out, now = StringIO(), [0.0]
+    progress = Progress(out, lambda: now[0])
+    for step in range(1, 8):
+        progress.draw(summary(step=step))
+        now[0] += QUIET_SECONDS / 3
+    progress.close(summary(step=9))
+    lines = out.getvalue().splitlines()
+    assert [line.split()[3] for line in lines] == ["1/20", "4/20", "7/20", "9/20"]
+    assert "\x1b" not in out.getvalue()
