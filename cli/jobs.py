@@ -79,8 +79,11 @@ def _job_row(job: "SummaryView", now: datetime) -> tuple[Cell, ...]:
     )
 
 
-def _progress(job: "SummaryView | WorkerView") -> str:
-    return f"{job.step}" if job.total_steps is None else f"{job.step}/{job.total_steps}"
+def _progress(job: "SummaryView | WorkerView") -> str | None:
+    """Return how far it is; None for a program that does not say."""
+    if job.total_steps is None:
+        return str(job.step) if job.step else None
+    return f"{job.step}/{job.total_steps}"
 
 
 def _lines(job: "JobView", summary: "SummaryView") -> Iterator[str]:

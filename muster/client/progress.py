@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
 from muster.client.views import SummaryView
+from muster.contracts.job import TERMINAL
 
 QUIET_SECONDS: Final = 5.0
 """Off a terminal every line stays, so there are fewer of them."""
@@ -57,8 +58,9 @@ def _facts(summary: SummaryView) -> Iterator[str]:
         yield f"{summary.throughput_steps_per_sec:.1f} steps/s"
     if summary.eta_seconds is not None:
         yield f"ETA {duration(summary.eta_seconds)}"
-    living = sum(worker.pid is not None for worker in summary.workers)
-    yield f"{living} of {summary.world_size} ranks"
+    if summary.status not in TERMINAL:
+        living = sum(worker.pid is not None for worker in summary.workers)
+        yield f"{living} of {summary.world_size} ranks"
     if summary.restarts:
         yield f"{summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
 

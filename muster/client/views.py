@@ -126,6 +126,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     rank: int | None
     incarnation: int | None
+    actor: str | None = None
+    """Who asked for it; None: nobody from outside."""
 
 
 class EventList(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,3 +219,5 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs that were deleted."""
     skipped: list[str]
     """Jobs that matched and are not over."""
+    freed_bytes: int = 0
+    """What the files of those jobs held, where the server counts them."""

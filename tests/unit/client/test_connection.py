@@ -213,8 +213,8 @@ def test_an_address_that_is_none_is_told_at_once() -> None:
         Client("localhost:8000")
 
 
-def _urls(words: Sequence[httpx.Request]) -> list[str]:
-    return [str(request.url) for request in words]
+def _urls(requests: Sequence[httpx.Request]) -> list[str]:
+    return [str(request.url) for request in requests]
 
 
 def test_where_the_api_is_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def test_a_line_says_what_is_known() -> None:
         "a  RUNNING  step 5/20  loss 0.2500  2.5 steps/s  ETA 1 min 15 s  0 of 2 ranks  1 restart"
     )
     assert line_of(summary(**UNKNOWN)) == "a  RUNNING  0 of 2 ranks"
+    assert line_of(summary(**UNKNOWN, status="COMPLETED")) == "a  COMPLETED"
 
 
 @pytest.mark.parametrize(
