@@ -53,7 +53,12 @@ class FrontDesk:
     version: str
 
     def request_stop(
-        self, job_id: JobId, request: StopRequest, grace_seconds: float | None, actor: str
+        self,
+        job_id: JobId,
+        request: StopRequest,
+        grace_seconds: float | None,
+        *,
+        actor: str,
     ) -> Job:
         """Ask for the end of a job, and let the coordinator know; raises `JobMissing`."""
         job = self.jobs.request_stop(job_id, request, grace_seconds, actor=actor)

@@ -130,7 +130,7 @@ def stop_job(
 ) -> JobView:
     """Ask for a last checkpoint and an end. A job that is over answers as it is."""
     grace_seconds = asked.grace_seconds if asked else None
-    return job_view(desk.request_stop(job_id, StopRequest.GRACEFUL, grace_seconds, principal))
+    return job_view(desk.request_stop(job_id, StopRequest.GRACEFUL, grace_seconds, actor=principal))
 
 
 def _jobs_of(page: Page, desk: FrontDesk, request: Request, response: Response) -> list[Job]:
