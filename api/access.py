@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends, Request, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer, SecurityScopes
 
+from api.account import tell_refusal
 from api.identity import Caller
 from api.problems import Problem
-from api.refusals import tell_refusal
 from muster.contracts.token import Scope
 
 PREFIX: Final = "/api/v1"

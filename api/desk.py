@@ -57,6 +57,7 @@ class FrontDesk:
         job_id: JobId,
         request: StopRequest,
         grace_seconds: float | None,
+        *,
         actor: str,
         why: str | None = None,
     ) -> Job:

@@ -17,10 +17,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access import is_probe
-from api.identity import Caller, Identities, Unauthorized
+from api.account import CHANGING, client_of, tell_refusal, with_account
+from api.identity import Identities, Unauthorized
 from api.limits import Limits
 from api.problems import Problem, respond
-from api.refusals import client_of, tell_refusal
+from api.visit import Visit
 
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job of 256 variables and 1024 words is far below; nothing else has a body of any size."""
@@ -30,8 +31,6 @@ LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 REQUEST_ID_LIMIT: Final = 128
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
-
-_BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 _LOG: Final = structlog.get_logger("api")
 
@@ -66,7 +65,7 @@ class Door:
         try:
             self._inspect(scope, headers)
             with self._limits.admitted(await self._client(scope, headers)):
-                await self._pass_on(scope, receive, _with_account(answer, scope))
+                await self._attend(scope, receive, with_account(answer, scope), headers)
         except Problem as problem:
             tell_refusal(problem, scope)
             await respond(problem, scope)(scope, receive, answer)
@@ -76,6 +75,7 @@ class Door:
         problem = (
             self._foreign_host(headers)
             or _foreign_origin(headers)
+            or _foreign_page(scope, headers)
             or _wrong_content(scope, headers)
         )
         if problem is not None:
@@ -87,7 +87,8 @@ class Door:
         Raises `Problem` for whoever may not come in; that counts as a request of theirs, too.
         """
         if is_probe(scope["path"]):
-            return client_of(scope)
+            is_own = self._identities.is_own(scope["state"]["caller_uid"])
+            return None if is_own else client_of(scope)
         try:
             caller = await self._identities.identify(
                 scope["state"]["caller_uid"], headers.get("authorization")
@@ -97,6 +98,29 @@ class Door:
             raise
         scope["state"]["caller"] = caller
         return caller.name if caller.is_limited else None
+
+    async def _attend(
+        self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]
+    ) -> None:
+        """Pass a request on; one that showed a token, for as long as that opens anything."""
+        authorization = headers.get("authorization")
+        if authorization is None:
+            await self._pass_on(scope, receive, send)
+            return
+
+        async def is_known() -> bool:
+            try:
+                await self._identities.identify(None, authorization)
+            except Unauthorized as problem:
+                tell_refusal(problem, scope)
+                return False
+            except Problem:
+                return True  # tokens cannot be read now, which says nothing of this one
+            return True
+
+        visit = Visit(receive, send, is_known)
+        await self._pass_on(scope, visit.receive, visit.send)
+        await visit.end()
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -125,13 +149,27 @@ def _foreign_origin(headers: Mapping[str, str]) -> Problem | None:
     origin = headers.get("origin")
     if origin is None or _origin_host(origin) == headers.get("host", "").lower():
         return None
+    return _no_pages()
+
+
+def _foreign_page(scope: Scope, headers: Mapping[str, str]) -> Problem | None:
+    """Refuse what a browser fetches for a page of somebody else; such a GET has no Origin.
+
+    A link that a person follows is none of that.
+    """
+    is_foreign = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
+    is_link = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    return _no_pages() if is_foreign and not is_link else None
+
+
+def _no_pages() -> Problem:
     return Problem(
         HTTPStatus.FORBIDDEN, "foreign-origin", "Pages of another origin may not use this service."
     )
 
 
 def _wrong_content(scope: Scope, headers: Mapping[str, str]) -> Problem | None:
-    if scope["method"] not in _BODY_METHODS or not _has_body(headers):
+    if scope["method"] not in CHANGING or not _has_body(headers):
         return None
     if headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
         return None
@@ -164,27 +202,6 @@ def _request_id(headers: Mapping[str, str]) -> str:
     if 0 < len(given) <= REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
         return given
     return uuid.uuid4().hex
-
-
-def _with_account(send: Send, scope: Scope) -> Send:
-    """Write down who changed anything, or tried to; who looks is nobody's business."""
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            caller: Caller = scope["state"]["caller"]
-            _LOG.info(
-                f"{scope['method']} by {caller.name} was answered with {message['status']}",
-                action="request_answered",
-                request_id=scope["state"]["request_id"],
-                caller=caller.name,
-                method=scope["method"],
-                path=scope["path"],
-                status=message["status"],
-            )
-        await send(message)
-
-    is_told = scope["method"] in _BODY_METHODS and "caller" in scope["state"]
-    return sending if is_told else send
 
 
 def _with_header(send: Send, name: bytes, value: bytes) -> Send:

@@ -5,7 +5,7 @@ A token that is shown decides alone: a wrong one is refused, whoever shows it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Final
 
@@ -18,6 +18,9 @@ from store.errors import StoreUnavailable
 from store.tokens import Tokens
 
 ENVIRONMENT_TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  the name of who shows it
+
+NOTED_EVERY: Final = timedelta(minutes=1)
+"""How exactly the last use of a token is known: a transaction per request would cost more."""
 
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 
@@ -59,6 +62,12 @@ class Identities:
         self._own_uid = own_uid
         self._require_token = require_token
         self._token_sha256 = token_sha256
+        self._noted: dict[str, datetime] = {}
+        """By the id of a token: when its use was last written down, or was to be."""
+
+    def is_own(self, uid: int | None) -> bool:
+        """Whether this is the user that the service runs as."""
+        return uid is not None and uid == self._own_uid
 
     async def identify(self, uid: int | None, authorization: str | None) -> Caller:
         """Return who is asking, from the uid of a neighbour and the Authorization header.
@@ -67,7 +76,7 @@ class Identities:
         """
         if authorization is not None:
             return await run_sync(self._shown, authorization)
-        if uid is not None and uid == self._own_uid and not self._require_token:
+        if self.is_own(uid) and not self._require_token:
             return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
         raise Unauthorized(
             "no-token",
@@ -109,8 +118,17 @@ class Identities:
             )
         if token.is_expired(now):
             raise Unauthorized("expired-token", f"The token {token.name} expired: ask for another.")
+        self._note_use(token, now)
+        return Caller(name=f"token:{token.name}", scope=token.scope, is_limited=True)
+
+    def _note_use(self, token: Token, now: datetime) -> None:
+        noted = self._noted.get(token.token_id, token.last_used_at)
+        if noted is not None and now - noted < NOTED_EVERY:
+            return
+        # Before the attempt: where the database is held up, one request waits for it and not all.
+        self._noted[token.token_id] = now
         try:
-            self._tokens.note_use(token, now)
+            self._tokens.note_use(token.token_id, now)
         except StoreUnavailable as error:
             # Who could be read can come in: when they last did is no reason to turn them away.
             _LOG.warning(
@@ -118,7 +136,6 @@ class Identities:
                 action="token_use_lost",
                 token=token.name,
             )
-        return Caller(name=f"token:{token.name}", scope=token.scope, is_limited=True)
 
 
 def _away(error: StoreUnavailable) -> Problem:

@@ -49,8 +49,8 @@ class Limits:
         self._per_second = per_second
         self._at_once = at_once
         self._monotonic = monotonic
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._open: Counter[str] = Counter()
+        self.buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self.in_flight: Counter[str] = Counter()
 
     def charge(self, client: str) -> None:
         """Count a request; raises `TooManyRequests`, and then it costs nothing."""
@@ -73,28 +73,28 @@ class Limits:
             yield
             return
         self.charge(client)
-        if self._open[client] >= self._at_once:
+        if self.in_flight[client] >= self._at_once:
             raise TooManyRequests(
                 "too-many-at-once",
                 f"{self._at_once} of your requests are being answered: wait until one has ended, "
                 "or close a stream.",
                 1,
             )
-        self._open[client] += 1
+        self.in_flight[client] += 1
         try:
             yield
         finally:
-            self._open[client] -= 1
-            if not self._open[client]:
-                del self._open[client]
+            self.in_flight[client] -= 1
+            if not self.in_flight[client]:
+                del self.in_flight[client]
 
     def _filled(self, client: str) -> _Bucket:
         now = self._monotonic()
         size = float(self._per_second * BURST_SECONDS)
-        bucket = self._buckets.setdefault(client, _Bucket(size, now))
-        self._buckets.move_to_end(client)
-        if len(self._buckets) > CLIENTS_REMEMBERED:
-            self._buckets.popitem(last=False)
+        bucket = self.buckets.setdefault(client, _Bucket(size, now))
+        self.buckets.move_to_end(client)
+        if len(self.buckets) > CLIENTS_REMEMBERED:
+            self.buckets.popitem(last=False)
         bucket.drops = min(size, bucket.drops + (now - bucket.at) * self._per_second)
         bucket.at = now
         return bucket

@@ -74,7 +74,7 @@ async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> 
     if removal.request is not None and running:
         for job in running:
             with suppress(JobMissing):
-                await run_sync(desk.request_stop, job.job_id, removal.request, None, removal.actor)
+                await run_sync(_ask_for_end, desk, job, removal.request, removal.actor)
         await _all_ended(desk, running, removal.request)
     return [job.job_id for job in jobs if await run_sync(_remove_if_over, desk, job, removal)]
 
@@ -90,7 +90,7 @@ def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> bool:
 
 
 async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
-    await run_sync(desk.request_stop, job.job_id, request, None, actor)
+    await run_sync(_ask_for_end, desk, job, request, actor)
     if job.status is JobStatus.QUEUED:
         absence = await run_sync(desk.coordinator.absence)
         if absence is not None:
@@ -99,6 +99,10 @@ async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> 
                 "no-coordinator",
                 f"{job.job_id} cannot be ended now: {absence}, then repeat this call.",
             )
+
+
+def _ask_for_end(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
+    desk.request_stop(job.job_id, request, None, actor=actor)
 
 
 async def _ended(desk: FrontDesk, job: Job, request: StopRequest) -> Job:

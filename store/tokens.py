@@ -14,9 +14,6 @@ from store.errors import TokenExists, TokenMissing
 from store.rows import values_of
 from store.tables import TOKENS
 
-NOTED_EVERY: Final = timedelta(minutes=1)
-"""How exactly the last use of a token is known: a transaction per request would cost more."""
-
 _ALL: Final = select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.token_id)
 _ONE: Final = select(TOKENS).where(TOKENS.c.token_id == bindparam("id"))
 _NAMED: Final = select(TOKENS).where(
@@ -85,11 +82,10 @@ class Tokens:
             row = connection.execute(_ONE, {"id": token.token_id}).one()
         return _token(row)
 
-    def note_use(self, token: Token, now: datetime) -> None:
-        """Keep when a token was last used, unless that is known well enough."""
-        if token.last_used_at is None or now - token.last_used_at >= NOTED_EVERY:
-            with self._database.writing() as connection:
-                _set(connection, token.token_id, {"last_used_at": now})
+    def note_use(self, token_id: str, now: datetime) -> None:
+        """Keep when a token was last used."""
+        with self._database.writing() as connection:
+            _set(connection, token_id, {"last_used_at": now})
 
 
 def _named(connection: Connection, name: str) -> Token | None:

@@ -64,10 +64,10 @@ def choice(environ: Mapping[str, str], name: str, words: Sequence[Word], default
 
 def switch(environ: Mapping[str, str], name: str) -> bool:
     """Return whether a variable says yes; one that is not set does not."""
-    text = environ.get(name, "").lower()
-    if text in {"1", "true", "yes"}:
+    text = environ.get(name, "")
+    if text.lower() in {"1", "true", "yes"}:
         return True
-    if text in {"", "0", "false", "no"}:
+    if text.lower() in {"", "0", "false", "no"}:
         return False
     raise InvalidEnvironment(name, text, "1 or 0")
 

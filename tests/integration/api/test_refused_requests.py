@@ -1,5 +1,6 @@
 """What makes no sense, is too much or comes from outside is refused: hostile bytes on a socket."""
 
+import json
 import os
 import re
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -150,6 +152,104 @@ def test_the_door(service: Service, headers: dict[str, str], expected: int) -> N
     assert status(service.raw(post(b'{"world_size": 1}', **headers))) == expected
 
 
+HOSTS = [
+    "",
+    "evil.example",
+    "evil.example:8000",
+    "localhost.evil.example",
+    "evil.localhost",
+    "localhost.",
+    "localhost:999999",
+    "localhost@evil.example",
+    "evil.example@localhost",
+    "127.0.0.1.evil.example",
+    "127.0.0.2",
+    "127.1",
+    "2130706433",
+    "0.0.0.0",  # noqa: S104  a name that a page may use for this machine
+    "[::]",
+    "local host",
+]
+ORIGINS = [
+    "null",
+    "http://evil.example",
+    "https://evil.example",
+    "http://localhost:1",
+    "http://127.0.0.1",
+    "http://localhost.evil.example",
+    "http://localhost@evil.example",
+    "http://evil.example/localhost",
+    "null, http://localhost",
+    "http://",
+    "http://[",
+    "file://",
+    "chrome-extension://localhoster",
+    "javascript:localhost",
+]
+FETCHES = [
+    ("cross-site", "no-cors"),
+    ("cross-site", "cors"),
+    ("cross-site", "navigate"),
+    ("same-site", "cors"),
+    ("same-site", "no-cors"),
+    ("tomorrow-site", "cors"),
+]
+CONTENTS = [
+    "",
+    "text/plain",
+    "text/html",
+    "text/json",
+    "text/plain; application/json",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=x",
+    "application/jsonp",
+    "application/ld+json",
+    "application/json-patch+json",
+]
+FROM_A_PAGE = [
+    *[{"Host": host} for host in HOSTS],
+    *[{"Origin": origin} for origin in ORIGINS],
+    *[{"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode} for site, mode in FETCHES],
+    *[{"Content_Type": content} for content in CONTENTS],
+]
+
+
+@pytest.mark.parametrize("headers", FROM_A_PAGE)
+def test_no_page_of_somebody_else_can_change_anything(
+    service: Service, client: httpx.Client, headers: dict[str, str]
+) -> None:
+    before = client.get("/jobs").headers["x-total-count"]
+    assert status(service.raw(post(b'{"world_size": 1}', **headers))) in {400, 403, 415}
+    assert client.get("/jobs").headers["x-total-count"] == before
+
+
+def test_a_page_of_somebody_else_may_link_here_and_not_look(client: httpx.Client) -> None:
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+    for mode, expected in [("navigate", 200), ("no-cors", 403)]:
+        answer = client.get("/jobs", headers=foreign | {"Sec-Fetch-Mode": mode})
+        assert answer.status_code == expected
+
+
+def test_a_refusal_is_in_the_log_with_who_what_and_why(service: Service) -> None:
+    service.raw(post(b"{}", Host="evil.example", X_Request_ID="of-a-stranger"))
+    (line,) = [line for line in service.log.read_text().splitlines() if "of-a-stranger" in line]
+    told = json.loads(line)
+    assert (told["action"], told["reason"]) == ("request_refused", "foreign-host")
+    assert (told["method"], told["path"], told["caller"]) == (
+        "POST",
+        "/jobs",
+        f"uid:{os.geteuid()}",
+    )
+
+
+def test_a_change_is_in_the_log_with_who_made_it(service: Service) -> None:
+    service.raw(post(b"{}", "/jobs/nobody/stop", X_Request_ID="of-mine"))
+    (line,) = [line for line in service.log.read_text().splitlines() if "of-mine" in line]
+    told = json.loads(line)
+    assert (told["action"], told["status"]) == ("request_answered", 404)
+    assert (told["path"], told["caller"]) == ("/jobs/nobody/stop", f"uid:{os.geteuid()}")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_user_of_this_machine_is_turned_away(service: Service) -> None:
     script = (
@@ -198,9 +298,25 @@ class _Impatient(DeadlineProtocol):
     receipt_seconds = 0.2
 
 
+class _Narrow(DeadlineProtocol):
+    """Takes everybody for a stranger, and two connections from each."""
+
+    connections_at_once = 2
+
+    def _caller_uid(self) -> None:
+        return None
+
+
 @pytest.fixture
 def slow_service() -> Iterator[tuple[str, int]]:
     """The same protocol with a short deadline, in this process."""
+    with served(_Impatient) as address:
+        yield address
+
+
+@contextmanager
+def served(protocol: type[DeadlineProtocol]) -> Iterator[tuple[str, int]]:
+    """A service of this process that answers nothing."""
 
     async def answer(_scope: Scope, receive: Receive, _send: Send) -> None:
         message = await receive()
@@ -209,7 +325,7 @@ def slow_service() -> Iterator[tuple[str, int]]:
 
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
-        uvicorn.Config(answer, http=_Impatient, lifespan="off", log_level="critical")
+        uvicorn.Config(answer, http=protocol, lifespan="off", log_level="critical")
     )
     running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     running.start()
@@ -230,3 +346,11 @@ def test_headers_without_end_are_refused(slow_service: tuple[str, int]) -> None:
     with socket.create_connection(slow_service, timeout=20) as client:
         client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 18))
         assert status(client.recv(4096)) == 431
+
+
+def test_a_stranger_with_all_the_connections_gets_no_more() -> None:
+    with served(_Narrow) as address, ExitStack() as opened:
+        for _ in range(2):
+            opened.enter_context(socket.create_connection(address, timeout=20)).sendall(b"GET")
+        with socket.create_connection(address, timeout=20) as another:
+            assert status(another.recv(4096)) == 429

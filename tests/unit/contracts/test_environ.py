@@ -6,6 +6,7 @@ import pytest
 from muster.contracts.environ import (
     MARK,
     Assignment,
+    DoorSettings,
     RankSettings,
     ServiceSettings,
     api_url,
@@ -15,6 +16,7 @@ from muster.contracts.environ import (
 )
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.spec import JobSpec
+from muster.contracts.token import sha256_of
 
 SPEC = JobSpec(
     world_size=3,
@@ -288,10 +290,55 @@ def test_a_service_obeys_its_names() -> None:
             "https://a.example/muster",
         ),
         ({"MUSTER_URL": "", "MUSTER_PORT": "9"}, "http://127.0.0.1:9"),
+        ({"MUSTER_TLS_CERTFILE": "c.pem", "MUSTER_HOST": "::1"}, "https://[::1]:8000"),
     ],
 )
 def test_a_client_finds_the_api(environ: dict[str, str], url: str) -> None:
     assert api_url(environ) == url
+
+
+def test_a_door_has_its_defaults() -> None:
+    door = DoorSettings.read({"MUSTER_TOKEN": "", "MUSTER_ALLOWED_HOSTS": ""})
+    assert (door.token_sha256, door.require_token, door.allow_plain_http) == (None, False, False)
+    assert (door.allowed_hosts, door.tls_certfile, door.tls_keyfile) == (frozenset(), None, None)
+    limits = (door.requests_per_second, door.requests_at_once, door.connections_at_once)
+    assert limits == (100, 64, 128)
+
+
+def test_a_door_obeys_its_names_and_keeps_no_token() -> None:
+    token = "x1" * 16
+    door = DoorSettings.read(
+        {
+            "MUSTER_TOKEN": token,
+            "MUSTER_REQUIRE_TOKEN": "yes",
+            "MUSTER_ALLOWED_HOSTS": "A.example, ,b.example",
+            "MUSTER_TLS_CERTFILE": "c.pem",
+            "MUSTER_TLS_KEYFILE": "/k.pem",
+            "MUSTER_ALLOW_PLAIN_HTTP": "TRUE",
+            "MUSTER_REQUESTS_PER_SECOND": "1",
+            "MUSTER_REQUESTS_AT_ONCE": "2",
+            "MUSTER_CONNECTIONS_AT_ONCE": "3",
+        }
+    )
+    assert door == DoorSettings(
+        token_sha256=sha256_of(token),
+        require_token=True,
+        allowed_hosts=frozenset({"a.example", "b.example"}),
+        tls_certfile=Path.cwd() / "c.pem",
+        tls_keyfile=Path("/k.pem"),
+        allow_plain_http=True,
+        requests_per_second=1,
+        requests_at_once=2,
+        connections_at_once=3,
+    )
+    assert token not in repr(door)
+
+
+@pytest.mark.parametrize("token", ["short", "with spaces, though it is long enough", "ü" * 40])
+def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused_unsaid(token: str) -> None:
+    with pytest.raises(InvalidEnvironment, match="32 or more letters and digits") as caught:
+        DoorSettings.read({"MUSTER_TOKEN": token})
+    assert token not in str(caught.value)
 
 
 # Values that cannot be meant
@@ -342,6 +389,10 @@ WRONG = [
     (spec_from_environment, "HEARTBEAT_TIMEOUT", "nan"),
     (spec_from_environment, "MAX_RESTARTS", "-1"),
     (spec_from_environment, "MUSTER_COMMAND", "{}"),
+    (DoorSettings.read, "MUSTER_REQUIRE_TOKEN", "perhaps"),
+    (DoorSettings.read, "MUSTER_ALLOW_PLAIN_HTTP", "2"),
+    (DoorSettings.read, "MUSTER_TLS_KEYFILE", "k.pem"),
+    (DoorSettings.read, "MUSTER_REQUESTS_PER_SECOND", "0"),
     (api_url, "MUSTER_URL", "localhost:8000"),
     (api_url, "MUSTER_URL", "ftp://localhost"),
     (api_url, "MUSTER_URL", "http://"),

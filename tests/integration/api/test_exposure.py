@@ -1,0 +1,146 @@
+"""A real service that is asked to listen to the world, and one that speaks TLS."""
+
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from integration.api.service import DEADLINE_SECONDS, Service
+
+from muster.contracts.token import Scope
+from muster.peers import endpoint, plain
+from store.database import Database
+from store.tokens import Tokens
+
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs the command openssl to make a certificate"
+)
+
+TOKEN = "0123456789abcdef" * 4
+
+STARTING_SECONDS = 60.0
+"""Far beyond what a start takes, also on a machine that is busy with other tests."""
+
+ANYWHERE = "0.0.0.0"  # noqa: S104  refused
+
+
+def refused_start(service: Service, **environment: str) -> str:
+    """Return what a service says that does not start."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "api"],
+        cwd=service.root,
+        env=dict(service.environment) | environment,
+        capture_output=True,
+        text=True,
+        timeout=STARTING_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    return ended.stderr
+
+
+@pytest.fixture(scope="module")
+def unstarted(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    """A service with a database, in which there is a token that was revoked."""
+    service = Service(tmp_path_factory.mktemp("unstarted"))
+    database = Database.open(service.database_url)
+    tokens = Tokens(database)
+    tokens.create("gone", Scope.ADMIN, lifetime=None, created_by=None)
+    tokens.revoke("gone")
+    database.close()
+    return service
+
+
+def test_by_default_it_listens_to_this_machine_only(service: Service) -> None:
+    listening = [
+        endpoint(fields[1])
+        for table in ("tcp", "tcp6")
+        for fields in map(str.split, Path("/proc/net", table).read_text().splitlines()[1:])
+        if fields[3] == "0A"
+    ]
+    addresses = [address for address, port in listening if port == service.port]
+    assert addresses == [plain("127.0.0.1")]
+
+
+def test_without_a_token_no_other_machine_is_listened_to(unstarted: Service) -> None:
+    said = refused_start(unstarted, MUSTER_HOST=ANYWHERE, MUSTER_ALLOW_PLAIN_HTTP="1")
+    assert said.startswith(f"api: refusing to listen on {ANYWHERE}")
+    assert "muster token create NAME --scope admin" in said
+
+
+def test_a_token_in_the_clear_is_refused(unstarted: Service) -> None:
+    said = refused_start(unstarted, MUSTER_HOST=ANYWHERE, MUSTER_TOKEN=TOKEN)
+    assert "MUSTER_TLS_CERTFILE" in said
+    assert "MUSTER_ALLOW_PLAIN_HTTP=1" in said
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for this machine, made now; its key is beside it."""
+    directory = tmp_path_factory.mktemp("certificate")
+    words = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+        " -keyout key.pem -out certificate.pem -subj /CN=muster"
+        " -addext subjectAltName=IP:127.0.0.1,DNS:muster.example"
+    )
+    subprocess.run(words.split(), cwd=directory, capture_output=True, check=True)
+    return directory / "certificate.pem"
+
+
+@pytest.fixture(scope="module")
+def encrypted(
+    tmp_path_factory: pytest.TempPathFactory, certificate: Path
+) -> Iterator[tuple[Service, httpx.Client]]:
+    settings = {
+        "MUSTER_TLS_CERTFILE": str(certificate),
+        "MUSTER_TLS_KEYFILE": str(certificate.with_name("key.pem")),
+        "MUSTER_ALLOWED_HOSTS": "muster.example, 192.0.2.7",
+    }
+    service = Service(tmp_path_factory.mktemp("encrypted"), **settings)
+    service.start()
+    trusted = ssl.create_default_context(cafile=certificate)
+    url = f"https://127.0.0.1:{service.port}"
+    with httpx.Client(base_url=url, verify=trusted, timeout=DEADLINE_SECONDS) as client:
+        yield service, client
+    service.end(signal.SIGKILL)
+
+
+@needs_openssl
+def test_with_a_certificate_it_speaks_tls_and_nothing_else(
+    encrypted: tuple[Service, httpx.Client],
+) -> None:
+    service, client = encrypted
+    assert client.get("/jobs").status_code == 200
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{service.url}/jobs")
+    assert f"listens on https://127.0.0.1:{service.port}" in service.log.read_text()
+
+
+@needs_openssl
+def test_the_names_it_is_known_by_are_its_own(encrypted: tuple[Service, httpx.Client]) -> None:
+    _, client = encrypted
+    for host, expected in [
+        ("muster.example", 200),
+        ("MUSTER.example:443", 200),
+        ("192.0.2.7", 200),
+        ("localhost", 200),
+        ("192.0.2.8", 403),
+        ("other.example", 403),
+    ]:
+        answer = client.get("/jobs", headers={"Host": host})
+        assert answer.status_code == expected, host
+    assert "MUSTER_ALLOWED_HOSTS" in answer.json()["detail"]
+
+
+@needs_openssl
+def test_a_key_of_another_certificate_is_one_sentence(
+    unstarted: Service, certificate: Path
+) -> None:
+    said = refused_start(unstarted, MUSTER_TLS_CERTFILE=str(certificate))
+    assert "MUSTER_TLS_KEYFILE one with its key" in said

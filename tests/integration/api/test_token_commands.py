@@ -1,0 +1,65 @@
+"""``muster token``, from the command line to the rows and back to the door."""
+
+import re
+from collections.abc import Callable
+
+import httpx
+import pytest
+from integration.api.service import Service
+from typer.testing import CliRunner, Result
+
+from cli.__main__ import app
+
+Muster = Callable[..., Result]
+
+
+@pytest.fixture
+def muster(service: Service, monkeypatch: pytest.MonkeyPatch) -> Muster:
+    """Give the commands, as they are typed where this service is."""
+    for name in ("MUSTER_URL", "MUSTER_HOST", "MUSTER_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MUSTER_PORT", str(service.port))
+
+    def said(*words: str) -> Result:
+        return CliRunner().invoke(app, words)
+
+    return said
+
+
+def test_a_token_is_made_shown_and_revoked(
+    muster: Muster, service: Service, client: httpx.Client
+) -> None:
+    made = muster("token", "create", "ci", "--scope", "submit", "--expires-in", "90d")
+    text = made.stdout.strip()
+    assert re.fullmatch(r"mst_[0-9a-f]{12}_[0-9a-f]{64}", text), "and nothing else: for a script"
+    assert "muster token revoke ci" in made.stderr
+    header, *lines = muster("token", "ls").stdout.splitlines()
+    (line,) = [line for line in lines if text[4:16] in line]
+    assert header.split()[:4] == ["name", "scope", "id", "state"]
+    assert line.split()[:4] == ["ci", "submit", text[4:16], "valid"]
+    assert text[17:] not in line
+    mine = {"Authorization": f"Bearer {text}"}
+    assert client.get("/jobs", headers=mine).status_code == 200
+    assert muster("token", "revoke", "ci").stdout == "ci opens nothing any more\n"
+    assert client.get("/jobs", headers=mine).status_code == 401
+    assert "revoked" in muster("token", "ls").stdout
+    assert text not in service.log.read_text()
+
+
+def test_a_command_shows_the_token_of_its_environment(
+    muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = muster("token", "create", "reader").stdout.strip()
+    monkeypatch.setenv("MUSTER_TOKEN", text)
+    refused = muster("token", "ls")
+    assert refused.exit_code != 0
+    assert "needs a token of scope admin" in str(refused.exception)
+
+
+@pytest.mark.parametrize("time", ["", "90", "d", "-1d", "0s", "1.5h", "99999d", "soon"])
+def test_what_is_no_time_is_refused(muster: Muster, time: str) -> None:
+    before = muster("token", "ls").stdout
+    refused = muster("token", "create", "late", "--expires-in", time)
+    assert refused.exit_code == 2
+    assert "such as 90d" in refused.output
+    assert muster("token", "ls").stdout == before
