@@ -10,6 +10,7 @@ import typer
 from cli import dataset, pool
 from cli.chaos import chaos
 from cli.incarnations import incarnations
+from cli.run import run
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 
@@ -76,6 +77,9 @@ def digest(
 
 for verb in (pool.scale, pool.pause, pool.resume, pool.workers, pool.audit, incarnations, chaos):
     app.command()(verb)
+
+# What comes after the script is the script's.
+app.command(context_settings={"allow_interspersed_args": False})(run)
 
 
 def _settings() -> ServiceSettings:

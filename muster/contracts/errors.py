@@ -14,6 +14,7 @@ MusterError
 ├── Differs                muster/synchronous/taking_up.py
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered
+├── BegunOtherwise         coordinator/foreground.py
 ├── NotLoopback            api/door.py
 ├── PortTaken              api/__main__.py and cli/up.py, each in its own words
 ├── AlreadyUp              cli/up.py
