@@ -45,7 +45,9 @@ Scope = Annotated[
 Restarts = Annotated[int, typer.Option(min=0, help="Restarts of one rank after crashes.")]
 Id = Annotated[
     str | None,
-    typer.Option("--job-id", help="A name, to go on under after Ctrl-C.", show_default="made"),
+    typer.Option(
+        "--job-id", help="A name, to go on under after Ctrl-C.", show_default="made for you"
+    ),
 ]
 
 

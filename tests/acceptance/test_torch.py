@@ -31,12 +31,12 @@ def test_a_group_on_gloo_that_loses_a_rank_goes_on_from_its_last_state_to_the_sa
     installation: Installation, tmp_path: Path
 ) -> None:
     calm = submit(installation, tmp_path / "calm")
+    installation.complete(calm)
     job_id = submit(installation, tmp_path / "killed")
     saved = tmp_path / "killed" / "state.pt"
     installation.wait_until(job_id, lambda seen: is_running(seen) and saved.exists())
     installation.kill(job_id, 1)
     seen = installation.complete(job_id)
-    installation.complete(calm)
     assert [worker["restarts"] for worker in seen["workers"]] == [0, 1]
     begun = re.findall(r"goes on from step (\d+)", installation.log(job_id, 1))
     assert int(begun[-1]) > 0
