@@ -138,11 +138,11 @@ def _verdict(
     quote = quote_lines(message.last_lines) if has_lines else ""
     # A job that has failed has no code 0 itself.
     code = OF_A_SHELL + (message.signal or 0) if message.exit_code is None else message.exit_code
-    told = f"rank {rank.rank} {_what_happened(rank, ending)} and {words}{quote}"
+    told = f"rank {rank.rank} {_what_happened(rank, ending, message)} and {words}{quote}"
     return Verdict(reason=reason, message=told, exit_code=code or 1)
 
 
-def _what_happened(rank: RankSnapshot, ending: Ending) -> str:
+def _what_happened(rank: RankSnapshot, ending: Ending, message: RankExited) -> str:
     if rank.kill is not None:
         return rank.kill.message
     match ending.retry_class:
@@ -151,7 +151,8 @@ def _what_happened(rank: RankSnapshot, ending: Ending) -> str:
         case RetryClass.PREEMPTION if rank.stopping:
             return "was asked to stop by somebody else"
         case _:
-            return describe_exit(rank)
+            # The end of its log follows; what it has written down elsewhere does not.
+            return describe_exit(rank) if message.error is None else ending.message
 
 
 def _used_up(most: int) -> str:

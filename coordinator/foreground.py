@@ -1,16 +1,18 @@
-"""One job, run here and now, with no API: ``JOB_ID=… WORLD_SIZE=… python -P -m coordinator``.
+"""One job, run here and now, with no API: by ``muster run``, or by hand.
 
-The same coordinator over a database of its own, so that everything holds that holds for the
-service: ranks are replaced, a second call with the same id after a crash or Ctrl-C goes on.
+``JOB_ID=… WORLD_SIZE=… python -P -m coordinator`` runs what the environment describes. It is the
+same coordinator over a database of its own, so that everything holds that holds for the service:
+ranks are replaced, a second call with the same id after a crash or Ctrl-C goes on.
 """
 
 import asyncio
 import itertools
+import signal
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -19,15 +21,17 @@ from muster.attic import set_aside
 from muster.checkpoints.modes import refuse_other_mode
 from muster.completion import complete
 from muster.contracts.environ import ServiceSettings, spec_from_environment
+from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.layout import DataDirectory, checkpoints_of_job
+from muster.contracts.layout import DataDirectory, JobFiles, checkpoints_of_job
+from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.remarks import narrate, remark
 from store.database import Database
 from store.errors import StoreUnavailable
 from store.events import Events
 from store.jobs import Jobs
-from store.records import Worker
+from store.records import Event, Job, Worker
 from store.workers import Workers
 
 LOOK_SECONDS: Final = 0.2
@@ -44,6 +48,53 @@ EXIT_CODES: Final[Mapping[JobStatus, int]] = {
 INTERRUPTED: Final = 130
 
 
+class BegunOtherwise(MusterError):
+    """An unfinished job of that id runs another command, or has another number of ranks."""
+
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(
+            f"{job_id} has begun with another command or number of ranks, and is not over: give "
+            "those to go on, or choose another id"
+        )
+
+
+class Audience(Protocol):
+    """Who is shown how a job goes. Nothing of this raises."""
+
+    def look(self) -> None:
+        """See whatever else there is to see: often, and once more when all is over."""
+
+    def hear(self, event: Event) -> None:
+        """Learn what has happened."""
+
+    def note(self, workers: Sequence[Worker]) -> None:
+        """Learn how far everybody is."""
+
+    def conclude(self, job: Job) -> None:
+        """Learn how it ended, or that it was interrupted."""
+
+
+class Narrator:
+    """Tells all that happens on standard output; what ranks print is in their logs."""
+
+    def __init__(self, files: JobFiles) -> None:
+        self._files = files
+
+    def look(self) -> None:
+        """Everything it tells is heard."""
+
+    def hear(self, event: Event) -> None:
+        narrate(f"{event.at:%H:%M:%S}  {event.message}")
+
+    def note(self, workers: Sequence[Worker]) -> None:
+        narrate("  ".join(map(_progress, workers)))
+
+    def conclude(self, job: Job) -> None:
+        remark(f"logs: {self._files.logs}")
+        if not job.is_terminal:
+            remark(f"interrupted; the same command goes on with {job.job_id}")
+
+
 def run(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Run the job that the environment describes to its end; return the exit code.
 
@@ -51,6 +102,21 @@ def run(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """
     job_id = checked_job_id(environ["JOB_ID"])
     spec = checked(spec_from_environment(environ))
+    return play(job_id, spec, settings, environ, Narrator)
+
+
+def play(
+    job_id: JobId,
+    spec: JobSpec,
+    settings: ServiceSettings,
+    environ: Mapping[str, str],
+    audience: Callable[[JobFiles], Audience],
+) -> int:
+    """Run a job to its end; return its exit code: see `EXIT_CODES`.
+
+    One of that id that is not over goes on. `audience` is called once it is known where its files
+    are. Raises `BegunOtherwise`, and what `complete` and `refuse_other_mode` do.
+    """
     own = DataDirectory(settings.data_dir / "foreground" / job_id)
     settings = msgspec.structs.replace(
         settings,
@@ -60,32 +126,42 @@ def run(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     )
     database = Database.open(settings.database_url)
     try:
-        jobs = Jobs(database)
-        job = jobs.find(job_id)
-        if job is not None and job.is_terminal:
-            set_aside(own.job(job_id), job.uid)  # files before rows: either may be cut short
-            jobs.delete(job_id, job.uid)
-            job = None
-        if job is None:
-            # The same id means: go on from its checkpoints, whoever made them.
-            spec = msgspec.structs.replace(spec, resume_from=job_id)
-            completed = complete(spec, settings, Path.cwd())
-            earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
-            refuse_other_mode(earlier, completed.spec.mode)
-            jobs.create(
-                job_id,
-                JobUid(uuid.uuid4().hex),
-                completed.spec,
-                message=completed.note,
-                idempotency=None,
-            )
-        return asyncio.run(_Foreground(database, settings, environ, job_id).run())
+        _store(Jobs(database), job_id, spec, settings)
+        shown = audience(own.job(job_id))
+        job = asyncio.run(_Foreground(database, settings, environ, job_id, shown).run())
     finally:
         database.close()
+    shown.conclude(job)
+    return EXIT_CODES.get(job.status, INTERRUPTED)
+
+
+def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) -> None:
+    """Store the job, unless it is there and not over."""
+    job = jobs.find(job_id)
+    if job is not None and not job.is_terminal:
+        if (job.spec.command, job.spec.world_size) != (spec.command, spec.world_size):
+            raise BegunOtherwise(job_id)
+        return
+    if job is not None:
+        # Files before rows: either may be cut short.
+        set_aside(DataDirectory(settings.data_dir).job(job_id), job.uid)
+        jobs.delete(job_id, job.uid)
+    # The same id means: go on from its checkpoints, whoever made them.
+    spec = msgspec.structs.replace(spec, resume_from=job_id)
+    completed = complete(spec, settings, Path.cwd())
+    earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
+    refuse_other_mode(earlier, completed.spec.mode)
+    jobs.create(
+        job_id,
+        JobUid(uuid.uuid4().hex),
+        completed.spec,
+        message=completed.note,
+        idempotency=None,
+    )
 
 
 class _Foreground:
-    """A service that ends with its one job, and tells how it goes."""
+    """A service that ends with its one job, and shows how it goes."""
 
     def __init__(
         self,
@@ -93,52 +169,50 @@ class _Foreground:
         settings: ServiceSettings,
         environ: Mapping[str, str],
         job_id: JobId,
+        audience: Audience,
     ) -> None:
         self._service = Service(database, settings, environ)
         self._jobs = Jobs(database)
         self._workers = Workers(database)
         self._events = Events(database)
         self._job = self._jobs.get(job_id)
-        self._logs = DataDirectory(settings.data_dir).job(job_id).logs
+        self._audience = audience
         self._told = 0
 
-    async def run(self) -> int:
-        """Return the exit code of the job: see `EXIT_CODES`."""
+    async def run(self) -> Job:
+        """Return the job as it is in the end; it is not over if it was interrupted."""
         serving = asyncio.ensure_future(self._service.run())
+        await asyncio.sleep(0)  # now it answers signals
+        # Nobody is there to hand over to: SIGTERM is a Ctrl-C.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._service.shut_down)
         for look in itertools.count(1):
             if serving.done() or self._job.is_terminal:
                 break
             await asyncio.wait([serving], timeout=LOOK_SECONDS)
             await self._look()
             if look % LOOKS_PER_PROGRESS == 0:
-                await self._tell_progress()
+                await self._note_progress()
         self._service.shut_down()
         await serving
         await self._look()
-        return self._conclude()
+        return self._job
 
     async def _look(self) -> None:
-        """Learn how the job is and tell what happened; not while the database is away."""
+        """Learn how the job is and show what happened; not while the database is away."""
+        await asyncio.to_thread(self._audience.look)
         with suppress(StoreUnavailable):
             job_id = self._job.job_id
             events = await asyncio.to_thread(self._events.of_job, job_id, EVENTS_LIMIT)
             for event in events:
                 if event.event_id is not None and event.event_id > self._told:
                     self._told = event.event_id
-                    narrate(f"{event.at:%H:%M:%S}  {event.message}")
+                    self._audience.hear(event)
             self._job = await asyncio.to_thread(self._jobs.get, job_id)
 
-    async def _tell_progress(self) -> None:
+    async def _note_progress(self) -> None:
         with suppress(StoreUnavailable):
             workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
-            narrate("  ".join(map(_progress, workers)))
-
-    def _conclude(self) -> int:
-        remark(f"logs: {self._logs}")
-        if self._job.is_terminal:
-            return EXIT_CODES[self._job.status]
-        remark(f"interrupted; the same command goes on with {self._job.job_id}")
-        return INTERRUPTED
+            self._audience.note(workers)
 
 
 def _progress(worker: Worker) -> str:

@@ -1,21 +1,24 @@
 """A gang: ranks that meet once at MASTER_ADDR:MASTER_PORT, and anew when one of them is gone.
 
-    muster run -n 4 examples/gang.py
-    {"command": ["python", "examples/gang.py"], "world_size": 4, "restart_scope": "gang"}
+    muster run -n 4 examples/gang.py 0.2
+    {"command": ["python", "examples/gang.py", "0.2"], "world_size": 4, "restart_scope": "gang"}
 
 Nothing here knows Muster: what torchrun sets is enough, and torch.distributed meets in this way.
-Every step adds up one number of each rank, rank 0 saves, and all go on from there. Kill any rank.
+Every step adds up one number of each rank and takes so many seconds; rank 0 saves, and all go on
+from there. Kill any rank.
 """
 
 import json
 import os
 import socket
 import struct
+import sys
 import time
 from pathlib import Path
 
 STEPS = 100
 NUMBER = struct.Struct("<q")
+PAUSE_SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 0.05
 
 rank = int(os.environ.get("RANK", "0"))
 world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -67,5 +70,5 @@ for step in range(begun + 1, STEPS + 1):
     total += add_up(step * (rank + 1), peers)
     if rank == 0 and step % 5 == 0:
         save(step, total)
-    time.sleep(float(os.environ.get("SLEEP_SEC", "0.05")))
+    time.sleep(PAUSE_SECONDS)
 print(f"rank {rank} has the sum {total}", flush=True)

@@ -219,9 +219,10 @@ class Nursery:
 
     def settle(self) -> None:
         """Bring every ended process to its end; to be called on SIGCHLD and now and then."""
-        for child in list(self._living.values()):
-            if child.has_exited():
-                self._settle(child)
+        ended = [child for child in self._living.values() if child.has_exited()]
+        # Whoever was killed is told of first: who has lost a peer by that exits with a code.
+        for child in sorted(ended, key=lambda child: child.ending().signal is None):
+            self._settle(child)
         reap_orphans(own={child.pid for child in self._living.values()})
 
     def _settle(self, child: Child) -> None:

@@ -15,6 +15,7 @@ MusterError
 ├── ClientError …          muster/client/errors.py
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered
+├── BegunOtherwise         coordinator/foreground.py
 ├── Exposed                api/exposure.py
 ├── InvalidCertificate     api/exposure.py
 ├── PortTaken              api/__main__.py and cli/up.py, each in its own words

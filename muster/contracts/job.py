@@ -23,7 +23,7 @@ class JobStatus(StrEnum):
     RUNNING = "RUNNING"
     """Every rank that has work is alive or has finished."""
     RECOVERING = "RECOVERING"
-    """At least one rank is down and will be replaced; the others go on."""
+    """At least one rank is down and will be replaced; the others go on, or start again with it."""
     PAUSED = "PAUSED"
     """No step is taken, because too few ranks are active or a person asked for it."""
     STOPPING = "STOPPING"

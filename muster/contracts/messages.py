@@ -226,6 +226,7 @@ class RankSaid(_Message, frozen=True, tag="rank_said"):
 
 
 ERROR_LIMIT: Final = 2000
+"""Characters of an error that a program has written down."""
 
 
 class RankExited(_Message, frozen=True, tag="rank_exited"):
@@ -248,8 +249,8 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     """Why it never became a process, a verb phrase, if it may become one later: its host had no
     process, descriptor or room to give. What can never be started is `Refused`."""
     error: str | None = None
-    """The error that it has written down itself (torch's `@record` does), such as ``ValueError:
-    no such optimizer``; of at most `ERROR_LIMIT` characters."""
+    """What it has written down itself of its error, as torch's `@record` does: a type and words,
+    `ERROR_LIMIT` characters at most."""
 
 
 class Pulse(_Message, frozen=True, tag="pulse"):

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import SLOTS, Installation, Undisturbed, lent
+from installation import SLOTS, Installation, Undisturbed, await_value, lent
+from terminals import Terminal
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
@@ -60,3 +61,14 @@ def undisturbed(_shared: Installation) -> Undisturbed:
         return known[key]
 
     return run
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, dataset_dir: Path) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path, dataset_dir)
+    yield terminal
+    for process in terminal.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    await_value(lambda: not terminal.left_running(), lambda: f"{terminal.left_running()} are left")

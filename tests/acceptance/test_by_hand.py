@@ -1,83 +1,14 @@
 """`python -P -m worker` and `python -P -m coordinator` on a terminal, with no service around."""
 
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from installation import DEADLINE_SECONDS, Undisturbed, await_value, without_ours
+from installation import DEADLINE_SECONDS, Undisturbed, await_value
+from terminals import Terminal
 
-from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.identity import identity_of
-from muster.checkpoints.reader import Reader
 from muster.contracts.layout import JobFiles
-from muster.processes import mark_of, marked
 
 ALONE = {"MUSTER_MODE": "independent"}
-
-
-class Terminal:
-    """Runs commands in one directory, as a person would."""
-
-    def __init__(self, directory: Path, dataset_dir: Path) -> None:
-        self.directory = directory
-        self.environment = {
-            **without_ours(os.environ),
-            "MUSTER_DATA_DIR": str(directory / "data"),
-            "DATASET_DIR": str(dataset_dir),
-        }
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self.directory,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
-        """Return exit code and output."""
-        process = self.start(*arguments, **environment)
-        output, _ = process.communicate(timeout=DEADLINE_SECONDS)
-        return process.returncode, output
-
-    def digest(self, job_id: str, rank: int, world_size: int) -> str:
-        """Return the identity of a rank's last state."""
-        reader = Reader(
-            files=LocalFileSystem(),
-            directory=self.directory / "checkpoints" / job_id / f"worker_{rank}",
-            rank=rank,
-            world_size=world_size,
-            warn=pytest.fail,
-        )
-        found = reader.newest()
-        assert found is not None
-        return identity_of(found)
-
-    def left_running(self) -> list[int]:
-        """Return the processes that work in this directory without having been started here."""
-        pids = [record.pid for record in marked("")]
-        return [pid for pid in pids if mark_of(pid) and works_in(pid, self.directory)]
-
-
-@pytest.fixture
-def terminal(tmp_path: Path, dataset_dir: Path) -> Iterator[Terminal]:
-    terminal = Terminal(tmp_path, dataset_dir)
-    yield terminal
-    for process in terminal.started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-    await_value(lambda: not terminal.left_running(), lambda: f"{terminal.left_running()} are left")
 
 
 def test_a_worker_needs_nobody(terminal: Terminal) -> None:
@@ -231,11 +162,3 @@ def test_a_coordinator_says_what_is_wrong_with_its_environment(
     assert code == 1
     assert output.startswith("coordinator: ")
     assert "Traceback" not in output
-
-
-def works_in(pid: int, directory: Path) -> bool:
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-    return f"MUSTER_DATA_DIR={directory}".encode() in environment

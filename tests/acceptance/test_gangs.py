@@ -26,7 +26,7 @@ while before == "0" or not Path("go").exists():
 
 
 def submit_gang(installation: Installation, script: Path = SCRIPT, **fields: object) -> str:
-    command = [sys.executable, str(script)]
+    command = [sys.executable, str(script), "0.02"]
     return installation.submit(
         **{"world_size": RANKS, "restart_scope": "gang", "command": command, **fields}
     )
@@ -55,7 +55,7 @@ def restarts_of(seen: Seen) -> list[int]:
 def test_a_gang_that_loses_a_rank_meets_again_at_another_port_and_finishes(
     installation: Installation, victim: int
 ) -> None:
-    job_id = submit_gang(installation, sleep_sec=0.02)
+    job_id = submit_gang(installation)
     saved = installation.checkpoint_dir / f"gang-{job_id}.json"
     installation.wait_until(job_id, lambda seen: is_running(seen) and saved.exists())
     installation.kill(job_id, victim)
@@ -93,7 +93,7 @@ def test_a_coordinator_that_dies_in_the_middle_of_a_restart_leaves_nothing_half_
 
 
 def test_an_agent_that_dies_costs_a_gang_nothing(installation: Installation) -> None:
-    job_id = submit_gang(installation, sleep_sec=0.02)
+    job_id = submit_gang(installation)
     before = pids(begins(installation, job_id))
     (agent,) = (
         record

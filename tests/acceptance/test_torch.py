@@ -1,6 +1,7 @@
 """Scripts for torchrun, unmodified, with the real torch where it is installed."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def test_a_group_on_gloo_that_loses_a_rank_goes_on_from_its_last_state_to_the_sa
     installation.kill(job_id, 1)
     seen = installation.complete(job_id)
     assert [worker["restarts"] for worker in seen["workers"]] == [0, 1]
-    assert "goes on from step 0" not in installation.log(job_id, 1).splitlines()[-2]
+    begun = re.findall(r"goes on from step (\d+)", installation.log(job_id, 1))
+    assert int(begun[-1]) > 0
     assert {weights(installation, job_id, rank) for rank in range(2)} == {
         weights(installation, calm, 0)
     }
@@ -48,7 +50,9 @@ def test_the_error_that_record_writes_down_is_the_message_of_the_end(
 ) -> None:
     job_id = submit(installation, tmp_path / "failing", max_restarts=0)
     (tmp_path / "failing" / "fail").touch()
-    installation.fail(job_id)
+    job = installation.fail(job_id)
+    why = "rank 1 exited with code 1 (ValueError: no such optimizer) and may not be restarted"
+    assert job["message"].startswith(why)
     found = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
     blamed = [one for one in found if one["retry_class"] == "crash"]
     assert [(one["rank"], one["reason"], one["message"]) for one in blamed] == [

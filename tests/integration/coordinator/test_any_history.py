@@ -188,6 +188,16 @@ def test_no_history_leads_a_pool_astray(
     acts_out(story, history)
 
 
+@MANY_HISTORIES
+@given(
+    st.sampled_from([Story.submitted, Story.starting, Story.running]),
+    histories(OF_A_RANK.keys() | OF_THE_JOB.keys(), RANKS),
+)
+def test_no_history_leads_a_gang_astray(begin: Callable[..., Story], history: list[Event]) -> None:
+    gang = {"command": ("true",), "restart_scope": "gang"}
+    acts_out(begin(world_size=RANKS, **BUDGETS, **gang), history)
+
+
 def acts_out(story: Story, history: list[Event]) -> None:
     for event in history:
         story.passes(event.seconds)
@@ -221,9 +231,12 @@ def plans_soundly(story: Story) -> None:
         for start in targets:
             rank = before.ranks[start.rank]
             assert not rank.is_alive
-            assert not rank.finished
+            assert not rank.finished or before.is_gang
             assert not before.is_ending
             assert before.agent is AgentState.CONNECTED
+        if before.is_gang and targets:
+            assert [start.rank for start in targets] == list(range(RANKS)), "all or none"
+            assert not before.all_finished
         for action in actions:
             if isinstance(action, Announce):
                 check_announcement(before, action)
@@ -260,6 +273,8 @@ def check(job: JobSnapshot) -> None:
         assert all(rank.is_well for rank in job.ranks if is_at_work(job, rank))
     if job.is_synchronous:
         check_pool(job)
+    if job.is_gang:
+        assert len({rank.incarnation for rank in job.ranks}) == 1, "they have met in one place"
 
 
 def check_budgets(job: JobSnapshot, rank: RankSnapshot) -> None:
@@ -311,7 +326,8 @@ def compare(before: JobSnapshot, after: JobSnapshot) -> None:
     for old, new in zip(before.ranks, after.ranks, strict=False):
         assert new.incarnation - old.incarnation in {0, 1}, "they go up, one by one"
         assert new.restarts - old.restarts in {0, 1}
-        assert new.finished >= old.finished, "what is done stays done"
+        begins_anew = after.is_gang and new.incarnation > old.incarnation
+        assert new.finished >= old.finished or begins_anew, "what is done stays done"
         if new.incarnation > old.incarnation:
             assert not old.is_alive, "one living process per rank"
 

@@ -244,6 +244,11 @@ def test_no_name_at_all_is_a_job_of_defaults() -> None:
     assert commanded == JobSpec(mode="independent", command=("true",))
 
 
+def test_a_command_may_be_a_gang() -> None:
+    told = {"MUSTER_COMMAND": '["true"]', "MUSTER_RESTART_SCOPE": "gang"}
+    assert spec_from_environment(told) == JobSpec(command=("true",), restart_scope="gang")
+
+
 def test_a_service_has_its_defaults() -> None:
     settings = ServiceSettings.read({"HOME": "/home/ada"}, cores=4)
     assert settings.data_dir == Path("/home/ada/.local/share/muster")
@@ -389,6 +394,7 @@ WRONG = [
     (spec_from_environment, "HEARTBEAT_TIMEOUT", "nan"),
     (spec_from_environment, "MAX_RESTARTS", "-1"),
     (spec_from_environment, "MUSTER_COMMAND", "{}"),
+    (spec_from_environment, "MUSTER_RESTART_SCOPE", "all"),
     (DoorSettings.read, "MUSTER_REQUIRE_TOKEN", "perhaps"),
     (DoorSettings.read, "MUSTER_ALLOW_PLAIN_HTTP", "2"),
     (DoorSettings.read, "MUSTER_TLS_KEYFILE", "k.pem"),

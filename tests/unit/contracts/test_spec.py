@@ -67,6 +67,7 @@ GOOD = [
     {"mode": "synchronous", "virtual_shards": 4096},
     {"batch_size": 17, "virtual_shards": 16},
     {"command": ("true",), "batch_size": 1},
+    {"command": ("true",), "restart_scope": "gang"},
     {"resume_from": "a"},
     {"resume_from": "0-_" + "x" * 60},
 ]
@@ -78,6 +79,7 @@ def test_what_makes_sense_is_accepted(good: dict[str, object]) -> None:
 
 
 WRONG = [
+    ("restart_scope", "gang"),
     ("world_size", 4097),
     ("world_size", 10**400),
     ("min_workers", 0),

@@ -120,3 +120,23 @@ def test_a_start_is_in_the_draft_before_it_is_performed() -> None:
     charge.decide([Start(rank=0)], NOW)
     (worker,) = charge.draft(NOW).changed
     assert (worker.incarnation, worker.state) == (0, "spawned")
+
+
+@pytest.mark.parametrize(
+    ("scope", "decided", "is_to_meet"),
+    [
+        ("rank", StartAgent(), True),
+        ("rank", Start(rank=0), False),
+        ("gang", StartAgent(), False),
+        ("gang", Start(rank=0), True),
+    ],
+)
+def test_ranks_meet_anew_with_every_agent_but_those_of_a_gang_whenever_it_starts(
+    scope: str,
+    decided: StartAgent | Start,
+    is_to_meet: bool,  # noqa: FBT001  what is expected
+) -> None:
+    charge = charge_of(Story.submitted(command=("true",), restart_scope=scope).is_admitted())
+    assert not charge.is_to_meet
+    charge.decide([decided], NOW)
+    assert charge.is_to_meet is is_to_meet

@@ -1,11 +1,15 @@
 """A gang runs whole or not at all, told as stories."""
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 from stories import Story, kills, starts, terminations
+from unit.coordinator.heirs import successor
 
 from coordinator.actions import Move
+from coordinator.happenings import Overslept
+from coordinator.rows import inherited_with_agent, snapshot_of
 from coordinator.snapshot import AgentState
 from muster.contracts.endings import RetryClass
 from muster.contracts.job import JobStatus, Reason, StopRequest
@@ -188,3 +192,73 @@ def test_ranks_of_a_job_that_is_no_gang_are_left_alone() -> None:
     story = live(Story.starting(command=COMMAND, world_size=3)).dies(1)
     assert terminations(story.plans()) == []
     assert starts(story.wakes()) == [1]
+
+
+def test_a_coordinator_that_stood_still_does_not_hold_it_against_those_who_are_to_go() -> None:
+    story = running(2, stop_grace_seconds=7).dies(0)
+    story.plans()
+    story.passes(100).hears(Overslept(seconds=100))
+    assert kills(story.plans()) == {}
+    assert list(kills(story.wakes())) == [1]
+
+
+def test_who_is_done_keeps_its_slot_as_it_may_have_to_start_again() -> None:
+    assert running().exits(0).job.slots == 3
+    assert live(Story.starting(command=COMMAND, world_size=3)).exits(0).job.slots == 2
+
+
+# A coordinator that dies in the middle
+
+MOMENTS: dict[str, Callable[[Story], object]] = {
+    "one died": lambda story: story.dies(1),
+    "the others were asked to go": lambda story: story.dies(1).plans(),
+    "one has gone": lambda story: (story.dies(1).plans(), story.dies(0, signal=15)),
+    "one was done before": lambda story: story.exits(0).dies(1).plans(),
+    "none is left": lambda story: are_gone(story.dies(1)),
+    "all were started": lambda story: (are_gone(story.dies(1)), story.passes(60).plans()),
+}
+
+
+def are_gone(story: Story) -> None:
+    story.plans()
+    for rank in story.job.ranks:
+        if rank.is_alive and rank.terminated:
+            story.dies(rank.rank, signal=15)
+    story.plans()
+
+
+@pytest.mark.parametrize("inherit", [inherited_with_agent, snapshot_of])
+@pytest.mark.parametrize("moment", list(MOMENTS))
+def test_whoever_takes_over_in_the_middle_of_a_restart_makes_the_gang_whole(
+    moment: str, inherit: Callable[..., object]
+) -> None:
+    left = running()
+    MOMENTS[moment](left)
+    left.plans()
+    story = successor(left, inherit)
+    story.plans()
+    story.agent_joins()
+    are_gone(story)
+    live_again = live(story) if story.job.any_alive else live(wait(story))
+    (incarnation,) = set(incarnations(live_again))
+    assert incarnation >= 1
+    assert sum(rank.restarts for rank in story.job.ranks) == 1
+    for rank in story.job.ranks:
+        story.exits(rank.rank)
+    story.plans()
+    assert story.job.status is JobStatus.COMPLETED
+
+
+def wait(story: Story) -> Story:
+    """Let the backoff be over; then all of them start, or none."""
+    assert starts(story.passes(60).plans()) == [0, 1, 2]
+    return story
+
+
+def test_whoever_takes_over_says_what_was_said_of_who_died_first() -> None:
+    left = running().dies(2)
+    are_gone(left)
+    story = successor(left, inherited_with_agent)
+    story.plans()
+    assert story.job.message == left.job.message
+    assert story.job.message.startswith("rank 2 was ended by signal 9 (SIGKILL); all ranks are")

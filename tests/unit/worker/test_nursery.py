@@ -61,6 +61,26 @@ def test_a_life_is_reported_in_order_and_its_end_is_on_disk_first(house: House) 
     assert house.files.times(0, 0).stat().st_size == 16
 
 
+def test_of_several_that_have_ended_whoever_was_killed_is_told_of_first(house: House) -> None:
+    house.starts("raise SystemExit(1)", rank=0)
+    house.starts("import os; os.kill(os.getpid(), 9)", rank=1)
+    house.starts("raise SystemExit(0)", rank=2)
+    children = house.nursery.living
+    await_value(lambda: all(child.has_exited() for child in children), str)
+    house.lives_until_it_is_empty()
+    ends = [report.rank for report in house.reports if isinstance(report, RankExited)]
+    assert ends == [1, 0, 2]
+
+
+def test_a_rank_is_told_where_to_write_down_its_error_and_that_is_read(house: House) -> None:
+    house.files.run.mkdir(exist_ok=True)
+    write = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write"
+    house.starts(f'{write}(\'{{"message": "ValueError: no"}}\'); raise SystemExit(1)')
+    house.lives_until_it_is_empty()
+    (end,) = (report for report in house.reports if isinstance(report, RankExited))
+    assert end.error == "ValueError: no"
+
+
 def test_an_end_is_on_disk_before_its_process_is_reaped(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,131 @@
+"""``muster run``: one job in the foreground, with no server, as torchrun has it.
+
+What the service does is done here as well, by the same coordinator over a database of its own.
+Ranks print on standard output, what happens to them is told on standard error.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from cli.relay import Relay
+from muster.contracts.environ import UNLESS_SET, ServiceSettings
+from muster.contracts.job import JobId
+from muster.contracts.layout import JobFiles
+from muster.contracts.spec import JobSpec, RestartScope
+from muster.contracts.spec_problems import checked, checked_job_id
+from muster.remarks import narrate, remark
+
+if TYPE_CHECKING:
+    from store.records import Event, Job, Worker
+
+_DEFAULT: Final = JobSpec()
+
+UNTOLD: Final = frozenset({"submitted", "rank_started", "rank_exited"})
+"""Events of every job. Why a rank is gone that is started again is told with the job's status."""
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCRIPT [ARGUMENTS]...",
+        help="A Python script and its arguments, or any other command.",
+        show_default=False,
+    ),
+]
+Ranks = Annotated[int, typer.Option("-n", "--nproc-per-node", min=1, help="Number of ranks.")]
+Scope = Annotated[
+    RestartScope,
+    typer.Option(help="What is started again when a rank dies: all ranks, or that one."),
+]
+Restarts = Annotated[int, typer.Option(min=0, help="Restarts of one rank after crashes.")]
+Id = Annotated[
+    str | None,
+    typer.Option(
+        "--job-id", help="A name, to go on under after Ctrl-C.", show_default="made for you"
+    ),
+]
+
+
+def run(
+    words: Words,
+    ranks: Ranks = 1,
+    restart_scope: Scope = "gang",
+    max_restarts: Restarts = _DEFAULT.max_restarts,
+    job_id: Id = None,
+) -> None:
+    """Run a script on several ranks here and now, with no server; an unmodified torchrun script.
+
+    Ctrl-C lets the ranks save and exit. The exit code is 0 if the job was completed, 1 if it
+    failed, 130 if it was interrupted.
+    """
+    import logging  # noqa: PLC0415
+
+    from coordinator.foreground import play  # noqa: PLC0415
+    from muster import journal  # noqa: PLC0415
+
+    spec = JobSpec(
+        command=command_of(words, Path.cwd()),
+        world_size=ranks,
+        restart_scope=restart_scope,
+        max_restarts=max_restarts,
+        env=set_by_caller(os.environ),
+    )
+    settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+    journal.configure("muster", logging.WARNING)  # the rest is told in words
+    chosen = new_id() if job_id is None else checked_job_id(job_id)
+    raise typer.Exit(play(chosen, checked(spec), settings, os.environ, _Terminal))
+
+
+def command_of(words: Sequence[str], directory: Path) -> tuple[str, ...]:
+    """Return the argv of every rank: this Python runs a script, any other command is its own.
+
+    Raises `BadParameter` for a script that is not there.
+    """
+    if not words[0].endswith(".py"):
+        return tuple(words)
+    if not (directory / words[0]).is_file():
+        raise typer.BadParameter(f"there is no script {words[0]} in {directory}")
+    return (sys.executable, *words)
+
+
+def set_by_caller(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of the caller's environment is to hold although we have defaults for it."""
+    return {name: environ[name] for name in UNLESS_SET if name in environ}
+
+
+def new_id() -> JobId:
+    """Return an id that nobody has chosen."""
+    return JobId(f"run-{datetime.now(UTC):%Y%m%dt%H%M%S}-{os.urandom(3).hex()}")
+
+
+class _Terminal:
+    """Shows what ranks print, and what happens to them."""
+
+    def __init__(self, files: JobFiles) -> None:
+        self._files = files
+        self._relay = Relay(files.logs, narrate)
+
+    def look(self) -> None:
+        self._relay.pass_on()
+
+    def hear(self, event: "Event") -> None:
+        if event.kind not in UNTOLD:
+            _say(event.message)
+
+    def note(self, workers: "Sequence[Worker]") -> None:
+        """Ranks print how far they are, if they want to."""
+
+    def conclude(self, job: "Job") -> None:
+        self._relay.finish()
+        _say(f"logs: {self._files.logs}")
+        if not job.is_terminal:
+            _say(f"interrupted; the same command with --job-id {job.job_id} goes on")
+
+
+def _say(sentence: str) -> None:
+    remark(f"muster: {sentence}")

@@ -1,0 +1,92 @@
+"""`muster run`: scripts for torchrun on a terminal, with no service around."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from installation import DEADLINE_SECONDS
+from terminals import Terminal
+
+RUN = ("-P", "-m", "cli", "run")
+GANG = Path(__file__).parents[2] / "examples" / "gang.py"
+
+
+def script(terminal: Terminal, text: str) -> str:
+    (terminal.directory / "train.py").write_text(text)
+    return "train.py"
+
+
+def test_a_script_runs_on_all_ranks_and_what_they_print_is_shown(terminal: Terminal) -> None:
+    code, output = terminal.run(*RUN, "-n", "3", str(GANG), "0")
+    assert code == 0, output
+    for rank in range(3):
+        assert f"[{rank}] rank {rank} of 3 at port " in output
+        assert f"[{rank}] rank {rank} has the sum 30300\n" in output
+    assert "muster: the job is COMPLETED" in output
+
+
+def test_what_follows_the_script_is_the_scripts(terminal: Terminal) -> None:
+    name = script(terminal, "import sys; print(sys.argv[1:])")
+    code, output = terminal.run(*RUN, name, "--help", "-n", "4", "--", "x y")
+    assert code == 0, output
+    assert "[0] ['--help', '-n', '4', '--', 'x y']\n" in output
+
+
+def test_a_gang_is_started_again_as_a_whole(terminal: Terminal) -> None:
+    name = script(
+        terminal,
+        "import os, signal\n"
+        "rank, before = (int(os.environ[n]) for n in ('RANK', 'TORCHELASTIC_RESTART_COUNT'))\n"
+        "print('start', before, os.environ['MASTER_PORT'], flush=True)\n"
+        "if before == 0:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if rank else signal.pause()\n",
+    )
+    code, output = terminal.run(*RUN, "-n", "2", name)
+    assert code == 0, output
+    assert "rank 1 was ended by signal 9 (SIGKILL); all ranks are started again, " in output
+    starts = [line for line in output.splitlines() if "] start " in line]
+    assert {line[:11] for line in starts} == {f"[{r}] start {n}" for r in "01" for n in "01"}
+    assert len({line.split()[-1] for line in starts}) == 2, "one port for each start of all"
+
+
+def test_a_job_that_fails_is_exit_code_1_and_says_why(terminal: Terminal) -> None:
+    name = script(terminal, "print('no end of line', end=''); raise SystemExit(3)")
+    code, output = terminal.run(*RUN, "--max-restarts", "0", name)
+    assert code == 1, output
+    assert "[0] no end of line\n" in output
+    assert "rank 0 exited with code 3 and may not be restarted" in output
+
+
+def test_a_script_that_is_not_there_is_refused_and_nothing_is_made(terminal: Terminal) -> None:
+    code, output = terminal.run(*RUN, "train.py")
+    assert code == 2
+    assert "there is no script train.py" in output
+    assert not (terminal.directory / "data").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
+    terminal: Terminal, number: signal.Signals
+) -> None:
+    name = script(
+        terminal,
+        "import os, signal\n"
+        "before = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('start', before, flush=True)\n"
+        "if before == '0': signal.pause()\n",
+    )
+    first = terminal.start(*RUN, "-n", "2", "--job-id", "mine", name)
+    assert first.stdout is not None
+    next(line for line in first.stdout if "start 0" in line)
+    first.send_signal(number)
+    output, _ = first.communicate(timeout=DEADLINE_SECONDS)
+    assert first.returncode == 130, output
+    assert "the same command with --job-id mine goes on" in output
+    assert not terminal.left_running()
+    code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", "true")
+    assert code == 1
+    assert "mine has begun with another command or number of ranks, and is not over" in output
+    code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", name)
+    assert code == 0, output
+    assert "start 0" not in output, "that was shown before"
+    assert all(f"[{rank}] start 1" in output for rank in range(2))
