@@ -26,6 +26,7 @@ from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
 from api.submission import Submitter
+from api.tracing import Traced
 from muster import journal, lifeline
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
@@ -108,7 +109,8 @@ def _serve(settings: ServiceSettings, listener: socket.socket, database: Databas
 
 
 def _guarded(app: ASGIApp, host: str) -> ASGIApp:
-    return Door(app, own_uid=os.geteuid(), caller_uid=_caller_uid, bound_host=host)
+    door = Door(app, own_uid=os.geteuid(), caller_uid=_caller_uid, bound_host=host)
+    return Traced(door)
 
 
 def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
