@@ -27,11 +27,25 @@ from muster.contracts.layout import LogName
 from muster.contracts.rank import ProcessState
 from store.records import Job
 
+EVENTS: Final = "text/event-stream"
+
 POLL_SECONDS: Final = 0.1
 RETRY_MILLISECONDS: Final = 2000
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 60
 """A reader that takes nothing for this long is gone."""
+
+_EVENT: Final = {
+    "description": "One event: lines of logs, or with a name something else.",
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+}
+
+_FORMS: Final = {
+    PLAIN: {"schema": {"type": "string"}},
+    OBJECTS: {"schema": {"type": "string"}},
+    EVENTS: {"schema": _EVENT},
+}
 
 router = APIRouter(tags=["logs"])
 
@@ -42,12 +56,7 @@ router = APIRouter(tags=["logs"])
     response_model=LogTail,
     responses=refusals(HTTPStatus.NOT_FOUND)
     | {
-        200: {
-            "content": {
-                media_type: {"schema": {"type": "string"}}
-                for media_type in (PLAIN, OBJECTS, "text/event-stream")
-            }
-        },
+        200: {"content": _FORMS},
         204: {"description": "With `follow`: all was delivered."},
     },
 )
@@ -85,7 +94,7 @@ async def get_logs(
     response_class=EventSourceResponse,
     responses=refusals(HTTPStatus.NOT_FOUND)
     | {
-        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        200: {"content": {EVENTS: _FORMS[EVENTS]}},
         204: {"description": "The job is over and everything was delivered."},
     },
 )
