@@ -29,6 +29,7 @@ from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
 from api.submission import Submitter
+from api.tracing import Traced
 from muster import journal, lifeline
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
@@ -129,7 +130,7 @@ def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
 
 
 def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASGIApp:
-    return Door(
+    guarded = Door(
         app,
         identities=Identities(
             tokens,
@@ -146,6 +147,7 @@ def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASG
         caller_uid=_caller_uid,
         hosts={host, *door.allowed_hosts},
     )
+    return Traced(guarded)
 
 
 def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:

@@ -46,7 +46,8 @@ def job_tag(job: Job) -> str:
 
 def weak_tag(request: Request, *parts: Any) -> str:  # noqa: ANN401  whatever msgspec can encode
     """Return the tag of what an answer to `request` is made from."""
-    said = msgspec.json.encode([request.url.path, request.url.query, *parts])
+    asked = request.scope["path"], request.query_params.multi_items()
+    said = msgspec.json.encode([asked, *parts])
     return f'W/"{xxhash.xxh3_128_hexdigest(said)}"'
 
 

@@ -1,4 +1,4 @@
-"""The newest known state of the jobs that streams watch: one read serves all watchers.
+"""The newest known state of the jobs that are watched: one read serves all streams and waits.
 
 Fifty open streams of one job cost one look at the database every tenth of a second.
 """

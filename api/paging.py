@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 import msgspec
-from fastapi import Depends, Query
+from fastapi import Depends, Query, Request
+from msgspec import Meta
 from msgspec.json import Decoder
-from starlette.datastructures import URL
 
 from api.problems import InvalidRequest, invalid_field
 from api.selecting import AskedSelection
 from muster.contracts.job import JobId
+from muster.contracts.spec import JOB_ID_PATTERN
 from store.records import Job
 from store.selection import Selection
 
@@ -25,7 +26,9 @@ DEFAULT_LIMIT = 1000
 Place: TypeAlias = tuple[datetime, JobId]
 """Where a page of jobs ends: the last one's time of creation and id."""
 
-PLACES: Final[Decoder[Place]] = Decoder(Place)
+PLACES: Final[Decoder[Place]] = Decoder(
+    tuple[datetime, Annotated[JobId, Meta(pattern=f"^{JOB_ID_PATTERN}$")]]
+)
 
 _PLACED: Final = frozenset({"limit", "cursor"})
 
@@ -75,18 +78,19 @@ async def _asked_page(
 AskedPage = Annotated[Page, Depends(_asked_page)]
 
 
-def link_next(url: URL, page: Page, last: Job) -> str:
-    """Return the Link header that leads to the page after `last`, with the filters of `url`."""
-    filters = [(name, value) for name, value in parse_qsl(url.query) if name not in _PLACED]
-    return next_page(url.path, filters, page.limit, (last.created_at, last.job_id))
+def link_next(request: Request, page: Page, last: Job) -> str:
+    """Return the Link header that leads to the page after `last`, with the same filters."""
+    asked = request.query_params.multi_items()
+    filters = [(name, value) for name, value in asked if name not in _PLACED]
+    return next_page(request, filters, page.limit, (last.created_at, last.job_id))
 
 
 def next_page(
-    path: str, query: Sequence[tuple[str, str]], limit: int, place: tuple[Any, ...]
+    request: Request, query: Sequence[tuple[str, str]], limit: int, place: tuple[Any, ...]
 ) -> str:
     """Return the Link header that leads to what comes after `place`."""
     asked = [*query, ("limit", str(limit)), ("cursor", encode_cursor(place))]
-    return f'<{path}?{urlencode(asked)}>; rel="next"'
+    return f'<{request.scope["path"]}?{urlencode(asked)}>; rel="next"'
 
 
 def _no_cursor() -> InvalidRequest:

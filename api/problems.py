@@ -20,6 +20,7 @@ from http import HTTPStatus
 from starlette.responses import Response
 from starlette.types import Scope
 
+from api.tracing import trace_id
 from muster.contracts.errors import InvalidSpec, MusterError
 
 MEDIA_TYPE = "application/problem+json"
@@ -130,6 +131,9 @@ def respond(problem: Problem, scope: Scope) -> Response:
         "instance": scope.get("path", ""),
         "request_id": scope.get("state", {}).get("request_id", ""),
     }
+    trace = trace_id(scope)
+    if trace is not None:
+        document["trace_id"] = trace
     if problem.errors:
         document["errors"] = [
             {"loc": list(error.loc), "msg": error.msg, "type": error.type, "hint": error.hint}

@@ -6,10 +6,11 @@ removed cannot be a new job's; and a delete that was cut short can simply be rep
 
 import asyncio
 import errno
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -50,6 +51,14 @@ class Removal:
         return StopRequest.GRACEFUL if self.stop_first else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What has become of one job."""
+
+    view: Deleted
+    freed_bytes: int
+
+
 async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
     """Delete one job, and wait for its end first if `removal` asks for one.
 
@@ -65,28 +74,38 @@ async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
             )
         await _stop(desk, job, removal.request, removal.actor)
         job = await _ended(desk, job, removal.request)
-    return await run_sync(_remove, desk, job, removal)
+    return (await run_sync(_remove, desk, job, removal)).view
 
 
-async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list[JobId]:
-    """Delete those of `jobs` that are over, or end in time when asked to; return their ids."""
+def would_delete(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list[Removed]:
+    """Return what `delete_all` would do if every job ended in time, and do nothing."""
+    return [
+        _foreseen(desk, job, removal)
+        for job in jobs
+        if job.is_terminal or removal.request is not None
+    ]
+
+
+async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list[Removed]:
+    """Delete those of `jobs` that are over, or end in time when asked to; return which."""
     running = [job for job in jobs if not job.is_terminal]
     if removal.request is not None and running:
         for job in running:
             with suppress(JobMissing):
                 await run_sync(_ask_for_end, desk, job, removal.request, removal.actor)
         await _all_ended(desk, running, removal.request)
-    return [job.job_id for job in jobs if await run_sync(_remove_if_over, desk, job, removal)]
+    done = [await run_sync(_remove_if_over, desk, job, removal) for job in jobs]
+    return [removed for removed in done if removed is not None]
 
 
-def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> bool:
+def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> Removed | None:
     now = desk.jobs.find(job.job_id)
     if now is None or now.uid != job.uid or not now.is_terminal:
-        return False
+        return None
     # Somebody else may delete it at this moment, and one that cannot be must not stop the rest.
     with suppress(JobMissing, Conflict):
-        return _remove(desk, now, removal).deleted
-    return False
+        return _remove(desk, now, removal)
+    return None
 
 
 async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
@@ -140,31 +159,59 @@ def _patience_seconds(job: Job, request: StopRequest) -> float:
     return MARGIN_SECONDS + (job.spec.stop_grace_seconds if grace is None else grace)
 
 
-def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Deleted:
-    checkpoints_deleted = removal.force and _remove_checkpoints(job)
+def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Removed:
+    foreseen = _foreseen(desk, job, removal)
+    checkpoints = _checkpoints(job, removal)
+    checkpoints_deleted = checkpoints is not None and _remove_tree(checkpoints)
     files = desk.files.job(job.job_id)
     if removal.delete_logs:
         _remove_tree(files.root)
     else:
         set_aside(files, job.uid)
     desk.jobs.delete(job.job_id, job.uid)
-    return Deleted(
+    view = foreseen.view.model_copy(update={"checkpoints_deleted": checkpoints_deleted})
+    return replace(foreseen, view=view)
+
+
+def _foreseen(desk: FrontDesk, job: Job, removal: Removal) -> Removed:
+    checkpoints = _checkpoints(job, removal)
+    logs = desk.files.job(job.job_id).root if removal.delete_logs else None
+    view = Deleted(
         job_id=job.job_id,
         deleted=True,
         logs_deleted=removal.delete_logs,
-        checkpoints_deleted=checkpoints_deleted,
+        checkpoints_deleted=checkpoints is not None and _is_own_directory(checkpoints),
     )
+    freed = sum(_size_bytes(directory) for directory in (checkpoints, logs) if directory)
+    return Removed(view=view, freed_bytes=freed)
 
 
-def _remove_checkpoints(job: Job) -> bool:
-    if job.spec.checkpoint_dir is None:
-        return False
-    return _remove_tree(checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id))
+def _checkpoints(job: Job, removal: Removal) -> Path | None:
+    """Return the directory that goes with the job if `removal` says so."""
+    if not removal.force or job.spec.checkpoint_dir is None:
+        return None
+    return checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id)
+
+
+def _is_own_directory(directory: Path) -> bool:
+    return directory.is_dir() and not directory.is_symlink()
+
+
+def _size_bytes(directory: Path) -> int:
+    """Return what the files below hold; one that goes away meanwhile counts as nothing."""
+    if not _is_own_directory(directory):
+        return 0
+    size = 0
+    for where, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(f"{where}/{name}").st_size
+    return size
 
 
 def _remove_tree(directory: Path) -> bool:
     """Remove a directory that is one: a link is left alone, and none is followed below it."""
-    if directory.is_symlink() or not directory.is_dir():
+    if not _is_own_directory(directory):
         return False
     for _ in range(ATTEMPTS):
         try:

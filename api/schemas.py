@@ -37,6 +37,23 @@ class JobList(BaseModel):
     jobs: list[JobView]
 
 
+class JobPlan(BaseModel):
+    """What would become of a job, were it submitted."""
+
+    job_id: str = Field(description="The one that was asked for, or one like it would get.")
+    message: str | None = Field(description="What one should know about places nobody chose.")
+    launcher: str = Field(description="What starts the agent that starts the ranks.")
+    world_size: int
+    command: list[str] | None = Field(description="What every rank becomes; null: `program`.")
+    program: str | None = Field(description="What is trained; null: the built-in classifier.")
+    shards: int | None = Field(
+        description="Shards of the data set, and in synchronous mode the virtual ones of a step; "
+        "null: the command's business"
+    )
+    shards_per_rank: list[int] | None = Field(description="How many of them each rank gets.")
+    spec: dict[str, Any] = Field(description="Everything that was asked for, defaults filled in.")
+
+
 class WorkerView(BaseModel):
     """One rank: its process, its place and its counters."""
 
@@ -122,8 +139,9 @@ class Deleted(BaseModel):
 class Purged(BaseModel):
     matched: int
     deleted: int
-    job_ids: list[str] = Field(description="The jobs that were deleted.")
+    job_ids: list[str] = Field(description="The jobs that were deleted; in a dry run, would be.")
     skipped: list[str] = Field(description="Jobs that matched and are not over.")
+    freed_bytes: int = Field(description="What the files of those jobs held.")
 
 
 class Check(BaseModel):
@@ -170,4 +188,5 @@ class ProblemView(BaseModel):
     detail: str
     instance: str
     request_id: str
+    trace_id: str | None = Field(default=None, description="That of the header `traceparent`.")
     errors: list[FieldErrorView] = []

@@ -53,7 +53,7 @@ class Submitter:
         """
         job_id = self._job_id(request)
         asked = checked(_spec(request))
-        with _answering_for("dataset_dir"):
+        with answering_for("dataset_dir"):
             completed = complete(asked, self.settings, self.working_dir)
         _refuse_missing(asked, completed)
         _refuse_leftovers(job_id, completed)
@@ -75,7 +75,7 @@ def _refuse_missing(asked: JobSpec, completed: Completed) -> None:
 
 
 def _refuse_no_directory(field: str, path: Path) -> None:
-    with _answering_for(field):
+    with answering_for(field):
         if not path.is_dir():
             raise invalid_field("body", field, f"{path} is not a directory")
 
@@ -84,7 +84,7 @@ def _refuse_no_program(reference: str | None, working_dir: Path) -> None:
     place, _, _ = (reference or "").rpartition(":")
     if not place.endswith(".py"):
         return  # a module is found by the rank, which knows its own path
-    with _answering_for("program"):
+    with answering_for("program"):
         if not (working_dir / place).is_file():
             raise invalid_field("body", "program", f"{working_dir / place} is not a file")
 
@@ -92,7 +92,7 @@ def _refuse_no_program(reference: str | None, working_dir: Path) -> None:
 def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:
     own = checkpoints_of_job(completed.checkpoint_dir, job_id)
     resume_from = completed.spec.resume_from
-    with _answering_for("checkpoint_dir"):
+    with answering_for("checkpoint_dir"):
         if resume_from != job_id and holds_checkpoints(own):
             raise Conflict(
                 "checkpoints-left-over",
@@ -115,7 +115,7 @@ def _refuse_other_mode(source: Path, mode: Mode) -> None:
 
 
 @contextmanager
-def _answering_for(field: str) -> Iterator[None]:
+def answering_for(field: str) -> Iterator[None]:
     """Refuse `field` where the system refuses what it names: too long, not ours to look into."""
     try:
         yield

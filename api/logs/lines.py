@@ -44,7 +44,11 @@ def size_of(path: Path) -> int:
 
 def complete_size(path: Path) -> int:
     """Return the size of a log up to the end of its last complete line."""
-    end = size_of(path)
+    return line_end_before(path, size_of(path))
+
+
+def line_end_before(path: Path, end: int) -> int:
+    """Return where the last line ends that is complete below `end`; 0 if none is."""
     while end > 0:
         start = max(end - BLOCK_BYTES, 0)
         newline = _read(path, start, end - start).rfind(b"\n")

@@ -3,15 +3,33 @@
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
+from operator import itemgetter
+from typing import Final, TypeAlias
 
-from api.logs.lines import Line, backwards, complete_size, size_of
+from api.logs.lines import Line, backwards, complete_size, line_end_before, size_of
 from api.logs.position import Place, Position
 from api.logs.times import Micros, TimeIndex
 from muster.contracts.layout import JobFiles, LogName
+
+SEARCH_LIMIT_LINES: Final = 500_000
+"""Most lines that are looked at for one answer: about two seconds of a processor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which lines of a job's logs somebody wants; without any filter, all lines."""
+
+    rank: int | None = None
+    incarnation: int | None = None
+    since: Micros | None = None
+    until: Micros | None = None
+    """Lines whose time is not known yet are later than this."""
+    text: str | None = None
+    """What a line holds."""
+    after: Position = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +39,19 @@ class LogLine:
     name: LogName
     line: Line
     micros: Micros | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last lines that were wanted."""
+
+    lines: Sequence[LogLine]
+    is_complete: bool
+    """Whether there is none before them that belongs here, and was not looked at."""
+
+
+Dated: TypeAlias = tuple[float, LogLine]
+"""A line behind the key by which lines of several ranks are merged."""
 
 
 def logs_by_rank(files: JobFiles, rank: int | None) -> dict[int, list[LogName]]:
@@ -38,16 +69,30 @@ def logs_by_rank(files: JobFiles, rank: int | None) -> dict[int, list[LogName]]:
     return found
 
 
-def tail(files: JobFiles, rank: int | None, count: int) -> list[LogLine]:
-    """Return the last `count` lines, oldest first, an unfinished last line included."""
-    return _newest(files, logs_by_rank(files, rank), count, size_of)
+def tail(files: JobFiles, wanted: Wanted, count: int) -> Tail:
+    """Return the last `count` wanted lines, oldest first, an unfinished last line included."""
+    logs = logs_by_rank(files, wanted.rank)
+    newest: list[LogLine] = []
+    for looked_at, line in enumerate(_merged(_wanted(files, logs[rank], wanted) for rank in logs)):
+        if len(newest) == count:
+            break
+        if looked_at == SEARCH_LIMIT_LINES:
+            return Tail(newest[::-1], is_complete=False)
+        if wanted.text is None or wanted.text in line.line.text:
+            newest.append(line)
+    return Tail(newest[::-1], is_complete=True)
 
 
 def tail_position(files: JobFiles, rank: int | None, count: int) -> Position:
     """Return the place from which the last `count` complete lines, and all later ones, follow."""
     logs = logs_by_rank(files, rank)
+
+    def complete(name: LogName) -> int:
+        return complete_size(files.log(name.rank, name.incarnation))
+
+    newest = list(islice(_merged(_backwards(files, logs[one], complete) for one in logs), count))
     position: dict[int, Place] = {}
-    for line in reversed(_newest(files, logs, count, complete_size)):
+    for line in newest:
         position[line.name.rank] = (line.name.incarnation, line.line.start)
     return {**_ends(files, logs, position), **position}
 
@@ -63,28 +108,42 @@ def _ends(
     return ends
 
 
-def _newest(
-    files: JobFiles,
-    logs: Mapping[int, Sequence[LogName]],
-    count: int,
-    end_of: Callable[[Path], int],
-) -> list[LogLine]:
-    ranks = [_backwards(files, names, end_of) for names in logs.values()]
-    merged = heapq.merge(*ranks, key=lambda entry: entry[0], reverse=True)
-    newest = [line for _, line in islice(merged, count)]
-    newest.reverse()
-    return newest
+def _merged(ranks: Iterable[Iterator[Dated]]) -> Iterator[LogLine]:
+    """Yield the lines of all ranks, the newest first."""
+    for _, line in heapq.merge(*ranks, key=itemgetter(0), reverse=True):
+        yield line
+
+
+def _wanted(files: JobFiles, names: Sequence[LogName], wanted: Wanted) -> Iterator[Dated]:
+    """Yield one rank's lines, newest first, that are wanted whatever their text is."""
+    earliest = wanted.after.get(names[0].rank, (0, 0))
+
+    def end_of(name: LogName) -> int:
+        log = files.log(name.rank, name.incarnation)
+        size = size_of(log)
+        if wanted.until is None:
+            return size
+        written = TimeIndex(files.times(name.rank, name.incarnation)).size_at(wanted.until)
+        return size if written >= size else line_end_before(log, written)
+
+    chosen = [name for name in names if wanted.incarnation in {None, name.incarnation}]
+    for key, line in _backwards(files, chosen, end_of):
+        if (line.name.incarnation, line.line.start) < earliest:
+            return
+        # A line without a time is younger than every mark.
+        if wanted.since is not None and key < wanted.since:
+            return
+        yield key, line
 
 
 def _backwards(
-    files: JobFiles, names: Sequence[LogName], end_of: Callable[[Path], int]
-) -> Iterator[tuple[float, LogLine]]:
+    files: JobFiles, names: Sequence[LogName], end_of: Callable[[LogName], int]
+) -> Iterator[Dated]:
     """Yield one rank's lines, newest first, with a key that never goes up."""
     key = math.inf
     for name in reversed(names):
         index = TimeIndex(files.times(name.rank, name.incarnation))
-        path = files.log(name.rank, name.incarnation)
-        for line in backwards(path, end_of(path)):
+        for line in backwards(files.log(name.rank, name.incarnation), end_of(name)):
             micros = index.at(line.end)
             key = key if micros is None else min(key, micros)
             yield key, LogLine(name, line, micros)

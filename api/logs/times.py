@@ -1,6 +1,7 @@
 """When was this byte written? A binary search in the time index that lies beside a log."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from muster.contracts.layout import TIME_MARK
@@ -31,18 +32,39 @@ class TimeIndex:
             os.close(descriptor)
         return self._micros if self._low < end <= self._high else None
 
+    def size_at(self, micros: Micros) -> int:
+        """Return how many bytes are known to have been written by then."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            return 0
+        try:
+            later = _first(descriptor, lambda mark: mark[1] > micros)
+            return _mark(descriptor, later - 1)[0] if later else 0
+        finally:
+            os.close(descriptor)
+
     def _search(self, descriptor: int, end: int) -> None:
-        first, beyond = 0, os.fstat(descriptor).st_size // TIME_MARK.size
-        count = beyond
-        while first < beyond:
-            middle = (first + beyond) // 2
-            if _mark(descriptor, middle)[0] >= end:
-                beyond = middle
-            else:
-                first = middle + 1
-        if first < count:
+        first = _first(descriptor, lambda mark: mark[0] >= end)
+        if first < _count(descriptor):
             self._low = _mark(descriptor, first - 1)[0] if first else 0
             self._high, self._micros = _mark(descriptor, first)
+
+
+def _first(descriptor: int, is_behind: Callable[[tuple[int, Micros]], bool]) -> int:
+    """Return the place of the first mark that is behind something; their number if none is."""
+    first, beyond = 0, _count(descriptor)
+    while first < beyond:
+        middle = (first + beyond) // 2
+        if is_behind(_mark(descriptor, middle)):
+            beyond = middle
+        else:
+            first = middle + 1
+    return first
+
+
+def _count(descriptor: int) -> int:
+    return os.fstat(descriptor).st_size // TIME_MARK.size
 
 
 def _mark(descriptor: int, place: int) -> tuple[int, Micros]:

@@ -1,10 +1,12 @@
 """Every process that a job's ranks have had, and how it ended."""
 
 from dataclasses import asdict
+from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 from fastapi import APIRouter, Query, Request, Response
+from msgspec import Meta
 from msgspec.json import Decoder
 
 from api.access import READ
@@ -15,7 +17,10 @@ from api.queries import KnownJobId
 from api.responses import refusals
 from store.incarnations import Place
 
-PLACES: Final[Decoder[Place]] = Decoder(Place)
+_Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+"""What every database takes for a number of a rank or an incarnation."""
+
+PLACES: Final[Decoder[Place]] = Decoder(tuple[datetime, _Count, _Count])
 
 router = APIRouter(tags=["jobs"])
 
@@ -47,6 +52,6 @@ def list_incarnations(
     if len(found) > limit:
         last = found[limit - 1]
         place = (last.started_at, last.rank, last.incarnation)
-        response.headers["Link"] = next_page(request.url.path, [], limit, place)
+        response.headers["Link"] = next_page(request, [], limit, place)
     views = [IncarnationView(**asdict(incarnation)) for incarnation in found[:limit]]
     return IncarnationList(job_id=job_id, incarnations=views)

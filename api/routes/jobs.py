@@ -12,6 +12,7 @@ from api.access import READ, SUBMIT
 from api.conditional import IfNoneMatch, job_tag, tagged, weak_tag
 from api.desk import Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
+from api.planning import plan
 from api.problems import Conflict
 from api.queries import KnownJobId
 from api.requests import JobRequest, StopBody
@@ -19,6 +20,7 @@ from api.responses import UNCHANGED, refusals
 from api.schemas import (
     EventList,
     JobList,
+    JobPlan,
     JobView,
     SummaryList,
     SummaryView,
@@ -44,7 +46,9 @@ router = APIRouter(tags=["jobs"])
     "/jobs",
     status_code=HTTPStatus.CREATED,
     summary="Create a job",
-    responses=refusals(HTTPStatus.CONFLICT),
+    response_model=JobView,
+    responses=refusals(HTTPStatus.CONFLICT)
+    | {200: {"model": JobPlan, "description": "What a job would be, in a dry run."}},
     dependencies=[SUBMIT],
 )
 def create_job(
@@ -54,12 +58,15 @@ def create_job(
     principal: Principal,
     request: Request,
     response: Response,
+    dry_run: Annotated[bool, Query(description="Check and plan it; store nothing.")] = False,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=KEY_LIMIT)] = None,
-) -> JobView:
+) -> JobView | Response:
     """Store a job, durable before the answer.
 
     With an `Idempotency-Key` a repetition answers as the first time and creates nothing.
     """
+    if dry_run:
+        return Response(_planned(asked, desk).model_dump_json(), media_type="application/json")
     key = _key(principal, idempotency_key, asked)
     job = desk.answers.find(key) if key else None
     replayed = job is not None
@@ -78,8 +85,16 @@ def create_job(
         desk.nudge()
     if replayed:
         response.headers["Idempotency-Replayed"] = "true"
-    response.headers["Location"] = f"{request.url.path}/{job.job_id}"
+    response.headers["Location"] = f"{request.scope['path']}/{job.job_id}"
+    response.headers["ETag"] = job_tag(job)
     return job_view(job)
+
+
+def _planned(asked: JobRequest, desk: FrontDesk) -> JobPlan:
+    submission = _prepared(asked, desk)
+    if desk.jobs.find(submission.job_id) is not None:
+        raise JobExists(submission.job_id)
+    return plan(submission, desk.files.synthetic_dataset)
 
 
 def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
@@ -235,7 +250,7 @@ def _jobs_of(page: Page, desk: FrontDesk, request: Request, response: Response) 
     jobs = desk.jobs.page(page.selection, page.limit + 1, page.after)
     response.headers["X-Total-Count"] = str(desk.jobs.count(page.selection))
     if len(jobs) > page.limit:
-        response.headers["Link"] = link_next(request.url, page, jobs[page.limit - 1])
+        response.headers["Link"] = link_next(request, page, jobs[page.limit - 1])
     return jobs[: page.limit]
 
 

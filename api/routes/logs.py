@@ -3,32 +3,32 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Final
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
 from api.access import READ
 from api.desk import Desk, FrontDesk
 from api.glances import Glance
+from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
+from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
 from api.logs.follow import JobFollower
-from api.logs.position import parse_position
-from api.logs.tail import LogLine, tail, tail_position
-from api.problems import FieldError, InvalidRequest, JobNotFound, invalid_field
+from api.logs.tail import Wanted, tail, tail_position
+from api.problems import JobNotFound, invalid_field
 from api.queries import KnownJobId
 from api.responses import refusals
-from api.schemas import LogLineView, LogTail
+from api.schemas import LogTail
 from muster.contracts.job import JobId
 from muster.contracts.layout import LogName
 from muster.contracts.rank import ProcessState
 from store.records import Job
 
-TAIL_DEFAULT: Final = 200
-TAIL_LIMIT: Final = 10_000
+EVENTS: Final = "text/event-stream"
 
 POLL_SECONDS: Final = 0.1
 RETRY_MILLISECONDS: Final = 2000
@@ -36,9 +36,19 @@ PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 60
 """A reader that takes nothing for this long is gone."""
 
-router = APIRouter(tags=["logs"])
+_EVENT: Final = {
+    "description": "One event: lines of logs, or with a name something else.",
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+}
 
-Rank = Annotated[int | None, Query(ge=0, description="Only this rank's lines.")]
+_FORMS: Final = {
+    PLAIN: {"schema": {"type": "string"}},
+    OBJECTS: {"schema": {"type": "string"}},
+    EVENTS: {"schema": _EVENT},
+}
+
+router = APIRouter(tags=["logs"])
 
 
 @router.get(
@@ -47,22 +57,37 @@ Rank = Annotated[int | None, Query(ge=0, description="Only this rank's lines.")]
     response_model=LogTail,
     dependencies=[READ],
     responses=refusals(HTTPStatus.NOT_FOUND)
-    | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    | {
+        200: {"content": _FORMS},
+        204: {"description": "With `follow`: all was delivered."},
+    },
 )
-def get_logs(
+async def get_logs(
+    *,
     job_id: KnownJobId,
     desk: Desk,
     request: Request,
-    tail_: Annotated[int, Query(alias="tail", ge=0, le=TAIL_LIMIT)] = TAIL_DEFAULT,
-    rank: Rank = None,
+    response: Response,
+    part: AskedPart,
+    filters: AskedFilters,
+    follow: Annotated[bool, Query(description="The same as `/logs/stream`.")] = False,
 ) -> LogTail | Response:
-    """Answer with JSON, or with plain text if `Accept` asks for it."""
-    _check_rank(desk.jobs.get(job_id), rank)
-    lines = tail(desk.files.job(job_id), rank, tail_)
-    if "text/plain" in request.headers.get("accept", ""):
-        text = "".join(_plain(line, rank) for line in lines)
-        return Response(text, media_type="text/plain; charset=utf-8")
-    return LogTail(job_id=job_id, tail=tail_, lines=[_view(line) for line in lines])
+    """Answer with JSON, or as `Accept` asks: plain text, or one JSON object a line.
+
+    A search looks at half a million lines, the newest first; where there are more, the header
+    `X-Log-Incomplete` says so.
+    """
+    if follow:
+        _refuse(filters)
+        return await stream_logs(job_id, desk, part)
+    _check_rank(await run_sync(desk.jobs.get, job_id), part.rank)
+    wanted = replace(filters, rank=part.rank, after=part.seen or {})
+    count = TAIL_DEFAULT if part.tail is None else part.tail
+    found = await run_sync(tail, desk.files.job(job_id), wanted, count)
+    accepted = request.headers.get("accept", "")
+    if PLAIN in accepted:
+        return as_text(found, part.rank)
+    return as_objects(found) if OBJECTS in accepted else as_document(job_id, count, found, response)
 
 
 @router.get(
@@ -72,38 +97,27 @@ def get_logs(
     dependencies=[READ],
     responses=refusals(HTTPStatus.NOT_FOUND)
     | {
-        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        200: {"content": {EVENTS: _FORMS[EVENTS]}},
         204: {"description": "The job is over and everything was delivered."},
     },
 )
-async def stream_logs(
-    *,
-    job_id: KnownJobId,
-    desk: Desk,
-    rank: Rank = None,
-    tail_: Annotated[int | None, Query(alias="tail", ge=0, le=TAIL_LIMIT)] = None,
-    after: Annotated[str | None, Query(description="The id of the last event seen.")] = None,
-    last_event_id: Annotated[str | None, Header()] = None,
-) -> Response:
+async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Response:
     """Unnamed events carry lines; the event `end` carries the final status and closes."""
     glance = await desk.glances.look(job_id)
     if glance is None:
         raise JobNotFound
-    _check_rank(glance.job, rank)
+    _check_rank(glance.job, part.rank)
     files = desk.files.job(job_id)
-    seen = last_event_id or after
-    if seen is not None:
-        position = parse_position(seen)
-        if position is None:
-            raise _no_position("header" if last_event_id else "query")
-        follower = JobFollower(files, rank, position)
+    position = part.seen
+    if position is not None:
+        follower = JobFollower(files, part.rank, position)
         rest = await run_sync(follower.next_batch, _is_over(glance))
         if glance.job.is_terminal and rest is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-    else:
-        position = await run_sync(tail_position, files, rank, tail_) if tail_ is not None else {}
+    elif part.tail is not None:
+        position = await run_sync(tail_position, files, part.rank, part.tail)
     return EventSourceResponse(
-        _events(desk, glance.job, JobFollower(files, rank, position)),
+        _events(desk, glance.job, JobFollower(files, part.rank, position or {})),
         ping=PING_SECONDS,
         send_timeout=SEND_SECONDS,
         sep="\n",
@@ -162,17 +176,8 @@ def _check_rank(job: Job, rank: int | None) -> None:
         raise invalid_field("query", "rank", f"the job has {most} ranks at most, counted from 0")
 
 
-def _no_position(where: str) -> InvalidRequest:
-    field = "last-event-id" if where == "header" else "after"
-    message = "is no position of ours: send the id of an event, or leave it out"
-    return InvalidRequest([FieldError(loc=(where, field), msg=message, type="value_error")])
-
-
-def _view(line: LogLine) -> LogLineView:
-    time = None if line.micros is None else datetime.fromtimestamp(line.micros / 1e6, UTC)
-    return LogLineView(rank=line.name.rank, time=time, line=line.line.text)
-
-
-def _plain(line: LogLine, rank: int | None) -> str:
-    prefix = f"[rank {line.name.rank}] " if rank is None else ""
-    return f"{prefix}{line.line.text}\n"
+def _refuse(filters: Wanted) -> None:
+    if filters != Wanted():
+        raise invalid_field(
+            "query", "follow", "a stream takes rank, tail and after: leave other filters out"
+        )

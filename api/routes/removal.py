@@ -1,18 +1,22 @@
 """Deleting one job, or all that match."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
 from api.access import SUBMIT
 from api.desk import Desk, Principal
 from api.queries import KnownJobId, statuses_of
-from api.removal import Removal, delete, delete_all
+from api.removal import Removal, Removed, delete, delete_all, would_delete
 from api.responses import refusals
 from api.schemas import Deleted, Purged
+from muster.contracts.job import JobStatus
+from store.records import Job
 
 YEARS_LIMIT = 1000
 
@@ -41,35 +45,58 @@ async def delete_job(
     return await delete(desk, job_id, removal)
 
 
-@router.post("/jobs/purge", summary="Delete the jobs that match", dependencies=[SUBMIT])
-async def purge_jobs(  # noqa: PLR0913  as many as the query has
-    *,
-    desk: Desk,
-    principal: Principal,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Which jobs a purge is about."""
+
+    statuses: Sequence[JobStatus]
+    older_than: timedelta | None
+
+
+async def _asked_match(
     older_than_hours: Annotated[float | None, Query(ge=0, le=YEARS_LIMIT * 8766)] = None,
     older_than_days: Annotated[
         float | None, Query(ge=0, le=YEARS_LIMIT * 366, description="Wins over hours.")
     ] = None,
     statuses: Annotated[list[str], Query(description="Only these; may be repeated.")] = [],  # noqa: B006
+) -> Match:
+    age = _age(older_than_hours, older_than_days)
+    return Match(statuses=statuses_of(statuses, "statuses"), older_than=age)
+
+
+@router.post("/jobs/purge", summary="Delete the jobs that match", dependencies=[SUBMIT])
+async def purge_jobs(
+    *,
+    desk: Desk,
+    principal: Principal,
+    match: Annotated[Match, Depends(_asked_match)],
     delete_logs: DeleteLogs = True,
     stop_running: Annotated[bool, Query(description="Stop gracefully what runs.")] = False,
     force: Force = False,
+    dry_run: Annotated[bool, Query(description="Only say what would be deleted.")] = False,
 ) -> Purged:
     """Delete every job that matches; without a filter all do. What runs is skipped unless asked."""
-    wanted = statuses_of(statuses, "statuses")
-    age = _age(older_than_hours, older_than_days)
-    cutoff = None if age is None else desk.clock() - age
-    jobs = await run_sync(desk.jobs.finished_before, cutoff, wanted)
+    cutoff = None if match.older_than is None else desk.clock() - match.older_than
+    jobs = await run_sync(desk.jobs.finished_before, cutoff, match.statuses)
     removal = Removal(
         delete_logs=delete_logs, stop_first=stop_running, force=force, actor=principal
     )
-    deleted = await delete_all(desk, jobs, removal)
-    gone = set(deleted)
+    if dry_run:
+        foreseen = await run_sync(would_delete, desk, jobs, removal)
+        return _purged(jobs, foreseen, deleted=0)
+    removed = await delete_all(desk, jobs, removal)
+    return _purged(jobs, removed, deleted=len(removed))
+
+
+def _purged(jobs: Sequence[Job], removed: Sequence[Removed], *, deleted: int) -> Purged:
+    gone = [one.view.job_id for one in removed]
+    known = set(gone)
     return Purged(
         matched=len(jobs),
-        deleted=len(deleted),
-        job_ids=list(deleted),
-        skipped=[job.job_id for job in jobs if job.job_id not in gone],
+        deleted=deleted,
+        job_ids=gone,
+        skipped=[job.job_id for job in jobs if job.job_id not in known],
+        freed_bytes=sum(one.freed_bytes for one in removed),
     )
 
 

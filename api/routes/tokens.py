@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Response
 
 from api.access import ADMIN
 from api.desk import Desk, Principal
+from api.responses import refusals
 from api.token_schemas import TokenCreated, TokenList, TokenRequest, TokenView, token_view
 from muster.contracts.token import NAME_PATTERN
 from store.errors import TokenMissing
@@ -40,7 +41,12 @@ def list_tokens(desk: Desk) -> TokenList:
     return TokenList(tokens=[token_view(token, now) for token in desk.tokens.all()])
 
 
-@router.delete("/tokens/{name}", summary="Revoke a token, at once", dependencies=[ADMIN])
+@router.delete(
+    "/tokens/{name}",
+    summary="Revoke a token, at once",
+    responses=refusals(HTTPStatus.NOT_FOUND),
+    dependencies=[ADMIN],
+)
 def revoke_token(
     name: Annotated[str, Path(description="The token's name.")], desk: Desk
 ) -> TokenView:

@@ -118,14 +118,24 @@ def test_a_summary_adds_up_what_the_ranks_say(
 
 def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn, job: str) -> None:
     stand_in.run(job)
-    first = client.post(f"/jobs/{job}/stop", json={"grace_seconds": 3})
-    again = client.post(f"/jobs/{job}/stop")
+    first = client.post(f"/jobs/{job}/stop", json={"grace_seconds": 3, "reason": "it diverges"})
+    again = client.post(f"/jobs/{job}/stop", json={"reason": "once more"})
     assert first.json() == again.json()
     assert (first.json()["status"], first.json()["stop_requested"]) == ("STOPPING", True)
-    kinds = [event["kind"] for event in client.get(f"/jobs/{job}/events").json()["events"]]
-    assert kinds.count("stop_requested") == 1
+    events = client.get(f"/jobs/{job}/events").json()["events"]
+    asked = [event["message"] for event in events if event["kind"] == "stop_requested"]
+    assert asked == ["a graceful stop was requested: it diverges"]
     stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
     assert client.post(f"/jobs/{job}/stop").json()["status"] == "STOPPED"
+
+
+@pytest.mark.parametrize("reason", ["two\nlines", "\0", "x" * 501, 7])
+def test_what_is_no_reason_stops_nothing(
+    client: httpx.Client, stand_in: StandIn, job: str, reason: object
+) -> None:
+    stand_in.run(job)
+    assert client.post(f"/jobs/{job}/stop", json={"reason": reason}).status_code == 422
+    assert client.get(f"/jobs/{job}").json()["stop_requested"] is False
 
 
 def test_a_running_job_is_not_deleted_unless_asked_to(
@@ -243,7 +253,8 @@ def test_purging_skips_what_runs_and_days_win_over_hours(
         "/jobs/purge",
         params={"older_than_days": 1, "older_than_hours": 0, "statuses": statuses},
     )
-    assert young.json() == {"matched": 0, "deleted": 0, "job_ids": [], "skipped": []}
+    nothing = {"matched": 0, "deleted": 0, "job_ids": [], "skipped": [], "freed_bytes": 0}
+    assert young.json() == nothing
     found = client.post("/jobs/purge", params={"older_than_hours": 0, "statuses": statuses}).json()
     assert over in found["job_ids"]
     assert job in found["skipped"]

@@ -72,6 +72,9 @@ def test_every_request_has_an_id(client: httpx.Client) -> None:
     given = client.get("/nothing", headers={"X-Request-ID": "mine"})
     assert given.headers["x-request-id"] == given.json()["request_id"] == "mine"
     assert len(client.get("/health").headers["x-request-id"]) == 32
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    traced = client.get("/nothing", headers={"traceparent": trace}).json()
+    assert traced["trace_id"] == trace.split("-")[1]
 
 
 def test_each_operation_is_documented(client: httpx.Client) -> None:

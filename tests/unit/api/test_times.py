@@ -28,3 +28,18 @@ def test_a_mark_that_comes_later_is_found_later(tmp_path: Path) -> None:
     assert index.at(5) is None
     path.write_bytes(TIME_MARK.pack(10, 100))
     assert [index.at(5), index.at(10), index.at(11)] == [100, 100, None]
+
+
+@pytest.mark.parametrize(
+    ("micros", "size"), [(99, 0), (100, 10), (199, 10), (200, 25), (299, 25), (999, 40)]
+)
+def test_the_last_mark_until_then_says_how_much_was_written(
+    tmp_path: Path, micros: int, size: int
+) -> None:
+    path = tmp_path / "times"
+    path.write_bytes(b"".join(TIME_MARK.pack(*mark) for mark in MARKS) + b"torn")
+    assert TimeIndex(path).size_at(micros) == size
+
+
+def test_without_marks_nothing_is_known_to_have_been_written(tmp_path: Path) -> None:
+    assert TimeIndex(tmp_path / "times").size_at(999) == 0

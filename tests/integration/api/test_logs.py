@@ -1,0 +1,107 @@
+"""The last lines of a log: which of them, and in which form."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from integration.api.service import Agent, StandIn
+from log_follower import events
+
+from muster.contracts.job import JobStatus
+
+BEGAN = 1_700_000_000
+"""2023-11-14T22:13:20Z"""
+
+MICROS = 1_000_000
+
+
+def at(seconds: float) -> int:
+    return round((BEGAN + seconds) * MICROS)
+
+
+def moment(seconds: int) -> str:
+    return f"2023-11-14T22:13:{20 + seconds}Z"
+
+
+@pytest.fixture
+def logged(agent: Agent, job: str) -> str:
+    """A job whose rank 0 has had two processes, and rank 1 is in the middle of a line."""
+    agent.write(job, 0, "a loss=1\n", at_micros=at(1))
+    agent.write(job, 0, "b\n", at_micros=at(3))
+    agent.write(job, 0, "c loss=2\n", at_micros=at(5), incarnation=1)
+    agent.write(job, 1, "d\n", at_micros=at(2))
+    agent.write(job, 1, "e loss=3")
+    return job
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, "adbce"),
+        ({"tail": 0}, ""),
+        ({"since": moment(2)}, "dbce"),
+        ({"since": moment(6)}, "e"),
+        ({"until": moment(3)}, "adb"),
+        ({"until": moment(0)}, ""),
+        ({"since": moment(2), "until": moment(2)}, "d"),
+        ({"since": "2023-11-14T23:13:23+01:00"}, "bce"),
+        ({"grep": "loss="}, "ace"),
+        ({"grep": "loss=", "tail": 2}, "ce"),
+        ({"grep": ".*"}, ""),
+        ({"incarnation": 0}, "adbe"),
+        ({"incarnation": 1}, "c"),
+        ({"incarnation": 1, "rank": 1}, ""),
+        ({"after": "0.0:9"}, "dbce"),
+        ({"after": "0.1:0,1.0:2"}, "ce"),
+        ({"after": "0.1:9,1.0:2", "grep": "c"}, ""),
+    ],
+)
+def test_each_filter_leaves_out_what_is_not_wanted(
+    client: httpx.Client, logged: str, params: dict[str, Any], expected: str
+) -> None:
+    found = client.get(f"/jobs/{logged}/logs", params=params).json()["lines"]
+    assert "".join(line["line"][0] for line in found) == expected
+
+
+def test_lines_come_as_objects_of_their_own(client: httpx.Client, logged: str) -> None:
+    headers = {"Accept": "application/x-ndjson"}
+    answer = client.get(f"/jobs/{logged}/logs?tail=2", headers=headers)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert [json.loads(line) for line in answer.text.splitlines()] == [
+        {"rank": 0, "time": moment(5), "line": "c loss=2"},
+        {"rank": 1, "time": None, "line": "e loss=3"},
+    ]
+
+
+def test_following_is_the_stream(client: httpx.Client, stand_in: StandIn, logged: str) -> None:
+    stand_in.move(logged, JobStatus.STOPPED)
+    params = {"follow": "true", "rank": 0, "after": "0.0:9"}
+    with client.stream("GET", f"/jobs/{logged}/logs", params=params) as response:
+        found = list(events(response.iter_raw()))
+    assert [line for event in found if not event.kind for line in event.data] == ["b", "c loss=2"]
+    assert found[-1].kind == "end"
+    again = client.get(f"/jobs/{logged}/logs?follow=true", headers={"Last-Event-ID": found[-1].id})
+    assert again.status_code == 200, "that end was of one rank only"
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("since=yesterday", "since"),
+        ("since=2023-11-14T22:13:20", "since"),
+        ("until=1e400", "until"),
+        ("incarnation=-1", "incarnation"),
+        ("after=nonsense", "after"),
+        ("grep=" + "x" * 1001, "grep"),
+        ("follow=true&grep=x", "follow"),
+        ("follow=true&incarnation=0", "follow"),
+        ("greb=x", "greb"),
+    ],
+)
+def test_what_is_no_filter_is_refused(
+    client: httpx.Client, job: str, query: str, field: str
+) -> None:
+    answer = client.get(f"/jobs/{job}/logs?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == ["query", field]
