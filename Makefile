@@ -51,7 +51,7 @@ contain: $(STAMP) ## 500 ranks that leave processes behind, and decoys: 5 to 10 
 stale: $(STAMP) ## 200 ranks of machines that stood still wake up: 10 to 20 min (ARGS='WAKINGS SEED')
 	$(BIN)/python tests/stale_ranks.py $(ARGS)
 
-fuzz: $(STAMP) ## 20 000 requests made from docs/openapi.json: 5 to 10 min (ARGS='--cases N --seed S')
+fuzz: $(STAMP) ## 20 000 requests made from the API's document: 10 to 15 min (ARGS='--cases N --seed S')
 	$(BIN)/python tests/fuzz_api.py $(ARGS)
 
 bench: $(STAMP) ## run every benchmark and print its figures
