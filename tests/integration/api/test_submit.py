@@ -15,6 +15,7 @@ from cli.__main__ import app
 from cli.exit_codes import ExitCode
 from muster.contracts.job import JobId, JobStatus
 from store.records import Job
+from store.selection import Selection
 
 Muster = Callable[..., Result]
 
@@ -130,12 +131,12 @@ def watching(service: Service, stand_in: StandIn, tmp_path: Path) -> Iterator[Wa
 def test_what_cannot_be_a_job_is_told_with_its_place(
     muster: Muster, stand_in: StandIn, tmp_path: Path, text: str, words: list[str], said: str
 ) -> None:
-    before = stand_in.jobs.count(list(JobStatus))
+    before = stand_in.jobs.count(Selection())
     (tmp_path / "job.yaml").write_text(text)
     result = muster("submit", "-d", "job.yaml", *words)
     assert (result.exit_code, result.stdout) == (ExitCode.USAGE, "")
     assert result.stderr.startswith(said)
-    assert stand_in.jobs.count(list(JobStatus)) == before
+    assert stand_in.jobs.count(Selection()) == before
 
 
 @pytest.mark.parametrize(
