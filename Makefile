@@ -25,13 +25,14 @@ up: $(STAMP) ## run the API and the coordinator here, until Ctrl-C
 demo: $(STAMP) ## train, kill a rank in the middle, compare the bits
 	$(BIN)/muster demo $(ARGS)
 
-# Under a minute, so that it is run before every commit: what needs a server is left to `make test`.
+# Under a minute, so that it is run before every commit: what needs a
+# server, processes of its own or much time is left to `make test`.
 check: $(STAMP) ## format, lint, types, import floors, unit tests: stops at the first failure
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres' tests/unit
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres and not slow' tests/unit
 
 # Integration tests differ much in length, so an idle worker takes over half of what the other
 # still has to do; until then neighbours stay together and share their module's fixtures.

@@ -1,13 +1,16 @@
-"""A stage with one agent, and shards for ranks that train."""
+"""A stage with one agent, and shards for ranks that train; a house whose ranks end with a test."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agent_stage import Stage
+from house import House
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
+from muster.processes import marked
 
 
 @pytest.fixture
@@ -16,3 +19,13 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path)
     yield stage
     stage.close()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.nursery.send_all(signal.SIGKILL)
+    house.lives_until_it_is_empty()
+    assert marked(f"{house.uid}/") == []
+    house.close()

@@ -109,6 +109,7 @@ def test_a_deleted_job_is_seen_to_be_gone() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_who_has_seen_the_job_does_not_wait_for_a_store_that_does_not_answer() -> None:
     async def story() -> None:
         world = World()

@@ -19,6 +19,7 @@ def path(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     return tmp_path / "log"
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(chunks=CHUNKS)
 def test_a_follower_hands_out_each_complete_line_once(path: Path, chunks: list[bytes]) -> None:

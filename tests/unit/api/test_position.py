@@ -11,6 +11,7 @@ POSITIONS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(position=POSITIONS)
 def test_a_position_survives_being_written(position: dict[int, tuple[int, int]]) -> None:
     assert parse_position(format_position(position)) == position

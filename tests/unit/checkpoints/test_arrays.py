@@ -34,6 +34,7 @@ def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
         assert found[name].tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(ANY_ARRAYS)
 def test_arrays_come_back_bit_by_bit_and_safetensors_agrees(arrays: dict[str, Array]) -> None:
@@ -42,6 +43,7 @@ def test_arrays_come_back_bit_by_bit_and_safetensors_agrees(arrays: dict[str, Ar
     assert_same(decode(content, "f"), arrays)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(ANY_ARRAYS)
 def test_we_read_what_safetensors_writes(arrays: dict[str, Array]) -> None:

@@ -17,6 +17,7 @@ from muster.checkpoints.memory import MemoryFileSystem
 from muster.checkpoints.power_cut import Mode, crash_states
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, 2 * PIECE_BYTES + 3])))
 def test_pieces_are_the_same_bytes_in_few_bounded_portions(sizes: list[int]) -> None:

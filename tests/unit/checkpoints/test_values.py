@@ -3,6 +3,7 @@ import random
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def exactly(value: object) -> str:
     return repr(value)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=120, deadline=None)
 @given(VALUES)
 def test_values_come_back_exactly(value: object) -> None:

@@ -16,6 +16,7 @@ def muster(*words: str) -> Result:
     return CliRunner().invoke(app, ["dataset", *words])
 
 
+@pytest.mark.slow
 def test_digits_are_written_and_the_next_command_is_said(tmp_path: Path) -> None:
     out = tmp_path / "my digits"
     result = muster("digits", "--out", str(out), "--shards", "3")

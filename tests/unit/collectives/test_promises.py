@@ -315,6 +315,7 @@ def test_gathering_takes_no_longer_than_it_may(make: Make) -> None:
         broadcast(backend, b"", root=2)
 
 
+@pytest.mark.slow
 def test_a_sum_has_the_same_bits_over_every_transport(make: Make) -> None:
     leaves = np.random.default_rng(0).standard_normal((8, 700_000)).astype(np.float32)
     layout = deal([()] * 3, 8)

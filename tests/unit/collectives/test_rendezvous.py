@@ -145,6 +145,7 @@ def test_the_token_is_never_sent() -> None:
         assert isinstance(caller.exception(), PeerRefused)
 
 
+@pytest.mark.slow
 def test_not_waiting_for_ever_for_who_does_not_come() -> None:
     with pytest.raises(TimedOut):
         meet(member(0, 2), ("127.0.0.1", 0), listener=listening(), timeout_seconds=SOON)

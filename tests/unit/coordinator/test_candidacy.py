@@ -173,6 +173,7 @@ def test_a_holder_that_stands_still_and_blocks_the_database_is_ended(
     assert holder.wait(20) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_holder_that_is_not_stopped_is_not_blamed_for_the_database(
     holder: subprocess.Popen[bytes],
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_holder_that_is_not_stopped_is_not_blamed_for_the_database(
     assert holder.poll() is None
 
 
+@pytest.mark.slow
 def test_a_holder_that_stands_still_is_not_blamed_for_a_database_that_is_not_locked(
     holder: subprocess.Popen[bytes],
 ) -> None:
@@ -204,11 +206,13 @@ def test_a_lease_that_is_our_own_was_taken_when_the_database_went_away() -> None
     assert watch.leases.asked == [watch.leases.held]
 
 
+@pytest.mark.slow
 def test_a_candidate_waits_for_a_database_that_is_away() -> None:
     watch = Watch(Leases(before_looks=[away, away]))
     assert watch.wins().owner == "second"
 
 
+@pytest.mark.slow
 def test_time_in_which_nobody_could_renew_does_not_count() -> None:
     watch = Watch(Leases(held=LEASE))
 

@@ -123,6 +123,7 @@ def test_a_coordinator_that_is_stopped_in_the_midst_of_a_commit_blames_nobody() 
     assert office.charge.decided == []
 
 
+@pytest.mark.slow
 def test_while_the_database_is_away_nobody_runs_in_circles() -> None:
     """What is decided already cannot be decided again, however long it is due."""
     office = Office(Story.submitted(world_size=1).is_admitted().job)

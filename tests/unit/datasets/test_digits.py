@@ -13,6 +13,7 @@ def sha256(lines: list[bytes]) -> str:
     return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
 
+@pytest.mark.slow
 def test_the_digits_of_a_seed_are_the_same_bytes_for_ever() -> None:
     facts, lines, held_out = digits(shards=8, seed=0)
     assert (facts.samples, facts.held_out, facts.shards) == (1438, 359, 8)
@@ -22,6 +23,7 @@ def test_the_digits_of_a_seed_are_the_same_bytes_for_ever() -> None:
     )
 
 
+@pytest.mark.slow
 def test_another_seed_holds_out_others_of_the_same_images() -> None:
     one, other = digits(shards=8, seed=1), digits(shards=8, seed=2)
     assert list(one.held_out) != list(other.held_out)

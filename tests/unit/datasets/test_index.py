@@ -148,6 +148,7 @@ def test_totals_add_up_over_shards(shard: Path) -> None:
     assert totals.hash_sum == hash_sum([*LINES, b"a", b"b"])
 
 
+@pytest.mark.slow
 def test_building_takes_no_memory_in_proportion_to_the_shard(shard: Path) -> None:
     shard.write_bytes((b"x" * 999 + b"\n") * 50_000)
     tracemalloc.start()

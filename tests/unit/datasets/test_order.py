@@ -13,6 +13,7 @@ def order(samples: int, *, seed: int = 0, epoch: int = 0) -> np.ndarray:
     return positions(samples, seed=seed, epoch=epoch, start=0, stop=samples)
 
 
+@pytest.mark.slow
 def test_every_sample_comes_once_in_every_epoch_of_every_size() -> None:
     for samples in range(1, 301):
         for epoch in range(3):
@@ -74,6 +75,7 @@ def test_a_tiny_data_set_comes_in_every_order_there_is(samples: int, orders: int
     assert len(seen) == orders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [7, 16, 64, 100])
 def test_every_sample_is_as_likely_at_every_place(samples: int) -> None:
     counts = np.zeros((samples, samples), np.int64)
@@ -82,6 +84,7 @@ def test_every_sample_is_as_likely_at_every_place(samples: int) -> None:
     assert chi_square_per_freedom(counts.ravel()) < 1.3
 
 
+@pytest.mark.slow
 def test_every_pair_is_as_likely_at_two_places() -> None:
     counts = np.zeros((16, 16), np.int64)
     for epoch in range(5000):

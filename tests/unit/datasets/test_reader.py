@@ -111,6 +111,7 @@ def test_a_position_behind_the_last_shard_is_refused(
         list(read_lines(shards, position))
 
 
+@pytest.mark.slow
 def test_reading_takes_no_memory_in_proportion_to_the_shard(tmp_path: Path) -> None:
     shards = write(tmp_path, (b"x" * 999 + b"\n") * 50_000)
     tracemalloc.start()

@@ -75,6 +75,7 @@ def test_a_refusal_reaches_the_agent_when_the_log_is_full(
     assert isinstance(refused, Refused)
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_replaced_leaves_when_the_log_is_full(ear: Ear, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with Path("/dev/full").open("wb") as full:

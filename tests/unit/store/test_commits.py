@@ -90,6 +90,7 @@ def test_what_is_no_sum_of_hashes_leaves_no_trace(database: Database, job: Job, 
         tenure.commit([write_of(job, commits=[commit(1), commit(2, consumed_hash=total)])])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**64 - 1), unique=True))
 def test_different_sums_are_stored_differently(totals: list[int]) -> None:
     column = Unsigned()

@@ -50,6 +50,7 @@ def test_a_current_database_is_opened_without_alembic(migrated_file: Path) -> No
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_four_threads_on_two_doors_that_read_and_then_write_lose_nothing(url: str) -> None:
     doors = [Database.open(url), Database.open(url)]
     job = submit(Jobs(doors[0]), "a")
@@ -328,6 +329,7 @@ def test_a_time_survives_to_the_microsecond_and_comes_back_in_utc(moment: dateti
     assert found.tzinfo is UTC
 
 
+@pytest.mark.slow
 @given(st.lists(st.datetimes(timezones=st.just(UTC)), min_size=2))
 def test_stored_times_are_ordered_as_the_times_are(moments: list[datetime]) -> None:
     column = Moment()

@@ -133,6 +133,7 @@ def shape(connection: Connection) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 def test_every_release_can_be_gone_back_to_and_forward_from_again(old_url: str) -> None:
     revisions = ["0001", "0002", "0003", "0004", "0005"]
     assert revisions[-1] == schema.HEAD

@@ -85,6 +85,7 @@ def test_who_differs_is_named_by_all_and_gives_its_state_to_nobody(odd: int) -> 
     assert replicas[4].is_empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "odd"),
     [

@@ -1,6 +1,7 @@
 """Counts and hashes that travel as floats come out exactly."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def summed(read: list[Totals]) -> Totals:
     return read_tally(total)
 
 
+@pytest.mark.slow
 @given(st.lists(totals, min_size=1, max_size=64))
 def test_a_sum_of_tallies_is_the_tally_of_the_sum(read: list[Totals]) -> None:
     assert summed(read) == Totals(

@@ -21,6 +21,7 @@ def undisturbed(data: Path) -> str:
     return Stage(data).plays(1).digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, 8])
 def test_any_number_of_ranks_ends_with_the_same_bits(
     data: Path, undisturbed: str, world_size: int
