@@ -12,7 +12,7 @@ from cli import dataset, ending, jobs, pool, story, token
 from cli.chaos import chaos
 from cli.exit_codes import ExitCode, code_of_error
 from cli.incarnations import incarnations
-from cli.run import run
+from cli.run import as_torchrun_spells_it, run
 from cli.submit import WithCommand, submit
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
@@ -102,7 +102,12 @@ for name, verb in _VERBS.items():
 app.command("ls", hidden=True)(jobs.ps)
 
 # What comes after the script is the script's.
-app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(
+    context_settings={
+        "allow_interspersed_args": False,
+        "token_normalize_func": as_torchrun_spells_it,
+    }
+)(run)
 
 
 def _settings() -> ServiceSettings:
