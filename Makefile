@@ -32,7 +32,7 @@ check: $(STAMP) ## format, lint, types, import floors, unit tests: stops at the 
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/lint-imports
-	+$(MAKE) --no-print-directory --jobs 2 --output-sync types units
+	+$(MAKE) --no-print-directory --jobs 2 types units
 
 types: $(STAMP)
 	$(BIN)/mypy
