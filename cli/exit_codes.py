@@ -4,7 +4,7 @@
 0    done; of `wait` and an attached `submit`: the job completed
 1    the job failed, or what was asked for did not come about
 2    the command or the job was described wrongly
-3    nobody answers at the API's address, or it is not Muster
+3    nobody answers at the API's address, or it is not (or not provably) Muster
 4    no token, a wrong one, or one that may not do this
 5    there is no such job
 6    the job's present state forbids it
@@ -27,6 +27,7 @@ from muster.client.errors import (
     NotFound,
     NotMuster,
     Unreachable,
+    Untrusted,
     WaitTimedOut,
 )
 from muster.contracts.errors import MusterError
@@ -50,7 +51,7 @@ class ExitCode(IntEnum):
 
 _OF_ERRORS: Final = (
     ((Invalid, Ambiguous), ExitCode.USAGE),
-    ((Unreachable, NotMuster), ExitCode.UNREACHABLE),
+    ((Unreachable, Untrusted, NotMuster), ExitCode.UNREACHABLE),
     (NotAllowed, ExitCode.NOT_ALLOWED),
     (NotFound, ExitCode.NOT_FOUND),
     (Conflict, ExitCode.CONFLICT),
