@@ -3,12 +3,11 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from cli import dataset, ending, jobs, pool, story, token
+from cli import checkpoint, dataset, ending, jobs, pool, story, token
 from cli.chaos import chaos
 from cli.exit_codes import ExitCode, code_of_error
 from cli.incarnations import incarnations
@@ -24,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(dataset.app, name="dataset")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(token.app, name="token")
 
 
@@ -62,23 +62,6 @@ def demo() -> None:
     raise typer.Exit(show(_settings(), os.environ))
 
 
-@app.command()
-def digest(
-    job: Annotated[
-        Path,
-        typer.Argument(help="A job's checkpoints, for example ./checkpoints/my-job", metavar="DIR"),
-    ],
-) -> None:
-    """Verify the newest checkpoint of every rank and print the sha256 of its state.
-
-    Equal digests mean equal bits: weights, optimizer state and position in the data.
-    """
-    from cli.digest import digests  # noqa: PLC0415
-
-    for whose, step, sha256 in digests(job):
-        typer.echo(f"{whose}  step {step}  sha256 {sha256}")
-
-
 _VERBS: Final[Mapping[str, Callable[..., None]]] = {
     "ps": jobs.ps,
     "show": jobs.show_job,
@@ -95,6 +78,7 @@ _VERBS: Final[Mapping[str, Callable[..., None]]] = {
     "audit": pool.audit,
     "incarnations": incarnations,
     "chaos": chaos,
+    "digest": checkpoint.digest,
 }
 app.command("submit", cls=WithCommand)(submit)
 for name, verb in _VERBS.items():

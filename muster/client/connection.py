@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias, TypeVar
 
 import httpx
 import msgspec
 
-from muster.client.errors import Busy, ClientError, NotMuster, Problem, Unreachable, refusal
+from muster.client.errors import Busy, ClientError, HungUp, NotMuster, Problem, Unreachable, refusal
+from muster.client.trust import untrusted
 
 TIMEOUT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 10.0
@@ -43,6 +45,13 @@ class Answer:
     """The path of the page after this one."""
     total: int | None
     """How many there are on all pages, where the server counts them."""
+    tag: str | None
+    """By which the server knows this answer again."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it says no more than that the one with the known tag still holds."""
+        return self.status == HTTPStatus.NOT_MODIFIED
 
     def read_as(self, kind: type[Value]) -> Value:
         """Return the body as a value; raises `NotMuster` if it is no such thing."""
@@ -90,16 +99,19 @@ class Connection:
         query: Query | None = None,
         body: object = None,
         key: str | None = None,
+        known_tag: str | None = None,
         read_seconds: float | None = None,
     ) -> Answer:
         """Return the answer; raises `Unreachable`, `NotMuster` or what `Refused` has below it.
 
         `key` is an idempotency key, with which an order is repeated as if it were a question;
-        `read_seconds` is how long the answer may take, where it takes longer than others.
+        `known_tag` is of an answer that need not be given again while it holds; `read_seconds` is
+        how long the answer may take, where it takes longer than others.
         """
         is_repeatable = method == "GET" or key is not None
         until = self.monotonic() + self._retry_seconds
-        request = self._request(method, path, query, body, key)
+        request = self._request(method, path, query, body)
+        request.headers.update(_present({"Idempotency-Key": key, "If-None-Match": known_tag}))
         if read_seconds is not None:
             request.extensions["timeout"]["read"] = read_seconds
         for pause in pauses():
@@ -131,13 +143,10 @@ class Connection:
                     raise _refusal(self.url, response)
                 yield response
         except httpx.TransportError as error:
-            raise Unreachable(self.url) from error
+            raise _unanswered(self.url, error) from error
 
-    def _request(
-        self, method: str, path: str, query: Query | None, body: object, key: str | None
-    ) -> httpx.Request:
-        headers = {} if key is None else {"Idempotency-Key": key}
-        content = None
+    def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
+        headers, content = {}, None
         if body is not None:
             headers["Content-Type"] = "application/json"
             content = _encoded(body)
@@ -150,8 +159,8 @@ class Connection:
         try:
             response = self._http.send(request)
         except httpx.TransportError as error:
-            raise Unreachable(self.url) from error
-        if not response.is_success:
+            raise _unanswered(self.url, error) from error
+        if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
             raise _refusal(self.url, response)
         total = response.headers.get("X-Total-Count", "")
         return Answer(
@@ -160,6 +169,7 @@ class Connection:
             body=response.content,
             next_page=_path_of(response.links.get("next", {}).get("url")),
             total=int(total) if total.isdecimal() else None,
+            tag=response.headers.get("ETag"),
         )
 
 
@@ -185,6 +195,17 @@ def _encoded(body: object) -> bytes:
         return msgspec.json.encode(body, enc_hook=os.fspath)
     except UnicodeEncodeError as error:
         raise ClientError("a text of this request is no UTF-8, and JSON takes no other") from error
+
+
+def _present(headers: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if value is not None}
+
+
+def _unanswered(url: str, error: httpx.TransportError) -> ClientError:
+    """Return what it means that no answer came: nobody is there, or not whom we trust."""
+    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+        return HungUp(url)
+    return untrusted(url, error) or Unreachable(url)
 
 
 def _path_of(link: str | None) -> str | None:

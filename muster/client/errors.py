@@ -2,6 +2,8 @@
 
 ClientError
 ├── Unreachable        nobody answers
+│   └── HungUp         somebody is there who ends the connection in place of an answer
+├── Untrusted          somebody is there who cannot prove by a certificate who he is
 ├── NotMuster          somebody answers, and it is not our API
 ├── Refused            the API answered with a problem document; the message is its own sentence
 │   ├── Invalid        422  one or more fields cannot be accepted: `errors` says which
@@ -57,6 +59,21 @@ class Unreachable(ClientError):
             "seconds, so try again; is it on another port? set MUSTER_PORT to what `muster up` "
             "printed, or start it"
         )
+
+
+class HungUp(Unreachable):
+    """Somebody was there, and went away or had nothing to say to us."""
+
+    def __init__(self, url: str) -> None:
+        ClientError.__init__(
+            self,
+            f"who is at {url} hangs up in place of an answer: if the API was replaced just now, "
+            "try again; if it speaks TLS, write https:// in MUSTER_URL",
+        )
+
+
+class Untrusted(ClientError):
+    """No word was said: what is there has no certificate that is trusted here, or speaks no TLS."""
 
 
 class NotMuster(ClientError):

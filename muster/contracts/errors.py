@@ -21,6 +21,7 @@ MusterError
 ├── PortTaken              api/__main__.py and cli/up.py, each in its own words
 ├── AlreadyUp              cli/up.py
 ├── DemoFailed             cli/demo.py
+├── WhoseUnsaid            cli/held.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py
 └── InvalidJobFile         cli/job_file.py

@@ -237,3 +237,24 @@ def test_the_next_page_is_asked_for_here_and_nowhere_else(link: str) -> None:
         "http://api/jobs?limit=1000",
         "http://api/jobs?limit=1&cursor=x",
     ]
+
+
+def test_a_wait_is_a_question_that_is_answered_late() -> None:
+    over = httpx.Response(200, json={**JOB, "status": "COMPLETED", "is_terminal": True})
+    scene = Scene(job(), job(), over)
+    assert scene.client().job("a").wait(until="running").is_terminal
+    assert _urls(scene.requests)[1:] == ["http://api/jobs/a?until=RUNNING&wait=30.0"] * 2
+    patience = scene.requests[1].extensions["timeout"]["read"]
+    assert patience == TIMEOUT_SECONDS + 30.0
+    assert scene.now < LONGEST_PAUSE_SECONDS
+
+
+def test_what_still_holds_is_not_given_again() -> None:
+    tag = 'W/"1"'
+    whole = httpx.Response(200, json={"jobs": []}, headers={"ETag": tag})
+    scene = Scene(whole, httpx.Response(304, headers={"ETag": tag}))
+    connection = scene.client().connection
+    first = connection.ask("GET", "/jobs/summaries")
+    again = connection.ask("GET", "/jobs/summaries", known_tag=first.tag)
+    assert [first.is_unchanged, again.is_unchanged] == [False, True]
+    assert [request.headers.get("If-None-Match") for request in scene.requests] == [None, tag]
