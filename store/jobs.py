@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, delete, func, insert, select, tuple_
@@ -32,6 +32,7 @@ _UNFINISHED: Final = (
     .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
+_NEWEST: Final = select(func.max(JOBS.c.created_at))
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
@@ -61,8 +62,8 @@ class Jobs:
         With a key that was used before for the same request, the job as it was first answered.
         Raises `JobExists` or `IdempotencyConflict`.
         """
-        now = self._clock()
         with self._database.writing() as connection:
+            now = _next_moment(connection, self._clock())
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
             if find_job(connection, job_id) is not None:
@@ -215,6 +216,15 @@ class Jobs:
     def _list(self, query: Select[Any]) -> list[Job]:
         with self._database.reading() as connection:
             return [job_of(row) for row in connection.execute(query)]
+
+
+def _next_moment(connection: Connection, now: datetime) -> datetime:
+    """Return `now`, or where a clock has gone back the first moment after the newest job.
+
+    Who reads on from the last job that they have seen misses none that came later.
+    """
+    newest = connection.execute(_NEWEST).scalar_one()
+    return now if newest is None else max(now, newest + timedelta(microseconds=1))
 
 
 def _refuse_delete(connection: Connection, job_id: JobId, uid: JobUid) -> None:
