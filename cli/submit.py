@@ -103,7 +103,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
         typer.echo(f"its lines: muster logs -f {job.id}", err=True)
         return
     with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job(job.id)))
+        raise typer.Exit(see_to_the_end(client.job_of(job.view)))
 
 
 def _read(file: Path | None) -> "JobFile | None":
