@@ -75,9 +75,16 @@ async def _desk(request: Request) -> FrontDesk:
 Desk = Annotated[FrontDesk, Depends(_desk)]
 
 
-async def principal(request: Request) -> str:
+async def _caller(request: Request) -> Caller:
     """Return who is asking; the door has let nobody else in."""
-    caller: Caller = request.scope["state"]["caller"]
+    return cast(Caller, request.scope["state"]["caller"])
+
+
+Asking = Annotated[Caller, Depends(_caller)]
+
+
+async def principal(caller: Asking) -> str:
+    """Return the name of who is asking."""
     return caller.name
 
 

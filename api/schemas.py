@@ -30,7 +30,10 @@ class JobView(JobHeading):
     is_terminal: bool
     stop_requested: bool
     pause_requested: bool
-    spec: dict[str, Any] = Field(description="Everything that was asked for, defaults filled in.")
+    spec: dict[str, Any] = Field(
+        description="Everything that was asked for, defaults filled in. A token of scope read gets "
+        "the names in `env` without their values."
+    )
 
 
 class JobList(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cli import checkpoint, dataset, ending, jobs, pool, story, token
+from cli import checkpoint, dataset, ending, jobs, pool, secret, story, token
 from cli.chaos import chaos
 from cli.exit_codes import ExitCode, code_of_error
 from cli.incarnations import incarnations
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(token.app, name="token")
+app.add_typer(secret.app, name="secret")
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001  Typer's way

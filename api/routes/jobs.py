@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.access import READ, SUBMIT
 from api.conditional import IfNoneMatch, job_tag, tagged, weak_tag
-from api.desk import Desk, FrontDesk, Principal
+from api.desk import Asking, Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
 from api.planning import plan
 from api.problems import Conflict
@@ -27,7 +27,7 @@ from api.schemas import (
 )
 from api.submission import Submission
 from api.summary import summary
-from api.views import event_view, job_view
+from api.views import event_view, job_seen_by, job_view
 from api.waiting import WAIT_LIMIT_SECONDS, awaited, awaited_statuses
 from muster.contracts.job import JobId, JobUid, StopRequest
 from store.errors import JobExists
@@ -115,7 +115,9 @@ def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
     dependencies=[READ],
 )
 def list_jobs(
+    *,
     desk: Desk,
+    caller: Asking,
     page: AskedPage,
     request: Request,
     response: Response,
@@ -124,7 +126,9 @@ def list_jobs(
     """Answer with one page; `X-Total-Count` counts them all, and `Link` leads to the next."""
     jobs = _jobs_of(page, desk, request, response)
     tag = weak_tag(request, response.headers["X-Total-Count"], [job.row_version for job in jobs])
-    return tagged(response, tag, if_none_match) or JobList(jobs=[job_view(job) for job in jobs])
+    return tagged(response, tag, if_none_match) or JobList(
+        jobs=[job_seen_by(caller, job) for job in jobs]
+    )
 
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
@@ -161,10 +165,11 @@ def list_summaries(
     responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
     dependencies=[READ],
 )
-async def get_job(
+async def get_job(  # noqa: PLR0913  a question has many parameters
     *,
     job_id: KnownJobId,
     desk: Desk,
+    caller: Asking,
     request: Request,
     response: Response,
     wait: Annotated[
@@ -189,7 +194,7 @@ async def get_job(
         job = await awaited(desk, request, job_id, wanted, wait)
     else:
         job = await run_sync(desk.jobs.get, job_id)
-    return tagged(response, job_tag(job), if_none_match) or job_view(job)
+    return tagged(response, job_tag(job), if_none_match) or job_seen_by(caller, job)
 
 
 @router.get(

@@ -4,6 +4,7 @@
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   coordinator.json                where the coordinator listens for agents, replaced atomically
   datasets/synthetic/             made for a job that named no data set
+  secrets/                        what jobs refer to as file:NAME, see `muster.safe`
   jobs/<job_id>/
     uid                           whose files these are: an id may be used again, a uid never
     logs/rank_00000.000.log       stdout and stderr of rank 0, incarnation 0
@@ -109,6 +110,10 @@ class DataDirectory:
     @property
     def synthetic_dataset(self) -> Path:
         return self.root / "datasets" / "synthetic"
+
+    @property
+    def secrets(self) -> Path:
+        return self.root / "secrets"
 
     def job(self, job_id: str) -> JobFiles:
         return JobFiles(self.root / "jobs" / job_id)
