@@ -18,8 +18,8 @@ MusterError
 ├── BegunOtherwise         coordinator/foreground.py
 ├── Exposed                api/exposure.py
 ├── InvalidCertificate     api/exposure.py
-├── PortTaken              api/__main__.py and cli/up.py, each in its own words
-├── AlreadyUp              cli/up.py
+├── PortTaken              api/__main__.py and cli/household.py, each in its own words
+├── AlreadyUp              cli/household.py
 ├── DemoFailed             cli/demo.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py

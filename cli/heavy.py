@@ -1,0 +1,50 @@
+"""Verbs whose work lies in a module that brings in much: here is only what they take.
+
+So ``muster VERB --help`` answers at once.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from muster.contracts.environ import ServiceSettings
+
+
+def up() -> None:
+    """Run the API and the coordinator here, until Ctrl-C. Either is restarted whenever it dies."""
+    from cli.household import serve  # noqa: PLC0415
+
+    raise typer.Exit(serve(own_settings(), os.environ))
+
+
+def demo() -> None:
+    """Train one model while ranks come, die and go; compare the bits with a run of one rank."""
+    from cli.demo import show  # noqa: PLC0415
+
+    raise typer.Exit(show(own_settings(), os.environ))
+
+
+def digest(
+    job: Annotated[
+        Path,
+        typer.Argument(help="A job's checkpoints, for example ./checkpoints/my-job", metavar="DIR"),
+    ],
+) -> None:
+    """Verify the newest checkpoint of every rank and print the sha256 of its state.
+
+    Equal digests mean equal bits: weights, optimizer state and position in the data.
+    """
+    from cli.digest import digests  # noqa: PLC0415
+
+    for whose, step, sha256 in digests(job):
+        typer.echo(f"{whose}  step {step}  sha256 {sha256}")
+
+
+def own_settings() -> "ServiceSettings":
+    """Return the settings of the services that this environment means."""
+    from muster.contracts.environ import ServiceSettings  # noqa: PLC0415
+
+    return ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
