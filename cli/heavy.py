@@ -13,11 +13,19 @@ if TYPE_CHECKING:
     from muster.contracts.environ import ServiceSettings
 
 
-def up() -> None:
+def up(
+    *,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Return once they serve; muster down ends them."),
+    ] = False,
+) -> None:
     """Run the API and the coordinator here, until Ctrl-C. Either is restarted whenever it dies."""
+    from cli.detached import serve_detached  # noqa: PLC0415
     from cli.household import serve  # noqa: PLC0415
 
-    raise typer.Exit(serve(own_settings(), os.environ))
+    begin = serve_detached if detach else serve
+    raise typer.Exit(begin(own_settings(), os.environ))
 
 
 def demo() -> None:

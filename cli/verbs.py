@@ -49,6 +49,8 @@ def _resolve(home: str) -> Any:  # noqa: ANN401  whatever is there
 HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
     "Services": {
         "up": Verb(home="cli.heavy:up", help="Run the API and the coordinator here."),
+        "down": Verb(home="cli.down:down", help="End them; every rank saves first."),
+        "status": Verb(home="cli.status:status", help="Show what runs, and whether all is well."),
         "token": Verb(home="cli.token:app", help="Let others in, and shut them out again."),
     },
     "Jobs": {

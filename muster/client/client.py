@@ -13,7 +13,7 @@ import httpx
 from muster.client.connection import RETRY_SECONDS, TIMEOUT_SECONDS, Connection
 from muster.client.finding import find, pages
 from muster.client.job import ENDING_SECONDS, Job
-from muster.client.views import JobView, Purged
+from muster.client.views import Health, JobView, Purged, Version
 from muster.contracts.environ import api_url
 
 PAGE: Final = 1000
@@ -86,12 +86,25 @@ class Client:
         for view in islice(pages(self.connection, {"status": statuses, "limit": most}), limit):
             yield Job(self.connection, view)
 
+    def count(self, status: str) -> int:
+        """Return how many jobs have this status."""
+        answer = self.connection.ask("GET", "/jobs", query={"status": status, "limit": 1})
+        return answer.total or 0
+
     def job(self, word: str) -> Job:
         """Return the job of an id, a unique prefix of one, a name, or ``@latest``.
 
         Raises `NotFound` or `Ambiguous`.
         """
         return Job(self.connection, find(self.connection, word))
+
+    def health(self) -> Health:
+        """Return whether the service has everything that it needs."""
+        return self.connection.ask("GET", "/health").read_as(Health)
+
+    def version(self) -> Version:
+        """Return which service answers."""
+        return self.connection.ask("GET", "/version").read_as(Version)
 
     def purge(
         self,

@@ -19,7 +19,9 @@ MusterError
 ├── Exposed                api/exposure.py
 ├── InvalidCertificate     api/exposure.py
 ├── PortTaken              api/__main__.py and cli/household.py, each in its own words
-├── AlreadyUp              cli/household.py
+├── AlreadyUp              cli/office.py
+├── NotUp                  cli/detached.py
+├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py
