@@ -110,6 +110,11 @@ class Database:
         with self._explained():
             return self._backend.changes()
 
+    @property
+    def kind(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self._backend.engine.dialect.name
+
     def revision(self) -> str | None:
         """Return the revision of the schema, or raise `StoreError` if it cannot be read."""
         with self.reading() as connection:

@@ -14,7 +14,7 @@ from muster.client.connection import RETRY_SECONDS, TIMEOUT_SECONDS, Connection
 from muster.client.finding import find, find_named, pages
 from muster.client.job import ENDING_SECONDS, Job
 from muster.client.trust import trust
-from muster.client.views import JobPlan, JobView, Purged
+from muster.client.views import Health, JobPlan, JobView, Purged, Version
 from muster.contracts.environ import CA_FILE, api_url
 
 PAGE: Final = 1000
@@ -104,6 +104,11 @@ class Client:
         ):
             yield Job(self.connection, view)
 
+    def count(self, status: str) -> int:
+        """Return how many jobs have this status."""
+        answer = self.connection.ask("GET", "/jobs", query={"status": status, "limit": 1})
+        return answer.total or 0
+
     def job(self, word: str) -> Job:
         """Return the job of an id, a unique prefix of one, a name, or ``@latest``.
 
@@ -121,6 +126,14 @@ class Client:
     def job_of(self, view: JobView) -> Job:
         """Return the job of a view that one has, and no other of its id."""
         return Job(self.connection, view)
+
+    def health(self) -> Health:
+        """Return whether the service has everything that it needs."""
+        return self.connection.ask("GET", "/health").read_as(Health)
+
+    def version(self) -> Version:
+        """Return which service answers."""
+        return self.connection.ask("GET", "/version").read_as(Version)
 
     def purge(
         self,

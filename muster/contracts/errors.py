@@ -20,8 +20,10 @@ MusterError
 ├── BegunOtherwise         coordinator/foreground.py
 ├── Exposed                api/exposure.py
 ├── InvalidCertificate     api/exposure.py
-├── PortTaken              api/__main__.py and cli/up.py, each in its own words
-├── AlreadyUp              cli/up.py
+├── PortTaken              api/__main__.py and cli/household.py, each in its own words
+├── AlreadyUp              cli/office.py
+├── NotUp                  cli/detached.py
+├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
 ├── WhoseUnsaid            cli/held.py
 ├── FaultRefused           cli/chaos.py
