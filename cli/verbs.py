@@ -99,7 +99,9 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         "checkpoint": Verb(
             home="cli.checkpoint:app", help="List, verify, compare and export what was saved."
         ),
-        "digest": Verb(home="cli.checkpoint:digest", help="Print the sha256 of a job's newest state."),
+        "digest": Verb(
+            home="cli.checkpoint:digest", help="Print the sha256 of a job's newest state."
+        ),
     },
     "Tools": {
         "demo": Verb(home="cli.heavy:demo", help="See ranks die while the bits stay the same."),
