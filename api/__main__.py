@@ -174,7 +174,7 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         tokens=Tokens(database),
         glances=glances,
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
-        nudge=Nudge(lease),
+        nudge=Nudge(lease, monotonic=time.monotonic),
         submitter=Submitter(
             settings=settings,
             working_dir=Path.cwd(),

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Select, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, Select, delete, func, insert, select, tuple_
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
@@ -31,6 +31,7 @@ _UNFINISHED: Final = (
     .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
+_INSERT: Final = insert(JOBS)
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
@@ -61,21 +62,21 @@ class Jobs:
         Raises `JobExists` or `IdempotencyConflict`.
         """
         now = self._clock()
-        with self._database.writing() as connection:
+        job = _submitted(job_id, uid, spec, message, now)
+        event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
+
+        def write(connection: Connection) -> Job:
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
             if find_job(connection, job_id) is not None:
                 raise JobExists(job_id)
-            job = _submitted(job_id, uid, spec, message, now)
-            connection.execute(insert(JOBS), values_of(job))
-            append_event(
-                connection,
-                job_id,
-                Event(at=now, kind="submitted", message="the job was submitted", actor=actor),
-            )
+            connection.execute(_INSERT, values_of(job))
+            append_event(connection, job_id, event)
             if idempotency:
                 keep_answer(connection, idempotency, job, now)
-        return job
+            return job
+
+        return self._database.write(write)
 
     def find(self, job_id: JobId) -> Job | None:
         with self._database.reading() as connection:
