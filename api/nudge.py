@@ -2,7 +2,7 @@
 
 A nudge is an empty datagram to the address in the lease. It carries nothing and nobody waits for
 it: rows are what counts, and a coordinator that misses it looks a moment later. So the address is
-remembered for a moment: to read the lease for every job of a flood costs more than a nudge is worth.
+remembered for a moment: to read the lease for every job of a flood costs more than it is worth.
 """
 
 import socket

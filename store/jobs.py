@@ -1,6 +1,7 @@
 """The API's side of a job: what is wanted. What became of it is written by `store.tenure`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
@@ -193,22 +194,36 @@ class Jobs:
             append_event(connection, job_id, event)
             return update_job(connection, job_id, now, {"pause_request": paused})
 
+    @contextmanager
+    def keeping(self, job_id: JobId, uid: JobUid) -> Iterator[None]:
+        """Let nobody delete a job that is over inside the block: its id can be no other job's.
+
+        Nobody writes anything meanwhile, so it is for a moment. Raises as `delete` does.
+        """
+        with self._database.writing() as connection:
+            _refuse_delete(connection, job_id, uid)
+            yield
+
     def delete(self, job_id: JobId, uid: JobUid) -> None:
         """Remove a job that is over, with its workers and events.
 
         Raises `JobMissing` if the id is free or another job's by now, and `JobNotTerminal`.
         """
         with self._database.writing() as connection:
-            job = get_job(connection, job_id)
-            if job.uid != uid:
-                raise JobMissing(job_id)
-            if not job.is_terminal:
-                raise JobNotTerminal(job_id, job.status_shown)
+            _refuse_delete(connection, job_id, uid)
             connection.execute(delete(JOBS).where(JOBS.c.job_id == job_id))
 
     def _list(self, query: Select[Any]) -> list[Job]:
         with self._database.reading() as connection:
             return [job_of(row) for row in connection.execute(query)]
+
+
+def _refuse_delete(connection: Connection, job_id: JobId, uid: JobUid) -> None:
+    job = get_job(connection, job_id)
+    if job.uid != uid:
+        raise JobMissing(job_id)
+    if not job.is_terminal:
+        raise JobNotTerminal(job_id, job.status_shown)
 
 
 def _submitted(
