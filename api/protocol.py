@@ -14,7 +14,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from muster.peers import Endpoint, plain, user_of
+from muster.peers import user_of
+from muster.socket_owners import Endpoint, plain
 
 RECEIPT_SECONDS: Final = 10.0
 """Enough for 1 MiB over a line of 1 Mbit/s."""

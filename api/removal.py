@@ -22,6 +22,8 @@ from api.desk import FrontDesk
 from api.problems import Conflict, Problem
 from api.schemas import Deleted, NotDeleted
 from muster.attic import set_aside
+from muster.checkpoints.owner import Owner
+from muster.checkpoints.removal import remove, size_bytes
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.layout import checkpoints_of_job
 from store.errors import JobMissing
@@ -172,7 +174,7 @@ def _patience_seconds(job: Job, request: StopRequest) -> float:
 def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Deleted:
     aside = _set_aside(desk, job)
     checkpoints = _checkpoints(job, removal)
-    checkpoints_deleted = checkpoints is not None and _remove_tree(checkpoints)
+    checkpoints_deleted = checkpoints is not None and _remove_checkpoints(checkpoints, job)
     if removal.delete_logs:
         _remove_tree(aside)
     desk.jobs.delete(job.job_id, job.uid)
@@ -196,14 +198,15 @@ def _set_aside(desk: FrontDesk, job: Job) -> Path:
 
 def _foreseen(desk: FrontDesk, job: Job, removal: Removal) -> Removed:
     checkpoints = _checkpoints(job, removal)
+    held = None if checkpoints is None else _size_of_checkpoints(checkpoints, job)
     logs = desk.files.job(job.job_id).root if removal.delete_logs else None
     view = Deleted(
         job_id=job.job_id,
         deleted=True,
         logs_deleted=removal.delete_logs,
-        checkpoints_deleted=checkpoints is not None and _is_own_directory(checkpoints),
+        checkpoints_deleted=held is not None,
     )
-    freed = sum(_size_bytes(directory) for directory in (checkpoints, logs) if directory)
+    freed = (held or 0) + (_size_bytes(logs) if logs else 0)
     return Removed(view=view, freed_bytes=freed)
 
 
@@ -212,6 +215,28 @@ def _checkpoints(job: Job, removal: Removal) -> Path | None:
     if not removal.force or job.spec.checkpoint_dir is None:
         return None
     return checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id)
+
+
+def _owner_of_checkpoints(job: Job) -> Owner:
+    """Return who has saved them; a job that goes on under its own id has taken over the earlier."""
+    uid = None if job.spec.resume_from == job.job_id else job.uid
+    return Owner(job_id=job.job_id, job_uid=uid, rank=0, world_size=job.world_size, generation=None)
+
+
+def _size_of_checkpoints(checkpoints: Path, job: Job) -> int | None:
+    try:
+        return size_bytes(checkpoints, _owner_of_checkpoints(job))
+    except OSError:  # gone, or going, or not to be looked into
+        return None
+
+
+def _remove_checkpoints(checkpoints: Path, job: Job) -> bool:
+    try:
+        return remove(checkpoints, _owner_of_checkpoints(job))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _not_removed(checkpoints, error) from error
 
 
 def _is_own_directory(directory: Path) -> bool:

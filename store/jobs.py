@@ -32,6 +32,7 @@ _UNFINISHED: Final = (
     .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
+_INSERT: Final = insert(JOBS)
 _NEWEST: Final = select(func.max(JOBS.c.created_at))
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
@@ -62,22 +63,22 @@ class Jobs:
         With a key that was used before for the same request, the job as it was first answered.
         Raises `JobExists` or `IdempotencyConflict`.
         """
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> Job:
             now = _next_moment(connection, self._clock())
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
             if find_job(connection, job_id) is not None:
                 raise JobExists(job_id)
             job = _submitted(job_id, uid, spec, message, now)
-            connection.execute(insert(JOBS), values_of(job))
-            append_event(
-                connection,
-                job_id,
-                Event(at=now, kind="submitted", message="the job was submitted", actor=actor),
-            )
+            connection.execute(_INSERT, values_of(job))
+            event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
+            append_event(connection, job_id, event)
             if idempotency:
                 keep_answer(connection, idempotency, job, now)
-        return job
+            return job
+
+        return self._database.write(write)
 
     def find(self, job_id: JobId) -> Job | None:
         with self._database.reading() as connection:
