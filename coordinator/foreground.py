@@ -41,6 +41,8 @@ EVENTS_LIMIT: Final = 1000
 INTERRUPTED: Final = 130
 
 _PLACES_OF_DATA: Final = ("dataset_dir", "checkpoint_dir")
+_PAUSE: Final = "sleep_sec"
+"""For demonstrations, and of no effect on the result: who goes on without it means the same job."""
 
 
 class Audience(Protocol):
@@ -151,11 +153,11 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
 
 def _refuse_another(job: Job, asked: JobSpec, completed: JobSpec) -> None:
     """Raise `BegunOtherwise` if the job is not what is asked for; it keeps data chosen for it."""
-    chosen = {place for place in _PLACES_OF_DATA if getattr(asked, place) is None}
+    kept = {place for place in _PLACES_OF_DATA if getattr(asked, place) is None} | {_PAUSE}
     others = [
         field
         for field in JobSpec.__struct_fields__
-        if field not in chosen and getattr(job.spec, field) != getattr(completed, field)
+        if field not in kept and getattr(job.spec, field) != getattr(completed, field)
     ]
     if others:
         raise BegunOtherwise(job.job_id, others)
