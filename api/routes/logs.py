@@ -128,7 +128,8 @@ async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Respon
 async def _events(
     desk: FrontDesk, job: Job, rank: int | None, position: Position
 ) -> AsyncIterator[bytes | ServerSentEvent]:
-    yield ServerSentEvent(retry=RETRY_MILLISECONDS, sep="\n")
+    # Whoever loses us before the first line has been told, too, where it was to begin.
+    yield ServerSentEvent(retry=RETRY_MILLISECONDS, id=format_position(position), sep="\n")
     async with desk.feeds.of(job, rank) as feed:
         async for event in feed.follow(position):
             position = event.position
