@@ -74,7 +74,7 @@ async def get_logs(
 ) -> LogTail | Response:
     """Answer with JSON, or as `Accept` asks: plain text, or one JSON object a line.
 
-    A search looks at half a million lines, the newest first; where there are more, the header
+    A search looks at 48 MiB of lines, the newest first; where there are more, the header
     `X-Log-Incomplete` says so.
     """
     if follow:
