@@ -34,8 +34,9 @@ class Description:
         A command or program is run there, too, unless a field says where.
         """
         body = {**(self.file.fields if self.file else {}), **self.typed}
-        if self.env:
-            body["env"] = {**(body.get("env") or {}), **self.env}
+        given = body.get("env") or {}
+        if self.env and isinstance(given, Mapping):  # what is no mapping the server refuses
+            body["env"] = {**given, **self.env}
         if body.get("working_dir") is None and (body.get("command") or body.get("program")):
             body["working_dir"] = str(here)
         for field in PATHS:

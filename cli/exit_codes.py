@@ -4,13 +4,13 @@
 0    done; of `wait` and an attached `submit`: the job completed
 1    the job failed, or what was asked for did not come about
 2    the command or the job was described wrongly
-3    nobody answers at the API's address, or it is not Muster
+3    nobody answers at the API's address, or it is not (or not provably) Muster
 4    no token, a wrong one, or one that may not do this
-5    there is no such job
+5    there is no such job, or no such checkpoint
 6    the job's present state forbids it
 7    the time to wait is over, and the job goes on
 8    the job was stopped
-130  Ctrl-C
+130  Ctrl-C; a job that was watched goes on
 ==== ==========================================================
 
 `muster audit` has its own three: 0 exactly once, 1 not, 2 not known.
@@ -19,6 +19,7 @@
 from enum import IntEnum
 from typing import Final
 
+from muster.checkpoints.errors import CheckpointMissing
 from muster.client.errors import (
     Ambiguous,
     Conflict,
@@ -26,7 +27,9 @@ from muster.client.errors import (
     NotAllowed,
     NotFound,
     NotMuster,
+    Replaced,
     Unreachable,
+    Untrusted,
     WaitTimedOut,
 )
 from muster.contracts.errors import MusterError
@@ -50,9 +53,9 @@ class ExitCode(IntEnum):
 
 _OF_ERRORS: Final = (
     ((Invalid, Ambiguous), ExitCode.USAGE),
-    ((Unreachable, NotMuster), ExitCode.UNREACHABLE),
+    ((Unreachable, Untrusted, NotMuster), ExitCode.UNREACHABLE),
     (NotAllowed, ExitCode.NOT_ALLOWED),
-    (NotFound, ExitCode.NOT_FOUND),
+    ((NotFound, Replaced, CheckpointMissing), ExitCode.NOT_FOUND),
     (Conflict, ExitCode.CONFLICT),
     (WaitTimedOut, ExitCode.TIMED_OUT),
 )

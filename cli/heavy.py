@@ -4,7 +4,6 @@ So ``muster VERB --help`` answers at once.
 """
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,22 +32,6 @@ def demo() -> None:
     from cli.demo import show  # noqa: PLC0415
 
     raise typer.Exit(show(own_settings(), os.environ))
-
-
-def digest(
-    job: Annotated[
-        Path,
-        typer.Argument(help="A job's checkpoints, for example ./checkpoints/my-job", metavar="DIR"),
-    ],
-) -> None:
-    """Verify the newest checkpoint of every rank and print the sha256 of its state.
-
-    Equal digests mean equal bits: weights, optimizer state and position in the data.
-    """
-    from cli.digest import digests  # noqa: PLC0415
-
-    for whose, step, sha256 in digests(job):
-        typer.echo(f"{whose}  step {step}  sha256 {sha256}")
 
 
 def own_settings() -> "ServiceSettings":

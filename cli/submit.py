@@ -1,6 +1,7 @@
 """``muster submit``: a job from a file, from flags, or from a command after ``--``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -11,7 +12,8 @@ from cli.attached import see_to_the_end
 from cli.connected import ATTACHED_SECONDS, connected, path_of
 from cli.description import Description
 from cli.exit_codes import ExitCode
-from cli.output import Output, OutputOption, show
+from cli.output import Output, show
+from cli.plan import show_plan
 from muster.client.errors import Invalid
 
 if TYPE_CHECKING:
@@ -47,6 +49,11 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field of POST /jobs, as in YAML."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and say its plan, no more.")]
+HowToShow = Annotated[
+    Output | None,
+    typer.Option("--output", "-o", help="How to show it. Default: its id, or the plan."),
+]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not watch it.")]
 
 
@@ -60,8 +67,9 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     program: Program = None,
     env: Env = None,
     fields: Set = None,
+    dry_run: DryRun = False,
     detach: Detach = False,
-    output: OutputOption = Output.NAME,
+    output: HowToShow = None,
 ) -> None:
     """Submit a job, and watch it to its end: Ctrl-C goes away and leaves it running.
 
@@ -83,18 +91,19 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
         typed={**typed, **_values(fields or [])},
         env=_pairs("--env", env or []),
     )
-    try:
-        with connected() as client:
-            job = client.submit(described.body(Path.cwd()))
-            said = client.connection.get(path_of(job.id))
-    except Invalid as error:
-        _refuse([*described.sentences(error.errors)] or [str(error)])
-    show(output, said, [f"{job.id} is {job.status}"], [job.id])
+    if dry_run:
+        with connected() as client, _telling_places(described):
+            show_plan(client.plan(described.body(Path.cwd())), output or Output.TABLE)
+        return
+    with connected() as client, _telling_places(described):
+        job = client.submit(described.body(Path.cwd()))
+        said = client.connection.get(path_of(job.id))
+    show(output or Output.NAME, said, [f"{job.id} is {job.status}"], [job.id])
     if detach:
         typer.echo(f"its lines: muster logs -f {job.id}", err=True)
         return
     with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job(job.id)))
+        raise typer.Exit(see_to_the_end(client.job_of(job.view)))
 
 
 def _read(file: Path | None) -> "JobFile | None":
@@ -106,6 +115,15 @@ def _read(file: Path | None) -> "JobFile | None":
         return JobFile.read(file)
     except InvalidJobFile as error:
         _refuse([str(error)])
+
+
+@contextmanager
+def _telling_places(described: Description) -> Iterator[None]:
+    """End the command where the API refuses a field, and say which and where it was written."""
+    try:
+        yield
+    except Invalid as error:
+        _refuse([*described.sentences(error.errors)] or [str(error)])
 
 
 def _refuse(lines: Sequence[str]) -> NoReturn:

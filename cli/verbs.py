@@ -23,8 +23,8 @@ class Verb:
     """Short enough for one line of 80 columns."""
     command: str = "typer.core:TyperCommand"
     """The kind of command it becomes."""
-    context: Mapping[str, Any] | None = None
-    """How its words are read, where that is not as usual."""
+    context: str | None = None
+    """The settings by which its words are read, where that is not as usual."""
 
     def load(self, name: str) -> Any:  # noqa: ANN401  Typer's own click
         """Return the command itself, under this name."""
@@ -33,9 +33,8 @@ class Verb:
         if isinstance(found, typer.Typer):
             shelf.add_typer(found, name=name)
         else:
-            shelf.command(
-                name, cls=_resolve(self.command), context_settings=dict(self.context or {})
-            )(found)
+            settings = _resolve(self.context) if self.context else None
+            shelf.command(name, cls=_resolve(self.command), context_settings=settings)(found)
         loaded: Any = typer.main.get_group(shelf).commands[name]
         read_plainly(loaded)
         return loaded
@@ -62,8 +61,7 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         "run": Verb(
             home="cli.run:run",
             help="Run a script here and now, as torchrun does.",
-            # What comes after the script is the script's.
-            context={"allow_interspersed_args": False},
+            context="cli.run:AS_TORCHRUN",
         ),
         "ps": Verb(home="cli.jobs:ps", help="List jobs, the newest first."),
         "show": Verb(home="cli.jobs:show_job", help="Show one job and each of its ranks."),
@@ -87,7 +85,12 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
     },
     "Data": {
         "dataset": Verb(home="cli.dataset:app", help="Make a data set to train on."),
-        "digest": Verb(home="cli.heavy:digest", help="Print the sha256 of a job's newest state."),
+        "checkpoint": Verb(
+            home="cli.checkpoint:app", help="Look at checkpoints, verify and export."
+        ),
+        "digest": Verb(
+            home="cli.checkpoint:digest", help="Print the sha256 of a job's newest state."
+        ),
     },
     "Tools": {
         "demo": Verb(home="cli.heavy:demo", help="See ranks die while the bits stay the same."),

@@ -3,11 +3,11 @@
 import math
 import sys
 from collections.abc import Iterator
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from urllib.parse import quote
 
-from muster.client.connection import Answer, Connection, pauses
-from muster.client.errors import WaitTimedOut
+from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection, Query
+from muster.client.errors import Replaced, WaitTimedOut
 from muster.client.following import follow
 from muster.client.progress import Progress
 from muster.client.views import (
@@ -23,10 +23,17 @@ from muster.client.views import (
     MemberList,
     SummaryView,
 )
-from muster.contracts.job import JobStatus
+
+Value = TypeVar("Value")
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks at progress: so often a person wants to see a number move."""
+
+WAIT_SECONDS: Final = 30.0
+"""How long one question waits for its answer: the server takes no more than a minute."""
+
+BREATH_SECONDS: Final = 0.1
+"""After an answer that came too early: a server that is about to end holds nobody up."""
 
 ENDING_SECONDS: Final = 3600.0
 """How long an answer may take that comes when jobs have ended: their grace is their own."""
@@ -99,9 +106,7 @@ class Job:
         """
         if follow:
             return self._follow(rank, tail)
-        given = {"rank": rank, "tail": tail}
-        asked = {name: value for name, value in given.items() if value is not None}
-        return iter(self._get("logs", **asked).read_as(LogTail).lines)
+        return iter(self._get("logs", **_said(rank=rank, tail=tail)).read_as(LogTail).lines)
 
     # Waiting
 
@@ -117,22 +122,28 @@ class Job:
         With `progress`, standard error shows how far it is. Raises `WaitTimedOut` after
         `timeout_seconds`; the job goes on then.
         """
-        if until != "terminal":
-            until = JobStatus(until.upper())
+        until = until if until == "terminal" else until.upper()
         shown = Progress(sys.stderr, self._connection.monotonic) if progress else None
         patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
         deadline = self._connection.monotonic() + patience_seconds
-        waits = pauses()
-        while not self.refresh().is_terminal and self.status != until:
+        look_seconds = LOOK_SECONDS if shown else WAIT_SECONDS
+        while not self._await(until, min(look_seconds, deadline - self._connection.monotonic())):
             if shown:
                 shown.draw(self.summary())
-            left_seconds = deadline - self._connection.monotonic()
-            if left_seconds <= 0:
+            if self._connection.monotonic() >= deadline:
                 raise WaitTimedOut(self.id, self.status, patience_seconds)
-            self._connection.sleep(min(left_seconds, LOOK_SECONDS if shown else next(waits)))
+            self._connection.sleep(BREATH_SECONDS)
         if shown:
             shown.close(self.summary())
         return self
+
+    def _await(self, until: str, seconds: float) -> bool:
+        """Look again, once there is something to see or the time is over; return if it is there."""
+        query: Query = {"until": until, "wait": max(0.0, seconds)}
+        answer = self._connection.ask(
+            "GET", self._path(), query=query, read_seconds=seconds + TIMEOUT_SECONDS
+        )
+        return self._see(answer).is_terminal or self.status == until
 
     # Orders
 
@@ -149,13 +160,13 @@ class Job:
         """Let it go on."""
         return self._order("resume")
 
-    def stop(self, grace_seconds: float | None = None) -> Self:
+    def stop(self, grace_seconds: float | None = None, reason: str | None = None) -> Self:
         """Ask for a last checkpoint and an end; a job that is over stays as it is.
 
-        `grace_seconds` is from SIGTERM to SIGKILL (None: the job's own).
+        `grace_seconds` is from SIGTERM to SIGKILL (None: the job's own). The job's events tell
+        `reason`, and who asked.
         """
-        body = {} if grace_seconds is None else {"grace_seconds": grace_seconds}
-        return self._order("stop", body)
+        return self._order("stop", _said(grace_seconds=grace_seconds, reason=reason))
 
     def delete(
         self, *, delete_logs: bool = True, stop_first: bool = False, force: bool = False
@@ -180,8 +191,16 @@ class Job:
         return self._see(self._connection.ask("POST", self._path(verb), body=body))
 
     def _see(self, answer: Answer) -> Self:
-        self.view = answer.read_as(JobView)
+        view = answer.read_as(JobView)
+        if view.job_uid != self.view.job_uid:
+            raise Replaced(self.id)
+        self.view = view
         return self
 
     def _path(self, *rest: str) -> str:
         return "/".join(["/jobs", quote(self.id, safe=""), *rest])
+
+
+def _said(**given: Value | None) -> dict[str, Value]:
+    """Return what somebody has said; the rest is the server's to choose."""
+    return {name: value for name, value in given.items() if value is not None}

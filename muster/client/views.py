@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 
 
-class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it was when the API was asked."""
+class _Heading(msgspec.Struct, frozen=True, kw_only=True):
+    """What every view of a job begins with."""
 
     job_id: str
-    job_uid: str
-    """Its identity for ever; the id may be used again."""
     name: str | None
     status: str
     reason: str | None
@@ -26,6 +24,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+
+
+class JobView(_Heading, frozen=True, kw_only=True):
+    """A job as it was when the API was asked."""
+
+    job_uid: str
+    """Its identity for ever; the id may be used again."""
     exit_code: int | None
     is_terminal: bool
     stop_requested: bool
@@ -36,6 +41,26 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobView]
+
+
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would become of a job, were it submitted."""
+
+    job_id: str
+    """The one that was asked for, or one like it would get."""
+    message: str | None
+    """What one should know about places nobody chose."""
+    launcher: str
+    world_size: int
+    command: list[str] | None
+    """What every rank becomes; None: `program`."""
+    program: str | None
+    """What is trained; None: the built-in classifier."""
+    shards: int | None
+    """Of the data set, or in synchronous mode of a step; None: the command's business."""
+    shards_per_rank: list[int] | None
+    spec: dict[str, Any]
+    """Everything that was asked for, defaults filled in."""
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,18 +91,9 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     exit_signal: int | None
 
 
-class SummaryView(msgspec.Struct, frozen=True, kw_only=True):
+class SummaryView(_Heading, frozen=True, kw_only=True):
     """How far a job has come, and each of its ranks."""
 
-    job_id: str
-    name: str | None
-    status: str
-    reason: str | None
-    message: str | None
-    world_size: int
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
     step: int
     """Summed over the ranks; in synchronous mode the steps of the one model."""
     total_steps: int | None
@@ -247,7 +263,7 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     deleted: int
     job_ids: list[str]
-    """The jobs that were deleted."""
+    """The jobs that were deleted; where it was only tried, that would be."""
     skipped: list[str]
     """Jobs that matched and are not over."""
     freed_bytes: int = 0

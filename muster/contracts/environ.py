@@ -50,6 +50,9 @@ their pulse likewise."""
 
 TLS_CERTFILE: Final = "MUSTER_TLS_CERTFILE"
 
+CA_FILE: Final = "MUSTER_CA_FILE"
+"""To a client the certificates that it trusts in place of the system's."""
+
 MARK: Final = "MUSTER_MARK"
 """Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
 what it leaves behind can be told from what is not ours."""

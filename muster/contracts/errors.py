@@ -23,6 +23,7 @@ MusterError
 ├── NotUp                  cli/detached.py
 ├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
+├── WhoseUnsaid            cli/held.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py
 └── InvalidJobFile         cli/job_file.py

@@ -20,7 +20,7 @@ from muster.contracts.job import JobStatus
 VIEWS = {
     name: kind
     for name, kind in vars(views).items()
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and not name.startswith("_")
 }
 
 JSON_TYPES = {

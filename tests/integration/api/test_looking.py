@@ -144,6 +144,16 @@ def test_jobs_are_removed_once_they_are_over(
     assert not stand_in.jobs.find(JobId(job))
 
 
+def test_no_job_is_ended_or_deleted_that_only_begins_so(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    stand_in.end(job)
+    for verb in ("stop", "rm", "chaos"):
+        refused = muster(verb, job[:-1])
+        assert f"if {job} is meant, say all of it" in str(refused.exception)
+    assert stand_in.jobs.find(JobId(job))
+
+
 def test_a_purge_asks_somebody_or_is_told(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
@@ -155,3 +165,26 @@ def test_a_purge_asks_somebody_or_is_told(
     purged = muster("purge", "--status", "STOPPED", "--yes")
     assert job in purged.stdout.splitlines()
     assert stand_in.jobs.find(JobId(other))
+
+
+def test_a_purge_that_is_only_tried_asks_nobody_and_takes_nothing(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    stand_in.end(job)
+    result = muster("purge", "--dry-run")
+    assert (result.exit_code, job in result.stdout.splitlines()) == (0, True)
+    assert "would be deleted" in result.stderr
+    assert muster("show", job).exit_code == 0
+
+
+def test_a_stop_is_told_with_its_reason_and_who_asked(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job)
+    assert muster("stop", job, "--reason", "the loss diverges").exit_code == 0
+    [event] = [
+        event
+        for event in json.loads(muster("events", job, "-o", "json").stdout)["events"]
+        if "the loss diverges" in event["message"]
+    ]
+    assert event["actor"]
