@@ -13,6 +13,7 @@ from cli.exit_codes import ExitCode, code_of_error
 from cli.incarnations import incarnations
 from cli.run import run
 from cli.submit import WithCommand, submit
+from cli.top import top
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 
@@ -64,6 +65,7 @@ def demo() -> None:
 
 _VERBS: Final[Mapping[str, Callable[..., None]]] = {
     "ps": jobs.ps,
+    "top": top,
     "show": jobs.show_job,
     "logs": story.logs,
     "events": story.events,

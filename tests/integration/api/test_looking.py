@@ -42,7 +42,7 @@ def test_jobs_are_a_table_the_newest_first(muster: Muster, stand_in: StandIn, jo
     assert header.split() == [
         "job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age",
     ]  # fmt: skip
-    assert first.split()[:3] == [job, "RUNNING", "2"]
+    assert first.split()[:3] == [job, "RUNNING", "2/2"]
     only = muster("ls", "--status", "running", "-o", "name")
     assert only.stdout.splitlines()[0] == job
 
