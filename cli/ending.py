@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.attached import see_to_the_end
-from cli.connected import ATTACHED_SECONDS, Job, Jobs, connected
+from cli.connected import Job, Jobs, attached, connected
 from cli.exit_codes import ExitCode
 from muster.contracts.job import JobStatus
 
@@ -47,10 +47,8 @@ def wait(job: Job, until: Until = "terminal", timeout: Timeout = None) -> None:
     """
     if until != "terminal" and until.upper() not in JobStatus.__members__:
         raise typer.BadParameter(f"{until!r} is none of {', '.join(JobStatus)}")
-    with connected() as client:
-        job_id = client.job(job).id
-    with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job(job_id), until, timeout))
+    with attached(job) as found:
+        raise typer.Exit(see_to_the_end(found, until, timeout))
 
 
 def stop(jobs: Jobs, grace: Grace = None, reason: Reason = None) -> None:

@@ -1,36 +1,16 @@
 """What ``muster top`` asks for and draws."""
 
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
 from rich.console import Console
+from summaries import SUMMARY
 
 from cli.screen import screen
 from cli.top import Overview, top
 from muster import Client
 from muster.client.views import SummaryView
-
-SAID: dict[str, Any] = {
-    "name": None,
-    "reason": None,
-    "message": None,
-    "world_size": 2,
-    "created_at": "2026-03-01T12:00:00Z",
-    "started_at": None,
-    "finished_at": None,
-    "step": 5,
-    "total_steps": 20,
-    "throughput_steps_per_sec": 2.5,
-    "eta_seconds": 75.2,
-    "loss": 0.25,
-    "checkpoints_saved": 0,
-    "last_checkpoint_step": None,
-    "restarts": 1,
-    "endings": {},
-    "workers": [],
-}
 
 
 def overview(answer: Callable[[httpx.Request], httpx.Response]) -> Overview:
@@ -38,7 +18,7 @@ def overview(answer: Callable[[httpx.Request], httpx.Response]) -> Overview:
 
 
 def said(**statuses: str) -> httpx.Response:
-    jobs = [{**SAID, "job_id": name, "status": status} for name, status in statuses.items()]
+    jobs = [{**SUMMARY, "job_id": name, "status": status} for name, status in statuses.items()]
     headers = {"ETag": 'W/"1"', "X-Total-Count": "7"}
     return httpx.Response(200, json={"jobs": jobs}, headers=headers)
 

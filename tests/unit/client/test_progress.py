@@ -1,35 +1,12 @@
 """How far a job is, in one line: drawn over on a terminal, now and then elsewhere."""
 
 from io import StringIO
-from typing import Any
 
-import msgspec
 import pytest
+from summaries import summary
 
 from muster.client.progress import QUIET_SECONDS, Progress, duration, line_of
-from muster.client.views import SummaryView
 
-SAID: dict[str, Any] = {
-    "job_id": "a",
-    "name": None,
-    "status": "RUNNING",
-    "reason": None,
-    "message": None,
-    "world_size": 2,
-    "created_at": "2026-03-01T12:00:00Z",
-    "started_at": None,
-    "finished_at": None,
-    "step": 5,
-    "total_steps": 20,
-    "throughput_steps_per_sec": 2.5,
-    "eta_seconds": 75.2,
-    "loss": 0.25,
-    "checkpoints_saved": 0,
-    "last_checkpoint_step": None,
-    "restarts": 1,
-    "endings": {},
-    "workers": [],
-}
 UNKNOWN = {
     "step": 0,
     "total_steps": None,
@@ -38,10 +15,6 @@ UNKNOWN = {
     "loss": None,
     "restarts": 0,
 }
-
-
-def summary(**changes: object) -> SummaryView:
-    return msgspec.convert({**SAID, **changes}, SummaryView)
 
 
 class Terminal(StringIO):
