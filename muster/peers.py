@@ -50,9 +50,15 @@ def short_address(path: Path) -> Iterator[str]:
 
 
 def user_of(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -> int | None:
-    """Return the user id of the socket at `client` that talks to `server`, None if not known."""
+    """Return the user id of the socket at `client` that talks to `server`, None if not known.
+
+    Raises OSError where there are tables and they cannot be read now.
+    """
+    port = f":{client[1]:04X} "
     for table in ("tcp", "tcp6"):
         for line in _lines(net / table):
+            if port not in line:
+                continue  # most of many thousand
             fields = line.split()
             local, remote, uid, inode = fields[1], fields[2], fields[7], fields[9]
             if inode != "0" and endpoint(local) == client and endpoint(remote) == server:
@@ -79,6 +85,6 @@ def plain(address: str | bytes) -> IPAddress:
 def _lines(path: Path) -> Iterator[str]:
     try:
         text = path.read_text()
-    except OSError:
-        return
+    except (FileNotFoundError, PermissionError):
+        return  # another system, or a container that hides them
     yield from text.splitlines()[1:]
