@@ -3,7 +3,7 @@
 from ipaddress import IPv6Address, IPv6Network
 from typing import Final
 
-from muster.peers import plain
+from muster.socket_owners import plain
 
 NETWORK_BITS: Final = 64
 """What one household, or one machine in a data centre, is given of IPv6."""

@@ -21,7 +21,8 @@ from api.networks import client_network
 from api.problems import Problem, respond
 from api.reader import LOOK_SECONDS, Reader
 from muster.contracts.environ import CONNECTIONS_AT_ONCE
-from muster.peers import plain, user_of
+from muster.peers import user_of
+from muster.socket_owners import plain
 
 RECEIPT_SECONDS: Final = 10.0
 """Enough for 1 MiB over a line of 1 Mbit/s."""

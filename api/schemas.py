@@ -30,7 +30,10 @@ class JobView(JobHeading):
     is_terminal: bool
     stop_requested: bool
     pause_requested: bool
-    spec: dict[str, Any] = Field(description="Everything that was asked for, defaults filled in.")
+    spec: dict[str, Any] = Field(
+        description="Everything that was asked for, defaults filled in. A token of scope read gets "
+        "the names in `env` without their values."
+    )
 
 
 class JobList(BaseModel):
@@ -170,6 +173,8 @@ class Version(BaseModel):
     app: str
     api: str = Field(description="The same paths are served with this word after `/api/`, too.")
     schema_revision: str | None = Field(description="Of the database's tables.")
+    database: str = Field(description="Its kind: sqlite or postgresql.")
+    data_dir: str = Field(description="Where the service keeps its files, on its own machine.")
 
 
 class FieldErrorView(BaseModel):

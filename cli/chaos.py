@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from cli.aftermath import Aftermath
-from cli.connected import Job, connected, path_of
+from cli.connected import NamedJob, connected, path_of
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
 from muster.contracts.process import ProcessRecord
@@ -83,7 +83,9 @@ Wait = Annotated[
 ]
 
 
-def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True) -> None:
+def chaos(
+    job: NamedJob, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True
+) -> None:
     """Kill, stop or end one rank of a job that runs on this machine, and see it recover.
 
     Exit code 0 if the rank lives again or has nothing left to do, 1 if it does
@@ -91,7 +93,7 @@ def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait
     """
     with connected() as client:
         get = client.connection.get
-        job = client.job(job).id
+        job = client.named(job).id
         path = path_of(job)
         found = get(path)
         workers = get(f"{path}/summary")["workers"]

@@ -23,7 +23,12 @@ ATTACHED_SECONDS: Final = 60.0
 WHICH: Final = "Its id, the beginning of it, its name, or @latest."
 
 Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB")]
-Jobs = Annotated[list[str], typer.Argument(help=WHICH, metavar="JOB...")]
+
+IN_FULL: Final = "Its id or name in full, or @latest."
+"""What cannot be undone is not done to a job that was guessed."""
+
+NamedJob = Annotated[str, typer.Argument(help=IN_FULL, metavar="JOB")]
+NamedJobs = Annotated[list[str], typer.Argument(help=IN_FULL, metavar="JOB...")]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.attached import see_to_the_end
-from cli.connected import ATTACHED_SECONDS, Job, Jobs, connected
+from cli.connected import ATTACHED_SECONDS, Job, NamedJobs, connected
 from cli.exit_codes import ExitCode
 from muster.contracts.job import JobStatus
 
@@ -48,27 +48,27 @@ def wait(job: Job, until: Until = "terminal", timeout: Timeout = None) -> None:
     if until != "terminal" and until.upper() not in JobStatus.__members__:
         raise typer.BadParameter(f"{until!r} is none of {', '.join(JobStatus)}")
     with connected() as client:
-        job_id = client.job(job).id
+        found = client.job(job).view
     with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job(job_id), until, timeout))
+        raise typer.Exit(see_to_the_end(client.job_of(found), until, timeout))
 
 
-def stop(jobs: Jobs, grace: Grace = None, reason: Reason = None) -> None:
+def stop(jobs: NamedJobs, grace: Grace = None, reason: Reason = None) -> None:
     """Let jobs save a last checkpoint and end."""
     with connected() as client:
         for word in jobs:
-            job = client.job(word).stop(grace, reason)
+            job = client.named(word).stop(grace, reason)
             sentence = f"is {job.status} already" if job.is_terminal else "is to stop"
             typer.echo(f"{job.id} {sentence}")
 
 
 def rm(
-    jobs: Jobs, *, stop: StopFirst = False, force: Force = False, keep_logs: KeepLogs = False
+    jobs: NamedJobs, *, stop: StopFirst = False, force: Force = False, keep_logs: KeepLogs = False
 ) -> None:
     """Delete jobs that are over, with their logs."""
     with connected() as client:
         for word in jobs:
-            job = client.job(word)
+            job = client.named(word)
             found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
             too = ", with its checkpoints" if found.checkpoints_deleted else ""
             typer.echo(f"{job.id} is deleted{too}")

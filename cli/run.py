@@ -111,11 +111,6 @@ def module_of(words: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, "-m", *words)
 
 
-def as_torchrun_spells_it(option: str) -> str:
-    """Return the option's own name: torchrun takes ``--nproc_per_node`` for it as well."""
-    return option.replace("_", "-")
-
-
 def set_by_caller(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what of the caller's environment is to hold although we have defaults for it."""
     return {name: environ[name] for name in UNLESS_SET if name in environ}

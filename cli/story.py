@@ -23,9 +23,9 @@ Last = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most 
 def logs(job: Job, *, follow: Follow = False, rank: Rank = None, tail: Tail = None) -> None:
     """Show the lines that a job's ranks have written, all of them or one's."""
     with connected() as client:
-        job_id = client.job(job).id
+        found = client.job(job).view
     with connected(ATTACHED_SECONDS) as client:
-        for line in client.job(job_id).logs(rank, tail, follow=follow):
+        for line in client.job_of(found).logs(rank, tail, follow=follow):
             typer.echo(line.line if rank is not None else f"[rank {line.rank}] {line.line}")
 
 

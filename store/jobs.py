@@ -1,10 +1,11 @@
 """The API's side of a job: what is wanted. What became of it is written by `store.tenure`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Select, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, Select, delete, func, insert, select, tuple_
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
@@ -31,6 +32,7 @@ _UNFINISHED: Final = (
     .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
+_INSERT: Final = insert(JOBS)
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
@@ -61,21 +63,21 @@ class Jobs:
         Raises `JobExists` or `IdempotencyConflict`.
         """
         now = self._clock()
-        with self._database.writing() as connection:
+        job = _submitted(job_id, uid, spec, message, now)
+        event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
+
+        def write(connection: Connection) -> Job:
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
             if find_job(connection, job_id) is not None:
                 raise JobExists(job_id)
-            job = _submitted(job_id, uid, spec, message, now)
-            connection.execute(insert(JOBS), values_of(job))
-            append_event(
-                connection,
-                job_id,
-                Event(at=now, kind="submitted", message="the job was submitted", actor=actor),
-            )
+            connection.execute(_INSERT, values_of(job))
+            append_event(connection, job_id, event)
             if idempotency:
                 keep_answer(connection, idempotency, job, now)
-        return job
+            return job
+
+        return self._database.write(write)
 
     def find(self, job_id: JobId) -> Job | None:
         with self._database.reading() as connection:
@@ -192,22 +194,36 @@ class Jobs:
             append_event(connection, job_id, event)
             return update_job(connection, job_id, now, {"pause_request": paused})
 
+    @contextmanager
+    def keeping(self, job_id: JobId, uid: JobUid) -> Iterator[None]:
+        """Let nobody delete a job that is over inside the block: its id can be no other job's.
+
+        Nobody writes anything meanwhile, so it is for a moment. Raises as `delete` does.
+        """
+        with self._database.writing() as connection:
+            _refuse_delete(connection, job_id, uid)
+            yield
+
     def delete(self, job_id: JobId, uid: JobUid) -> None:
         """Remove a job that is over, with its workers and events.
 
         Raises `JobMissing` if the id is free or another job's by now, and `JobNotTerminal`.
         """
         with self._database.writing() as connection:
-            job = get_job(connection, job_id)
-            if job.uid != uid:
-                raise JobMissing(job_id)
-            if not job.is_terminal:
-                raise JobNotTerminal(job_id, job.status_shown)
+            _refuse_delete(connection, job_id, uid)
             connection.execute(delete(JOBS).where(JOBS.c.job_id == job_id))
 
     def _list(self, query: Select[Any]) -> list[Job]:
         with self._database.reading() as connection:
             return [job_of(row) for row in connection.execute(query)]
+
+
+def _refuse_delete(connection: Connection, job_id: JobId, uid: JobUid) -> None:
+    job = get_job(connection, job_id)
+    if job.uid != uid:
+        raise JobMissing(job_id)
+    if not job.is_terminal:
+        raise JobNotTerminal(job_id, job.status_shown)
 
 
 def _submitted(

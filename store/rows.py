@@ -24,6 +24,7 @@ from store.records import (
 from store.tables import EVENTS, JOBS
 
 _ONE: Final = select(JOBS).where(JOBS.c.job_id == bindparam("id"))
+_APPEND: Final = insert(EVENTS)
 _STATUS_SHOWN: Final = case(
     (
         and_(JOBS.c.stop_request.is_not(None), JOBS.c.status.not_in(sorted(TERMINAL))),
@@ -81,7 +82,7 @@ def append_events(connection: Connection, job_id: JobId, events: Collection[Even
     """Add to the end of a job's events; the database numbers them."""
     if events:
         connection.execute(
-            insert(EVENTS),
+            _APPEND,
             [
                 {
                     "job_id": job_id,

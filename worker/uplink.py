@@ -17,9 +17,10 @@ from muster.contracts.encoding import decode_coordinator_message, encode
 from muster.contracts.errors import WireError
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.messages import AgentMessage, CoordinatorMessage
-from muster.peers import plain, user_of
+from muster.peers import user_of
 from muster.published_address import published_address
 from muster.sight import require_descriptors
+from muster.socket_owners import plain
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that stopped reading is as good as away; the next connection starts afresh."""

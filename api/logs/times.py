@@ -15,12 +15,14 @@ class TimeIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._low = self._high = 0
+        self._low = 0
+        self.covered = 0
+        """Whatever ends between the last place asked for and here was written at the same time."""
         self._micros: Micros | None = None
 
     def at(self, end: int) -> Micros | None:
         """Return when the bytes below `end` had been written; None while no mark covers them."""
-        if self._low < end <= self._high:
+        if self._low < end <= self.covered:
             return self._micros
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -30,7 +32,7 @@ class TimeIndex:
             self._search(descriptor, end)
         finally:
             os.close(descriptor)
-        return self._micros if self._low < end <= self._high else None
+        return self._micros if self._low < end <= self.covered else None
 
     def size_at(self, micros: Micros) -> int:
         """Return how many bytes are known to have been written by then."""
@@ -48,7 +50,7 @@ class TimeIndex:
         first = _first(descriptor, lambda mark: mark[0] >= end)
         if first < _count(descriptor):
             self._low = _mark(descriptor, first - 1)[0] if first else 0
-            self._high, self._micros = _mark(descriptor, first)
+            self.covered, self._micros = _mark(descriptor, first)
 
 
 def _first(descriptor: int, is_behind: Callable[[tuple[int, Micros]], bool]) -> int:

@@ -228,6 +228,37 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints_deleted: bool
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    detail: str
+
+
+class Checks(msgspec.Struct, frozen=True, kw_only=True):
+    database: Check
+    coordinator: Check
+    disk: Check
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the service has everything that it needs."""
+
+    status: str
+    version: str
+    uptime_seconds: float
+    checks: Checks
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """Which service answers."""
+
+    app: str
+    api: str
+    schema_revision: str | None
+    database: str = ""
+    data_dir: str = ""
+    """On its own machine."""
+
+
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     deleted: int

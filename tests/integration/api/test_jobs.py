@@ -170,7 +170,7 @@ def test_deleting_waits_for_the_end(  # noqa: PLR0913, PLR0917  a table and its 
     agent.write(job, 0, "line\n")
     kept = service.root / "checkpoints" / job
     kept.mkdir(parents=True)
-    (kept / "LATEST").write_text("step_1\n")
+    (kept / "LATEST").write_text("step_0000000001.g0000\n")
     stand_in.run(job)
     uid = client.get(f"/jobs/{job}").json()["job_uid"]
     answers = []

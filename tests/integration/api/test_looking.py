@@ -144,6 +144,16 @@ def test_jobs_are_removed_once_they_are_over(
     assert not stand_in.jobs.find(JobId(job))
 
 
+def test_no_job_is_ended_or_deleted_that_only_begins_so(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    stand_in.end(job)
+    for verb in ("stop", "rm", "chaos"):
+        refused = muster(verb, job[:-1])
+        assert f"if {job} is meant, say all of it" in str(refused.exception)
+    assert stand_in.jobs.find(JobId(job))
+
+
 def test_a_purge_asks_somebody_or_is_told(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
