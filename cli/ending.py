@@ -98,6 +98,10 @@ def purge(
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
     left = f", {len(found.skipped)} not over and left: --stop" if found.skipped else ""
     typer.echo(f"{done}{left}", err=True)
+    for one in found.failed:
+        typer.echo(f"{one.job_id} is over and was not deleted: {one.detail}", err=True)
+    if found.failed:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _make_sure(question: str, *, yes: bool) -> None:

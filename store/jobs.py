@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, tuple_
@@ -36,6 +36,7 @@ _THESE: Final = select(JOBS).where(JOBS.c.job_id.in_(bindparam("ids", expanding=
 _AT_ONCE: Final = 500
 """Ids in one statement."""
 _INSERT: Final = insert(JOBS)
+_NEWEST: Final = select(func.max(JOBS.c.created_at))
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
@@ -65,16 +66,16 @@ class Jobs:
         With a key that was used before for the same request, the job as it was first answered.
         Raises `JobExists` or `IdempotencyConflict`.
         """
-        now = self._clock()
-        job = _submitted(job_id, uid, spec, message, now)
-        event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
 
         def write(connection: Connection) -> Job:
+            now = _next_moment(connection, self._clock())
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
             if find_job(connection, job_id) is not None:
                 raise JobExists(job_id)
+            job = _submitted(job_id, uid, spec, message, now)
             connection.execute(_INSERT, values_of(job))
+            event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
             append_event(connection, job_id, event)
             if idempotency:
                 keep_answer(connection, idempotency, job, now)
@@ -230,6 +231,15 @@ class Jobs:
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
         return [job_of(row) for row in rows]
+
+
+def _next_moment(connection: Connection, now: datetime) -> datetime:
+    """Return `now`, or where a clock has gone back the first moment after the newest job.
+
+    Who reads on from the last job that they have seen misses none that came later.
+    """
+    newest = connection.execute(_NEWEST).scalar_one()
+    return now if newest is None else max(now, newest + timedelta(microseconds=1))
 
 
 def _refuse_delete(connection: Connection, job_id: JobId, uid: JobUid) -> None:
