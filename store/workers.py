@@ -39,5 +39,4 @@ class Workers:
 
 
 def _worker(row: Row[Any]) -> Worker:
-    _, *values = row
-    return Worker(**dict(zip(_FIELDS, values, strict=True)))
+    return Worker(**dict(zip(_FIELDS, row[1:], strict=True)))
