@@ -20,6 +20,10 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Endpoint = tuple[IPAddress, int]
 
 _HEX_DIGITS_PER_WORD: Final = 8
+_WORD_BYTES: Final = 4
+
+_CLOTHES: Final = f"{'0' * 16}{int.from_bytes(bytes.fromhex('0000FFFF'), sys.byteorder):08X}"
+"""Of an IPv4 address among IPv6 ones: ::ffff:0:0/96."""
 
 _CREDENTIALS: Final = struct.Struct("<iII")
 
@@ -51,11 +55,13 @@ def short_address(path: Path) -> Iterator[str]:
 
 def user_of(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -> int | None:
     """Return the user id of the socket at `client` that talks to `server`, None if not known."""
-    for table in ("tcp", "tcp6"):
-        for line in _lines(net / table):
+    for table, clothes in (("tcp", ""), ("tcp6", _CLOTHES)):
+        # Found as text: a table of thousands of connections is read while everybody waits.
+        wanted = f" {_column(client, clothes)} {_column(server, clothes)} "
+        for line in _lines_with(wanted, net / table):
             fields = line.split()
-            local, remote, uid, inode = fields[1], fields[2], fields[7], fields[9]
-            if inode != "0" and endpoint(local) == client and endpoint(remote) == server:
+            uid, inode = fields[7], fields[9]
+            if inode != "0":
                 return int(uid)
     return None
 
@@ -76,9 +82,24 @@ def plain(address: str | bytes) -> IPAddress:
     return getattr(found, "ipv4_mapped", None) or found
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _column(end: Endpoint, clothes: str) -> str:
+    """Return address and port as the kernel writes them; `clothes` are those of an IPv4 address."""
+    address, port = end
+    words = [
+        int.from_bytes(address.packed[place : place + _WORD_BYTES], sys.byteorder)
+        for place in range(0, len(address.packed), _WORD_BYTES)
+    ]
+    digits = "".join(f"{word:08X}" for word in words)
+    return f"{clothes if len(words) == 1 else ''}{digits}:{port:04X}"
+
+
+def _lines_with(wanted: str, path: Path) -> Iterator[str]:
     try:
         text = path.read_text()
     except OSError:
         return
-    yield from text.splitlines()[1:]
+    place = text.find(wanted)
+    while place >= 0:
+        end = text.find("\n", place)
+        yield text[text.rfind("\n", 0, place) + 1 : end if end >= 0 else len(text)]
+        place = text.find(wanted, place + 1)

@@ -74,7 +74,7 @@ def status_shown_in(statuses: Collection[JobStatus]) -> ColumnElement[bool]:
     """
     wanted = frozenset(statuses)
     # A request to stop hides what an open job's row says.
-    shown = JOBS.c.status.in_(sorted(wanted & TERMINAL))
+    shown: ColumnElement[bool] = JOBS.c.status.in_(sorted(wanted & TERMINAL))
     if wanted & _OPEN:
         unasked = JOBS.c.stop_request.is_(None)
         shown = or_(shown, and_(JOBS.c.status.in_(sorted(wanted & _OPEN)), unasked))

@@ -15,7 +15,8 @@ _OF_JOBS: Final = (
     .where(WORKERS.c.job_id.in_(bindparam("ids", expanding=True)))
     .order_by(WORKERS.c.job_id, WORKERS.c.rank)
 )
-_FIELDS: Final = tuple(column.name for column in WORKERS.c if column.name != "job_id")
+_FIELDS: Final = tuple(column.name for column in WORKERS.c)[1:]
+"""All but the job's id."""
 
 
 class Workers:
@@ -39,5 +40,4 @@ class Workers:
 
 
 def _worker(row: Row[Any]) -> Worker:
-    _, *values = row
-    return Worker(**dict(zip(_FIELDS, values, strict=True)))
+    return Worker(**dict(zip(_FIELDS, row[1:], strict=True)))
