@@ -59,9 +59,6 @@ LOG_READERS = 8
 GRACEFUL_SHUTDOWN_SECONDS = 4
 """After SIGTERM; streams end at once by themselves, this is for answers on their way."""
 
-CONNECTIONS_LIMIT = 512
-"""Below the usual limit of 1024 open files, which logs and the database need as well."""
-
 
 class PortTaken(MusterError):
     """Somebody listens there already."""
@@ -116,7 +113,6 @@ def _serve(
         log_level=logging.WARNING,
         ssl_certfile=door.tls_certfile,
         ssl_keyfile=door.tls_keyfile,
-        limit_concurrency=CONNECTIONS_LIMIT,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )
     url = f"{'https' if door.tls_certfile else 'http'}://{_bracketed(host)}:{port}"
@@ -126,6 +122,7 @@ def _serve(
 
 def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
     class Protocol(DeadlineProtocol):
+        own_uid = None if door.require_token else os.geteuid()
         connections_at_once = door.connections_at_once
 
     return Protocol

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -57,6 +57,17 @@ Id = Annotated[
         "--job-id", help="A name, to go on under after Ctrl-C.", show_default="made for you"
     ),
 ]
+
+
+def as_torchrun_spells_it(option: str) -> str:
+    """Return the option's own name: torchrun takes ``--nproc_per_node`` for it as well."""
+    return option.replace("_", "-")
+
+
+AS_TORCHRUN: Final[Mapping[str, Any]] = {
+    "allow_interspersed_args": False,  # what comes after the script is the script's
+    "token_normalize_func": as_torchrun_spells_it,
+}
 
 
 def run(  # noqa: PLR0913  each option of a command is a parameter

@@ -49,7 +49,10 @@ def short_address(path: Path) -> Iterator[str]:
 
 
 def user_of(client: Endpoint, server: Endpoint) -> int | None:
-    """Return the user id of the socket at `client` that talks to `server`, None if not known."""
+    """Return the user id of the socket at `client` that talks to `server`, None if not known.
+
+    Raises OSError where it is known and cannot be read now, for want of descriptors.
+    """
     try:
         return owner_of(client, server)
     except OwnersUnknown:
@@ -80,6 +83,6 @@ def endpoint(text: str) -> Endpoint:
 def _lines(path: Path) -> Iterator[str]:
     try:
         text = path.read_text()
-    except OSError:
-        return
+    except (FileNotFoundError, PermissionError):
+        return  # another system, or a container that hides them
     yield from text.splitlines()[1:]

@@ -95,7 +95,10 @@ class Uplink:
             return False
         host, port = self._socket.getsockname()
         peer_host, peer_port = self._socket.getpeername()
-        return user_of((plain(peer_host), peer_port), (plain(host), port)) == os.geteuid()
+        try:
+            return user_of((plain(peer_host), peer_port), (plain(host), port)) == os.geteuid()
+        except OSError:
+            return False  # it cannot be seen now: nothing is said to whoever it may be
 
     def send(self, message: AgentMessage) -> None:
         """Send now or as soon as it fits; without a connection the message is dropped."""

@@ -84,6 +84,9 @@ TOKEN_LENGTH_MIN: Final = 32
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of the pipe that ends with the keeper of a service."""
 
+CONNECTIONS_AT_ONCE: Final = 128
+"""Of one client: a browser opens six, a script that forgets to close them any number."""
+
 _PLACES_OF_SLURM: Final = {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 """Of the service itself, in an allocation; Lightning takes them for those of the rank."""
 
@@ -190,7 +193,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
             ),
             requests_at_once=integer(environ, "MUSTER_REQUESTS_AT_ONCE", 64, low=1, high=10_000),
             connections_at_once=integer(
-                environ, "MUSTER_CONNECTIONS_AT_ONCE", 128, low=1, high=10_000
+                environ, "MUSTER_CONNECTIONS_AT_ONCE", CONNECTIONS_AT_ONCE, low=1, high=10_000
             ),
         )
 

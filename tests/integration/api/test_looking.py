@@ -42,7 +42,7 @@ def test_jobs_are_a_table_the_newest_first(muster: Muster, stand_in: StandIn, jo
     assert header.split() == [
         "job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age",
     ]  # fmt: skip
-    assert first.split()[:3] == [job, "RUNNING", "2"]
+    assert first.split()[:3] == [job, "RUNNING", "2/2"]
     only = muster("ls", "--status", "running", "-o", "name")
     assert only.stdout.splitlines()[0] == job
 
@@ -108,6 +108,33 @@ def test_lines_are_shown_with_their_ranks_and_followed_to_the_end(
     assert muster("logs", job, "--rank", "0", "--tail", "1").stdout == "b\n"
     stand_in.move(job, JobStatus.COMPLETED)
     assert muster("logs", "-f", job).stdout == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
+
+
+def test_lines_are_chosen_by_text_and_by_time(
+    muster: Muster, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    stand_in.run(job, worker(0), worker(1))
+    agent.write(job, 0, "loss 1\nstep 1\n", at_micros=1_000_000)
+    agent.write(job, 0, "loss 2\n", at_micros=2_000_000_000_000_000)
+    assert muster("logs", job, "--grep", "loss", "--rank", "0").stdout == "loss 1\nloss 2\n"
+    assert muster("logs", job, "--since", "2001-01-01").stdout == "[rank 0] loss 2\n"
+    stand_in.move(job, JobStatus.COMPLETED)
+    followed = muster("logs", job, "-f", "--grep", "loss")
+    assert followed.stdout == "[rank 0] loss 1\n[rank 0] loss 2\n"
+    for words, sentence in [
+        (("--since", "soon"), "is no time: say 10m"),
+        (("--since", "1h", "-f"), "a stream carries no times"),
+    ]:
+        refused = muster("logs", job, *words)
+        assert refused.exit_code == ExitCode.USAGE
+        assert sentence in refused.stderr
+
+
+def test_events_are_followed_to_the_end(muster: Muster, stand_in: StandIn, job: str) -> None:
+    stand_in.end(job)
+    told = muster("events", job).stdout
+    assert told.splitlines()[0].endswith("the job was submitted")
+    assert muster("events", "-f", job).stdout == told
 
 
 @pytest.mark.parametrize(
