@@ -36,6 +36,13 @@ class Caller:
     scope: Scope
     is_limited: bool
     """Whether limits on requests hold; the service's own user could end the service as well."""
+    token_id: str | None = None
+    """Of the token that was shown, if one was made for it."""
+
+    @property
+    def principal(self) -> str:
+        """Who this is for ever: a token's name may be another token's when it is revoked."""
+        return self.name if self.token_id is None else f"token:{self.token_id}"
 
 
 class Unauthorized(Problem):
@@ -119,7 +126,12 @@ class Identities:
         if token.is_expired(now):
             raise Unauthorized("expired-token", f"The token {token.name} expired: ask for another.")
         self._note_use(token, now)
-        return Caller(name=f"token:{token.name}", scope=token.scope, is_limited=True)
+        return Caller(
+            name=f"token:{token.name}",
+            scope=token.scope,
+            is_limited=True,
+            token_id=token.token_id,
+        )
 
     def _note_use(self, token: Token, now: datetime) -> None:
         noted = self._noted.get(token.token_id, token.last_used_at)
