@@ -15,6 +15,7 @@ from api.responses import ANY, refusals
 from api.routes import audit, health, incarnations, jobs, logs, pool, removal, tokens
 from api.routes.health import API_VERSION
 from api.schemas import ProblemView
+from api.yaml_bodies import YamlAsJson
 
 
 class _Application(FastAPI):
@@ -50,6 +51,7 @@ def described(version: str) -> FastAPI:
     )
     install(app)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(YamlAsJson)
     for module in (health, jobs, pool, audit, incarnations, logs, removal, tokens):
         refuse_undeclared(module.router)
         app.include_router(module.router)
