@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from api.logs.opening import open_log
 from muster.contracts.layout import TIME_MARK
 
 Micros = int
@@ -23,7 +24,7 @@ class TimeIndex:
         if self._low < end <= self._high:
             return self._micros
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = open_log(self._path)
         except OSError:
             return None
         try:
@@ -35,7 +36,7 @@ class TimeIndex:
     def size_at(self, micros: Micros) -> int:
         """Return how many bytes are known to have been written by then."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = open_log(self._path)
         except OSError:
             return 0
         try:
