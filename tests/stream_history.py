@@ -94,18 +94,20 @@ def _first_line_seconds(port: int, path: str) -> float:
         answer = connection.getresponse()
         assert answer.status == http.client.OK, answer.read()
         got = answer.read1(PIECE_BYTES)
-        while b"event-stream" in (answer.getheader("content-type") or "").encode() and (
-            b"data: " not in got
-        ):
+        while "/stream" in path and b"data: " not in got:  # a stream has something to say before
             got += answer.read1(PIECE_BYTES)
-        first = time.monotonic() - began
-        total = len(got)
-        if "tail" not in path:
-            while total < READ_ON_BYTES and (got := answer.read1(PIECE_BYTES)):
-                total += len(got)
-        return first
+        first_seconds = time.monotonic() - began
+        if "tail" not in path:  # such a stream waits for new lines
+            _read_on(answer)
+        return first_seconds
     finally:
         connection.close()
+
+
+def _read_on(answer: http.client.HTTPResponse) -> None:
+    left = READ_ON_BYTES
+    while left > 0 and (got := answer.read1(PIECE_BYTES)):
+        left -= len(got)
 
 
 def _status_bytes(pid: int, name: str) -> int:
