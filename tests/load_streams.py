@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from stream_follow import Followed, follow
-from stream_history import MIB, arrivals, questions, write_log
+from stream_history import MIB, READ_ON_BYTES, arrivals, questions, write_log
 from stream_rate import lines_in, plain_copies, received, stream_request
 from stream_stage import Stage
 
@@ -100,8 +100,10 @@ def _delays(found: Followed) -> Iterator[Figure]:
 def _history(stage: Stage, asked: argparse.Namespace) -> Iterator[Figure]:
     stage.run("long")
     files = stage.files("long")
-    lines = write_log(files.log(0, 0), files.times(0, 0), asked.size * MIB)
-    for name, found in arrivals(stage.service.port, stage.pid, questions("long", lines)):
+    size_bytes = asked.size * MIB
+    asking = questions("long", write_log(files.log(0, 0), files.times(0, 0), size_bytes))
+    read_on = min(READ_ON_BYTES, size_bytes // 2)
+    for name, found in arrivals(stage.service.port, stage.pid, asking, read_on_bytes=read_on):
         is_soon, is_small = found.first_seconds <= FIRST_SECONDS, found.extra_bytes <= EXTRA_BYTES
         first, worst = _milliseconds(found.first_seconds), _milliseconds(found.worst_seconds)
         yield Figure(
