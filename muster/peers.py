@@ -19,7 +19,6 @@ from typing import Final
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Endpoint = tuple[IPAddress, int]
 
-_HEX_DIGITS_PER_WORD: Final = 8
 _WORD_BYTES: Final = 4
 
 _CLOTHES: Final = f"{'0' * 16}{int.from_bytes(bytes.fromhex('0000FFFF'), sys.byteorder):08X}"
@@ -64,16 +63,6 @@ def user_of(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -
             if inode != "0":
                 return int(uid)
     return None
-
-
-def endpoint(text: str) -> Endpoint:
-    """Return address and port of one column; an IPv4 address in IPv6 clothes is IPv4."""
-    address, _, port = text.partition(":")
-    words = [
-        int(address[place : place + _HEX_DIGITS_PER_WORD], 16).to_bytes(4, sys.byteorder)
-        for place in range(0, len(address), _HEX_DIGITS_PER_WORD)
-    ]
-    return plain(b"".join(words)), int(port, 16)
 
 
 def plain(address: str | bytes) -> IPAddress:

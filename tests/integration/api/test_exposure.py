@@ -13,7 +13,6 @@ import pytest
 from integration.api.service import DEADLINE_SECONDS, Service
 
 from muster.contracts.token import Scope
-from muster.peers import endpoint, plain
 from store.database import Database
 from store.tokens import Tokens
 
@@ -59,13 +58,14 @@ def unstarted(tmp_path_factory: pytest.TempPathFactory) -> Service:
 
 def test_by_default_it_listens_to_this_machine_only(service: Service) -> None:
     listening = [
-        endpoint(fields[1])
+        fields[1]
         for table in ("tcp", "tcp6")
         for fields in map(str.split, Path("/proc/net", table).read_text().splitlines()[1:])
         if fields[3] == "0A"
     ]
-    addresses = [address for address, port in listening if port == service.port]
-    assert addresses == [plain("127.0.0.1")]
+    loopback = int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder)
+    ours = [place for place in listening if place.endswith(f":{service.port:04X}")]
+    assert ours == [f"{loopback:08X}:{service.port:04X}"]
 
 
 def test_without_a_token_no_other_machine_is_listened_to(unstarted: Service) -> None:
