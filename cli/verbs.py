@@ -50,6 +50,9 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         "up": Verb(home="cli.heavy:up", help="Run the API and the coordinator here."),
         "down": Verb(home="cli.down:down", help="End them; every rank saves first."),
         "status": Verb(home="cli.status:status", help="Show what runs, and whether all is well."),
+        "validate": Verb(
+            home="cli.validate:validate", help="Check this installation; say what to mend."
+        ),
         "token": Verb(home="cli.token:app", help="Let others in, and shut them out again."),
     },
     "Jobs": {
@@ -98,7 +101,7 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
     },
 }
 
-ALIASES: Final[Mapping[str, str]] = {"ls": "ps"}
+ALIASES: Final[Mapping[str, str]] = {"doctor": "validate", "ls": "ps"}
 """Other words for a verb, which help does not name."""
 
 VERBS: Final[Mapping[str, Verb]] = {
