@@ -1,10 +1,12 @@
 """``muster``: from the words that a person says to a verb, and from an error to an exit code."""
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
+from cli import completion
 from cli.vocabulary import Vocabulary
 from muster.contracts.errors import MusterError
 
@@ -44,6 +46,7 @@ def muster(
 
 def main() -> None:
     """Run a command; an error is a sentence and an exit code."""
+    completion.prepare(os.environ)
     try:
         app()
     except KeyboardInterrupt:

@@ -53,6 +53,7 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         "validate": Verb(
             home="cli.validate:validate", help="Check this installation; say what to mend."
         ),
+        "config": Verb(home="cli.config:app", help="Show every setting, and where it is from."),
         "token": Verb(home="cli.token:app", help="Let others in, and shut them out again."),
     },
     "Jobs": {
@@ -97,6 +98,10 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
     },
     "Tools": {
         "demo": Verb(home="cli.heavy:demo", help="See ranks die while the bits stay the same."),
+        "schema": Verb(home="cli.schema:schema", help="Print the JSON schema of job.yaml."),
+        "completion": Verb(
+            home="cli.completion:completion", help="Let bash, zsh or fish complete all this."
+        ),
         "version": Verb(home="cli.version:version", help="Show the version."),
     },
 }
