@@ -1,6 +1,7 @@
 """``muster``: from the words that a person says to a verb, and from an error to an exit code."""
 
 import os
+import shlex
 import sys
 from typing import Annotated
 
@@ -59,9 +60,9 @@ def main() -> None:
         typer.echo(f"muster: {error}", err=True)
         sys.exit(code_of_error(error))
     except Exception as error:  # noqa: BLE001  a bug of ours is a sentence as well
+        again = shlex.join(["muster", "--debug", *sys.argv[1:]])
         typer.echo(
-            f"muster: an error of its own, {type(error).__name__}: {error}; where it came from is "
-            f"shown by: muster --debug {' '.join(sys.argv[1:])}",
+            f"muster: an error of its own, {type(error).__name__}: {error}; see where with: {again}",
             err=True,
         )
         sys.exit(1)
