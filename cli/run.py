@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cli.outlet import Outlet
 from cli.relay import Relay
 from muster.contracts.environ import UNLESS_SET, ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import JobFiles
 from muster.contracts.spec import JobSpec, RestartScope
 from muster.contracts.spec_problems import checked, checked_job_id
-from muster.remarks import narrate, remark
+from muster.remarks import remark
 
 if TYPE_CHECKING:
     from store.records import Event, Job, Worker
@@ -137,7 +138,7 @@ class _Terminal:
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
-        self._relay = Relay(files.logs, narrate)
+        self._relay = Relay(files.logs, Outlet(sys.stdout, _say).say)
 
     def look(self) -> None:
         self._relay.pass_on()

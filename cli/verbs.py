@@ -55,6 +55,7 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         ),
         "config": Verb(home="cli.config:app", help="Show every setting, and where it is from."),
         "token": Verb(home="cli.token:app", help="Let others in, and shut them out again."),
+        "secret": Verb(home="cli.secret:app", help="Keep what jobs may use and nobody sees."),
     },
     "Jobs": {
         "submit": Verb(
@@ -68,6 +69,7 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
             context="cli.run:AS_TORCHRUN",
         ),
         "ps": Verb(home="cli.jobs:ps", help="List jobs, the newest first."),
+        "top": Verb(home="cli.top:top", help="Watch all jobs, live."),
         "show": Verb(home="cli.jobs:show_job", help="Show one job and each of its ranks."),
         "logs": Verb(home="cli.story:logs", help="Show what its ranks have written."),
         "events": Verb(home="cli.story:events", help="Show what happened to it, and why."),

@@ -5,6 +5,8 @@ MusterError
 ├── InvalidSpec            a job was described in a way that cannot be run: the person's to mend
 ├── InvalidEnvironment     an environment variable says something that cannot be meant
 ├── WireError              the other end of a connection broke the protocol
+├── SecretUnavailable      muster/contracts/secrets.py
+├── InvalidSecret          muster/safe.py
 ├── PoolError …            muster/contracts/pool.py
 ├── CollectiveError …      muster/collectives/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py

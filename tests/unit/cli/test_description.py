@@ -17,7 +17,7 @@ def described(
 ) -> Description:
     marks = {(field,): f"{line}:1" for line, field in enumerate(fields or {}, start=1)}
     file = None if fields is None else JobFile(name="job.yaml", fields=fields, marks=marks)
-    return Description(file=file, typed=typed, env=env or {})
+    return Description(file=file, typed=typed, mappings={"env": env or {}})
 
 
 @pytest.mark.parametrize(
