@@ -137,7 +137,7 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Return the port to use: the one asked for, the usual one, or a free one, said aloud."""
     if settings.port == 0:
         return free_port(settings.host)
-    if _is_free(settings.host, settings.port):
+    if is_free(settings.host, settings.port):
         return settings.port
     if environ.get("MUSTER_PORT"):
         raise PortTaken(settings.host, settings.port)
@@ -146,7 +146,7 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     return port
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
     try:
         with socket.create_server((host, port)):
             return True
