@@ -8,6 +8,7 @@ import typer
 from cli.attached import see_to_the_end
 from cli.connected import Job, Jobs, attached, connected
 from cli.exit_codes import ExitCode
+from cli.sizes import size
 from muster.contracts.job import JobStatus
 
 Until = Annotated[
@@ -97,7 +98,7 @@ def purge(
         typer.echo(job_id)
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
     left = f", {len(found.skipped)} not over and left: --stop" if found.skipped else ""
-    typer.echo(f"{done}{left}", err=True)
+    typer.echo(f"{done}, {size(found.freed_bytes)}{left}", err=True)
 
 
 def _make_sure(question: str, *, yes: bool) -> None:
