@@ -25,6 +25,10 @@ WHICH: Final = "Its id, the beginning of it, its name, or @latest."
 
 Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB")]
 Jobs = Annotated[list[str], typer.Argument(help=WHICH, metavar="JOB...")]
+Statuses = Annotated[
+    list[str] | None,
+    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
+]
 
 
 @contextmanager

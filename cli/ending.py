@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.attached import see_to_the_end
-from cli.connected import Job, Jobs, attached, connected
+from cli.connected import Job, Jobs, Statuses, attached, connected
 from cli.exit_codes import ExitCode
 from cli.sizes import size
 from muster.contracts.job import JobStatus
@@ -28,10 +28,6 @@ KeepLogs = Annotated[bool, typer.Option("--keep-logs", help="Leave the logs wher
 StopFirst = Annotated[bool, typer.Option("--stop", help="Stop it gracefully if it is not over.")]
 Force = Annotated[
     bool, typer.Option("--force", help="End it at once, and delete its checkpoints, too.")
-]
-Status = Annotated[
-    list[str] | None,
-    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
 ]
 Hours = Annotated[
     float | None, typer.Option("--older-than-hours", min=0, help="Only jobs that ended before.")
@@ -75,7 +71,7 @@ def rm(
 
 def purge(
     *,
-    status: Status = None,
+    status: Statuses = None,
     older_than_hours: Hours = None,
     stop: StopFirst = False,
     force: Force = False,
