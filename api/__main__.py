@@ -16,12 +16,14 @@ from typing import Final
 import structlog
 import uvicorn
 from anyio import CapacityLimiter
+from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp, Scope
 
 from api.app import build
 from api.desk import FrontDesk
 from api.door import Door
 from api.exposure import check_certificate, refuse_exposure
+from api.feeds import Feeds
 from api.glances import Glance, Glances
 from api.identity import Identities
 from api.limits import Limits
@@ -52,13 +54,10 @@ from store.workers import Workers
 _LOG: Final = structlog.get_logger("api")
 
 LOG_READERS = 8
-"""Threads that read logs for streams: they wait for disks, not for processors."""
+"""Threads that read logs for streams: of their own, so that they hold up nobody else."""
 
 GRACEFUL_SHUTDOWN_SECONDS = 4
 """After SIGTERM; streams end at once by themselves, this is for answers on their way."""
-
-CONNECTIONS_LIMIT = 512
-"""Below the usual limit of 1024 open files, which logs and the database need as well."""
 
 
 class PortTaken(MusterError):
@@ -114,7 +113,6 @@ def _serve(
         log_level=logging.WARNING,
         ssl_certfile=door.tls_certfile,
         ssl_keyfile=door.tls_keyfile,
-        limit_concurrency=CONNECTIONS_LIMIT,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )
     url = f"{'https' if door.tls_certfile else 'http'}://{_bracketed(host)}:{port}"
@@ -124,6 +122,7 @@ def _serve(
 
 def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
     class Protocol(DeadlineProtocol):
+        own_uid = None if door.require_token else os.geteuid()
         connections_at_once = door.connections_at_once
 
     return Protocol
@@ -154,6 +153,9 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
     started = time.monotonic()
     jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
 
+    files = DataDirectory(settings.data_dir)
+    glances = Glances(_glance(jobs, workers), time.monotonic)
+
     def lease() -> Lease | None:
         return leases.current(COORDINATOR_LEASE)
 
@@ -167,17 +169,22 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         events=Events(database),
         answers=Answers(database),
         tokens=Tokens(database),
-        glances=Glances(_glance(jobs, workers), time.monotonic),
+        glances=glances,
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
-        nudge=Nudge(lease),
+        nudge=Nudge(lease, monotonic=time.monotonic),
         submitter=Submitter(
             settings=settings,
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=lambda: uuid.uuid4().hex,
         ),
-        files=DataDirectory(settings.data_dir),
-        log_readers=CapacityLimiter(LOG_READERS),
+        files=files,
+        feeds=Feeds(
+            files,
+            glances,
+            is_closing=lambda: AppStatus.should_exit,
+            readers=CapacityLimiter(LOG_READERS),
+        ),
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
         version=version("muster-train"),

@@ -6,6 +6,7 @@ import structlog
 from starlette.types import Message, Scope, Send
 
 from api.identity import Caller
+from api.networks import client_network
 from api.problems import Problem
 
 CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -45,12 +46,12 @@ def with_account(send: Send, scope: Scope) -> Send:
 
 
 def client_of(scope: Scope) -> str:
-    """Return what is known of somebody without a token: their user, or else their address."""
+    """Return what is known of somebody without a token: their user, or else their network."""
     uid = scope["state"].get("caller_uid")
     if uid is not None:
         return f"uid:{uid}"
     client = scope.get("client")
-    return f"address:{client[0]}" if client else "address:unknown"
+    return f"address:{client_network(client[0])}" if client else "address:unknown"
 
 
 def _tell_change(scope: Scope, status: int) -> None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, cast
 
-from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from api.feeds import Feeds
 from api.glances import Glances
 from api.identity import Caller
 from api.liveness import CoordinatorWatch
@@ -46,8 +46,8 @@ class FrontDesk:
     """To be called when a row for the coordinator was written."""
     submitter: Submitter
     files: DataDirectory
-    log_readers: CapacityLimiter
-    """Streams read files in threads of their own number, so that they hold up nobody else."""
+    feeds: Feeds
+    """What streams follow."""
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
     version: str
@@ -75,9 +75,16 @@ async def _desk(request: Request) -> FrontDesk:
 Desk = Annotated[FrontDesk, Depends(_desk)]
 
 
-async def principal(request: Request) -> str:
+async def _caller(request: Request) -> Caller:
     """Return who is asking; the door has let nobody else in."""
-    caller: Caller = request.scope["state"]["caller"]
+    return cast(Caller, request.scope["state"]["caller"])
+
+
+Asking = Annotated[Caller, Depends(_caller)]
+
+
+async def principal(caller: Asking) -> str:
+    """Return the name of who is asking."""
     return caller.name
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.aftermath import Aftermath
-from cli.connected import Job, connected
+from cli.connected import NamedJob, connected
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
 from muster.contracts.process import ProcessRecord
@@ -86,14 +86,16 @@ Wait = Annotated[
 ]
 
 
-def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True) -> None:
+def chaos(
+    job: NamedJob, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True
+) -> None:
     """Kill, stop or end one rank of a job that runs on this machine, and see it recover.
 
     Exit code 0 if the rank lives again or has nothing left to do, 1 if it does
     neither within a minute: it may not have ended at all.
     """
     with connected() as client:
-        found = client.job(job)
+        found = client.named(job)
         workers = found.summary().workers
         record = process_of(found.view, workers, rank)
         worker = next(it for it in workers if it.rank == rank)

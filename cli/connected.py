@@ -24,11 +24,16 @@ ATTACHED_SECONDS: Final = 60.0
 WHICH: Final = "Its id, the beginning of it, its name, or @latest."
 
 Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB")]
-Jobs = Annotated[list[str], typer.Argument(help=WHICH, metavar="JOB...")]
 Statuses = Annotated[
     list[str] | None,
     typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
 ]
+
+IN_FULL: Final = "Its id or name in full, or @latest."
+"""What cannot be undone is not done to a job that was guessed."""
+
+NamedJob = Annotated[str, typer.Argument(help=IN_FULL, metavar="JOB")]
+NamedJobs = Annotated[list[str], typer.Argument(help=IN_FULL, metavar="JOB...")]
 
 
 @contextmanager
@@ -45,9 +50,9 @@ def attached(word: str) -> Iterator["JobHeld"]:
     """Hold the job that a person means, and do not let go of it while its API is replaced."""
     # Who waits for an answer to the first question may have forgotten `up`.
     with connected() as client:
-        job_id = client.job(word).id
+        found = client.job(word).view
     with connected(ATTACHED_SECONDS) as client:
-        yield client.job(job_id)
+        yield client.job_of(found)
 
 
 def path_of(job_id: str, *rest: str) -> str:

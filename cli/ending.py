@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.attached import see_to_the_end
-from cli.connected import Job, Jobs, Statuses, attached, connected
+from cli.connected import Job, NamedJobs, Statuses, attached, connected
 from cli.exit_codes import ExitCode
 from cli.sizes import size
 from muster.contracts.job import JobStatus
@@ -48,22 +48,22 @@ def wait(job: Job, until: Until = "terminal", timeout: Timeout = None) -> None:
         raise typer.Exit(see_to_the_end(found, until, timeout))
 
 
-def stop(jobs: Jobs, grace: Grace = None, reason: Reason = None) -> None:
+def stop(jobs: NamedJobs, grace: Grace = None, reason: Reason = None) -> None:
     """Let jobs save a last checkpoint and end."""
     with connected() as client:
         for word in jobs:
-            job = client.job(word).stop(grace, reason)
+            job = client.named(word).stop(grace, reason)
             sentence = f"is {job.status} already" if job.is_terminal else "is to stop"
             typer.echo(f"{job.id} {sentence}")
 
 
 def rm(
-    jobs: Jobs, *, stop: StopFirst = False, force: Force = False, keep_logs: KeepLogs = False
+    jobs: NamedJobs, *, stop: StopFirst = False, force: Force = False, keep_logs: KeepLogs = False
 ) -> None:
     """Delete jobs that are over, with their logs."""
     with connected() as client:
         for word in jobs:
-            job = client.job(word)
+            job = client.named(word)
             found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
             too = ", with its checkpoints" if found.checkpoints_deleted else ""
             typer.echo(f"{job.id} is deleted{too}")
@@ -95,6 +95,10 @@ def purge(
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
     left = f", {len(found.skipped)} not over and left: --stop" if found.skipped else ""
     typer.echo(f"{done}, {size(found.freed_bytes)}{left}", err=True)
+    for one in found.failed:
+        typer.echo(f"{one.job_id} is over and was not deleted: {one.detail}", err=True)
+    if found.failed:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _make_sure(question: str, *, yes: bool) -> None:

@@ -10,7 +10,7 @@
 6    the job's present state forbids it
 7    the time to wait is over, and the job goes on
 8    the job was stopped
-130  Ctrl-C
+130  Ctrl-C; a job that was watched goes on
 ==== ==========================================================
 
 `muster audit` has its own three: 0 exactly once, 1 not, 2 not known.
@@ -27,6 +27,7 @@ from muster.client.errors import (
     NotAllowed,
     NotFound,
     NotMuster,
+    Replaced,
     Unreachable,
     Untrusted,
     WaitTimedOut,
@@ -54,7 +55,7 @@ _OF_ERRORS: Final = (
     ((Invalid, Ambiguous), ExitCode.USAGE),
     ((Unreachable, Untrusted, NotMuster), ExitCode.UNREACHABLE),
     (NotAllowed, ExitCode.NOT_ALLOWED),
-    ((NotFound, CheckpointMissing), ExitCode.NOT_FOUND),
+    ((NotFound, Replaced, CheckpointMissing), ExitCode.NOT_FOUND),
     (Conflict, ExitCode.CONFLICT),
     (WaitTimedOut, ExitCode.TIMED_OUT),
 )

@@ -45,6 +45,14 @@ Program = Annotated[
 Env = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="For every rank.")
 ]
+Secrets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret",
+        metavar="NAME=REFERENCE",
+        help="A variable for every rank, from file:NAME (muster secret) or env:NAME of the server.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field of POST /jobs, as in YAML."),
@@ -66,6 +74,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     ranks: Ranks = None,
     program: Program = None,
     env: Env = None,
+    secrets: Secrets = None,
     fields: Set = None,
     dry_run: DryRun = False,
     detach: Detach = False,
@@ -89,7 +98,10 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     described = Description(
         file=_read(file),
         typed={**typed, **_values(fields or [])},
-        env=_pairs("--env", env or []),
+        mappings={
+            "env": _pairs("--env", env or []),
+            "secrets": _pairs("--secret", secrets or []),
+        },
     )
     if dry_run:
         with connected() as client, _telling_places(described):
@@ -103,7 +115,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
         typer.echo(f"its lines: muster logs -f {job.id}", err=True)
         return
     with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job(job.id)))
+        raise typer.Exit(see_to_the_end(client.job_of(job.view)))
 
 
 def _read(file: Path | None) -> "JobFile | None":

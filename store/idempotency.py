@@ -36,6 +36,8 @@ _FIND: Final = select(ANSWERS.c.request_sha256, ANSWERS.c.job).where(
     ANSWERS.c.key == bindparam("called"),
     ANSWERS.c.created_at > bindparam("since"),
 )
+_FORGET: Final = delete(ANSWERS).where(ANSWERS.c.created_at <= bindparam("until"))
+_KEEP: Final = insert(ANSWERS)
 
 
 class Answers:
@@ -69,13 +71,14 @@ def find_answer(connection: Connection, key: IdempotencyKey, now: datetime) -> J
 
 def keep_answer(connection: Connection, key: IdempotencyKey, job: Job, now: datetime) -> None:
     """Keep `job` as the answer, and forget the answers nobody asks for any more."""
-    connection.execute(delete(ANSWERS).where(ANSWERS.c.created_at <= now - KEPT))
+    connection.execute(_FORGET, {"until": now - KEPT})
     connection.execute(
-        insert(ANSWERS).values(
-            principal=key.principal,
-            key=key.key,
-            request_sha256=key.request_sha256,
-            job=job,
-            created_at=now,
-        )
+        _KEEP,
+        {
+            "principal": key.principal,
+            "key": key.key,
+            "request_sha256": key.request_sha256,
+            "job": job,
+            "created_at": now,
+        },
     )

@@ -13,6 +13,7 @@ from muster.contracts.endings import OF_A_SHELL
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
+from muster.contracts.secrets import SecretUnavailable
 from muster.exit_records import (
     read_exit_record,
     read_own_account,
@@ -25,6 +26,7 @@ from worker.child import Child
 from worker.error_files import error_in
 from worker.lives import UNSEEN, ExitStatus
 from worker.memory import OomKills
+from worker.secrets import NO_SECRETS, Secrets
 
 CANNOT_START: Final = 126
 """Exit code of a rank that never became a process, as shells have it."""
@@ -49,11 +51,18 @@ class End:
         return cls(exited=exited)
 
     @classmethod
-    def of_unstarted(cls, order: StartRank, error: OSError) -> Self:
+    def of_unstarted(cls, order: StartRank, error: OSError | SecretUnavailable) -> Self:
         """Return the end of an incarnation that did not start: refused, or to be tried again."""
-        words = f"cannot be started in {order.working_dir}: {error}"
-        is_refused = is_of_the_order(error, order.working_dir)
-        refused = Refused(reason=Reason.INVALID_PROGRAM, message=words)
+        if isinstance(error, SecretUnavailable):
+            reason, is_refused, words = (
+                Reason.SECRET_UNAVAILABLE,
+                True,
+                f"cannot be started: {error}",
+            )
+        else:
+            reason, is_refused = Reason.INVALID_PROGRAM, is_of_the_order(error, order.working_dir)
+            words = f"cannot be started in {order.working_dir}: {error}"
+        refused = Refused(reason=reason, message=words)
         said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
         exited = RankExited(
             rank=order.rank,
@@ -69,14 +78,18 @@ class End:
 class Ends:
     """The last end of each rank."""
 
-    def __init__(self, files: JobFiles) -> None:
+    def __init__(self, files: JobFiles, secrets: Secrets = NO_SECRETS) -> None:
         self._files = files
+        self._secrets = secrets
         self._last: dict[int, End] = {}
         self._oom_kills = OomKills()
 
     def record(self, child: Child, ending: ExitStatus) -> End:
         """Return how a child has ended, once that is on disk."""
-        end = End(said=tuple(child.last_words()), exited=self._exited(child, ending))
+        end = End(
+            said=tuple(map(self._secrets.redacted, child.last_words())),
+            exited=self._secrets.redacted(self._exited(child, ending)),
+        )
         try:
             write_exit_record(self._files, record_of(child.pid, end.said, end.exited))
         except OSError as error:  # a full disk must not take the agent, and all ranks, with it

@@ -61,11 +61,21 @@ def get_readiness(desk: Desk) -> Alive:
     return Alive(status="ok")
 
 
-@router.get("/version", summary="Versions of program, API and database schema", dependencies=[READ])
+@router.get(
+    "/version",
+    summary="Versions of program, API and database schema, and where its data is",
+    dependencies=[READ],
+)
 def get_version(desk: Desk, response: Response) -> Version:
     """Say which service this is."""
     response.headers["Cache-Control"] = "no-cache"
-    return Version(app=desk.version, api=API_VERSION, schema_revision=desk.database.revision())
+    return Version(
+        app=desk.version,
+        api=API_VERSION,
+        schema_revision=desk.database.revision(),
+        database=desk.database.kind,
+        data_dir=str(desk.files.root),
+    )
 
 
 def _database(desk: FrontDesk) -> Check:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.access import READ, SUBMIT
 from api.conditional import IfNoneMatch, job_tag, tagged, weak_tag
-from api.desk import Desk, FrontDesk, Principal
+from api.desk import Asking, Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
 from api.planning import plan
 from api.problems import Conflict
@@ -27,8 +27,9 @@ from api.schemas import (
 )
 from api.submission import Submission
 from api.summary import summary
-from api.views import event_view, job_view
+from api.views import event_view, job_seen_by, job_view
 from api.waiting import WAIT_LIMIT_SECONDS, awaited, awaited_statuses
+from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId, JobUid, StopRequest
 from store.errors import JobExists
 from store.idempotency import IdempotencyKey
@@ -68,26 +69,37 @@ def create_job(
     if dry_run:
         return Response(_planned(asked, desk).model_dump_json(), media_type="application/json")
     key = _key(principal, idempotency_key, asked)
-    job = desk.answers.find(key) if key else None
-    replayed = job is not None
-    if job is None:
-        submission = _prepared(asked, desk)
-        uid = JobUid(desk.submitter.random_hex())
-        job = desk.jobs.create(
-            submission.job_id,
-            uid,
-            submission.spec,
-            message=submission.message,
-            idempotency=key,
-            actor=principal,
-        )
-        replayed = job.uid != uid
+    uid = JobUid(desk.submitter.random_hex())
+    job = _created(asked, desk, uid, key, principal)
+    if job.uid == uid:
         desk.nudge()
-    if replayed:
+    else:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"{request.scope['path']}/{job.job_id}"
     response.headers["ETag"] = job_tag(job)
     return job_view(job)
+
+
+def _created(
+    asked: JobRequest, desk: FrontDesk, uid: JobUid, key: IdempotencyKey | None, principal: str
+) -> Job:
+    """Return the new job, or the one that `key` has been answered with before."""
+    try:
+        submission = _prepared(asked, desk)
+    except MusterError:
+        # The job that this repeats may be what is in the way now, or what it needed is gone.
+        job = desk.answers.find(key) if key else None
+        if job is None:
+            raise
+        return job
+    return desk.jobs.create(
+        submission.job_id,
+        uid,
+        submission.spec,
+        message=submission.message,
+        idempotency=key,
+        actor=principal,
+    )
 
 
 def _planned(asked: JobRequest, desk: FrontDesk) -> JobPlan:
@@ -115,7 +127,9 @@ def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
     dependencies=[READ],
 )
 def list_jobs(
+    *,
     desk: Desk,
+    caller: Asking,
     page: AskedPage,
     request: Request,
     response: Response,
@@ -124,7 +138,9 @@ def list_jobs(
     """Answer with one page; `X-Total-Count` counts them all, and `Link` leads to the next."""
     jobs = _jobs_of(page, desk, request, response)
     tag = weak_tag(request, response.headers["X-Total-Count"], [job.row_version for job in jobs])
-    return tagged(response, tag, if_none_match) or JobList(jobs=[job_view(job) for job in jobs])
+    return tagged(response, tag, if_none_match) or JobList(
+        jobs=[job_seen_by(caller, job) for job in jobs]
+    )
 
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
@@ -161,10 +177,11 @@ def list_summaries(
     responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
     dependencies=[READ],
 )
-async def get_job(
+async def get_job(  # noqa: PLR0913  a question has many parameters
     *,
     job_id: KnownJobId,
     desk: Desk,
+    caller: Asking,
     request: Request,
     response: Response,
     wait: Annotated[
@@ -189,7 +206,7 @@ async def get_job(
         job = await awaited(desk, request, job_id, wanted, wait)
     else:
         job = await run_sync(desk.jobs.get, job_id)
-    return tagged(response, job_tag(job), if_none_match) or job_view(job)
+    return tagged(response, job_tag(job), if_none_match) or job_seen_by(caller, job)
 
 
 @router.get(

@@ -1,8 +1,7 @@
 """Logs: the last lines, and a stream of all lines."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -14,27 +13,28 @@ from sse_starlette.sse import EventSourceResponse
 
 from api.access import READ
 from api.desk import Desk, FrontDesk
-from api.glances import Glance
+from api.glances import Glance, is_over_in
 from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
 from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
 from api.logs.follow import JobFollower
+from api.logs.position import Position, format_position
 from api.logs.tail import Wanted, tail, tail_position
 from api.problems import JobNotFound, invalid_field
 from api.queries import KnownJobId
 from api.responses import refusals
 from api.schemas import LogTail
 from muster.contracts.job import JobId
-from muster.contracts.layout import LogName
-from muster.contracts.rank import ProcessState
 from store.records import Job
 
 EVENTS: Final = "text/event-stream"
 
-POLL_SECONDS: Final = 0.1
 RETRY_MILLISECONDS: Final = 2000
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 60
 """A reader that takes nothing for this long is gone."""
+
+GRACE_SECONDS: Final = 2
+"""For streams to end in order when the service does."""
 
 _EVENT: Final = {
     "description": "One event: lines of logs, or with a name something else.",
@@ -74,7 +74,7 @@ async def get_logs(
 ) -> LogTail | Response:
     """Answer with JSON, or as `Accept` asks: plain text, or one JSON object a line.
 
-    A search looks at half a million lines, the newest first; where there are more, the header
+    A search looks at 48 MiB of lines, the newest first; where there are more, the header
     `X-Log-Incomplete` says so.
     """
     if follow:
@@ -111,54 +111,36 @@ async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Respon
     position = part.seen
     if position is not None:
         follower = JobFollower(files, part.rank, position)
-        rest = await run_sync(follower.next_batch, _is_over(glance))
+        rest = await run_sync(follower.next_batch, is_over_in(glance))
         if glance.job.is_terminal and rest is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
     elif part.tail is not None:
         position = await run_sync(tail_position, files, part.rank, part.tail)
     return EventSourceResponse(
-        _events(desk, glance.job, JobFollower(files, part.rank, position or {})),
+        _events(desk, glance.job, part.rank, position or {}),
         ping=PING_SECONDS,
         send_timeout=SEND_SECONDS,
+        shutdown_grace_period=GRACE_SECONDS,
         sep="\n",
     )
 
 
 async def _events(
-    desk: FrontDesk, job: Job, follower: JobFollower
-) -> AsyncIterator[ServerSentEvent]:
-    yield ServerSentEvent(retry=RETRY_MILLISECONDS, sep="\n")
-    while True:
-        # Looked at before the files are read: what had ended by then has written all it will.
-        glance = await desk.glances.look(job.job_id)
-        if glance is not None and glance.job.uid != job.uid:
-            glance = None
-        is_over = _is_over(glance)
-        while batch := await run_sync(follower.next_batch, is_over, limiter=desk.log_readers):
-            yield ServerSentEvent("\n".join(batch.lines), id=batch.position, sep="\n")
-            await asyncio.sleep(0)
-        if glance is None or glance.job.is_terminal:
-            yield _end(job.job_id, glance, follower.position)
-            return
-        await asyncio.sleep(POLL_SECONDS)
-
-
-def _is_over(glance: Glance | None) -> Callable[[LogName], bool]:
-    """Return which incarnations are known to write no more."""
+    desk: FrontDesk, job: Job, rank: int | None, position: Position
+) -> AsyncIterator[bytes | ServerSentEvent]:
+    # Whoever loses us before the first line has been told, too, where it was to begin.
+    yield ServerSentEvent(retry=RETRY_MILLISECONDS, id=format_position(position), sep="\n")
+    async with desk.feeds.of(job, rank) as feed:
+        async for event in feed.follow(position):
+            position = event.position
+            yield event.wire
+        glance = await feed.end()
+    # Otherwise it is the service that ends: whoever comes back goes on from here.
     if glance is None or glance.job.is_terminal:
-        return lambda _name: True
-    latest = {worker.rank: worker for worker in glance.workers}
-
-    def is_over(name: LogName) -> bool:
-        worker = latest.get(name.rank)
-        if worker is None or name.incarnation > worker.incarnation:
-            return False
-        return name.incarnation < worker.incarnation or worker.state == ProcessState.EXITED
-
-    return is_over
+        yield _end(job.job_id, glance, position)
 
 
-def _end(job_id: JobId, glance: Glance | None, position: str) -> ServerSentEvent:
+def _end(job_id: JobId, glance: Glance | None, position: Position) -> ServerSentEvent:
     job = glance.job if glance else None
     said = {
         "job_id": job_id,
@@ -167,7 +149,7 @@ def _end(job_id: JobId, glance: Glance | None, position: str) -> ServerSentEvent
         "message": job.message if job else "the job was deleted",
         "exit_code": job.exit_code if job else None,
     }
-    return ServerSentEvent(json.dumps(said), event="end", id=position, sep="\n")
+    return ServerSentEvent(json.dumps(said), event="end", id=format_position(position), sep="\n")
 
 
 def _check_rank(job: Job, rank: int | None) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Final, Self
 import httpx
 
 from muster.client.connection import RETRY_SECONDS, TIMEOUT_SECONDS, Connection
-from muster.client.finding import find, pages
+from muster.client.finding import find, find_named, pages
 from muster.client.job import ENDING_SECONDS, Job
 from muster.client.trust import trust
-from muster.client.views import JobPlan, JobView, Purged
+from muster.client.views import Health, JobPlan, JobView, Purged, Version
 from muster.contracts.environ import CA_FILE, api_url
 
 PAGE: Final = 1000
@@ -95,10 +95,19 @@ class Client:
         self, status: str | Sequence[str] | None = None, limit: int | None = None
     ) -> Iterator[Job]:
         """Yield jobs, newest first: those with `status` or one of several, at most `limit`."""
-        statuses = [status] if isinstance(status, str) else list(status or [])
+        statuses = _several(status)
+        if statuses == []:
+            return
         most = PAGE if limit is None else max(1, min(PAGE, limit))
-        for view in islice(pages(self.connection, {"status": statuses, "limit": most}), limit):
+        for view in islice(
+            pages(self.connection, {"status": statuses or [], "limit": most}), limit
+        ):
             yield Job(self.connection, view)
+
+    def count(self, status: str) -> int:
+        """Return how many jobs have this status."""
+        answer = self.connection.ask("GET", "/jobs", query={"status": status, "limit": 1})
+        return answer.total or 0
 
     def job(self, word: str) -> Job:
         """Return the job of an id, a unique prefix of one, a name, or ``@latest``.
@@ -106,6 +115,25 @@ class Client:
         Raises `NotFound` or `Ambiguous`.
         """
         return Job(self.connection, find(self.connection, word))
+
+    def named(self, word: str) -> Job:
+        """Return the job whose id or name this is in full, or ``@latest``: to delete it, say.
+
+        Raises `NotFound` or `Ambiguous`.
+        """
+        return Job(self.connection, find_named(self.connection, word))
+
+    def job_of(self, view: JobView) -> Job:
+        """Return the job of a view that one has, and no other of its id."""
+        return Job(self.connection, view)
+
+    def health(self) -> Health:
+        """Return whether the service has everything that it needs."""
+        return self.connection.ask("GET", "/health").read_as(Health)
+
+    def version(self) -> Version:
+        """Return which service answers."""
+        return self.connection.ask("GET", "/version").read_as(Version)
 
     def purge(
         self,
@@ -117,13 +145,16 @@ class Client:
         force: bool = False,
         dry_run: bool = False,
     ) -> Purged:
-        """Delete every job that matches; without a filter all do.
+        """Delete every job that matches; without a filter all do, with an empty `status` none.
 
         What runs is skipped unless `stop_running` or `force` ends it; `force` deletes checkpoints,
         too. With `dry_run` it is only said which jobs that would be.
         """
+        statuses = _several(status)
+        if statuses == []:
+            return Purged(matched=0, deleted=0, job_ids=[], skipped=[])
         query: dict[str, Any] = {
-            "statuses": [status] if isinstance(status, str) else list(status or []),
+            "statuses": statuses or [],
             "delete_logs": delete_logs,
             "stop_running": stop_running,
             "force": force,
@@ -135,6 +166,13 @@ class Client:
             "POST", "/jobs/purge", query=query, read_seconds=ENDING_SECONDS
         )
         return answer.read_as(Purged)
+
+
+def _several(status: str | Sequence[str] | None) -> list[str] | None:
+    """Return the statuses that are asked for; None for whatever it is, an empty list for none."""
+    if status is None:
+        return None
+    return [status] if isinstance(status, str) else list(status)
 
 
 def _transport(url: str, ca_file: str | os.PathLike[str] | None) -> httpx.HTTPTransport:

@@ -29,6 +29,9 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 45.0
 """Three of the pings that a stream carries when it has nothing else to say."""
 
+PASSING: Final = frozenset({408, 429, 502, 503, 504})
+"""Statuses that pass, whoever says them."""
+
 Query: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
 
 Value = TypeVar("Value")
@@ -195,6 +198,8 @@ def _encoded(body: object) -> bytes:
         return msgspec.json.encode(body, enc_hook=os.fspath)
     except UnicodeEncodeError as error:
         raise ClientError("a text of this request is no UTF-8, and JSON takes no other") from error
+    except TypeError as error:
+        raise ClientError(f"this request holds what JSON cannot say: {error}") from error
 
 
 def _present(headers: Mapping[str, str | None]) -> dict[str, str]:
@@ -217,9 +222,16 @@ def _refusal(url: str, response: httpx.Response) -> Exception:
     try:
         problem = msgspec.json.decode(response.content, type=Problem)
     except msgspec.MsgspecError:
-        return NotMuster(url, response.status_code)
+        if response.status_code not in PASSING:
+            return NotMuster(url, response.status_code)
+        problem = _wordless(url, response.status_code)
     after = response.headers.get("Retry-After", "")
     return refusal(problem, float(after) if after.isdecimal() else None)
+
+
+def _wordless(url: str, status: int) -> Problem:
+    """Return what a status says that comes without our words: of a proxy, or under siege."""
+    return Problem(status=status, detail=f"{url} has no time or nobody to answer (HTTP {status})")
 
 
 def _retry_after(error: Unreachable | Busy) -> float:

@@ -10,8 +10,9 @@ ClientError
 │   ├── NotAllowed     401, 403  no token, a wrong one, or one that may not do this
 │   ├── NotFound       404  no job has this id
 │   ├── Conflict       409, 412  the job's present state forbids it
-│   └── Busy           429, 503  not now: `retry_after_seconds` says when to ask again
+│   └── Busy           408, 429, 502-504  not now: `retry_after_seconds` says when to ask again
 ├── Ambiguous          a word means several jobs
+├── Replaced           the job was deleted, and another one has its id
 └── WaitTimedOut       the job is not that far yet
 """
 
@@ -135,18 +136,21 @@ class Conflict(Refused):
 
 
 class Busy(Refused):
-    """Not now; nothing was changed."""
+    """Not now; nothing was changed. Also what a proxy says that finds nobody behind it."""
 
 
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
     401: NotAllowed,
     403: NotAllowed,
     404: NotFound,
+    408: Busy,
     409: Conflict,
     412: Conflict,
     422: Invalid,
     429: Busy,
+    502: Busy,
     503: Busy,
+    504: Busy,
 }
 
 
@@ -162,6 +166,14 @@ class Ambiguous(ClientError):
     def __init__(self, word: str, job_ids: Sequence[str]) -> None:
         super().__init__(f"{word!r} could be any of {', '.join(job_ids)}: say which")
         self.job_ids = tuple(job_ids)
+
+
+class Replaced(ClientError):
+    """What is called so now is another job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"{job_id} was deleted, and another job has its id now: muster show it")
+        self.job_id = job_id
 
 
 class WaitTimedOut(ClientError):

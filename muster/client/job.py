@@ -8,7 +8,7 @@ from typing import Final, Self
 from urllib.parse import quote
 
 from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection, Query
-from muster.client.errors import WaitTimedOut
+from muster.client.errors import Replaced, WaitTimedOut
 from muster.client.following import follow
 from muster.client.news import news
 from muster.client.progress import Progress
@@ -25,7 +25,6 @@ from muster.client.views import (
     MemberList,
     SummaryView,
 )
-from muster.contracts.job import JobStatus
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks at progress: so often a person wants to see a number move."""
@@ -148,8 +147,7 @@ class Job:
         With `progress`, standard error shows how far it is. Raises `WaitTimedOut` after
         `timeout_seconds`; the job goes on then.
         """
-        if until != "terminal":
-            until = JobStatus(until.upper())
+        until = until if until == "terminal" else until.upper()
         shown = Progress(sys.stderr, self._connection.monotonic) if progress else None
         patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
         deadline = self._connection.monotonic() + patience_seconds
@@ -218,7 +216,10 @@ class Job:
         return self._see(self._connection.ask("POST", self._path(verb), body=body))
 
     def _see(self, answer: Answer) -> Self:
-        self.view = answer.read_as(JobView)
+        view = answer.read_as(JobView)
+        if view.job_uid != self.view.job_uid:
+            raise Replaced(self.id)
+        self.view = view
         return self
 
     def _path(self, *rest: str) -> str:

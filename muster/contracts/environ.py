@@ -14,7 +14,9 @@ import msgspec
 
 from muster.contracts.batches import SAMPLES_PER_SHARD_MIN, fits_shards, is_power_of_two
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.secrets import LENT
 from muster.contracts.spec import (
+    ENVIRONMENT_NAME_PATTERN,
     JOB_ID_PATTERN,
     LIMITS,
     PROGRAM_WANTED,
@@ -82,6 +84,9 @@ TOKEN_LENGTH_MIN: Final = 32
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of the pipe that ends with the keeper of a service."""
 
+CONNECTIONS_AT_ONCE: Final = 128
+"""Of one client: a browser opens six, a script that forgets to close them any number."""
+
 _PLACES_OF_SLURM: Final = {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 """Of the service itself, in an allocation; Lightning takes them for those of the rank."""
 
@@ -130,6 +135,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
         """Read the product settings; `cores` is the machine's number of processors."""
         _refuse_s3(environ)
+        names_lent(environ)
         data_dir = Path(
             environ.get("MUSTER_DATA_DIR")
             or Path(environ.get("HOME", "/")) / ".local" / "share" / "muster"
@@ -187,7 +193,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
             ),
             requests_at_once=integer(environ, "MUSTER_REQUESTS_AT_ONCE", 64, low=1, high=10_000),
             connections_at_once=integer(
-                environ, "MUSTER_CONNECTIONS_AT_ONCE", 128, low=1, high=10_000
+                environ, "MUSTER_CONNECTIONS_AT_ONCE", CONNECTIONS_AT_ONCE, low=1, high=10_000
             ),
         )
 
@@ -200,6 +206,21 @@ def _token_sha256(environ: Mapping[str, str]) -> str | None:
         wanted = f"{TOKEN_LENGTH_MIN} or more letters and digits (try: openssl rand -hex 32)"
         raise InvalidEnvironment(TOKEN, "…", wanted)  # what it says is nobody's business
     return sha256_of(text)
+
+
+def names_lent(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return which variables of a service its jobs may ask for, as secrets.
+
+    Raises `InvalidEnvironment` for what is no name, and for the service's own keys.
+    """
+    text = environ.get(LENT, "")
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if not all(re.fullmatch(ENVIRONMENT_NAME_PATTERN, name) for name in names):
+        raise InvalidEnvironment(LENT, text, "a list of variables' names, separated by commas")
+    if names & NOT_FOR_RANKS:
+        wanted = f"a list without {', '.join(sorted(names & NOT_FOR_RANKS))}, which is no job's"
+        raise InvalidEnvironment(LENT, text, wanted)
+    return names
 
 
 def api_url(environ: Mapping[str, str]) -> str:

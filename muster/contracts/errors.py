@@ -5,6 +5,8 @@ MusterError
 ├── InvalidSpec            a job was described in a way that cannot be run: the person's to mend
 ├── InvalidEnvironment     an environment variable says something that cannot be meant
 ├── WireError              the other end of a connection broke the protocol
+├── SecretUnavailable      muster/contracts/secrets.py
+├── InvalidSecret          muster/safe.py
 ├── PoolError …            muster/contracts/pool.py
 ├── CollectiveError …      muster/collectives/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
@@ -18,8 +20,10 @@ MusterError
 ├── BegunOtherwise         coordinator/foreground.py
 ├── Exposed                api/exposure.py
 ├── InvalidCertificate     api/exposure.py
-├── PortTaken              api/__main__.py and cli/up.py, each in its own words
-├── AlreadyUp              cli/up.py
+├── PortTaken              api/__main__.py and cli/household.py, each in its own words
+├── AlreadyUp              cli/office.py
+├── NotUp                  cli/detached.py
+├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
 ├── WhoseUnsaid            cli/held.py
 ├── FaultRefused           cli/chaos.py

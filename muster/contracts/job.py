@@ -92,6 +92,8 @@ class Reason(StrEnum):
     INVALID_PROGRAM = "invalid_program"
     INVALID_DATASET = "invalid_dataset"
     INVALID_CHECKPOINT = "invalid_checkpoint"
+    SECRET_UNAVAILABLE = "secret_unavailable"  # noqa: S105  a word
+    """What the job refers to is not there, or not kept as a secret is."""
     STOPPED_BY_USER = "stopped_by_user"
 
 

@@ -171,6 +171,16 @@ def test_jobs_are_removed_once_they_are_over(
     assert not stand_in.jobs.find(JobId(job))
 
 
+def test_no_job_is_ended_or_deleted_that_only_begins_so(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    stand_in.end(job)
+    for verb in ("stop", "rm", "chaos"):
+        refused = muster(verb, job[:-1])
+        assert f"if {job} is meant, say all of it" in str(refused.exception)
+    assert stand_in.jobs.find(JobId(job))
+
+
 def test_a_purge_asks_somebody_or_is_told(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
@@ -182,6 +192,21 @@ def test_a_purge_asks_somebody_or_is_told(
     purged = muster("purge", "--status", "STOPPED", "--yes")
     assert job in purged.stdout.splitlines()
     assert stand_in.jobs.find(JobId(other))
+
+
+def test_a_purge_tells_what_it_could_not_delete_and_why(
+    muster: Muster, service: Service, stand_in: StandIn, job: str
+) -> None:
+    stand_in.end(job)
+    root = service.files.job(job).root
+    root.mkdir(parents=True, exist_ok=True)
+    uid = stand_in.jobs.get(JobId(job)).uid
+    root.with_name(f"{job}.{uid}").mkdir()
+    (root.with_name(f"{job}.{uid}") / "in-the-way").touch()
+    purged = muster("purge", "--status", "STOPPED", "--yes")
+    assert purged.exit_code == ExitCode.FAILED
+    assert f"{job} is over and was not deleted: {root} could not be removed" in purged.stderr
+    assert "not over" not in purged.stderr
 
 
 def test_a_purge_that_is_only_tried_asks_nobody_and_takes_nothing(

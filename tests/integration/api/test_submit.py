@@ -198,7 +198,7 @@ def test_ctrl_c_goes_away_and_says_how_to_come_back(watching: Watching, stand_in
     watching.see("0/4 ranks")
     watching.process.send_signal(signal.SIGINT)
     code, said = watching.ended()
-    assert code == ExitCode.OK
+    assert code == ExitCode.INTERRUPTED
     assert f"muster logs -f {watching.job_id}" in said
     assert f"muster stop {watching.job_id}" in said
     assert stand_in.jobs.get(JobId(watching.job_id)).status is JobStatus.QUEUED

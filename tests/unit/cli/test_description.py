@@ -17,7 +17,7 @@ def described(
 ) -> Description:
     marks = {(field,): f"{line}:1" for line, field in enumerate(fields or {}, start=1)}
     file = None if fields is None else JobFile(name="job.yaml", fields=fields, marks=marks)
-    return Description(file=file, typed=typed, env=env or {})
+    return Description(file=file, typed=typed, mappings={"env": env or {}})
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def described(
         (described({"max_workers": 4}, max_workers=None), {"max_workers": None}),
         (described({"env": {"A": "a", "B": "b"}}, {"B": "c"}), {"env": {"A": "a", "B": "c"}}),
         (described({"env": None}, {"B": "c"}), {"env": {"B": "c"}}),
+        (described({"env": ["A=1"]}, {"B": "c"}), {"env": ["A=1"]}),
         (described(dataset_dir="a/../b"), {"dataset_dir": "/home/me/b"}),
         (described({"checkpoint_dir": "/saved"}), {"checkpoint_dir": "/saved"}),
         (described(dataset_dir=7), {"dataset_dir": 7}),

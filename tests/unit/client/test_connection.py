@@ -17,6 +17,7 @@ from muster.client.errors import (
     NotFound,
     NotMuster,
     Refused,
+    Replaced,
     Unreachable,
 )
 from muster.client.job import ENDING_SECONDS, Job
@@ -242,3 +243,37 @@ def test_what_still_holds_is_not_given_again() -> None:
     again = connection.ask("GET", "/jobs/summaries", known_tag=first.tag)
     assert [first.is_unchanged, again.is_unchanged] == [False, True]
     assert [request.headers.get("If-None-Match") for request in scene.requests] == [None, tag]
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+def test_a_status_that_passes_is_waited_for_though_it_comes_without_our_words(status: int) -> None:
+    scene = Scene(httpx.Response(status, text="<html>Bad Gateway"), job())
+    with scene.client() as client:
+        assert client.job("a").id == "a"
+    scene = Scene(httpx.Response(status))
+    with scene.client() as client, pytest.raises(Busy, match="nobody to answer"):
+        client.job("a")
+
+
+def test_an_empty_choice_of_statuses_is_none_of_them_and_nobody_is_asked() -> None:
+    scene = Scene(problem(500))
+    with scene.client() as client:
+        assert list(client.jobs(status=[])) == []
+        assert client.purge(status=[], force=True).deleted == 0
+    assert scene.requests == []
+
+
+def test_another_job_of_the_same_id_is_not_taken_for_this_one() -> None:
+    scene = Scene(job(), httpx.Response(200, json={**JOB, "job_uid": "another"}))
+    with scene.client() as client:
+        held = client.job("a")
+        with pytest.raises(Replaced, match="a was deleted, and another job has its id"):
+            held.wait()
+    assert held.view.job_uid == "u"
+
+
+def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
+    scene = Scene(job())
+    with scene.client() as client, pytest.raises(ClientError, match="what JSON cannot say"):
+        client.submit(env={None: "x"})
+    assert scene.requests == []

@@ -1,0 +1,159 @@
+"""Many readers of one job's stream of logs, all on one event loop.
+
+A line says its number and when it was written, so that of every line and every reader it is known
+whether it came, once, in its place, and how long it took. Whoever is cut off comes back with the
+id of the last event seen whole.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import httptools
+from log_follower import Event, EventBuffer
+
+RETRY_SECONDS = 0.1
+PATIENCE_SECONDS = 60.0
+LOOK_SECONDS = 0.01
+NANOSECONDS = 1e9
+
+
+def line_of(number: int) -> str:
+    """Return a line that tells who reads it how old it is."""
+    return f"line {number} of {time.monotonic_ns()}\n"
+
+
+@dataclass
+class Reader:
+    """One reader, over all its connections."""
+
+    port: int
+    path: str
+    token: str
+    position: str = ""
+    lines: int = 0
+    """Also the number of the line that has to come next."""
+    delays: list[float] = field(default_factory=list)
+    streams: int = 0
+    cut: int = 0
+    """Streams that broke off without an end."""
+    has_ended: bool = False
+    is_open: bool = False
+    faults: list[str] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Read until the stream says that the job is over."""
+        loop = asyncio.get_running_loop()
+        while not self.has_ended:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self), "127.0.0.1", self.port
+                )
+                await connection.closed.wait()
+            except OSError:
+                pass
+            self.is_open = False
+            if not self.has_ended:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    @property
+    def request(self) -> bytes:
+        resumed = f"Last-Event-ID: {self.position}\r\n" if self.position else ""
+        return (
+            f"GET {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self.token}"
+            f"\r\n{resumed}\r\n"
+        ).encode()
+
+    def take(self, event: Event) -> None:
+        if event.kind:
+            self.has_ended = self.has_ended or event.kind == "end"
+        else:
+            now = time.monotonic_ns()
+            for line in event.data:
+                _, number, _, written = line.removeprefix("[rank 0] ").split(" ")
+                self._count(int(number), (now - int(written)) / NANOSECONDS)
+        self.position = event.id or self.position
+
+    def _count(self, number: int, delay_seconds: float) -> None:
+        if number != self.lines:
+            self.faults.append(f"line {number} came where {self.lines} was due")
+        self.lines = number + 1
+        self.delays.append(delay_seconds)
+
+
+class _Connection(asyncio.Protocol):
+    """One stream: its bytes to events, and whether it came to a proper end."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._events = EventBuffer()
+        self._parser = httptools.HttpResponseParser(self)
+        self._is_whole = False
+        self.closed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._reader.request)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status == 200:
+            self._reader.is_open = True
+            self._reader.streams += 1
+        elif status == 204:
+            self._reader.has_ended = True
+        else:
+            self._reader.faults.append(f"was answered {status}")
+
+    def on_body(self, body: bytes) -> None:
+        for event in self._events.feed(body):
+            self._reader.take(event)
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
+        self._transport.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._reader.cut += self._reader.is_open and not self._is_whole
+        self.closed.set()
+
+
+class Crowd:
+    """So many readers at once; to be used with `async with`."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self.readers = readers
+
+    async def __aenter__(self) -> Self:
+        self._running = [asyncio.create_task(reader.run()) for reader in self.readers]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def until(self, what: str, holds: Callable[[Reader], object]) -> None:
+        """Wait until `holds` is true of every reader."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while missing := sum(not holds(reader) for reader in self.readers):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{missing} of {len(self.readers)} readers {what}")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def faults(self, lines: int) -> list[str]:
+        """Return what is wrong with what was read, where so many lines were written."""
+        wrong = [fault for reader in self.readers for fault in reader.faults]
+        short = sum(reader.lines != lines for reader in self.readers)
+        cut = sum(reader.cut for reader in self.readers)
+        return (
+            wrong
+            + [f"{short} readers did not get all of {lines} lines"] * bool(short)
+            + [f"{cut} streams broke off without an end"] * bool(cut)
+        )
