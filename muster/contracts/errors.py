@@ -19,6 +19,7 @@ MusterError
 ├── Problem …              api/problems.py: what a client is answered
 ├── BegunOtherwise         coordinator/foreground.py
 ├── Exposed                api/exposure.py
+├── LockedOut              api/exposure.py
 ├── InvalidCertificate     api/exposure.py
 ├── PortTaken              api/__main__.py and cli/household.py, each in its own words
 ├── AlreadyUp              cli/office.py
