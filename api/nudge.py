@@ -2,7 +2,7 @@
 
 A nudge is an empty datagram to the address in the lease. It carries nothing and nobody waits for
 it: rows are what counts, and a coordinator that misses it looks a moment later. So the address is
-remembered for a moment: to read the lease for every job of a flood costs more than it is worth.
+remembered for a moment: reading it for each job of a flood costs more than a nudge is worth.
 """
 
 import socket
@@ -14,7 +14,7 @@ from store.errors import StoreError
 from store.records import Lease
 
 REMEMBERED_SECONDS: Final = 1.0
-"""Whoever takes over meanwhile reads all rows anyway."""
+"""Whoever comes into office meanwhile reads all rows anyway."""
 
 
 class Nudge:
@@ -25,7 +25,7 @@ class Nudge:
     ) -> None:
         self._read_lease = read_lease
         self._monotonic = monotonic
-        self._known: tuple[float, Lease] | None = None
+        self._known: tuple[float, Lease | None] | None = None
 
     def __call__(self) -> None:
         with suppress(OSError, StoreError, ValueError):
@@ -40,6 +40,5 @@ class Nudge:
         if known is not None and now - known[0] < REMEMBERED_SECONDS:
             return known[1]
         lease = self._read_lease()
-        # That there is nobody is not remembered: somebody may come the next moment.
-        self._known = None if lease is None else (now, lease)
+        self._known = now, lease
         return lease

@@ -20,7 +20,7 @@ from anyio.to_thread import run_sync
 
 from api.desk import FrontDesk
 from api.problems import Conflict, Problem
-from api.schemas import Deleted
+from api.schemas import Deleted, NotDeleted
 from muster.attic import set_aside
 from muster.checkpoints.owner import Owner
 from muster.checkpoints.removal import remove, size_bytes
@@ -89,8 +89,13 @@ def would_delete(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list
     ]
 
 
-async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list[Removed]:
-    """Delete those of `jobs` that are over, or end in time when asked to; return which."""
+async def delete_all(
+    desk: FrontDesk, jobs: Sequence[Job], removal: Removal
+) -> list[Removed | NotDeleted]:
+    """Delete those of `jobs` that are over, or end in time when asked to.
+
+    Returns which, and which of them could not be deleted; one that cannot does not stop the rest.
+    """
     running = [job for job in jobs if not job.is_terminal]
     if removal.request is not None and running:
         for job in running:
@@ -101,20 +106,22 @@ async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> 
     return [removed for removed in done if removed is not None]
 
 
-def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> Removed | None:
+def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> Removed | NotDeleted | None:
     now = desk.jobs.find(job.job_id)
     if now is None or now.uid != job.uid or not now.is_terminal:
         return None
-    # Somebody else may delete it at this moment, and one that cannot be must not stop the rest.
-    with suppress(JobMissing, Conflict):
+    try:
         freed_bytes = _foreseen(desk, now, removal).freed_bytes
         return Removed(view=_remove(desk, now, removal), freed_bytes=freed_bytes)
-    return None
+    except JobMissing:  # somebody else deletes it at this moment
+        return None
+    except Conflict as conflict:
+        return NotDeleted(job_id=now.job_id, detail=conflict.detail)
 
 
 async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
-    await run_sync(_ask_for_end, desk, job, request, actor)
     if job.status is JobStatus.QUEUED:
+        # Before anything is asked for: who is told "not now" finds nothing changed.
         absence = await run_sync(desk.coordinator.absence)
         if absence is not None:
             raise Problem(
@@ -122,6 +129,7 @@ async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> 
                 "no-coordinator",
                 f"{job.job_id} cannot be ended now: {absence}, then repeat this call.",
             )
+    await run_sync(_ask_for_end, desk, job, request, actor)
 
 
 def _ask_for_end(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:

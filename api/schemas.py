@@ -139,11 +139,17 @@ class Deleted(BaseModel):
     checkpoints_deleted: bool
 
 
+class NotDeleted(BaseModel):
+    job_id: str
+    detail: str = Field(description="Why, and what to do about it.")
+
+
 class Purged(BaseModel):
     matched: int
     deleted: int
     job_ids: list[str] = Field(description="The jobs that were deleted; in a dry run, would be.")
     skipped: list[str] = Field(description="Jobs that matched and are not over.")
+    failed: list[NotDeleted] = Field(description="Jobs that are over and could not be deleted.")
     freed_bytes: int = Field(description="What the files of those jobs held.")
 
 

@@ -119,7 +119,7 @@ def process_of(
     """
     name = job["job_id"]
     if job["status"] in TERMINAL:
-        raise FaultRefused(f"{name} is {job['status']}: choose a job that runs, see GET /jobs")
+        raise FaultRefused(f"{name} is {job['status']}: choose a job that runs, see muster ps")
     worker = next((it for it in workers if it["rank"] == rank), None)
     if worker is None:
         last = len(workers) - 1
@@ -129,7 +129,7 @@ def process_of(
     if pid is None:
         raise FaultRefused(
             f"rank {rank} of {name} has no process, its state is {worker['state']}: wait until "
-            f"it has one, see GET /jobs/{name}/summary"
+            f"it has one, see muster show {name}"
         )
     if node != platform.node():
         raise FaultRefused(f"rank {rank} of {name} runs on {node}: use muster chaos there")

@@ -1,6 +1,7 @@
 """``muster checkpoint``: look at what a job has saved, without disturbing it."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -54,20 +55,26 @@ def show_one(which: Which, rank: Rank = None, output: OutputOption = Output.TABL
 
 
 @app.command()
-def verify(where: Where) -> None:
+def verify(where: Where, output: OutputOption = Output.TABLE) -> None:
     """Read every byte of a job's checkpoints and hold it against what was saved.
 
     Exit code 1 if a file is damaged; it is named.
     """
+    from cli.checkpoint_rows import entry  # noqa: PLC0415  brings in numpy
+
     held = Held.by(where)
-    damages = 0
-    for shelf, one in _examined(held):
-        damages += bool(one.damage)
-        typer.echo(f"{shelf.whose}  step {one.name.step}  {one.damage or one.condition}")
-    for sentence in _strays(held):
-        damages += 1
-        typer.echo(sentence)
-    if damages:
+    found, strays = _examined(held), list(_strays(held))
+    lines = (
+        f"{shelf.whose}  step {it.name.step}  {it.damage or it.condition}" for shelf, it in found
+    )
+    damaged = [one for _, one in found if one.damage]
+    show(
+        output,
+        {"checkpoints": [entry(shelf, one) for shelf, one in found], "strays": strays},
+        chain(lines, strays),
+        (f"{shelf.reader.directory}/{one.name}" for shelf, one in found if one.damage),
+    )
+    if damaged or strays:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -115,15 +122,20 @@ def export(
     typer.echo(f"{target} holds {arrays} of step {checkpoint.step}", err=True)
 
 
-def digest(where: Where) -> None:
+def digest(where: Where, output: OutputOption = Output.TABLE) -> None:
     """Verify the newest checkpoint of every rank and print the sha256 of its state.
 
     Equal digests mean equal bits: weights, optimizer state and position in the data.
     """
     from cli.digest import digests  # noqa: PLC0415  --help
 
-    for whose, step, sha256 in digests(Held.by(where).directory):
-        typer.echo(f"{whose}  step {step}  sha256 {sha256}")
+    found = list(digests(Held.by(where).directory))
+    show(
+        output,
+        [{"whose": whose, "step": step, "sha256": sha256} for whose, step, sha256 in found],
+        (f"{whose}  step {step}  sha256 {sha256}" for whose, step, sha256 in found),
+        (sha256 for _, _, sha256 in found),
+    )
 
 
 def _examined(held: Held) -> "list[tuple[Shelf, Found]]":
@@ -136,11 +148,12 @@ def _strays(held: Held) -> Iterator[str]:
     """Yield where LATEST leads nowhere: a restart goes by what is there, yet something was lost."""
     for shelf in held.shelves:
         latest, names = shelf.reader.latest(), shelf.reader.names()
-        if names and latest not in names:
-            said = (
+        # A job that goes on has replaced it meanwhile, if it is another now.
+        if names and latest not in names and shelf.reader.latest() == latest:
+            lack = (
                 "is missing or cannot be read" if latest is None else f"names {latest}, not there"
             )
-            yield f"{shelf.whose}  {shelf.reader.directory}/LATEST {said}"
+            yield f"{shelf.whose}  {shelf.reader.directory}/LATEST {lack}"
 
 
 def _comparison(found: "list[Difference]", count: int) -> Iterator[str]:

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from muster import Client
+    from muster.client import Job as JobHeld
 
 PERSON_SECONDS: Final = 2.0
 """How long a command asks again while nobody answers: `up` starts the API again within so long,
@@ -38,6 +39,16 @@ def connected(retry_seconds: float = PERSON_SECONDS) -> Iterator["Client"]:
 
     with Client(retry_seconds=retry_seconds) as client:
         yield client
+
+
+@contextmanager
+def attached(word: str) -> Iterator["JobHeld"]:
+    """Hold the job that a person means, and do not let go of it while its API is replaced."""
+    # Who waits for an answer to the first question may have forgotten `up`.
+    with connected() as client:
+        found = client.job(word).view
+    with connected(ATTACHED_SECONDS) as client:
+        yield client.job_of(found)
 
 
 def path_of(job_id: str, *rest: str) -> str:

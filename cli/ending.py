@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.attached import see_to_the_end
-from cli.connected import ATTACHED_SECONDS, Job, NamedJobs, connected
+from cli.connected import Job, NamedJobs, attached, connected
 from cli.exit_codes import ExitCode
 from muster.contracts.job import JobStatus
 
@@ -47,10 +47,8 @@ def wait(job: Job, until: Until = "terminal", timeout: Timeout = None) -> None:
     """
     if until != "terminal" and until.upper() not in JobStatus.__members__:
         raise typer.BadParameter(f"{until!r} is none of {', '.join(JobStatus)}")
-    with connected() as client:
-        found = client.job(job).view
-    with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job_of(found), until, timeout))
+    with attached(job) as found:
+        raise typer.Exit(see_to_the_end(found, until, timeout))
 
 
 def stop(jobs: NamedJobs, grace: Grace = None, reason: Reason = None) -> None:
@@ -100,6 +98,10 @@ def purge(
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
     left = f", {len(found.skipped)} not over and left: --stop" if found.skipped else ""
     typer.echo(f"{done}{left}", err=True)
+    for one in found.failed:
+        typer.echo(f"{one.job_id} is over and was not deleted: {one.detail}", err=True)
+    if found.failed:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _make_sure(question: str, *, yes: bool) -> None:

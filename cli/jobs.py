@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.connected import Job, connected, path_of
+from cli.job_rows import HEADER, progress_of, row
 from cli.output import Output, OutputOption, show
 from cli.tables import Cell, shortened, table
 
@@ -15,17 +16,6 @@ if TYPE_CHECKING:
 
 NODE_WIDTH: Final = 16
 
-_JOBS_HEADER: Final = (
-    "job",
-    "status",
-    "ranks",
-    "step",
-    "loss",
-    "steps/s",
-    "ETA",
-    "restarts",
-    "age",
-)
 _RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
 
 Status = Annotated[
@@ -45,7 +35,7 @@ def ps(status: Status = None, limit: Limit = 20, output: OutputOption = Output.T
         )
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
-    lines = table(_JOBS_HEADER, [_job_row(job, now) for job in jobs])
+    lines = table(HEADER, [row(job, now) for job in jobs])
     show(output, answer.read_as(object), lines, [job.job_id for job in jobs])
     if answer.total is not None and answer.total > len(jobs):
         typer.echo(f"{answer.total - len(jobs)} more: --limit", err=True)
@@ -60,30 +50,6 @@ def show_job(job: Job, output: OutputOption = Output.TABLE) -> None:
         body = client.connection.get(path_of(found.id))
         summary = found.summary()
     show(output, body, _lines(found.view, summary), [found.id])
-
-
-def _job_row(job: "SummaryView", now: datetime) -> tuple[Cell, ...]:
-    from muster.client.progress import duration  # noqa: PLC0415  --help
-
-    speed = job.throughput_steps_per_sec
-    return (
-        job.job_id,
-        job.status,
-        job.world_size,
-        _progress(job),
-        None if job.loss is None else f"{job.loss:.4f}",
-        f"{speed:.1f}" if speed else None,
-        None if job.eta_seconds is None else duration(job.eta_seconds),
-        job.restarts,
-        duration((now - job.created_at).total_seconds()),
-    )
-
-
-def _progress(job: "SummaryView | WorkerView") -> str | None:
-    """Return how far it is; None for a program that does not say."""
-    if job.total_steps is None:
-        return str(job.step) if job.step else None
-    return f"{job.step}/{job.total_steps}"
 
 
 def _lines(job: "JobView", summary: "SummaryView") -> Iterator[str]:
@@ -104,7 +70,7 @@ def _facts(job: "JobView", summary: "SummaryView") -> Iterator[tuple[str, str | 
     yield "status", f"{job.status} ({job.reason})" if job.reason else job.status
     yield "message", job.message
     yield "ranks", f"{job.world_size}, {job.spec.get('mode', 'of an unknown mode')}"
-    yield "step", _progress(summary)
+    yield "step", progress_of(summary)
     yield "loss", None if summary.loss is None else f"{summary.loss:.4f}"
     speed = summary.throughput_steps_per_sec
     yield "speed", f"{speed:.1f} steps/s" if speed else None
@@ -130,7 +96,7 @@ def _rank_row(worker: "WorkerView") -> tuple[Cell, ...]:
     return (
         worker.rank,
         worker.state,
-        _progress(worker),
+        progress_of(worker),
         None if worker.loss is None else f"{worker.loss:.4f}",
         worker.pid,
         shortened(worker.node, NODE_WIDTH),

@@ -9,17 +9,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cli.outlet import Outlet
 from cli.relay import Relay
 from muster.contracts.environ import UNLESS_SET, ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import JobFiles
 from muster.contracts.spec import JobSpec, RestartScope
 from muster.contracts.spec_problems import checked, checked_job_id
-from muster.remarks import narrate, remark
+from muster.remarks import remark
 
 if TYPE_CHECKING:
     from store.records import Event, Job, Worker
@@ -56,6 +57,17 @@ Id = Annotated[
         "--job-id", help="A name, to go on under after Ctrl-C.", show_default="made for you"
     ),
 ]
+
+
+def as_torchrun_spells_it(option: str) -> str:
+    """Return the option's own name: torchrun takes ``--nproc_per_node`` for it as well."""
+    return option.replace("_", "-")
+
+
+AS_TORCHRUN: Final[Mapping[str, Any]] = {
+    "allow_interspersed_args": False,  # what comes after the script is the script's
+    "token_normalize_func": as_torchrun_spells_it,
+}
 
 
 def run(  # noqa: PLR0913  each option of a command is a parameter
@@ -126,7 +138,7 @@ class _Terminal:
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
-        self._relay = Relay(files.logs, narrate)
+        self._relay = Relay(files.logs, Outlet(sys.stdout, _say).say)
 
     def look(self) -> None:
         self._relay.pass_on()

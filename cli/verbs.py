@@ -23,8 +23,8 @@ class Verb:
     """Short enough for one line of 80 columns."""
     command: str = "typer.core:TyperCommand"
     """The kind of command it becomes."""
-    context: Mapping[str, Any] | None = None
-    """How its words are read, where that is not as usual."""
+    context: str | None = None
+    """The settings by which its words are read, where that is not as usual."""
 
     def load(self, name: str) -> Any:  # noqa: ANN401  Typer's own click
         """Return the command itself, under this name."""
@@ -33,9 +33,8 @@ class Verb:
         if isinstance(found, typer.Typer):
             shelf.add_typer(found, name=name)
         else:
-            shelf.command(
-                name, cls=_resolve(self.command), context_settings=dict(self.context or {})
-            )(found)
+            settings = _resolve(self.context) if self.context else None
+            shelf.command(name, cls=_resolve(self.command), context_settings=settings)(found)
         loaded: Any = typer.main.get_group(shelf).commands[name]
         read_plainly(loaded)
         return loaded
@@ -44,11 +43,6 @@ class Verb:
 def _resolve(home: str) -> Any:  # noqa: ANN401  whatever is there
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)
-
-
-def as_torchrun_spells_it(option: str) -> str:
-    """Return the option's own name: torchrun takes ``--nproc_per_node`` for it as well."""
-    return option.replace("_", "-")
 
 
 HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
@@ -68,13 +62,10 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         "run": Verb(
             home="cli.run:run",
             help="Run a script here and now, as torchrun does.",
-            # What comes after the script is the script's.
-            context={
-                "allow_interspersed_args": False,
-                "token_normalize_func": as_torchrun_spells_it,
-            },
+            context="cli.run:AS_TORCHRUN",
         ),
         "ps": Verb(home="cli.jobs:ps", help="List jobs, the newest first."),
+        "top": Verb(home="cli.top:top", help="Watch all jobs, live."),
         "show": Verb(home="cli.jobs:show_job", help="Show one job and each of its ranks."),
         "logs": Verb(home="cli.story:logs", help="Show what its ranks have written."),
         "events": Verb(home="cli.story:events", help="Show what happened to it, and why."),
@@ -97,7 +88,7 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
     "Data": {
         "dataset": Verb(home="cli.dataset:app", help="Make a data set to train on."),
         "checkpoint": Verb(
-            home="cli.checkpoint:app", help="List, verify, compare and export what was saved."
+            home="cli.checkpoint:app", help="Look at checkpoints, verify and export."
         ),
         "digest": Verb(
             home="cli.checkpoint:digest", help="Print the sha256 of a job's newest state."

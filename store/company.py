@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
@@ -108,13 +109,13 @@ def _attempted(part: _Part[Any], connection: Connection) -> Callable[[], None]:
     try:
         result = part.work(connection)
     except StoreError as refusal:
-        return lambda refusal=refusal: _fail([part], refusal)
+        return partial(_fail, [part], refusal)
+    return partial(_succeed, part, result)
 
-    def settle() -> None:
-        part.outcome.set_result(result)
-        part.turn.set()
 
-    return settle
+def _succeed(part: _Part[Result], result: Result) -> None:
+    part.outcome.set_result(result)
+    part.turn.set()
 
 
 def _fail(parts: list[_Part[Any]], error: Exception) -> None:

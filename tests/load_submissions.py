@@ -29,9 +29,12 @@ def submission_figures(root: Path, seconds: float) -> Iterator[Figure]:
     with _installation(root / "sqlite") as installation:
         yield from _flood(installation, seconds, "SQLite")
     try:
-        with running_server() as server, server.database("load") as url:
-            with _installation(root / "postgres", MUSTER_DATABASE_URL=url) as installation:
-                yield from _flood(installation, seconds, "PostgreSQL")
+        with (
+            running_server() as server,
+            server.database("load") as url,
+            _installation(root / "postgres", MUSTER_DATABASE_URL=url) as installation,
+        ):
+            yield from _flood(installation, seconds, "PostgreSQL")
     except pytest.skip.Exception as reason:
         yield Figure("submissions on PostgreSQL", f"not measured: {reason}")
 

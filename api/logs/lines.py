@@ -13,6 +13,9 @@ from typing import Final
 LINE_LIMIT_BYTES: Final = 16 * 1024
 """What is shown of one line; the rest is counted."""
 
+_REPLACED: Final = "\ufffd"
+"""What bytes that are no text are shown as: not to be found in the file."""
+
 BLOCK_BYTES: Final = 32 * 1024
 """Small, since a job may have thousands of ranks; at least twice `LINE_LIMIT_BYTES`."""
 
@@ -36,6 +39,14 @@ class Line:
     def text(self) -> str:
         """What people see."""
         return shown(self.marked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """Lines next to each other that were not taken apart: none of them holds what is wanted."""
+
+    start: int
+    end: int
 
 
 def shown(raw: bytes) -> str:
@@ -69,10 +80,17 @@ def line_end_before(path: Path, end: int) -> int:
     return 0
 
 
-def backwards(path: Path, end: int) -> Iterator[Line]:
-    """Yield the lines below `end`, the last one first."""
-    block = _Block(path)
+def backwards(path: Path, end: int, text: str | None = None) -> Iterator[Line | Passed]:
+    """Yield the lines below `end`, the last one first; if `text` is wanted, not all of the others.
+
+    A block without it is passed over as a whole.
+    """
+    block = _Block(path, None if text is None or _REPLACED in text else text)
     while end > 0:
+        if passed := block.passed(end):
+            yield passed
+            end = passed.start
+            continue
         # The byte at end - 1 is this line's own end, unless the line is unfinished.
         start = block.line_start(end - 1)
         yield block.line(start, end)
@@ -82,10 +100,25 @@ def backwards(path: Path, end: int) -> Iterator[Line]:
 class _Block:
     """A part of a file that is kept while lines are taken from it backwards."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str | None) -> None:
         self._path = path
+        self._text = text and text.encode("utf-8", "surrogatepass")
         self._start = 0
         self._bytes = b""
+        self._first = 0
+        """Where the first line begins that is in it as a whole."""
+        self._may_hold = False
+        """Whether the text, if one is wanted, may be in a line of this block."""
+
+    def passed(self, end: int) -> Passed | None:
+        """Return the lines of the block below `end`, if none of them holds the text."""
+        if not self._text:
+            return None
+        if not self._first < end <= self._start + len(self._bytes):
+            self._load(end)
+        if self._may_hold or end <= self._first:
+            return None
+        return Passed(start=self._first, end=end)
 
     def line_start(self, before: int) -> int:
         """Return where the line begins whose line end is at `before` or later."""
@@ -110,6 +143,11 @@ class _Block:
         wanted = end + 1 - self._start
         # A file that was cut meanwhile reads as if the rest of it were one line.
         self._bytes = read(self._path, self._start, wanted).ljust(wanted, b"\0")
+        if self._text:
+            newline = self._bytes.find(b"\n")
+            ends_here = len(self._bytes) if newline < 0 else newline + 1
+            self._first = self._start + (ends_here if self._start else 0)
+            self._may_hold = self._text in self._bytes.replace(b"\r", b"\\r")
 
 
 def line_at(path: Path, start: int, end: int) -> Line:

@@ -74,7 +74,7 @@ async def get_logs(
 ) -> LogTail | Response:
     """Answer with JSON, or as `Accept` asks: plain text, or one JSON object a line.
 
-    A search looks at half a million lines, the newest first; where there are more, the header
+    A search looks at 48 MiB of lines, the newest first; where there are more, the header
     `X-Log-Incomplete` says so.
     """
     if follow:
@@ -128,7 +128,8 @@ async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Respon
 async def _events(
     desk: FrontDesk, job: Job, rank: int | None, position: Position
 ) -> AsyncIterator[bytes | ServerSentEvent]:
-    yield ServerSentEvent(retry=RETRY_MILLISECONDS, sep="\n")
+    # Whoever loses us before the first line has been told, too, where it was to begin.
+    yield ServerSentEvent(retry=RETRY_MILLISECONDS, id=format_position(position), sep="\n")
     async with desk.feeds.of(job, rank) as feed:
         async for event in feed.follow(position):
             position = event.position

@@ -1,17 +1,18 @@
 """The logs of a job as they are written, without gap or repetition, however often it breaks off.
 
 The server says with each event where to go on after it; an event is delivered whole or not at all.
+What happens to the job is asked for again and again, as it is little.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from muster.client.connection import Connection, Query, pauses
 from muster.client.errors import Busy, Unreachable
 from muster.client.stream import ServerEvent, events_of
-from muster.client.views import LogLineView
+from muster.client.views import EventView, LogLineView
 
 PATIENCE_SECONDS: Final = 60.0
 """How long one goes on trying to come back to a stream: an upgrade of the server is shorter."""
@@ -37,13 +38,21 @@ def follow(
                 lost_at, waits, seen = None, pauses(), event.id or seen
                 if event.name == "end":
                     return
-                if not event.name:
-                    yield from _log_lines(event, rank)
+                if not event.name and event.data is not None:
+                    yield from _log_lines(event.data, rank)
         except (Unreachable, Busy):
             lost_at = connection.monotonic() if lost_at is None else lost_at
             if connection.monotonic() - lost_at > PATIENCE_SECONDS:
                 raise
         connection.sleep(next(waits))
+
+
+def news(events: Sequence[EventView], last: EventView | None) -> Sequence[EventView]:
+    """Return what came after the event `last`; all, if that is so long ago that it is not there."""
+    for index in range(len(events) - 1, -1, -1):
+        if events[index] == last:
+            return events[index + 1 :]
+    return events
 
 
 def _events(
@@ -59,8 +68,8 @@ def _events(
         yield from events_of(response.iter_bytes())
 
 
-def _log_lines(event: ServerEvent, rank: int | None) -> Iterator[LogLineView]:
-    for text in event.data.split("\n"):
+def _log_lines(data: str, rank: int | None) -> Iterator[LogLineView]:
+    for text in data.split("\n"):
         named = None if rank is not None else _NAMED.fullmatch(text)
         if named is not None:
             yield LogLineView(rank=int(named[1]), line=named[2])

@@ -3,12 +3,13 @@
 import math
 import sys
 from collections.abc import Iterator
-from typing import Final, Self, TypeVar
+from datetime import UTC, datetime
+from typing import Final, Self
 from urllib.parse import quote
 
 from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection, Query
 from muster.client.errors import Replaced, WaitTimedOut
-from muster.client.following import follow
+from muster.client.following import follow, news
 from muster.client.progress import Progress
 from muster.client.views import (
     AuditView,
@@ -23,8 +24,6 @@ from muster.client.views import (
     MemberList,
     SummaryView,
 )
-
-Value = TypeVar("Value")
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks at progress: so often a person wants to see a number move."""
@@ -95,18 +94,43 @@ class Job:
             yield from answer.read_as(IncarnationList).incarnations
             page = answer.next_page
 
-    def logs(
-        self, rank: int | None = None, tail: int | None = None, *, follow: bool = False
-    ) -> Iterator[LogLineView]:
-        """Yield lines of one rank or of all.
+    def follow_events(self) -> Iterator[EventView]:
+        """Yield what has happened to it, oldest first, and what happens until it is over."""
+        last: EventView | None = None
+        is_over = self.refresh().is_terminal
+        while True:
+            # Looked at after the job: what it came to its end by is among them.
+            for event in news(self.events(), last):
+                yield event
+                last = event
+            if is_over:
+                return
+            is_over = self._await("terminal", LOOK_SECONDS)
 
-        Without `follow` the last `tail` ones (None: as many as the server gives unasked). With it
-        the last `tail` complete ones (None: all), and then what is written until the job is over:
-        without gap or repetition, also where the connection breaks off or the server is replaced.
+    def logs(
+        self,
+        rank: int | None = None,
+        tail: int | None = None,
+        *,
+        since: datetime | None = None,
+        grep: str | None = None,
+        follow: bool = False,
+    ) -> Iterator[LogLineView]:
+        """Yield lines of one rank or of all: those that hold the text `grep`, if that is said.
+
+        Without `follow` the last `tail` ones (None: as many as the server gives unasked), written
+        at the moment `since` or later. With it the last `tail` complete ones (None: all), and then
+        what is written until the job is over: without gap or repetition, also where the connection
+        breaks off or the server is replaced. Raises `ValueError` for `since` with `follow`.
         """
-        if follow:
-            return self._follow(rank, tail)
-        return iter(self._get("logs", **_said(rank=rank, tail=tail)).read_as(LogTail).lines)
+        if not follow:
+            moment = None if since is None else since.astimezone(UTC).isoformat()
+            asked = _said(rank=rank, tail=tail, since=moment, grep=grep)
+            return iter(self._get("logs", **asked).read_as(LogTail).lines)
+        if since is not None:
+            raise ValueError("a stream carries no times: say `tail`, or leave out `follow`")
+        lines = self._follow(rank, tail)
+        return (line for line in lines if grep in line.line) if grep else lines
 
     # Waiting
 
@@ -184,7 +208,7 @@ class Job:
     def _follow(self, rank: int | None, tail: int | None) -> Iterator[LogLineView]:
         return follow(self._connection, self._path("logs", "stream"), rank, tail)
 
-    def _get(self, what: str, **query: int) -> Answer:
+    def _get(self, what: str, **query: float | str) -> Answer:
         return self._connection.ask("GET", self._path(what), query=query)
 
     def _order(self, verb: str, body: object = None) -> Self:
@@ -201,6 +225,6 @@ class Job:
         return "/".join(["/jobs", quote(self.id, safe=""), *rest])
 
 
-def _said(**given: Value | None) -> dict[str, Value]:
+def _said(**given: float | str | None) -> dict[str, int | float | str]:
     """Return what somebody has said; the rest is the server's to choose."""
     return {name: value for name, value in given.items() if value is not None}

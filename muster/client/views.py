@@ -228,6 +228,12 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints_deleted: bool
 
 
+class NotDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    job_id: str
+    detail: str
+    """Why, and what to do about it."""
+
+
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     detail: str
@@ -267,5 +273,7 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs that were deleted; where it was only tried, that would be."""
     skipped: list[str]
     """Jobs that matched and are not over."""
+    failed: list[NotDeleted] = []
+    """Jobs that are over and could not be deleted, where the server says so."""
     freed_bytes: int = 0
     """What the files of those jobs held, where the server counts them."""

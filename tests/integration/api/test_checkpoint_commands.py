@@ -79,6 +79,7 @@ def test_a_damaged_file_is_named(muster: Muster, job: str, saved: Path) -> None:
     assert result.exit_code == 1
     [line] = [line for line in result.stdout.splitlines() if "step 2" in line]
     assert str(file) in line
+    assert muster("checkpoint", "verify", job, "-o", "name").stdout == f"{file.parent}\n"
     (saved / "worker_1" / LATEST).unlink()
     assert f"{saved}/worker_1/{LATEST} is missing" in muster("checkpoint", "verify", job).stdout
 
@@ -95,6 +96,8 @@ def test_what_is_in_it_is_shown(muster: Muster, job: str, saved: Path) -> None:
     told = json.loads(muster("checkpoint", "show", f"{saved}/worker_1", "-o", "json").stdout)
     digest = muster("digest", job).stdout.splitlines()
     assert digest[1] == f"rank 1  step 3  sha256 {told['sha256']}"
+    again = json.loads(muster("digest", job, "-o", "json").stdout)
+    assert again[1] == {"whose": "rank 1", "step": 3, "sha256": told["sha256"]}
 
 
 @pytest.mark.usefixtures("saved")

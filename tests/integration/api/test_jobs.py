@@ -200,15 +200,14 @@ def test_without_a_coordinator_nobody_waits_for_an_end(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.resign()
-    answers = [
-        client.delete(f"/jobs/{job}?stop_first=true"),
-        client.post("/jobs/purge?stop_running=true&statuses=STOPPING"),
-    ]
+    refused = client.delete(f"/jobs/{job}?stop_first=true")
+    assert stand_in.jobs.get(JobId(job)).stop_request is None, "a refusal changes nothing"
+    purged = client.post("/jobs/purge?stop_running=true&statuses=QUEUED")
     health = client.get("/health").json()
     stand_in.take_office()
-    assert [answer.status_code for answer in answers] == [503, 200]
-    assert "make up" in answers[0].json()["detail"]
-    assert answers[1].json()["skipped"] == [job]
+    assert [refused.status_code, purged.status_code] == [503, 200]
+    assert "make up" in refused.json()["detail"]
+    assert job in purged.json()["skipped"]
     assert health["status"] == health["checks"]["coordinator"]["status"] == "degraded"
 
 
@@ -253,13 +252,29 @@ def test_purging_skips_what_runs_and_days_win_over_hours(
         "/jobs/purge",
         params={"older_than_days": 1, "older_than_hours": 0, "statuses": statuses},
     )
-    nothing = {"matched": 0, "deleted": 0, "job_ids": [], "skipped": [], "freed_bytes": 0}
-    assert young.json() == nothing
+    nothing = {"matched": 0, "deleted": 0, "freed_bytes": 0}
+    assert young.json() == nothing | {"job_ids": [], "skipped": [], "failed": []}
     found = client.post("/jobs/purge", params={"older_than_hours": 0, "statuses": statuses}).json()
     assert over in found["job_ids"]
     assert job in found["skipped"]
     assert found["matched"] == found["deleted"] + len(found["skipped"])
     assert client.post("/jobs/purge?older_then_days=1").status_code == 422
+    assert client.get(f"/jobs/{job}").status_code == 200
+
+
+def test_purging_tells_which_files_it_could_not_remove(
+    service: Service, client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "line\n")
+    stand_in.move(job, JobStatus.STOPPED)
+    root = service.files.job(job).root
+    uid = client.get(f"/jobs/{job}").json()["job_uid"]
+    root.with_name(f"{job}.{uid}").mkdir()
+    (root.with_name(f"{job}.{uid}") / "in-the-way").touch()
+    found = client.post("/jobs/purge", params={"statuses": "STOPPED"}).json()
+    assert job not in found["job_ids"] + found["skipped"]
+    (failed,) = (one for one in found["failed"] if one["job_id"] == job)
+    assert f"{root} could not be removed" in failed["detail"]
     assert client.get(f"/jobs/{job}").status_code == 200
 
 

@@ -95,6 +95,20 @@ def test_a_tail_begins_near_the_end(
     assert lines(found) == ["[rank 0] 2", "[rank 0] 3"]
 
 
+def test_who_asks_for_the_end_is_told_where_that_is_before_there_is_a_line(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "old\n")
+    stand_in.run(job)
+    path = f"/jobs/{job}/logs/stream"
+    with client.stream("GET", path, params={"tail": 0}) as response:
+        told = next(line for line in response.iter_lines() if line.startswith("id: "))
+    agent.write(job, 0, "while nobody looked\n")
+    stand_in.move(job, JobStatus.COMPLETED)
+    with client.stream("GET", path, params={"after": told.removeprefix("id: ")}) as response:
+        assert lines(list(events(response.iter_raw()))) == ["[rank 0] while nobody looked"]
+
+
 def test_history_is_in_the_order_of_time_across_ranks_and_incarnations(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:

@@ -195,7 +195,7 @@ def test_who_watches_sees_the_end(
 
 
 def test_ctrl_c_goes_away_and_says_how_to_come_back(watching: Watching, stand_in: StandIn) -> None:
-    watching.see("0 of 4 ranks")
+    watching.see("0/4 ranks")
     watching.process.send_signal(signal.SIGINT)
     code, said = watching.ended()
     assert code == ExitCode.INTERRUPTED

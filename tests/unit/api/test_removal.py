@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from store_samples import finish, submit
@@ -42,12 +41,12 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def desk(database: Database, tmp_path: Path) -> Any:
+def desk(database: Database, tmp_path: Path) -> SimpleNamespace:
     """What of a front desk a delete uses of jobs that are over."""
     return SimpleNamespace(jobs=Late(database), files=DataDirectory(tmp_path / "data"))
 
 
-def over(database: Database, desk: Any, uid: str) -> Job:
+def over(database: Database, desk: SimpleNamespace, uid: str) -> Job:
     """Return a job that is over and has written a line."""
     job = finish(database, submit(desk.jobs, "a", uid=uid))
     files = desk.files.job(job.job_id)
@@ -58,7 +57,7 @@ def over(database: Database, desk: Any, uid: str) -> Job:
 
 
 def test_a_delete_that_comes_late_spares_the_next_job_of_that_id(
-    database: Database, desk: Any
+    database: Database, desk: SimpleNamespace
 ) -> None:
     old = over(database, desk, "old")
     shutil.rmtree(desk.files.job(old.job_id).root)
@@ -70,7 +69,9 @@ def test_a_delete_that_comes_late_spares_the_next_job_of_that_id(
     assert desk.jobs.get(new.job_id) == new
 
 
-def test_a_delete_that_was_cut_short_is_finished_by_the_next(database: Database, desk: Any) -> None:
+def test_a_delete_that_was_cut_short_is_finished_by_the_next(
+    database: Database, desk: SimpleNamespace
+) -> None:
     job = over(database, desk, "old")
     files = desk.files.job(job.job_id)
     aside = files.root.rename(files.root.with_name(f"a.{job.uid}"))

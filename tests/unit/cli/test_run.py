@@ -8,8 +8,7 @@ from typer import BadParameter
 from typer.testing import CliRunner
 
 from cli.__main__ import app
-from cli.run import command_of, module_of, new_id, set_by_caller
-from cli.verbs import as_torchrun_spells_it
+from cli.run import as_torchrun_spells_it, command_of, module_of, new_id, set_by_caller
 from muster.contracts.spec_problems import checked_job_id
 
 

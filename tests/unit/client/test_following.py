@@ -1,13 +1,15 @@
 """Lines are followed over every break, and not for ever where nobody comes back."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
 from muster.client.connection import LONGEST_PAUSE_SECONDS, Connection
 from muster.client.errors import NotFound, Unreachable
-from muster.client.following import PATIENCE_SECONDS, follow
+from muster.client.following import PATIENCE_SECONDS, follow, news
+from muster.client.views import EventView
 
 FIRST = b"id: 0.0:2\ndata: [rank 3] a\n\n"
 SECOND = b"id: 0.0:4\ndata: [rank 0] b\ndata: c\n\n"
@@ -70,6 +72,12 @@ def test_one_goes_on_after_the_last_whole_event() -> None:
     assert later == [("", "0.0:2"), ("", "0.0:2"), ("", "0.0:2"), ("", "0.0:4")]
 
 
+def test_who_asked_for_the_end_goes_on_from_there_though_no_line_had_come() -> None:
+    scene = Scene(Broken(b"retry: 2000\nid: 0.0:7\n\n"), FIRST + END)
+    assert scene.lines(tail=0) == [(3, "a")]
+    assert scene.asked == [("tail=0", None), ("", "0.0:7")]
+
+
 def test_a_job_that_is_over_and_told_of_has_no_more_lines() -> None:
     assert Scene(Broken(FIRST), 204).lines() == [(3, "a")]
 
@@ -105,3 +113,17 @@ def test_a_refusal_is_no_break() -> None:
     with pytest.raises(NotFound):
         scene.lines()
     assert len(scene.asked) == 1
+
+
+def event(number: int) -> EventView:
+    at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=number)
+    return EventView(at=at, kind="k", message=str(number), rank=None, incarnation=None)
+
+
+@pytest.mark.parametrize(
+    ("last", "told"), [(None, [3, 4, 5]), (3, [4, 5]), (5, []), (1, [3, 4, 5])]
+)
+def test_an_event_is_told_once(last: int | None, told: list[int]) -> None:
+    known = [event(number) for number in (3, 4, 5)]
+    found = news(known, None if last is None else event(last))
+    assert list(found) == [event(number) for number in told]
