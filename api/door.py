@@ -137,8 +137,10 @@ class Door:
             return True
 
         visit = Visit(receive, send, is_known)
-        await self._pass_on(scope, visit.receive, visit.send)
-        await visit.end()
+        try:
+            await self._pass_on(scope, visit.receive, visit.send)
+        finally:
+            await visit.end()
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
