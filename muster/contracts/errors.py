@@ -11,6 +11,7 @@ MusterError
 ├── CollectiveError …      muster/collectives/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── DatasetError …         muster/datasets/errors.py
+├── NotHere                muster/ports.py
 ├── InvalidProgram         muster/program.py
 ├── ProgramRaised          muster/program.py
 ├── Differs                muster/synchronous/taking_up.py
