@@ -24,6 +24,7 @@ from muster.contracts.environ import ServiceSettings, spec_from_environment
 from muster.contracts.errors import BegunOtherwise
 from muster.contracts.job import EXIT_CODES, JobId, JobUid
 from muster.contracts.layout import DataDirectory, JobFiles, checkpoints_of_job
+from muster.contracts.secrets import LENT
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.remarks import narrate, remark
@@ -111,6 +112,8 @@ def play(
         database_url=f"sqlite:///{own.root}/muster.db",
         slots=max(settings.slots, spec.world_size),
     )
+    # Nobody else submits jobs here: whatever the person has the program may have.
+    environ = {name: value for name, value in environ.items() if name != LENT}
     database = Database.open(settings.database_url)
     try:
         told = _newest_event(database, job_id)

@@ -15,7 +15,7 @@ from muster.client.finding import find, find_named, pages
 from muster.client.job import ENDING_SECONDS, Job
 from muster.client.trust import trust
 from muster.client.views import Health, JobPlan, JobView, Purged, Version
-from muster.contracts.environ import CA_FILE, api_url
+from muster.contracts.environ import CA_FILE, TOKEN, api_url
 
 PAGE: Final = 1000
 """Most jobs of one answer."""
@@ -49,7 +49,7 @@ class Client:
         self.url = api_url(os.environ if url is None else {"MUSTER_URL": url})
         self.connection = Connection(
             self.url,
-            token or os.environ.get("MUSTER_TOKEN"),
+            token or os.environ.get(TOKEN),
             timeout_seconds=timeout_seconds,
             retry_seconds=retry_seconds,
             monotonic=monotonic,

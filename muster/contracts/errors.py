@@ -12,6 +12,7 @@ MusterError
 ├── CollectiveError …      muster/collectives/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── DatasetError …         muster/datasets/errors.py
+├── NotHere                muster/ports.py
 ├── InvalidProgram         muster/program.py
 ├── ProgramRaised          muster/program.py
 ├── Differs                muster/synchronous/taking_up.py
@@ -19,6 +20,7 @@ MusterError
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered
 ├── Exposed                api/exposure.py
+├── LockedOut              api/exposure.py
 ├── InvalidCertificate     api/exposure.py
 ├── PortTaken              api/__main__.py and cli/household.py, each in its own words
 ├── AlreadyUp              cli/office.py

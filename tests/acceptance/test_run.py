@@ -32,6 +32,15 @@ def test_what_follows_the_script_is_the_scripts(terminal: Terminal) -> None:
     assert "[0] ['--help', '-n', '4', '--', 'x y']\n" in output
 
 
+def test_a_script_has_the_persons_environment(terminal: Terminal) -> None:
+    name = script(terminal, "import os; print(os.environ['HF_TOKEN'])")
+    # Of a service it would be for those jobs that ask for it.
+    lent = {"MUSTER_SECRET_ENV": "HF_TOKEN", "HF_TOKEN": "of this shell"}
+    code, output = terminal.run(*RUN, name, **lent)
+    assert code == 0, output
+    assert "[0] of this shell\n" in output
+
+
 def test_a_gang_is_started_again_as_a_whole(terminal: Terminal) -> None:
     name = script(
         terminal,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import summaries
 
 from muster.client.client import Client
 from muster.client.connection import LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
@@ -23,24 +24,7 @@ from muster.client.errors import (
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.errors import InvalidEnvironment
 
-JOB = {
-    "job_id": "a",
-    "job_uid": "u",
-    "name": None,
-    "status": "QUEUED",
-    "reason": None,
-    "message": None,
-    "world_size": 4,
-    "created_at": "2026-03-01T12:00:00Z",
-    "started_at": None,
-    "finished_at": None,
-    "exit_code": None,
-    "is_terminal": False,
-    "stop_requested": False,
-    "pause_requested": False,
-    "spec": {},
-    "of_a_later_release": True,
-}
+JOB = {**summaries.JOB, "status": "QUEUED", "of_a_later_release": True}
 
 Answer = httpx.Response | type[httpx.TransportError]
 
