@@ -81,9 +81,9 @@ class Feed:
                 yield event
                 if self._is_closing():
                     return
-            position = reader.position
-            # Now everything below `until` is handed out, and nothing else unless it is ahead.
-            while not reader.is_ahead and self._count - len(self._kept) <= number:
+            position, is_ahead = reader.position, reader.is_ahead
+            # Unless it is ahead, exactly what lies below `until` has been handed out.
+            while not is_ahead and self._count - len(self._kept) <= number:
                 if number < self._count:
                     event = self._kept[number - self._count]
                     position, number = event.position, number + 1
@@ -92,7 +92,7 @@ class Feed:
                     return
                 else:
                     await self._moved.wait()
-            if reader.is_ahead and number == self._count:
+            if is_ahead and number == self._count:
                 if self.is_over:
                     return
                 await self._moved.wait()
