@@ -109,6 +109,8 @@ class Feed:
                 glance = await self._look()
                 while event := await self._next(reader, is_over_in(glance)):
                     self._hand_out(event)
+                    if self._is_closing():
+                        return glance
                 if glance is None or glance.job.is_terminal or self._is_closing():
                     return glance
                 await asyncio.sleep(POLL_SECONDS)
