@@ -83,9 +83,9 @@ class Feed:
                 yield event
                 if self._is_closing():
                     return
-            position = reader.position
-            # Now everything below `until` is handed out, and nothing else unless it is ahead.
-            while not reader.is_ahead and self._count - len(self._kept) <= number:
+            position, is_ahead = reader.position, reader.is_ahead
+            # Unless it is ahead, exactly what lies below `until` has been handed out.
+            while not is_ahead and self._count - len(self._kept) <= number:
                 if number < self._count:
                     event = self._kept[number - self._count]
                     position, number = event.position, number + 1
@@ -94,7 +94,7 @@ class Feed:
                     return
                 else:
                     await self._moved.wait()
-            if reader.is_ahead and number == self._count:
+            if is_ahead and number == self._count:
                 if self.is_over:
                     return
                 await self._moved.wait()
@@ -111,6 +111,8 @@ class Feed:
                 glance = await self._look()
                 while event := await self._next(reader, is_over_in(glance)):
                     self._hand_out(event)
+                    if self._is_closing():
+                        return glance
                 if glance is None or glance.job.is_terminal or self._is_closing():
                     return glance
                 await asyncio.sleep(POLL_SECONDS)
