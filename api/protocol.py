@@ -43,6 +43,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._receipt: TimerHandle | None = None
         self._headers_pending_bytes = 0
+        self._header_bytes = 0
         self.origin: int | str | None = None
         """Who is connected: a user of this machine, or else an address."""
 
@@ -69,7 +70,21 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._header_bytes = 0
         self._expect_request()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Those of a request that came at once are not pending; a parser ends with whatever it is
+        # told.
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > HEADERS_LIMIT_BYTES:
+            self._turn_away(431, "Request Header Fields Too Large")
+            raise ValueError("headers too large")
+        super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
 
     def on_body(self, body: bytes) -> None:
         # Bodies are counted by the application.

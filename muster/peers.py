@@ -1,23 +1,24 @@
 """Who is at the other end of a connection within this machine.
 
-Of a Unix socket the kernel says it. Of a loopback connection it keeps the owner of every socket in
-/proc/net/tcp and tcp6. Only a socket with an inode counts: one whose process has closed it is shown
-as root's, and must not be taken for root.
+Of a Unix socket the kernel says it. Of a loopback connection it can be asked for the owner, and
+keeps that of every socket in /proc/net/tcp and tcp6. Only a socket with an inode counts: one whose
+process has closed it is shown as root's, and must not be taken for root.
 """
 
-import ipaddress
 import os
 import socket
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-Endpoint = tuple[IPAddress, int]
+from muster import sock_diag
+from muster.sock_diag import Endpoint, plain
+
+__all__ = ["Endpoint", "Neighbour", "neighbour_of", "plain", "short_address", "user_of"]
 
 _WORD_BYTES: Final = 4
 
@@ -52,8 +53,16 @@ def short_address(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def user_of(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -> int | None:
+def user_of(client: Endpoint, server: Endpoint) -> int | None:
     """Return the user id of the socket at `client` that talks to `server`, None if not known."""
+    if sock_diag.is_available():
+        with suppress(OSError):  # as where there is no descriptor left to ask with
+            return sock_diag.owner_of(client, server)
+    return user_in_tables(client, server)
+
+
+def user_in_tables(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -> int | None:
+    """Return the same where the kernel does not answer questions."""
     for table, clothes in (("tcp", ""), ("tcp6", _CLOTHES)):
         # Found as text: a table of thousands of connections is read while everybody waits.
         wanted = f" {_column(client, clothes)} {_column(server, clothes)} "
@@ -63,12 +72,6 @@ def user_of(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -
             if inode != "0":
                 return int(uid)
     return None
-
-
-def plain(address: str | bytes) -> IPAddress:
-    """Return the address; an IPv4 address in IPv6 clothes is IPv4."""
-    found = ipaddress.ip_address(address)
-    return getattr(found, "ipv4_mapped", None) or found
 
 
 def _column(end: Endpoint, clothes: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.peers import plain, user_of
+from muster.peers import plain, user_in_tables, user_of
 
 HEADING = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
 CLIENT = (ipaddress.ip_address("127.0.0.1"), 0x1234)
@@ -49,7 +49,7 @@ def test_the_owner_of_a_socket(
             for local, remote, uid, inode in rows
         )
         (tmp_path / name).write_text(text)
-    assert user_of(CLIENT, SERVER, tmp_path) == expected
+    assert user_in_tables(CLIENT, SERVER, tmp_path) == expected
 
 
 def test_a_real_connection_is_our_own() -> None:
