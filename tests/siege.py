@@ -155,7 +155,7 @@ def _demands(outcome: Outcome, seconds: float) -> Iterator[Figure]:
 
 
 def _most_at_once(ends: list[float]) -> int:
-    """Return how many connections were open together: those that were closed soon one after another.
+    """Return how many connections were open together: those that were closed soon after another.
 
     Whoever was let in in the place of another is closed `RECEIPT_SECONDS` later than that one.
     """

@@ -345,9 +345,10 @@ def test_a_client_that_never_finishes_its_request_is_dropped(slow_service: tuple
             assert status(received) == 408
 
 
-def test_headers_without_end_are_refused(slow_service: tuple[str, int]) -> None:
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["without end", "in one piece"])
+def test_long_headers_are_refused(slow_service: tuple[str, int], end: bytes) -> None:
     with socket.create_connection(slow_service, timeout=20) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 18))
+        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (3 << 16) + end)
         assert status(client.recv(4096)) == 431
 
 
