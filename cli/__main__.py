@@ -62,7 +62,8 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  a bug of ours is a sentence as well
         again = shlex.join(["muster", "--debug", *sys.argv[1:]])
         typer.echo(
-            f"muster: an error of its own, {type(error).__name__}: {error}; see where with: {again}",
+            f"muster: an error of its own, {type(error).__name__}: {error}; "
+            f"see where with: {again}",
             err=True,
         )
         sys.exit(1)
