@@ -8,7 +8,6 @@ from typing import Final
 
 import typer
 
-from cli.heavy import own_settings
 from cli.office import Holder, holder_of
 from muster.client import Client, ClientError
 from muster.client.views import SummaryList
@@ -28,12 +27,9 @@ class NotOurs(MusterError):
     """Another user's services are not ours to end."""
 
 
-def down() -> None:
-    """End the services that `muster up` keeps for this data directory.
-
-    As with Ctrl-C there: every rank saves and exits, and the jobs go on at the next start.
-    """
-    files = DataDirectory(own_settings().data_dir)
+def end_services(data_dir: Path) -> None:
+    """End them and wait until they are gone; where nothing runs, say so."""
+    files = DataDirectory(data_dir)
     holder = holder_of(files)
     if holder is None:
         typer.echo(f"nothing runs for {files.root}{_elsewhere(files.root)}", err=True)

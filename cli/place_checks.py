@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from cli.findings import Check, Finding, problem, warning, well
-from cli.household import is_free, is_healthy
-from muster.contracts.environ import DoorSettings, ServiceSettings, own_url
+from cli.household import is_free
+from cli.office import holder_of
+from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
+from muster.contracts.layout import DataDirectory
 from muster.contracts.room import is_nearly_full
 
 SLOW_SECONDS: Final = 0.05
@@ -114,10 +116,11 @@ def _database(settings: ServiceSettings) -> Finding:
 
 def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
     where = f"{settings.host} port {settings.port}"
+    holder = holder_of(DataDirectory(settings.data_dir))
+    if holder is not None:
+        return well("port", f"Muster is up, at {holder.url}")
     if settings.port == 0 or is_free(settings.host, settings.port):
         return well("port", f"{where} is free")
-    if is_healthy(own_url(environ)):
-        return well("port", f"{where} is Muster's: it is up")
     if environ.get("MUSTER_PORT"):
         fix = "stop what listens there, or choose another with MUSTER_PORT"
         return problem("port", f"{where} is taken", fix)

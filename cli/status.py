@@ -1,26 +1,27 @@
-"""``muster status``: what runs, where, and whether everything is there that should be.
-
-Exit code 0: all is well; 1: something is missing; 3: there is nothing.
-"""
+"""``muster status``: what runs, where, and whether everything is there that should be."""
 
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import typer
 
 from cli.exit_codes import ExitCode
-from cli.heavy import own_settings
 from cli.office import Holder, holder_of
-from cli.output import Output, OutputOption, show
+from cli.output import Output, show
 from muster.client import Client, Unreachable
 from muster.client.progress import duration
 from muster.client.views import Health, Version
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.layout import DataDirectory
 
+_CODES: Final = {
+    "ok": ExitCode.OK,
+    "degraded": ExitCode.FAILED,
+    "down": ExitCode.UNREACHABLE,
+}
 _WITH_AGENT: Final = sorted(set(JobStatus) - TERMINAL - {JobStatus.QUEUED})
 
 
@@ -40,19 +41,17 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How many there are, by status."""
 
 
-def status(output: OutputOption = Output.TABLE) -> None:
-    """Show what runs: services, agents, versions, where the data is, and jobs by status.
-
-    Exit code 0 if all is well, 1 if something is missing, 3 if there is nothing.
-    """
-    found = _look(holder_of(DataDirectory(own_settings().data_dir)))
+def tell(data_dir: Path, output: Output) -> ExitCode:
+    """Show what runs, and return what the command is to exit with."""
+    found = _look(holder_of(DataDirectory(data_dir)))
     show(output, msgspec.to_builtins(found), _lines(found), [found.url])
-    code = {"ok": ExitCode.OK, "degraded": ExitCode.FAILED, "down": ExitCode.UNREACHABLE}
-    raise typer.Exit(code[found.status])
+    return _CODES[found.status]
 
 
 def _look(up: Holder | None) -> Standing:
-    url = up.url if up and not os.environ.get("MUSTER_URL") else None
+    if os.environ.get("MUSTER_URL"):
+        up = None  # others are meant
+    url = up.url if up else None
     with Client(url, retry_seconds=0) as client:
         try:
             health, version = client.health(), client.version()
