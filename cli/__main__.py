@@ -61,11 +61,8 @@ def main() -> None:
         sys.exit(code_of_error(error))
     except Exception as error:  # noqa: BLE001  a bug of ours is a sentence as well
         again = shlex.join(["muster", "--debug", *sys.argv[1:]])
-        typer.echo(
-            f"muster: an error of its own, {type(error).__name__}: {error}; "
-            f"see where with: {again}",
-            err=True,
-        )
+        said = f"an error of its own, {type(error).__name__}: {error}; see where with: {again}"
+        typer.echo(f"muster: {said}", err=True)
         sys.exit(1)
 
 

@@ -26,6 +26,10 @@ ATTACHED_SECONDS: Final = 60.0
 WHICH: Final = "Its id, the beginning of it, its name, or @latest."
 
 Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB", autocompletion=jobs)]
+Statuses = Annotated[
+    list[str] | None,
+    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
+]
 
 IN_FULL: Final = "Its id or name in full, or @latest."
 """What cannot be undone is not done to a job that was guessed."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from cli.findings import Check, Finding, problem, warning, well
-from cli.household import is_free
 from cli.office import holder_of
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.room import is_nearly_full
+from muster.ports import is_free
 
 SLOW_SECONDS: Final = 0.05
 """A disk that takes longer to make a small write durable slows every submission and checkpoint."""
