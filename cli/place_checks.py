@@ -18,7 +18,7 @@ from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.room import is_nearly_full
-from muster.ports import is_free
+from muster.ports import NotHere, is_free
 
 SLOW_SECONDS: Final = 0.05
 """A disk that takes longer to make a small write durable slows every submission and checkpoint."""
@@ -123,8 +123,11 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
     holder = holder_of(DataDirectory(settings.data_dir))
     if holder is not None:
         return well("port", f"Muster is up, at {holder.url}")
-    if settings.port == 0 or is_free(settings.host, settings.port):
-        return well("port", f"{where} is free")
+    try:
+        if settings.port == 0 or is_free(settings.host, settings.port):
+            return well("port", f"{where} is free")
+    except NotHere as error:
+        return problem("port", str(error), "`ip address` shows those of this machine")
     if environ.get("MUSTER_PORT"):
         fix = "stop what listens there, or choose another with MUSTER_PORT"
         return problem("port", f"{where} is taken", fix)

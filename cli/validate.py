@@ -46,7 +46,7 @@ def _performed(check: Check) -> Finding:
     """Return what a check finds; what it meets unprepared is found as well."""
     try:
         return check()
-    except OSError as error:
+    except (MusterError, OSError) as error:
         return problem("machine", str(error), "see that this user may do that")
 
 

@@ -69,6 +69,14 @@ def test_a_port_of_somebody_else_is_a_problem_where_it_was_asked_for(
     assert findings["port"]["verdict"] == "problem"
 
 
+def test_a_host_that_is_not_this_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_HOST", "192.0.2.1")  # of nobody, by RFC 5737
+    monkeypatch.setenv("MUSTER_PORT", "8099")
+    code, findings = found()
+    assert code == 1
+    assert "192.0.2.1" in findings["port"]["seen"]
+
+
 def test_an_open_door_without_a_key_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_HOST", "0.0.0.0")  # noqa: S104  it is refused
     code, findings = found()
