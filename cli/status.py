@@ -2,20 +2,25 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from cli.exit_codes import ExitCode
 from cli.office import Holder, holder_of
 from cli.output import Output, show
-from muster.client import Client, Unreachable
+from muster.client import Busy, Client, Unreachable
 from muster.client.progress import duration
 from muster.client.views import Health, Version
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.layout import DataDirectory
+
+Value = TypeVar("Value")
+
+ANSWER_SECONDS: Final = 5.0
+"""One that stands still is not waited for."""
 
 _CODES: Final = {
     "ok": ExitCode.OK,
@@ -35,9 +40,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """The `muster up` of this data directory; None where somebody else keeps the services."""
     health: Health | None
     version: Version | None
-    agents: Mapping[str, int]
+    agents: Mapping[str, int] | None
     """How many of those that jobs should have are running, stopped, gone or elsewhere."""
-    jobs: Mapping[str, int]
+    jobs: Mapping[str, int] | None
     """How many there are, by status."""
 
 
@@ -52,18 +57,13 @@ def _look(up: Holder | None) -> Standing:
     if os.environ.get("MUSTER_URL"):
         up = None  # others are meant
     url = up.url if up else None
-    with Client(url, retry_seconds=0) as client:
-        try:
-            health, version = client.health(), client.version()
-            agents, jobs = _agents(client), _jobs(client)
-        except Unreachable:
-            there = "degraded" if up else "down"
-            return Standing(
-                status=there, url=client.url, up=up, health=None, version=None, agents={}, jobs={}
-            )
-    is_well = health.status == "ok" and set(agents) <= {"running", "elsewhere"}
+    with Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
+        health = _answer(client.health)
+        version = _answer(client.version) if health else None
+        agents = _answer(lambda: _agents(client)) if version else None
+        jobs = _answer(lambda: _jobs(client)) if version else None
     return Standing(
-        status="ok" if is_well else "degraded",
+        status=_status(up, health, agents),
         url=client.url,
         up=up,
         health=health,
@@ -71,6 +71,22 @@ def _look(up: Holder | None) -> Standing:
         agents=agents,
         jobs=jobs,
     )
+
+
+def _status(up: Holder | None, health: Health | None, agents: Mapping[str, int] | None) -> str:
+    if health is None:
+        return "degraded" if up else "down"
+    if health.status != "ok" or agents is None or not set(agents) <= {"running", "elsewhere"}:
+        return "degraded"
+    return "ok"
+
+
+def _answer(question: Callable[[], Value]) -> Value | None:
+    """Return the answer; None where nobody gives one now."""
+    try:
+        return question()
+    except (Unreachable, Busy):
+        return None
 
 
 def _agents(client: Client) -> Mapping[str, int]:
@@ -94,14 +110,17 @@ def _facts(found: Standing) -> Iterator[tuple[str, Any]]:
     yield "status", found.status
     yield "url", found.url if found.health else f"{found.url}, where nobody answers"
     yield "up", _keeper(found)
-    if found.health is None or found.version is None:
+    if found.health is None:
         return
     checks = found.health.checks
     yield "version", f"{found.health.version}, for {duration(found.health.uptime_seconds)}"
     yield "coordinator", checks.coordinator.detail
-    kind = f"{found.version.database}, schema {found.version.schema_revision}"
-    yield "database", f"{kind}: {checks.database.detail}"
-    yield "data", f"{found.version.data_dir}: {checks.disk.detail}"
+    yield "database", checks.database.detail
+    yield "disk", checks.disk.detail
+    if found.version is None:
+        return
+    yield "schema", f"{found.version.schema_revision}, {found.version.database}"
+    yield "data", found.version.data_dir
     yield "agents", _counted(found.agents)
     yield "jobs", _counted(found.jobs)
 
@@ -114,5 +133,7 @@ def _keeper(found: Standing) -> str:
     return f"process {found.up.process.pid} {state}{log}"
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _counted(counts: Mapping[str, int] | None) -> str:
+    if counts is None:
+        return "not known"
     return ", ".join(f"{count} {word}" for word, count in counts.items()) or "none"
