@@ -9,6 +9,7 @@ from integration.api.service import Service, StandIn
 from screens import COLUMNS, Screen
 from store_samples import worker
 
+from cli.exit_codes import ExitCode
 from muster.contracts.job import JobStatus
 
 Opened = Callable[..., Screen]
@@ -50,7 +51,7 @@ def test_a_job_that_waits_says_for_what(screen: Opened, stand_in: StandIn, job: 
     watching = screen("wait", job)
     watching.see("QUEUED  0/2 ranks  waits for 2 of 4 slots; 1 is free")
     watching.type("\x03")
-    assert watching.end() == 0
+    assert watching.end() == ExitCode.INTERRUPTED
     assert f"come back:  muster wait {job}" in watching.written
 
 
