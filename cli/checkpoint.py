@@ -31,7 +31,7 @@ def ls(where: Where, output: OutputOption = Output.TABLE) -> None:
     """List a job's checkpoints, each read to its last byte; the current one first.
 
     States: current (a restart goes on from it), intact, damaged, or another
-    job's that had the same directory. Names are for show: --output name.
+    job's that had the same directory. With -o name their paths, as show takes them.
     """
     from cli.checkpoint_rows import entry, row  # noqa: PLC0415  brings in numpy
 
@@ -40,7 +40,7 @@ def ls(where: Where, output: OutputOption = Output.TABLE) -> None:
         output,
         [entry(shelf, one) for shelf, one in found],
         table(_HEADER, [row(shelf, one) for shelf, one in found]),
-        (f"{shelf.reader.directory}:{one.name.step}" for shelf, one in found),
+        (_path(shelf, one) for shelf, one in found),
     )
 
 
@@ -72,7 +72,7 @@ def verify(where: Where, output: OutputOption = Output.TABLE) -> None:
         output,
         {"checkpoints": [entry(shelf, one) for shelf, one in found], "strays": strays},
         chain(lines, strays),
-        (f"{shelf.reader.directory}/{one.name}" for shelf, one in found if one.damage),
+        (_path(shelf, one) for shelf, one in found if one.damage),
     )
     if damaged or strays:
         raise typer.Exit(ExitCode.FAILED)
@@ -142,6 +142,10 @@ def _examined(held: Held) -> "list[tuple[Shelf, Found]]":
     from muster.checkpoints.shelves import examine  # noqa: PLC0415  --help
 
     return [(shelf, one) for shelf in held.shelves for one in examine(shelf, held.job_uid)]
+
+
+def _path(shelf: "Shelf", one: "Found") -> str:
+    return f"{shelf.reader.directory}/{one.name}"
 
 
 def _strays(held: Held) -> Iterator[str]:

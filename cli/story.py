@@ -1,13 +1,16 @@
 """``muster logs`` and ``events``: what a job's ranks say, and what happened to it."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from cli.connected import Job, attached, connected, path_of
 from cli.output import Output, OutputOption, show
 from cli.times import moment_of
+
+LINES_LIMIT: Final = 10_000
+"""Of one answer."""
 
 
 def _moment(text: str) -> datetime:
@@ -27,7 +30,10 @@ Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank'
 Tail = Annotated[
     int | None,
     typer.Option(
-        "--tail", min=0, max=10_000, help="So many last lines first. Default: 200, with -f all."
+        "--tail",
+        min=0,
+        max=LINES_LIMIT,
+        help="So many last lines first. Default: 200, with -f all, with --since 10000.",
     ),
 ]
 Since = Annotated[
@@ -54,6 +60,8 @@ def logs(
     """
     if follow and since is not None:
         raise typer.BadParameter("a stream carries no times: say --tail, or leave out -f")
+    if since is not None and tail is None:
+        tail = LINES_LIMIT
     with attached(job) as found:
         for line in found.logs(rank, tail, since=since, grep=grep, follow=follow):
             typer.echo(line.line if rank is not None else f"[rank {line.rank}] {line.line}")
