@@ -76,6 +76,8 @@ def events(
 ) -> None:
     """Show what happened to a job, oldest first."""
     if follow:
+        if output is not Output.TABLE:
+            raise typer.BadParameter("-f shows what happens in sentences: leave out -o")
         with attached(job) as found:
             for event in found.follow_events():
                 typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.message}")
