@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Scope
 from api.app import build
 from api.desk import FrontDesk
 from api.door import Door
-from api.exposure import check_certificate, refuse_exposure
+from api.exposure import check_certificate, refuse_exposure, refuse_lockout
 from api.feeds import Feeds
 from api.glances import Glance, Glances
 from api.identity import Identities
@@ -30,10 +30,10 @@ from api.limits import Limits
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
+from api.remembered import RememberedTokens
 from api.submission import Submitter
-from api.tracing import Traced
 from muster import journal, lifeline
-from muster.contracts.environ import DoorSettings, ServiceSettings
+from muster.contracts.environ import TOKEN, DoorSettings, ServiceSettings, is_clients_token
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory
@@ -60,6 +60,12 @@ GRACEFUL_SHUTDOWN_SECONDS = 4
 """After SIGTERM; streams end at once by themselves, this is for answers on their way."""
 
 
+FOREIGN_TOKEN = (
+    f"api: {TOKEN} is a token that some service made, and opens nothing here; to let this service "
+    "have one of its own, make it up (try: openssl rand -hex 32)"
+)
+
+
 class PortTaken(MusterError):
     """Somebody listens there already."""
 
@@ -80,6 +86,8 @@ def main() -> int:
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         door = DoorSettings.read(os.environ)
+        if is_clients_token(os.environ):
+            remark(FOREIGN_TOKEN)
         if door.tls_certfile is not None:
             check_certificate(door.tls_certfile, door.tls_keyfile)
         database = Database.open(settings.database_url)
@@ -101,8 +109,9 @@ def _serve(
     settings: ServiceSettings, door: DoorSettings, listener: socket.socket, database: Database
 ) -> None:
     host, port = listener.getsockname()[:2]
+    tokens = RememberedTokens(database, time.monotonic)
     config = uvicorn.Config(
-        _guarded(build(_desk(settings, database)), settings.host, door, Tokens(database)),
+        _guarded(build(_desk(settings, database, tokens)), settings.host, door, tokens),
         http=_protocol(door),
         ws="none",
         # The client's address decides who it is: no header may speak for it.
@@ -128,8 +137,8 @@ def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
     return Protocol
 
 
-def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASGIApp:
-    guarded = Door(
+def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: RememberedTokens) -> ASGIApp:
+    return Door(
         app,
         identities=Identities(
             tokens,
@@ -146,10 +155,9 @@ def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASG
         caller_uid=_caller_uid,
         hosts={host, *door.allowed_hosts},
     )
-    return Traced(guarded)
 
 
-def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
+def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> FrontDesk:
     started = time.monotonic()
     jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
 
@@ -168,7 +176,7 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         commits=Commits(database),
         events=Events(database),
         answers=Answers(database),
-        tokens=Tokens(database),
+        tokens=tokens,
         glances=glances,
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
         nudge=Nudge(lease, monotonic=time.monotonic),
@@ -203,6 +211,7 @@ def _listen(settings: ServiceSettings, door: DoorSettings, tokens: Tokens) -> so
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        refuse_lockout(door, tokens.is_any_valid)
         refuse_exposure(host, str(address[0]), door, tokens.is_any_valid)
         return socket.create_server(address, family=family, backlog=1024)
     except OSError as error:

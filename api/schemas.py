@@ -155,7 +155,7 @@ class Purged(BaseModel):
 
 class Check(BaseModel):
     status: Literal["ok", "degraded"]
-    detail: str
+    detail: str = Field(description="Empty for whoever may not read.")
 
 
 class Checks(BaseModel):
@@ -166,7 +166,7 @@ class Checks(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ok", "degraded"]
-    version: str
+    version: str | None = Field(description="Null for whoever may not read.")
     uptime_seconds: float
     checks: Checks
 

@@ -9,7 +9,6 @@ import asyncio
 import http.client
 import json
 import signal
-import socket
 import ssl
 import sys
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from cli.welcome import next_steps
 from muster.contracts.environ import ServiceSettings, own_url
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
-from muster.ports import free_port
+from muster.ports import free_port, is_free
 from muster.remarks import remark
 
 LOOK_SECONDS: Final = 0.05
@@ -137,21 +136,13 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Return the port to use: the one asked for, the usual one, or a free one, said aloud."""
     if settings.port == 0:
         return free_port(settings.host)
-    if _is_free(settings.host, settings.port):
+    if is_free(settings.host, settings.port):
         return settings.port
     if environ.get("MUSTER_PORT"):
         raise PortTaken(settings.host, settings.port)
     port = free_port(settings.host)
     _say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
     return port
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        with socket.create_server((host, port)):
-            return True
-    except OSError:
-        return False
 
 
 def is_healthy(url: str) -> bool:

@@ -249,7 +249,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the service has everything that it needs."""
 
     status: str
-    version: str
+    version: str | None
+    """None, and what is wrong unsaid, to whoever may not read."""
     uptime_seconds: float
     checks: Checks
 

@@ -27,7 +27,7 @@ from muster.contracts.spec import (
     is_program,
     usual_mode,
 )
-from muster.contracts.token import sha256_of
+from muster.contracts.token import id_in, sha256_of
 from muster.contracts.variables import (
     choice,
     integer,
@@ -76,7 +76,8 @@ TEMPLATE_FD: Final = "MUSTER_TEMPLATE_FD"
 """The descriptor of a template's channel to its agent."""
 
 TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
-"""To a service one more token, of scope admin; to a client the one that it shows."""
+"""To a service one more token, of scope admin, unless it is one that some service made; to a
+client the one that it shows."""
 
 TOKEN_LENGTH_MIN: Final = 32
 """Of a token that a person made up: `openssl rand -hex 32` gives 64."""
@@ -198,9 +199,18 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def is_clients_token(environ: Mapping[str, str]) -> bool:
+    """Whether MUSTER_TOKEN is of the form that services make.
+
+    Whoever exported it means to show it to another service, and not to open their own to all who
+    have it.
+    """
+    return id_in(environ.get(TOKEN, "")) is not None
+
+
 def _token_sha256(environ: Mapping[str, str]) -> str | None:
     text = environ.get(TOKEN)
-    if not text:
+    if not text or is_clients_token(environ):
         return None
     if len(text) < TOKEN_LENGTH_MIN or not re.fullmatch(r"[!-~]+", text):
         wanted = f"{TOKEN_LENGTH_MIN} or more letters and digits (try: openssl rand -hex 32)"
