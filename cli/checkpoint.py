@@ -11,6 +11,7 @@ from cli.exit_codes import ExitCode
 from cli.held import Held, Rank, Where, Which, checkpoint_named
 from cli.output import Output, OutputOption, show
 from cli.tables import table
+from muster.checkpoints.errors import CheckpointMissing
 
 if TYPE_CHECKING:
     from muster.checkpoints.comparison import Difference
@@ -127,9 +128,9 @@ def digest(where: Where, output: OutputOption = Output.TABLE) -> None:
 
     Equal digests mean equal bits: weights, optimizer state and position in the data.
     """
-    from cli.digest import digests  # noqa: PLC0415  --help
+    from cli.digest import digests_on  # noqa: PLC0415  --help
 
-    found = list(digests(Held.by(where).directory))
+    found = list(digests_on(Held.by(where).shelves))
     show(
         output,
         [{"whose": whose, "step": step, "sha256": sha256} for whose, step, sha256 in found],
@@ -141,7 +142,10 @@ def digest(where: Where, output: OutputOption = Output.TABLE) -> None:
 def _examined(held: Held) -> "list[tuple[Shelf, Found]]":
     from muster.checkpoints.shelves import examine  # noqa: PLC0415  --help
 
-    return [(shelf, one) for shelf in held.shelves for one in examine(shelf, held.job_uid)]
+    found = [(shelf, one) for shelf in held.shelves for one in examine(shelf)]
+    if not found:
+        raise CheckpointMissing(f"{held.directory} holds no checkpoint yet")
+    return found
 
 
 def _path(shelf: "Shelf", one: "Found") -> str:

@@ -47,8 +47,6 @@ class Held:
     """The checkpoints of one job."""
 
     directory: Path
-    job_uid: str | None
-    """None: a directory was named, whoever saved there."""
     shelves: "Sequence[Shelf]"
 
     @classmethod
@@ -57,7 +55,7 @@ class Held:
         from muster.checkpoints.shelves import shelves  # noqa: PLC0415  --help
 
         directory, uid = (Path(word), None) if _is_directory(word) else _of_job(word)
-        return cls(directory=directory, job_uid=uid, shelves=shelves(directory))
+        return cls(directory=directory, shelves=shelves(directory, uid))
 
     def shelf(self, rank: int | None) -> "Shelf":
         """Return that of a rank, which has to be said unless there is one shelf only."""
