@@ -5,9 +5,10 @@ from typing import Annotated, Final
 
 import typer
 
-from cli.connected import Job, attached, connected, path_of
+from cli.connected import Job, attached, connected
 from cli.output import Output, OutputOption, show
 from cli.times import moment_of
+from muster.client.paths import path_of
 
 LINES_LIMIT: Final = 10_000
 """Of one answer."""

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final, Self
-from urllib.parse import quote
 
 from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection, Query
 from muster.client.errors import Replaced, WaitTimedOut
 from muster.client.following import follow
 from muster.client.news import news
+from muster.client.paths import path_of
 from muster.client.progress import Progress
 from muster.client.views import (
     AuditView,
@@ -236,7 +236,7 @@ class Job:
         return self
 
     def _path(self, *rest: str) -> str:
-        return "/".join(["/jobs", quote(self.id, safe=""), *rest])
+        return path_of(self.id, *rest)
 
 
 def _said(**given: float | str | None) -> dict[str, int | float | str]:
