@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final, Self
 
@@ -148,18 +148,31 @@ class Job:
         `timeout_seconds`; the job goes on then.
         """
         until = until if until == "terminal" else until.upper()
-        shown = Progress(sys.stderr, self._connection.monotonic) if progress else None
+        if not progress:
+            return self._wait(until, timeout_seconds, WAIT_SECONDS, lambda: None)
+        shown = Progress(sys.stderr, self._connection.monotonic)
+        try:
+            self._wait(until, timeout_seconds, LOOK_SECONDS, lambda: shown.draw(self.summary()))
+            shown.draw_last(self.summary())
+        finally:
+            shown.close()
+        return self
+
+    def _wait(
+        self,
+        until: str,
+        timeout_seconds: float | None,
+        look_seconds: float,
+        look: Callable[[], None],
+    ) -> Self:
+        """Wait as said above, and `look` so often as long as it is not there."""
         patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
         deadline = self._connection.monotonic() + patience_seconds
-        look_seconds = LOOK_SECONDS if shown else WAIT_SECONDS
         while not self._await(until, min(look_seconds, deadline - self._connection.monotonic())):
-            if shown:
-                shown.draw(self.summary())
+            look()
             if self._connection.monotonic() >= deadline:
                 raise WaitTimedOut(self.id, self.status, patience_seconds)
             self._connection.sleep(BREATH_SECONDS)
-        if shown:
-            shown.close(self.summary())
         return self
 
     def _await(self, until: str, seconds: float) -> bool:
