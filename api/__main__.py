@@ -31,6 +31,7 @@ from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
 from api.remembered import RememberedTokens
+from api.searches import Searches
 from api.submission import Submitter
 from muster import journal, lifeline
 from muster.contracts.environ import TOKEN, DoorSettings, ServiceSettings, is_clients_token
@@ -193,6 +194,7 @@ def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> Fron
             is_closing=lambda: AppStatus.should_exit,
             readers=CapacityLimiter(LOG_READERS),
         ),
+        searches=Searches(),
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
         version=version("muster-train"),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -12,7 +13,7 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
 from api.access import READ
-from api.desk import Desk, FrontDesk
+from api.desk import Desk, FrontDesk, Principal
 from api.glances import Glance, is_over_in
 from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
 from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
@@ -68,6 +69,7 @@ async def get_logs(
     desk: Desk,
     request: Request,
     response: Response,
+    principal: Principal,
     part: AskedPart,
     filters: AskedFilters,
     follow: Annotated[bool, Query(description="The same as `/logs/stream`.")] = False,
@@ -83,7 +85,9 @@ async def get_logs(
     _check_rank(await run_sync(desk.jobs.get, job_id), part.rank)
     wanted = replace(filters, rank=part.rank, after=part.seen or {})
     count = TAIL_DEFAULT if part.tail is None else part.tail
-    found = await run_sync(tail, desk.files.job(job_id), wanted, count)
+    look = partial(tail, desk.files.job(job_id), wanted, count)
+    is_search = filters != Wanted()
+    found = await (desk.searches.run(principal, look) if is_search else run_sync(look))
     accepted = request.headers.get("accept", "")
     if PLAIN in accepted:
         return as_text(found, part.rank)
