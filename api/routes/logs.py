@@ -13,7 +13,7 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
 from api.access import READ
-from api.desk import Desk, FrontDesk, Principal
+from api.desk import Desk, FrontDesk, principal
 from api.glances import Glance, is_over_in
 from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
 from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
@@ -69,7 +69,6 @@ async def get_logs(
     desk: Desk,
     request: Request,
     response: Response,
-    principal: Principal,
     part: AskedPart,
     filters: AskedFilters,
     follow: Annotated[bool, Query(description="The same as `/logs/stream`.")] = False,
@@ -87,7 +86,8 @@ async def get_logs(
     count = TAIL_DEFAULT if part.tail is None else part.tail
     look = partial(tail, desk.files.job(job_id), wanted, count)
     is_search = filters != Wanted()
-    found = await (desk.searches.run(principal, look) if is_search else run_sync(look))
+    client = await principal(request)
+    found = await (desk.searches.run(client, look) if is_search else run_sync(look))
     accepted = request.headers.get("accept", "")
     if PLAIN in accepted:
         return as_text(found, part.rank)

@@ -126,16 +126,23 @@ def test_headers_without_end_are_refused() -> None:
 
 
 def test_a_client_that_takes_no_answer_is_dropped() -> None:
-    with served(Impatient, generous) as address:
-        with socket.create_connection(address, timeout=20) as client, capture_logs() as logs:
-            client.sendall(GET)
-            assert status(client.recv(100)) == 200
-            for _ in range(1000):
-                if any(log.get("reason") == "unread-answer" for log in logs):
-                    break
-                threading.Event().wait(0.02)
-            assert len(until_closed(client)) < 64 << 20
-    assert "unread-answer" in [log.get("reason") for log in logs]
+    dropped = threading.Event()
+
+    class Watched(Impatient):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            dropped.set()
+
+    with (
+        served(Watched, generous) as address,
+        socket.create_connection(address, timeout=20) as client,
+        capture_logs() as logs,
+    ):
+        client.sendall(GET)
+        assert status(client.recv(100)) == 200
+        assert dropped.wait(20)
+        assert len(until_closed(client)) < 64 << 20
+    assert [log["reason"] for log in logs] == ["unread-answer"]
 
 
 def test_a_stranger_with_all_the_connections_gets_no_more() -> None:
@@ -165,12 +172,14 @@ def test_there_is_a_place_for_the_own_user_when_there_is_none_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "CONNECTIONS_IN_RESERVE", 1)
-    with served(FullForOthers, generous) as address:
-        with socket.create_connection(address, timeout=20) as client:
-            client.sendall(GET)
-            assert status(client.recv(100)) == 200
-            with socket.create_connection(address, timeout=20) as another:
-                assert until_closed(another) == b"", "there is an end to it"
+    with (
+        served(FullForOthers, generous) as address,
+        socket.create_connection(address, timeout=20) as client,
+    ):
+        client.sendall(GET)
+        assert status(client.recv(100)) == 200
+        with socket.create_connection(address, timeout=20) as another:
+            assert until_closed(another) == b"", "there is an end to it"
 
 
 def test_who_asks_again_before_the_answer_is_answered_once(service: Service) -> None:
