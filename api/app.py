@@ -14,6 +14,7 @@ from api.queries import refuse_unknown_query
 from api.responses import ANY, refusals
 from api.routes import audit, health, incarnations, jobs, logs, pool, removal, tokens
 from api.schemas import ProblemView
+from api.yaml_bodies import YamlAsJson
 
 
 class _Application(FastAPI):
@@ -49,6 +50,7 @@ def described(version: str) -> FastAPI:
     )
     install(app)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(YamlAsJson)
     for module in (health, jobs, pool, audit, incarnations, logs, removal, tokens):
         refuse_undeclared(module.router)
         app.include_router(module.router)

@@ -24,6 +24,7 @@ from api.limits import Limits
 from api.problems import Problem, respond
 from api.tracing import trace_id
 from api.visit import Visit
+from api.yaml_bodies import YAML_TYPES
 
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job of 256 variables and 1024 words is far below; nothing else has a body of any size."""
@@ -31,6 +32,9 @@ BODY_LIMIT_BYTES: Final = 1 << 20
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 REQUEST_ID_LIMIT: Final = 128
+
+_BODIES: Final = {"application/json", *YAML_TYPES}
+"""What a browser sends for a page without asking first is none of them."""
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
 
@@ -190,12 +194,12 @@ def _no_pages() -> Problem:
 def _wrong_content(scope: Scope, headers: Mapping[str, str]) -> Problem | None:
     if scope["method"] not in CHANGING or not _has_body(headers):
         return None
-    if headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+    if headers.get("content-type", "").partition(";")[0].strip().lower() in _BODIES:
         return None
     return Problem(
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         "not-json",
-        "Bodies are JSON and say so: add the header `Content-Type: application/json`.",
+        "Bodies are JSON or YAML and say so: add the header `Content-Type: application/json`.",
     )
 
 

@@ -233,8 +233,6 @@ def _size_of_checkpoints(checkpoints: Path, job: Job) -> int | None:
 def _remove_checkpoints(checkpoints: Path, job: Job) -> bool:
     try:
         return remove(checkpoints, _owner_of_checkpoints(job))
-    except FileNotFoundError:
-        return False
     except OSError as error:
         raise _not_removed(checkpoints, error) from error
 

@@ -1,10 +1,13 @@
 """``muster``: from the words that a person says to a verb, and from an error to an exit code."""
 
+import os
+import shlex
 import sys
 from typing import Annotated
 
 import typer
 
+from cli import completion
 from cli.vocabulary import Vocabulary
 from muster.contracts.errors import MusterError
 
@@ -44,6 +47,7 @@ def muster(
 
 def main() -> None:
     """Run a command; an error is a sentence and an exit code."""
+    completion.prepare(os.environ)
     try:
         app()
     except KeyboardInterrupt:
@@ -56,11 +60,9 @@ def main() -> None:
         typer.echo(f"muster: {error}", err=True)
         sys.exit(code_of_error(error))
     except Exception as error:  # noqa: BLE001  a bug of ours is a sentence as well
-        typer.echo(
-            f"muster: an error of its own, {type(error).__name__}: {error}; where it came from is "
-            f"shown by: muster --debug {' '.join(sys.argv[1:])}",
-            err=True,
-        )
+        again = shlex.join(["muster", "--debug", *sys.argv[1:]])
+        said = f"an error of its own, {type(error).__name__}: {error}; see where with: {again}"
+        typer.echo(f"muster: {said}", err=True)
         sys.exit(1)
 
 

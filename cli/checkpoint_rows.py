@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from cli.sizes import size
 from cli.tables import Cell, table
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Checkpoint
@@ -16,9 +17,6 @@ from muster.checkpoints.shelves import Found, Shelf
 from muster.client.progress import duration
 
 _ARRAYS_HEADER: Final = ("array", "dtype", "shape", "bytes", "sha256")
-
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
-THOUSAND: Final = 1000
 
 SHOWN_DIGITS: Final = 16
 """Of a sha256 in a table: enough to tell two apart."""
@@ -106,14 +104,6 @@ def lines_of(body: Mapping[str, Any]) -> Iterator[str]:
     if body["arrays"]:
         yield ""
         yield from table(_ARRAYS_HEADER, map(_array_row, body["arrays"]))
-
-
-def size(count_bytes: int) -> str:
-    """Return a number of bytes in the unit that leaves the fewest digits."""
-    amount, units = float(count_bytes), list(_UNITS)
-    while amount >= THOUSAND and len(units) > 1:
-        amount, units = amount / THOUSAND, units[1:]
-    return f"{amount:.1f} {units[0]}" if units[0] != "B" else f"{count_bytes} B"
 
 
 def _array_row(array: Mapping[str, Any]) -> tuple[Cell, ...]:

@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import typer
 
+from cli.completion import jobs
+
 if TYPE_CHECKING:
     from muster import Client
     from muster.client import Job as JobHeld
@@ -23,13 +25,19 @@ ATTACHED_SECONDS: Final = 60.0
 
 WHICH: Final = "Its id, the beginning of it, its name, or @latest."
 
-Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB")]
+Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB", autocompletion=jobs)]
+Statuses = Annotated[
+    list[str] | None,
+    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
+]
 
 IN_FULL: Final = "Its id or name in full, or @latest."
 """What cannot be undone is not done to a job that was guessed."""
 
-NamedJob = Annotated[str, typer.Argument(help=IN_FULL, metavar="JOB")]
-NamedJobs = Annotated[list[str], typer.Argument(help=IN_FULL, metavar="JOB...")]
+NamedJob = Annotated[str, typer.Argument(help=IN_FULL, metavar="JOB", autocompletion=jobs)]
+NamedJobs = Annotated[
+    list[str], typer.Argument(help=IN_FULL, metavar="JOB...", autocompletion=jobs)
+]
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from cli.attached import see_to_the_end
-from cli.connected import Job, NamedJobs, attached, connected
+from cli.connected import Job, NamedJobs, Statuses, attached, connected
 from cli.exit_codes import ExitCode
+from cli.sizes import size
 from muster.contracts.job import JobStatus
 
 Until = Annotated[
@@ -27,10 +28,6 @@ KeepLogs = Annotated[bool, typer.Option("--keep-logs", help="Leave the logs wher
 StopFirst = Annotated[bool, typer.Option("--stop", help="Stop it gracefully if it is not over.")]
 Force = Annotated[
     bool, typer.Option("--force", help="End it at once, and delete its checkpoints, too.")
-]
-Status = Annotated[
-    list[str] | None,
-    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
 ]
 Hours = Annotated[
     float | None, typer.Option("--older-than-hours", min=0, help="Only jobs that ended before.")
@@ -74,7 +71,7 @@ def rm(
 
 def purge(
     *,
-    status: Status = None,
+    status: Statuses = None,
     older_than_hours: Hours = None,
     stop: StopFirst = False,
     force: Force = False,
@@ -97,7 +94,7 @@ def purge(
         typer.echo(job_id)
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
     left = f", {len(found.skipped)} not over and left: --stop" if found.skipped else ""
-    typer.echo(f"{done}{left}", err=True)
+    typer.echo(f"{done}, {size(found.freed_bytes)}{left}", err=True)
     for one in found.failed:
         typer.echo(f"{one.job_id} is over and was not deleted: {one.detail}", err=True)
     if found.failed:

@@ -3,11 +3,11 @@
 ==== ==========================================================
 0    done; of `wait` and an attached `submit`: the job completed
 1    the job failed, or what was asked for did not come about
-2    the command or the job was described wrongly
+2    the command, its environment or the job was described wrongly
 3    nobody answers at the API's address, or it is not (or not provably) Muster
 4    no token, a wrong one, or one that may not do this
 5    there is no such job, or no such checkpoint
-6    the job's present state forbids it
+6    the job's present state forbids it, as one that has begun otherwise
 7    the time to wait is over, and the job goes on
 8    the job was stopped
 130  Ctrl-C; a job that was watched goes on
@@ -32,8 +32,13 @@ from muster.client.errors import (
     Untrusted,
     WaitTimedOut,
 )
-from muster.contracts.errors import MusterError
-from muster.contracts.job import JobStatus
+from muster.contracts.errors import (
+    BegunOtherwise,
+    InvalidEnvironment,
+    InvalidSpec,
+    MusterError,
+)
+from muster.contracts.job import EXIT_CODES, JobStatus
 
 
 class ExitCode(IntEnum):
@@ -52,19 +57,13 @@ class ExitCode(IntEnum):
 
 
 _OF_ERRORS: Final = (
-    ((Invalid, Ambiguous), ExitCode.USAGE),
+    ((Invalid, Ambiguous, InvalidSpec, InvalidEnvironment), ExitCode.USAGE),
     ((Unreachable, Untrusted, NotMuster), ExitCode.UNREACHABLE),
     (NotAllowed, ExitCode.NOT_ALLOWED),
     ((NotFound, Replaced, CheckpointMissing), ExitCode.NOT_FOUND),
-    (Conflict, ExitCode.CONFLICT),
+    ((Conflict, BegunOtherwise), ExitCode.CONFLICT),
     (WaitTimedOut, ExitCode.TIMED_OUT),
 )
-
-_OF_ENDS: Final = {
-    JobStatus.COMPLETED: ExitCode.OK,
-    JobStatus.FAILED: ExitCode.FAILED,
-    JobStatus.STOPPED: ExitCode.STOPPED,
-}
 
 
 def code_of_error(error: MusterError) -> ExitCode:
@@ -74,4 +73,4 @@ def code_of_error(error: MusterError) -> ExitCode:
 
 def code_of_end(status: str) -> ExitCode:
     """Return the exit code of a command that has seen a job to its end."""
-    return _OF_ENDS[JobStatus(status)]
+    return ExitCode(EXIT_CODES[JobStatus(status)])

@@ -6,26 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli.connected import Job, connected, path_of
+from cli.connected import Job, Statuses, connected, path_of
 from cli.job_rows import HEADER, progress_of, row
 from cli.output import Output, OutputOption, show
-from cli.tables import Cell, shortened, table
+from cli.tables import NAME_WIDTH, Cell, shortened, table
 
 if TYPE_CHECKING:
     from muster.client.views import JobView, SummaryView, WorkerView
 
-NODE_WIDTH: Final = 16
-
 _RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
 
-Status = Annotated[
-    list[str] | None,
-    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
-]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most jobs to show.")]
 
 
-def ps(status: Status = None, limit: Limit = 20, output: OutputOption = Output.TABLE) -> None:
+def ps(status: Statuses = None, limit: Limit = 20, output: OutputOption = Output.TABLE) -> None:
     """List jobs, the newest first."""
     from muster.client.views import SummaryList  # noqa: PLC0415  --help
 
@@ -99,7 +93,7 @@ def _rank_row(worker: "WorkerView") -> tuple[Cell, ...]:
         progress_of(worker),
         None if worker.loss is None else f"{worker.loss:.4f}",
         worker.pid,
-        shortened(worker.node, NODE_WIDTH),
+        shortened(worker.node, NAME_WIDTH),
         worker.restarts,
         worker.last_checkpoint_step,
     )

@@ -7,12 +7,11 @@ import typer
 
 from cli.connected import Job, connected, path_of
 from cli.output import Output, OutputOption, show
-from cli.tables import shortened, table
+from cli.tables import NAME_WIDTH, shortened, table
 
 if TYPE_CHECKING:
     from muster.client.views import JobView
 
-NODE_WIDTH: Final = 16
 HASH_WIDTH: Final = 16
 """Of a digest as it is shown: enough to tell two apart."""
 
@@ -116,7 +115,7 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str | int | None, ...]:
         worker["step"],
         worker["joined_step"],
         worker["pid"],
-        shortened(worker["node"], NODE_WIDTH),
+        shortened(worker["node"], NAME_WIDTH),
         None if age is None else f"{age:.1f} s",
     )
 

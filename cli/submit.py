@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from cli.attached import see_to_the_end
-from cli.connected import ATTACHED_SECONDS, connected, path_of
+from cli.connected import ATTACHED_SECONDS, connected
 from cli.description import Description
 from cli.exit_codes import ExitCode
 from cli.output import Output, show
@@ -107,15 +107,18 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
         with connected() as client, _telling_places(described):
             show_plan(client.plan(described.body(Path.cwd())), output or Output.TABLE)
         return
-    with connected() as client, _telling_places(described):
-        job = client.submit(described.body(Path.cwd()))
-        said = client.connection.get(path_of(job.id))
-    show(output or Output.NAME, said, [f"{job.id} is {job.status}"], [job.id])
-    if detach:
-        typer.echo(f"its lines: muster logs -f {job.id}", err=True)
-        return
+    from muster.client.views import JobView  # noqa: PLC0415  --help
+
+    with connected() as client:
+        client.connection.get("/livez")  # who has forgotten `up` waits no longer to hear of it
     with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job_of(job.view)))
+        with _telling_places(described):
+            answer = client.order(described.body(Path.cwd()))
+        job = client.job_of(answer.read_as(JobView))
+        show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
+        if not detach:
+            raise typer.Exit(see_to_the_end(job))
+    typer.echo(f"its lines: muster logs -f {job.id}", err=True)
 
 
 def _read(file: Path | None) -> "JobFile | None":

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.connected import connected
+from cli.connected import Statuses, connected
 from cli.job_rows import HEADER, row
-from cli.jobs import Status
 from cli.tables import table
 from muster.contracts.job import TERMINAL
 
@@ -28,7 +27,7 @@ Interval = Annotated[
 ]
 
 
-def top(status: Status = None, interval: Interval = 1.0, *, once: Once = False) -> None:
+def top(status: Statuses = None, interval: Interval = 1.0, *, once: Once = False) -> None:
     """Watch all jobs, those that are not over first, until Ctrl-C."""
     with connected() as client:
         jobs = Overview(client, status or [])

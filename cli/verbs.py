@@ -50,6 +50,10 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         "up": Verb(home="cli.heavy:up", help="Run the API and the coordinator here."),
         "down": Verb(home="cli.down:down", help="End them; every rank saves first."),
         "status": Verb(home="cli.status:status", help="Show what runs, and whether all is well."),
+        "validate": Verb(
+            home="cli.validate:validate", help="Check this installation; say what to mend."
+        ),
+        "config": Verb(home="cli.config:app", help="Show every setting, and where it is from."),
         "token": Verb(home="cli.token:app", help="Let others in, and shut them out again."),
         "secret": Verb(home="cli.secret:app", help="Keep what jobs may use and nobody sees."),
     },
@@ -96,11 +100,15 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
     },
     "Tools": {
         "demo": Verb(home="cli.heavy:demo", help="See ranks die while the bits stay the same."),
+        "schema": Verb(home="cli.schema:schema", help="Print the JSON schema of job.yaml."),
+        "completion": Verb(
+            home="cli.completion:completion", help="Let bash, zsh or fish complete all this."
+        ),
         "version": Verb(home="cli.version:version", help="Show the version."),
     },
 }
 
-ALIASES: Final[Mapping[str, str]] = {"ls": "ps"}
+ALIASES: Final[Mapping[str, str]] = {"doctor": "validate", "ls": "ps"}
 """Other words for a verb, which help does not name."""
 
 VERBS: Final[Mapping[str, Verb]] = {

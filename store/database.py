@@ -57,6 +57,11 @@ class Database:
             raise
         return database
 
+    @classmethod
+    def as_it_is(cls, url: str, *, busy_timeout_seconds: float) -> "Database":
+        """Open a database that is there, and neither make nor migrate it."""
+        return cls(_backend(url, busy_timeout_seconds), busy_timeout_seconds)
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""

@@ -15,7 +15,8 @@ _OF_JOBS: Final = (
     .where(WORKERS.c.job_id.in_(bindparam("ids", expanding=True)))
     .order_by(WORKERS.c.job_id, WORKERS.c.rank)
 )
-_FIELDS: Final = tuple(column.name for column in WORKERS.c if column.name != "job_id")
+_FIELDS: Final = tuple(column.name for column in WORKERS.c)[1:]
+"""All but the job's id."""
 
 
 class Workers:

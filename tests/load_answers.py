@@ -11,11 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from urllib.parse import urlsplit
 
 from bare_service import PATH, bare_service
 from installation import Installation
-from load_client import Connection, cpu_seconds, get
+from load_client import Connection, cpu_seconds, get, port_of
 from load_figures import Figure, at_most, report
 from load_lists import list_figures
 from load_submissions import submission_figures
@@ -48,10 +47,8 @@ def cost_figure(root: Path, rounds: int) -> Figure:
 
 def _ratio(installation: Installation, bare_pid: int, bare_port: int, rounds: int) -> float:
     job_id = installation.submit(world_size=1, command=["true"])
-    port = urlsplit(installation.url).port
-    assert port is not None
     ratios = []
-    with Connection(port) as ours, Connection(bare_port) as theirs:
+    with Connection(port_of(installation.url)) as ours, Connection(bare_port) as theirs:
         for _ in range(rounds):
             empty = _seconds_each(theirs, get(PATH), bare_pid)
             job = _seconds_each(ours, get(f"/jobs/{job_id}"), installation.api.pid)

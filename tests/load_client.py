@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 ANSWER_SECONDS = 60.0
 
@@ -28,10 +29,8 @@ class Answer:
 class Connection:
     """One connection to a service, which is kept."""
 
-    def __init__(self, port: int, *, source: str = "127.0.0.1") -> None:
-        self._socket = socket.create_connection(
-            ("127.0.0.1", port), ANSWER_SECONDS, source_address=(source, 0)
-        )
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), ANSWER_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._incoming = self._socket.makefile("rb")
 
@@ -45,21 +44,34 @@ class Connection:
     def ask(self, request: bytes) -> Answer:
         """Return the answer, or raise `ConnectionError` if there is none."""
         self._socket.sendall(request)
-        first = self._incoming.readline().split()
-        if not first:
-            raise ConnectionResetError("closed instead of an answer")
+        status = self._line().split()[1]
         headers = {}
-        while (line := self._incoming.readline()) not in {b"\r\n", b""}:
-            name, _, value = line.decode("latin-1").partition(":")
+        while line := self._line():
+            name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
-        body = self._incoming.read(int(headers.get("content-length", "0")))
-        return Answer(int(first[1]), headers, body)
+        length = int(headers.get("content-length", "0"))
+        body = self._incoming.read(length)
+        if len(body) < length:
+            raise ConnectionResetError("closed in the middle of an answer")
+        return Answer(int(status), headers, body)
+
+    def _line(self) -> str:
+        line = self._incoming.readline()
+        if not line.endswith(b"\r\n"):
+            raise ConnectionResetError("closed before the end of an answer")
+        return line.decode("latin-1").rstrip()
 
     def timed(self, request: bytes) -> tuple[Answer, float]:
         """Return the answer, and after how many seconds it was there."""
         began = time.perf_counter()
         answer = self.ask(request)
         return answer, time.perf_counter() - began
+
+
+def port_of(url: str) -> int:
+    port = urlsplit(url).port
+    assert port is not None
+    return port
 
 
 def get(path: str, **headers: str) -> bytes:

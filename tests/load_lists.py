@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from installation import Installation
-from load_client import Answer, Connection, get
+from load_client import Answer, Connection, get, port_of
 from load_figures import Figure, at_most, none_of, p99_ms
 from sqlalchemy import insert
 from store_samples import NOON, worker
@@ -39,9 +38,7 @@ def list_figures(root: Path, jobs: int) -> Iterator[Figure]:
         database = Database.open(f"sqlite:///{installation.files.root}/muster.db")
         fill(database, jobs)
         database.close()
-        port = urlsplit(installation.url).port
-        assert port is not None
-        with Connection(port) as connection:
+        with Connection(port_of(installation.url)) as connection:
             yield from _timed(connection, jobs)
     finally:
         installation.close()

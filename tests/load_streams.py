@@ -1,4 +1,4 @@
-"""Streams of logs under load: many readers, a long history, much at once, and a service that ends.
+"""Streams of logs under load: many readers, a long history, all of a log at once.
 
 ``python tests/load_streams.py`` starts a service on one core and reads from the other. It prints
 what was found beside its goal, and exits with 1 if a goal is missed.
@@ -6,192 +6,155 @@ what was found beside its goal, and exits with 1 if a goal is missed.
 
 import argparse
 import asyncio
-import os
-import signal
+import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 
-import httpx
-from integration.api.service import DEADLINE_SECONDS, Service, StandIn
-from stream_crowd import Crowd, Reader, line_of
+from stream_follow import Followed, follow
+from stream_history import MIB, READ_ON_BYTES, arrivals, questions, write_log
+from stream_rate import lines_in, plain_copies, received, stream_request
+from stream_stage import Stage
 
 from cli.tables import table
-from muster.contracts.job import JobId, JobStatus
-from muster.contracts.token import Scope
-from store.database import Database
-from store.tokens import Tokens
 
-SERVER_CORE = 0
-READERS_CORE = 1
+DELAY_SECONDS = 0.5
+END_SECONDS = 5.0
+FIRST_SECONDS = 0.1
+EXTRA_BYTES = 20e6
+SHARE_OF_COPY = 1 / 20
 
-STREAMS_PER_TOKEN = 60
-"""Of the 64 requests that one caller may have open; the service's limits stay as they are."""
+RATE_ROUNDS = 7
+SHOWN_FAULTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One row of the table."""
+    """A row of the table; without a goal it is there to be known."""
 
     what: str
     found: str
-    goal: str = ""
+    goal: str | None = None
     is_met: bool = True
 
-
-class Stage:
-    """A service on a core of its own, with whoever has to do with it on the other."""
-
-    def __init__(self, root: Path) -> None:
-        self.service = Service(root)
-        self.start()
-        self._database = Database.open(self.service.database_url)
-        self.stand_in = StandIn(self._database)
-        self._tokens = Tokens(self._database)
-
-    def start(self) -> None:
-        with _pinned(SERVER_CORE):
-            self.service.start()
-
-    @property
-    def pid(self) -> int:
-        assert self.service.process is not None
-        return self.service.process.pid
-
-    def submit(self, job_id: str) -> Path:
-        """Run a job of one rank, as far as anybody can see; return the file of its log."""
-        fields = {"job_id": job_id, "mode": "independent", "world_size": 1}
-        answer = httpx.post(f"{self.service.url}/jobs", json=fields, timeout=DEADLINE_SECONDS)
-        answer.raise_for_status()
-        self.stand_in.run(job_id)
-        files = self.service.files.job(JobId(job_id))
-        files.logs.mkdir(parents=True)
-        return files.log(0, 0)
-
-    def finish(self, job_id: str) -> None:
-        self.stand_in.move(job_id, JobStatus.COMPLETED)
-
-    def token(self, name: str) -> str:
-        return self._tokens.create(name, Scope.READ, lifetime=None, created_by=None)[1]
-
-    def close(self) -> None:
-        self._database.close()
-        if self.service.process is not None:
-            self.service.end(signal.SIGKILL)
+    def cells(self) -> tuple[str, str, str | None, str]:
+        return self.what, self.found, self.goal, "" if self.is_met else "MISSED"
 
 
-@contextmanager
-def _pinned(core: int) -> Iterator[None]:
-    """Let the processes that are started inside begin, and stay, on one core."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def figures(asked: argparse.Namespace) -> Iterator[Figure]:
+    """Put each load on a service of its own, and yield what was found as soon as it is known."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        for name, load in (("crowd", _crowd), ("history", _history), ("rate", _rate)):
+            (root / name).mkdir()
+            with Stage(root / name) as stage:
+                yield from load(stage, asked)
+            shutil.rmtree(root / name)
 
 
-class Writer:
-    """Writes lines into a log at a steady rate, from another task."""
-
-    def __init__(self, log: Path, lines_per_second: float) -> None:
-        self._log = log
-        self._pause = 1 / lines_per_second
-        self.lines = 0
-
-    async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        with self._log.open("ab", buffering=0) as log:
-            while True:
-                log.write(line_of(self.lines).encode())
-                self.lines += 1
-                due += self._pause
-                await asyncio.sleep(due - loop.time())
-
-
-async def follow(
-    stage: Stage, *, clients: int, lines_per_second: float, seconds: float
-) -> list[Figure]:
-    """Let a crowd follow one job, then end the service under it and start the next."""
-    log = stage.submit("followed")
-    tokens = [stage.token(f"t{n}") for n in range(-(-clients // STREAMS_PER_TOKEN))]
-    readers = [
-        Reader(stage.service.port, "/jobs/followed/logs/stream", tokens[n // STREAMS_PER_TOKEN])
-        for n in range(clients)
-    ]
-    writer = Writer(log, lines_per_second)
-    began = time.monotonic()
-    async with Crowd(readers) as crowd:
-        await crowd.until("have no stream", lambda reader: reader.is_open)
-        opened = time.monotonic() - began
-        cpu = _cpu_seconds(stage.pid)
-        writing = asyncio.create_task(writer.run())
-        began = time.monotonic()
-        await asyncio.sleep(seconds)
-        lines = writer.lines
-        await crowd.until(f"did not get {lines} lines", lambda reader: reader.lines >= lines)
-        share = (_cpu_seconds(stage.pid) - cpu) / (time.monotonic() - began)
-        delays = sorted(delay for reader in readers for delay in reader.delays)
-        began = time.monotonic()
-        code = await asyncio.to_thread(stage.service.end, signal.SIGTERM)
-        ended = time.monotonic() - began
-        await crowd.until("have a stream", lambda reader: not reader.is_open)
-        await asyncio.to_thread(stage.start)
-        began = time.monotonic()
-        await crowd.until("did not come back", lambda reader: reader.is_open)
-        again = time.monotonic() - began
-        await asyncio.sleep(1)
-        writing.cancel()
-        stage.finish("followed")
-        await crowd.until("heard no end", lambda reader: reader.has_ended)
-    faults = crowd.faults(writer.lines)
-    hundredths = quantiles(delays, n=100)
-    return [
-        Figure(what="all streams open after", found=f"{opened:.2f} s"),
-        Figure(what="service's core in use", found=f"{share:.0%}"),
-        Figure(what="p50", found=f"{hundredths[49] * 1000:.0f} ms"),
-        Figure(
-            what="p99",
-            found=f"{hundredths[98] * 1000:.0f} ms",
-            goal="<= 500 ms",
-            is_met=hundredths[98] <= 0.5,
-        ),
-        Figure(what="max", found=f"{delays[-1] * 1000:.0f} ms"),
-        Figure(
-            what=f"SIGTERM exit {code}", found=f"{ended:.2f} s", goal="<= 5 s", is_met=ended <= 5
-        ),
-        Figure(what="all back after", found=f"{again:.2f} s"),
-        Figure(what="faults", found="; ".join(faults[:5]) or "none", is_met=not faults),
-    ]
+def _crowd(stage: Stage, asked: argparse.Namespace) -> Iterator[Figure]:
+    found = asyncio.run(
+        follow(
+            stage,
+            clients=asked.clients,
+            lines_per_second=asked.lines,
+            seconds=asked.seconds,
+            seed=asked.seed,
+        )
+    )
+    yield Figure(
+        what=f"{asked.clients} streams are open after", found=f"{found.opened_seconds:.2f} s"
+    )
+    yield from _delays(found)
+    yield Figure(what="the service's core in use meanwhile", found=f"{found.core_share:.0%}")
+    yield Figure(
+        what="SIGTERM with all of them open: gone after",
+        found=f"{found.ended_seconds:.2f} s, code {found.exit_code}",
+        goal=f"<= {END_SECONDS:.0f} s, code 0",
+        is_met=found.ended_seconds <= END_SECONDS and found.exit_code == 0,
+    )
+    yield Figure(what="all are back at the next one after", found=f"{found.back_seconds:.2f} s")
+    yield Figure(
+        what=f"{found.lines} lines for each, {found.resumed} resumptions",
+        found="; ".join(found.faults[:SHOWN_FAULTS]) or "each line once",
+        goal="each line once",
+        is_met=not found.faults,
+    )
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _delays(found: Followed) -> Iterator[Figure]:
+    p50, p99 = found.percentile(50), found.percentile(99)
+    yield Figure(what="from a line's write to its receipt, p50", found=_milliseconds(p50))
+    yield Figure(
+        what="the same, p99",
+        found=_milliseconds(p99),
+        goal=f"<= {_milliseconds(DELAY_SECONDS)}",
+        is_met=p99 <= DELAY_SECONDS,
+    )
+    yield Figure(what="the same, at worst", found=_milliseconds(max(found.delays)))
+
+
+def _history(stage: Stage, asked: argparse.Namespace) -> Iterator[Figure]:
+    stage.run("long")
+    files = stage.files("long")
+    size_bytes = asked.size * MIB
+    asking = questions("long", write_log(files.log(0, 0), files.times(0, 0), size_bytes))
+    read_on = min(READ_ON_BYTES, size_bytes // 2)
+    for name, found in arrivals(stage.service.port, stage.pid, asking, read_on_bytes=read_on):
+        is_soon, is_small = found.first_seconds <= FIRST_SECONDS, found.extra_bytes <= EXTRA_BYTES
+        first, worst = _milliseconds(found.first_seconds), _milliseconds(found.worst_seconds)
+        yield Figure(
+            what=f"of {asked.size} MiB, {name}",
+            found=f"{first} (worst {worst}), {found.extra_bytes / 1e6:.1f} MB more memory",
+            goal=f"<= {_milliseconds(FIRST_SECONDS)}, {EXTRA_BYTES / 1e6:.0f} MB",
+            is_met=is_soon and is_small,
+        )
+
+
+def _rate(stage: Stage, asked: argparse.Namespace) -> Iterator[Figure]:
+    stage.run("whole")
+    files = stage.files("whole")
+    lines = write_log(files.log(0, 0), files.times(0, 0), asked.copied * MIB)
+    stage.finish("whole")
+    copy_seconds, stream_seconds = [], []
+    with plain_copies(files.log(0, 0), stage.on_its_core()) as port:
+        for _ in range(RATE_ROUNDS):  # in turn: an hour of this machine is unlike another
+            seconds, copy = received(port)
+            copy_seconds.append(seconds)
+            seconds, stream = received(stage.service.port, stream_request("whole"))
+            stream_seconds.append(seconds)
+    copied, streamed = (lines / median(seconds) for seconds in (copy_seconds, stream_seconds))
+    is_same = lines_in(stream) == copy.decode().splitlines()
+    yield Figure(what="lines/s of a plain copy over TCP", found=f"{copied:,.0f}")
+    yield Figure(
+        what="lines/s of a stream, one reader",
+        found=f"{streamed:,.0f}, 1/{copied / streamed:.1f}" + ("" if is_same else ", others"),
+        goal=f">= 1/{1 / SHARE_OF_COPY:.0f}, the same lines",
+        is_met=is_same and streamed >= copied * SHARE_OF_COPY,
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
 
 
 def main() -> int:
+    """Run all loads, print the table, and return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=20)
-    asked = parser.parse_args()
-    os.sched_setaffinity(0, {READERS_CORE})
-    with tempfile.TemporaryDirectory() as directory:
-        stage = Stage(Path(directory))
-        try:
-            figures = asyncio.run(
-                follow(stage, clients=asked.clients, lines_per_second=20, seconds=asked.seconds)
-            )
-        finally:
-            stage.close()
-    print("\n".join(table(("what", "found", "goal"), [(f.what, f.found, f.goal) for f in figures])))  # noqa: T201  what a person asked for
-    return int(not all(figure.is_met for figure in figures))
+    parser.add_argument("--clients", type=int, default=500, help="who follow one job (500)")
+    parser.add_argument("--lines", type=float, default=20, help="that it writes a second (20)")
+    parser.add_argument("--seconds", type=float, default=30, help="for how long (30)")
+    parser.add_argument("--size", type=int, default=1024, help="MiB of the long log (1024)")
+    parser.add_argument("--copied", type=int, default=64, help="MiB that one reader gets (64)")
+    parser.add_argument("--seed", type=int, default=0, help="who leaves, and when (0)")
+    found = list(figures(parser.parse_args()))
+    rows = [figure.cells() for figure in found]
+    for line in table(("what", "found", "goal", ""), rows):
+        print(line)  # noqa: T201  what a person asked for
+    return int(not all(figure.is_met for figure in found))
 
 
 if __name__ == "__main__":

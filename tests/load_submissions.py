@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from installation import Installation
-from load_client import Connection, get, post
+from load_client import Connection, get, port_of, post
 from load_figures import Figure, at_least, none_of, p99_ms
 from postgres_server import running_server
 
@@ -49,8 +48,7 @@ def _installation(root: Path, **environment: str) -> Iterator[Installation]:
 
 
 def _flood(installation: Installation, seconds: float, kind: str) -> Iterator[Figure]:
-    port = urlsplit(installation.url).port
-    assert port is not None
+    port = port_of(installation.url)
     flood = Flood(port, seconds)
     flood.run()
     # One more than the clients': that which holds the slot.

@@ -1,8 +1,8 @@
 """Many readers of one job's stream of logs, all on one event loop.
 
 A line says its number and when it was written, so that of every line and every reader it is known
-whether it came, once, in its place, and how long it took. Whoever is cut off comes back with the
-id of the last event seen whole.
+whether it came, once, in its place, and how long it took. Whoever is cut off, or leaves, comes back
+with the id of the last event seen whole.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import httptools
+import httpx
 from log_follower import Event, EventBuffer
 
 RETRY_SECONDS = 0.1
@@ -20,12 +21,12 @@ LOOK_SECONDS = 0.01
 NANOSECONDS = 1e9
 
 
-def line_of(number: int) -> str:
+def line_of(number: int) -> bytes:
     """Return a line that tells who reads it how old it is."""
-    return f"line {number} of {time.monotonic_ns()}\n"
+    return f"line {number} of {time.monotonic_ns()}\n".encode()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Reader:
     """One reader, over all its connections."""
 
@@ -33,15 +34,18 @@ class Reader:
     path: str
     token: str
     position: str = ""
+    """The id of the last event seen whole."""
     lines: int = 0
     """Also the number of the line that has to come next."""
     delays: list[float] = field(default_factory=list)
-    streams: int = 0
+    """Of each line, in seconds, from when it was written."""
+    resumed: int = 0
     cut: int = 0
     """Streams that broke off without an end."""
     has_ended: bool = False
-    is_open: bool = False
     faults: list[str] = field(default_factory=list)
+    stream: "_Connection | None" = None
+    """The one that is open."""
 
     async def run(self) -> None:
         """Read until the stream says that the job is over."""
@@ -52,28 +56,29 @@ class Reader:
                     lambda: _Connection(self), "127.0.0.1", self.port
                 )
                 await connection.closed.wait()
-            except OSError:
-                pass
-            self.is_open = False
-            if not self.has_ended:
+            except OSError:  # nobody listens yet
                 await asyncio.sleep(RETRY_SECONDS)
+
+    def leave(self) -> None:
+        """Go away without a word, to come back at once."""
+        if self.stream is not None:
+            self.stream.leave()
 
     @property
     def request(self) -> bytes:
         resumed = f"Last-Event-ID: {self.position}\r\n" if self.position else ""
         return (
-            f"GET {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self.token}"
-            f"\r\n{resumed}\r\n"
+            f"GET {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Authorization: Bearer {self.token}\r\n{resumed}\r\n"
         ).encode()
 
     def take(self, event: Event) -> None:
         if event.kind:
             self.has_ended = self.has_ended or event.kind == "end"
-        else:
-            now = time.monotonic_ns()
-            for line in event.data:
-                _, number, _, written = line.removeprefix("[rank 0] ").split(" ")
-                self._count(int(number), (now - int(written)) / NANOSECONDS)
+        now = time.monotonic_ns()
+        for line in event.data if not event.kind else ():
+            _, number, _, written = line.removeprefix("[rank 0] ").split(" ")
+            self._count(int(number), (now - int(written)) / NANOSECONDS)
         self.position = event.id or self.position
 
     def _count(self, number: int, delay_seconds: float) -> None:
@@ -84,14 +89,18 @@ class Reader:
 
 
 class _Connection(asyncio.Protocol):
-    """One stream: its bytes to events, and whether it came to a proper end."""
+    """One stream: from its bytes to events, and whether it came to a proper end."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._events = EventBuffer()
         self._parser = httptools.HttpResponseParser(self)
-        self._is_whole = False
+        self._may_break_off = False
         self.closed = asyncio.Event()
+
+    def leave(self) -> None:
+        self._may_break_off = True
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -103,10 +112,10 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status == 200:
-            self._reader.is_open = True
-            self._reader.streams += 1
-        elif status == 204:
+        if status == httpx.codes.OK:
+            self._reader.stream = self
+            self._reader.resumed += bool(self._reader.position)
+        elif status == httpx.codes.NO_CONTENT:
             self._reader.has_ended = True
         else:
             self._reader.faults.append(f"was answered {status}")
@@ -116,44 +125,45 @@ class _Connection(asyncio.Protocol):
             self._reader.take(event)
 
     def on_message_complete(self) -> None:
-        self._is_whole = True
+        self._may_break_off = True
         self._transport.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._reader.cut += self._reader.is_open and not self._is_whole
+        if self._reader.stream is self:
+            self._reader.stream = None
+            self._reader.cut += not self._may_break_off
         self.closed.set()
 
 
 class Crowd:
-    """So many readers at once; to be used with `async with`."""
+    """Readers who read inside of `async with`."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
-        self.readers = readers
+        self._readers = readers
 
     async def __aenter__(self) -> Self:
-        self._running = [asyncio.create_task(reader.run()) for reader in self.readers]
+        self._reading = [asyncio.create_task(reader.run()) for reader in self._readers]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._running:
+        for task in self._reading:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*self._reading, return_exceptions=True)
 
-    async def until(self, what: str, holds: Callable[[Reader], object]) -> None:
-        """Wait until `holds` is true of every reader."""
+    async def until(self, lack: str, holds: Callable[[Reader], object]) -> None:
+        """Wait until `holds` is true of every reader; `lack` says what those do who are late."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while missing := sum(not holds(reader) for reader in self.readers):
+        while late := sum(not holds(reader) for reader in self._readers):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{missing} of {len(self.readers)} readers {what}")
+                raise TimeoutError(f"{late} of {len(self._readers)} readers {lack}")
             await asyncio.sleep(LOOK_SECONDS)
 
     def faults(self, lines: int) -> list[str]:
         """Return what is wrong with what was read, where so many lines were written."""
-        wrong = [fault for reader in self.readers for fault in reader.faults]
-        short = sum(reader.lines != lines for reader in self.readers)
-        cut = sum(reader.cut for reader in self.readers)
-        return (
-            wrong
-            + [f"{short} readers did not get all of {lines} lines"] * bool(short)
-            + [f"{cut} streams broke off without an end"] * bool(cut)
-        )
+        short = sum(reader.lines != lines for reader in self._readers)
+        cut = sum(reader.cut for reader in self._readers)
+        return [
+            *(fault for reader in self._readers for fault in reader.faults),
+            *([f"{short} readers did not get {lines} lines"] if short else []),
+            *([f"{cut} streams broke off without an end"] if cut else []),
+        ]

@@ -15,7 +15,7 @@ MARK_MICROS = 250_000
 """An agent looks four times a second."""
 
 READ_ON_BYTES = 32 << 20
-"""Of a stream, after it began: so that what is kept while it goes on counts as well."""
+"""So that what is kept while a stream goes on counts as well."""
 
 PIECE_BYTES = 1 << 16
 TIMEOUT_SECONDS = 60.0
@@ -69,12 +69,14 @@ def questions(job_id: str, lines: int) -> Mapping[str, str]:
     }
 
 
-def arrivals(port: int, pid: int, asked: Mapping[str, str]) -> Iterator[tuple[str, Arrival]]:
-    """Ask everything, and yield what came of it."""
+def arrivals(
+    port: int, pid: int, asked: Mapping[str, str], *, read_on_bytes: int = READ_ON_BYTES
+) -> Iterator[tuple[str, Arrival]]:
+    """Ask everything, and yield what came of it; whole streams are read on for a while."""
     rest = _status_bytes(pid, "VmRSS")
     for name, path in asked.items():
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
-        seconds = [_first_line_seconds(port, path) for _ in range(ROUNDS)]
+        seconds = [_first_line_seconds(port, path, read_on_bytes) for _ in range(ROUNDS)]
         yield (
             name,
             Arrival(
@@ -85,7 +87,7 @@ def arrivals(port: int, pid: int, asked: Mapping[str, str]) -> Iterator[tuple[st
         )
 
 
-def _first_line_seconds(port: int, path: str) -> float:
+def _first_line_seconds(port: int, path: str, read_on_bytes: int) -> float:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
     connection.connect()
     try:
@@ -94,18 +96,19 @@ def _first_line_seconds(port: int, path: str) -> float:
         answer = connection.getresponse()
         assert answer.status == http.client.OK, answer.read()
         got = answer.read1(PIECE_BYTES)
-        while b"event-stream" in (answer.getheader("content-type") or "").encode() and (
-            b"data: " not in got
-        ):
+        while "/stream" in path and b"data: " not in got:  # a stream has something to say before
             got += answer.read1(PIECE_BYTES)
-        first = time.monotonic() - began
-        total = len(got)
-        if "tail" not in path:
-            while total < READ_ON_BYTES and (got := answer.read1(PIECE_BYTES)):
-                total += len(got)
-        return first
+        first_seconds = time.monotonic() - began
+        if "tail" not in path:  # such a stream waits for new lines
+            _read_on(answer, read_on_bytes)
+        return first_seconds
     finally:
         connection.close()
+
+
+def _read_on(answer: http.client.HTTPResponse, count: int) -> None:
+    while count > 0 and (got := answer.read1(PIECE_BYTES)):
+        count -= len(got)
 
 
 def _status_bytes(pid: int, name: str) -> int:

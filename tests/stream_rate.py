@@ -4,7 +4,7 @@ import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,11 +17,13 @@ TIMEOUT_SECONDS = 60.0
 
 
 @contextmanager
-def plain_copies(path: Path) -> Iterator[int]:
-    """Serve a file over TCP, nothing else, from a process of its own; give the port."""
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_copy, args=(path, theirs))
-    process.start()
+def plain_copies(path: Path, place: AbstractContextManager[None]) -> Iterator[int]:
+    """Serve a file over TCP, nothing else, from a process started in `place`; give the port."""
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    process = spawning.Process(target=_copy, args=(path, theirs))
+    with place:
+        process.start()
     try:
         yield ours.recv()
     finally:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from muster.client.views import JobView, SummaryView
+from muster.client.views import JobView, SummaryView, WorkerView
 
 HEADING: dict[str, Any] = {
     "job_id": "a",
@@ -60,3 +60,7 @@ def job(**changes: object) -> JobView:
 
 def summary(**changes: object) -> SummaryView:
     return msgspec.convert({**SUMMARY, **changes}, SummaryView)
+
+
+def rank(**changes: object) -> WorkerView:
+    return msgspec.convert({**RANK, **changes}, WorkerView)

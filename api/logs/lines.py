@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from api.logs.opening import open_log
+
 LINE_LIMIT_BYTES: Final = 16 * 1024
 """What is shown of one line; the rest is counted."""
 
@@ -162,7 +164,7 @@ def _headed(start: int, end: int, raw: bytes) -> Line:
 def read(path: Path, start: int, count: int) -> bytes:
     """Return bytes of a file that is opened for this only; a missing one is empty."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = open_log(path)
     except OSError:
         return b""
     try:

@@ -53,6 +53,9 @@ class Tail:
     """Whether there is none before them that belongs here, and was not looked at."""
 
 
+Span: TypeAlias = tuple[int, int]
+"""From the beginning of a line to the end of one."""
+
 Dated: TypeAlias = tuple[float, LogLine | Passed]
 """A line, or several, behind the key by which those of several ranks are merged."""
 
@@ -95,8 +98,8 @@ def tail_position(files: JobFiles, rank: int | None, count: int) -> Position:
     """Return the place from which the last `count` complete lines, and all later ones, follow."""
     logs = logs_by_rank(files, rank)
 
-    def complete(name: LogName) -> int:
-        return complete_size(files.log(name.rank, name.incarnation))
+    def complete(name: LogName) -> Span:
+        return 0, complete_size(files.log(name.rank, name.incarnation))
 
     lines = _merged(_backwards(files, logs[one], complete) for one in logs)
     newest = islice((line for line in lines if isinstance(line, LogLine)), count)
@@ -127,20 +130,21 @@ def _wanted(files: JobFiles, names: Sequence[LogName], wanted: Wanted) -> Iterat
     """Yield one rank's lines, newest first, that are wanted whatever their text is."""
     earliest = wanted.after.get(names[0].rank, (0, 0))
 
-    def end_of(name: LogName) -> int:
+    def span_of(name: LogName) -> Span:
+        start = earliest[1] if name.incarnation == earliest[0] else 0
         log = files.log(name.rank, name.incarnation)
         size = size_of(log)
         if wanted.until is None:
-            return size
+            return start, size
         written = TimeIndex(files.times(name.rank, name.incarnation)).size_at(wanted.until)
-        return size if written >= size else line_end_before(log, written)
+        return start, size if written >= size else line_end_before(log, written)
 
     chosen = [
         name
         for name in names
         if wanted.incarnation in {None, name.incarnation} and name.incarnation >= earliest[0]
     ]
-    for key, found in _backwards(files, chosen, end_of, wanted.text):
+    for key, found in _backwards(files, chosen, span_of, wanted.text):
         # A line without a time is younger than every mark.
         if wanted.since is not None and key < wanted.since:
             return
@@ -150,14 +154,17 @@ def _wanted(files: JobFiles, names: Sequence[LogName], wanted: Wanted) -> Iterat
 def _backwards(
     files: JobFiles,
     names: Sequence[LogName],
-    end_of: Callable[[LogName], int],
+    span_of: Callable[[LogName], Span],
     text: str | None = None,
 ) -> Iterator[Dated]:
     """Yield one rank's lines, newest first, with a key that never goes up."""
     key = math.inf
     for name in reversed(names):
         index = TimeIndex(files.times(name.rank, name.incarnation))
-        for found in backwards(files.log(name.rank, name.incarnation), end_of(name), text):
+        start, end = span_of(name)
+        for found in backwards(files.log(name.rank, name.incarnation), end, text):
+            if found.start < start:
+                break
             micros = index.at(found.end)
             key = key if micros is None else min(key, micros)
             yield key, found if isinstance(found, Passed) else LogLine(name, found, micros)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from api.logs.opening import open_log
 from muster.contracts.layout import TIME_MARK
 
 Micros = int
@@ -47,7 +48,7 @@ class TimeIndex:
     def size_at(self, micros: Micros) -> int:
         """Return how many bytes are known to have been written by then."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = open_log(self._path)
         except OSError:
             return 0
         try:
@@ -58,7 +59,7 @@ class TimeIndex:
 
     def _load(self, end: int) -> None:
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = open_log(self._path)
         except OSError:
             return
         try:

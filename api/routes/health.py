@@ -12,11 +12,8 @@ from api.desk import Desk, FrontDesk
 from api.problems import Problem
 from api.responses import refusals
 from api.schemas import Alive, Check, Checks, Health, Version
+from muster.contracts.room import is_nearly_full
 from store.errors import StoreError
-
-DISK_LOW_BYTES: Final = 1 << 30
-DISK_LOW_SHARE: Final = 0.05
-"""Below both a disk is nearly full: a gigabyte is much on a small one and little on a large one."""
 
 _LOG: Final = structlog.get_logger("api")
 
@@ -116,7 +113,7 @@ def _disk(desk: FrontDesk) -> Check:
         usage = shutil.disk_usage(root)
     except OSError as error:
         return Check(status="degraded", detail=f"{root} cannot be looked at ({error.strerror})")
-    if usage.free >= min(DISK_LOW_BYTES, DISK_LOW_SHARE * usage.total):
+    if not is_nearly_full(usage.free, usage.total):
         return Check(status="ok", detail=f"{usage.free >> 20} MiB are free")
     return Check(
         status="degraded",

@@ -73,11 +73,9 @@ def remove(checkpoints: Path, owner: Owner) -> bool:
 
 def _entries(checkpoints: Path, owner: Owner) -> Iterator[_Entry]:
     """Yield what is the owner's, each directory after what is in it."""
-    parent = os.open(checkpoints.parent, _DIRECTORY & ~os.O_NOFOLLOW)
-    try:
-        yield from _vault(parent, checkpoints.name, owner)
-    finally:
-        os.close(parent)
+    with _opened(None, str(checkpoints.parent), _DIRECTORY & ~os.O_NOFOLLOW) as parent:
+        if parent is not None:
+            yield from _vault(parent, checkpoints.name, owner)
 
 
 def _vault(where: int, name: str, owner: Owner) -> Iterator[_Entry]:
@@ -160,10 +158,10 @@ def _is_file(where: int, name: str) -> bool:
 
 
 @contextmanager
-def _opened(where: int, name: str) -> Iterator[int | None]:
+def _opened(where: int | None, name: str, flags: int = _DIRECTORY) -> Iterator[int | None]:
     """Open a directory; None is what is no directory, and a link is none."""
     try:
-        descriptor = os.open(name, _DIRECTORY, dir_fd=where)
+        descriptor = os.open(name, flags, dir_fd=where)
     except OSError as error:
         if error.errno not in _IS_NONE:
             raise

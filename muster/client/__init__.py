@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from muster.client.errors import NotFound as NotFound
     from muster.client.errors import NotMuster as NotMuster
     from muster.client.errors import Refused as Refused
+    from muster.client.errors import Unconfirmed as Unconfirmed
     from muster.client.errors import Unreachable as Unreachable
     from muster.client.errors import Untrusted as Untrusted
     from muster.client.errors import WaitTimedOut as WaitTimedOut
@@ -36,6 +37,7 @@ __all__ = [
     "NotFound",
     "NotMuster",
     "Refused",
+    "Unconfirmed",
     "Unreachable",
     "Untrusted",
     "WaitTimedOut",

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from muster.client.connection import RETRY_SECONDS, TIMEOUT_SECONDS, Connection
+from muster.client.connection import RETRY_SECONDS, TIMEOUT_SECONDS, Answer, Connection
 from muster.client.finding import find, find_named, pages
 from muster.client.job import ENDING_SECONDS, Job
 from muster.client.trust import trust
@@ -76,9 +76,14 @@ class Client:
         It is durable when this returns, and exists once however often the request was repeated.
         Relative paths are the server's: say `os.path.abspath` where you mean your own.
         """
-        body = {**(spec or {}), **fields}
-        answer = self.connection.ask("POST", "/jobs", body=body, key=uuid.uuid4().hex)
-        return Job(self.connection, answer.read_as(JobView))
+        return Job(self.connection, self.order({**(spec or {}), **fields}).read_as(JobView))
+
+    def order(self, body: Mapping[str, Any]) -> Answer:
+        """Submit a job, and return the API's own answer: that it is there, and how.
+
+        Raises `Unconfirmed` if it may have been accepted, and nobody says so in time.
+        """
+        return self.connection.ask("POST", "/jobs", body=body, key=uuid.uuid4().hex)
 
     def plan(self, spec: Mapping[str, Any] | None = None, /, **fields: Any) -> JobPlan:  # noqa: ANN401  as JSON
         """Return what would become of a job, were it submitted; nothing is stored.

@@ -16,7 +16,16 @@ from typing import Any, Final, TypeAlias, TypeVar
 import httpx
 import msgspec
 
-from muster.client.errors import Busy, ClientError, HungUp, NotMuster, Problem, Unreachable, refusal
+from muster.client.errors import (
+    Busy,
+    ClientError,
+    HungUp,
+    NotMuster,
+    Problem,
+    Unconfirmed,
+    Unreachable,
+    refusal,
+)
 from muster.client.trust import untrusted
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -117,12 +126,16 @@ class Connection:
         request.headers.update(_present({"Idempotency-Key": key, "If-None-Match": known_tag}))
         if read_seconds is not None:
             request.extensions["timeout"]["read"] = read_seconds
+        may_be_done = False
         for pause in pauses():
             try:
                 return self._answer(request)
             except (Unreachable, Busy) as error:
+                may_be_done = may_be_done or _may_have_arrived(error)
                 wait_seconds = max(pause, _retry_after(error))
                 if not is_repeatable or self.monotonic() + wait_seconds > until:
+                    if key is not None and may_be_done:
+                        raise Unconfirmed(error) from error
                     raise
             self.sleep(wait_seconds)
         raise AssertionError  # there is always another pause
@@ -211,6 +224,13 @@ def _unanswered(url: str, error: httpx.TransportError) -> ClientError:
     if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
         return HungUp(url)
     return untrusted(url, error) or Unreachable(url)
+
+
+def _may_have_arrived(error: Unreachable | Busy) -> bool:
+    """Whether the request was on its way before it was lost."""
+    return not isinstance(error, Busy) and not isinstance(
+        error.__cause__, httpx.ConnectError | httpx.ConnectTimeout
+    )
 
 
 def _path_of(link: str | None) -> str | None:

@@ -2,7 +2,8 @@
 
 ClientError
 ├── Unreachable        nobody answers
-│   └── HungUp         somebody is there who ends the connection in place of an answer
+│   ├── HungUp         somebody is there who ends the connection in place of an answer
+│   └── Unconfirmed    nobody answers any more, and the order may have arrived
 ├── Untrusted          somebody is there who cannot prove by a certificate who he is
 ├── NotMuster          somebody answers, and it is not our API
 ├── Refused            the API answered with a problem document; the message is its own sentence
@@ -70,6 +71,15 @@ class HungUp(Unreachable):
             self,
             f"who is at {url} hangs up in place of an answer: if the API was replaced just now, "
             "try again; if it speaks TLS, write https:// in MUSTER_URL",
+        )
+
+
+class Unconfirmed(Unreachable):
+    """The order may have been carried out, however often it was repeated in vain."""
+
+    def __init__(self, lost: ClientError) -> None:
+        ClientError.__init__(
+            self, f"{lost}. It may have been accepted all the same: before you repeat it, muster ps"
         )
 
 

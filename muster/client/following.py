@@ -1,18 +1,17 @@
 """The logs of a job as they are written, without gap or repetition, however often it breaks off.
 
 The server says with each event where to go on after it; an event is delivered whole or not at all.
-What happens to the job is asked for again and again, as it is little.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Final
 
 from muster.client.connection import Connection, Query, pauses
 from muster.client.errors import Busy, Unreachable
 from muster.client.stream import ServerEvent, events_of
-from muster.client.views import EventView, LogLineView
+from muster.client.views import LogLineView
 
 PATIENCE_SECONDS: Final = 60.0
 """How long one goes on trying to come back to a stream: an upgrade of the server is shorter."""
@@ -45,14 +44,6 @@ def follow(
             if connection.monotonic() - lost_at > PATIENCE_SECONDS:
                 raise
         connection.sleep(next(waits))
-
-
-def news(events: Sequence[EventView], last: EventView | None) -> Sequence[EventView]:
-    """Return what came after the event `last`; all, if that is so long ago that it is not there."""
-    for index in range(len(events) - 1, -1, -1):
-        if events[index] == last:
-            return events[index + 1 :]
-    return events
 
 
 def _events(

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection, Query
 from muster.client.errors import Replaced, WaitTimedOut
-from muster.client.following import follow, news
+from muster.client.following import follow
+from muster.client.news import news
 from muster.client.progress import Progress
 from muster.client.views import (
     AuditView,

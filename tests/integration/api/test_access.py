@@ -231,3 +231,20 @@ def test_an_event_says_who_asked_for_it(locked: Service, credentials: Credential
         ("pause_requested", "MUSTER_TOKEN"),
         ("stop_requested", "MUSTER_TOKEN"),
     ]
+
+
+def test_who_only_looks_sees_the_names_in_an_environment(
+    locked: Service, credentials: Credentials
+) -> None:
+    env = {"HF_TOKEN": "hf_shown_to_few", "LR": "0.1"}
+    with asking(locked, credentials["submit"]) as client:
+        job = client.post("/jobs", json={"command": ["true"], "env": env}).json()
+        assert job["spec"]["env"] == env
+        assert "env shows HF_TOKEN" in job["message"]
+        assert client.get(f"/jobs/{job['job_id']}").json()["spec"]["env"] == env
+    with asking(locked, credentials["read"]) as client:
+        seen = client.get(f"/jobs/{job['job_id']}").json()
+        listed = client.get("/jobs").text
+        waited = client.get(f"/jobs/{job['job_id']}?wait=0.1").text
+    assert seen["spec"] == job["spec"] | {"env": {"HF_TOKEN": "…", "LR": "…"}}
+    assert "hf_shown_to_few" not in listed + waited

@@ -22,6 +22,16 @@ def test_a_world_size_alone_is_enough(client: httpx.Client) -> None:
     assert client.get(answer.headers["location"]).json() == job
 
 
+def test_a_job_may_be_sent_as_the_yaml_in_which_it_is_kept(client: httpx.Client) -> None:
+    told = {"Content-Type": "application/yaml"}
+    made = client.post("/jobs", content="name: kept  # here\nworld_size: 3\n", headers=told)
+    assert (made.status_code, made.json()["name"], made.json()["world_size"]) == (201, "kept", 3)
+    refused = client.post("/jobs", content="name: kept\nworld_siz: 3\n", headers=told)
+    assert refused.json()["errors"][0]["loc"] == ["body", "world_siz"]
+    too_much = client.post("/jobs", content=b"name: " + b"x" * (1 << 16), headers=told)
+    assert (too_much.status_code, too_much.json()["type"]) == (413, "/problems/body-too-large")
+
+
 def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
     def submit(world_size: int) -> httpx.Response:
         return client.post(

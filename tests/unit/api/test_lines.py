@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.logs import lines
-from api.logs.lines import LINE_LIMIT_BYTES, backwards, complete_size, shown
+from api.logs.lines import LINE_LIMIT_BYTES, Line, backwards, complete_size, shown
 
 
 @pytest.fixture(params=[4, 32 * 1024])
@@ -58,3 +58,17 @@ def test_what_people_see(path: Path, raw: bytes, text: str) -> None:
 @given(lines=st.lists(st.text("ab\r\xff", max_size=6).map(lambda line: line.encode("latin-1"))))
 def test_many_lines_look_as_each_does(lines: list[bytes]) -> None:
     assert shown(b"\n".join(lines)) == "\n".join(map(shown, lines))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    raw=st.text("ab\r\n", max_size=60).map(str.encode),
+    text=st.sampled_from(["a", "bb", "ab", "\\r", "b\\", "�", "\n", ""]),
+)
+def test_what_is_passed_over_does_not_hold_the_text(path: Path, raw: bytes, text: str) -> None:
+    path.write_bytes(raw)
+    everything = [line for line in backwards(path, len(raw)) if isinstance(line, Line)]
+    looked_at = list(backwards(path, len(raw), text))
+    assert [one.end for one in looked_at][1:] == [one.start for one in looked_at][:-1]
+    found = [line for line in looked_at if isinstance(line, Line) and text in line.text]
+    assert found == [line for line in everything if text in line.text]

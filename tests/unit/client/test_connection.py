@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import summaries
 
 from muster.client.client import Client
 from muster.client.connection import LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
@@ -17,29 +18,13 @@ from muster.client.errors import (
     NotMuster,
     Refused,
     Replaced,
+    Unconfirmed,
     Unreachable,
 )
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.errors import InvalidEnvironment
 
-JOB = {
-    "job_id": "a",
-    "job_uid": "u",
-    "name": None,
-    "status": "QUEUED",
-    "reason": None,
-    "message": None,
-    "world_size": 4,
-    "created_at": "2026-03-01T12:00:00Z",
-    "started_at": None,
-    "finished_at": None,
-    "exit_code": None,
-    "is_terminal": False,
-    "stop_requested": False,
-    "pause_requested": False,
-    "spec": {},
-    "of_a_later_release": True,
-}
+JOB = {**summaries.JOB, "status": "QUEUED", "of_a_later_release": True}
 
 Answer = httpx.Response | type[httpx.TransportError]
 
@@ -102,6 +87,16 @@ def test_who_wants_to_be_asked_later_than_one_waits_is_believed_at_once() -> Non
     with pytest.raises(Busy) as caught:
         scene.client().job("a")
     assert (caught.value.retry_after_seconds, scene.now) == (60.0, 0.0)
+
+
+def test_of_a_submission_that_was_lost_on_its_way_it_is_said_that_it_may_have_arrived() -> None:
+    scene = Scene(httpx.ReadTimeout, httpx.ConnectError)
+    with pytest.raises(Unconfirmed, match=r"may have been accepted all the same.*muster ps"):
+        scene.client().submit(world_size=1)
+    never_sent = Scene(httpx.ConnectError, problem(503), httpx.ConnectTimeout)
+    with pytest.raises(Unreachable) as caught:
+        never_sent.client().submit(world_size=1)
+    assert not isinstance(caught.value, Unconfirmed)
 
 
 def test_a_submission_is_repeated_with_its_key_and_the_next_one_has_another() -> None:

@@ -1,15 +1,13 @@
 """Lines are followed over every break, and not for ever where nobody comes back."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
 from muster.client.connection import LONGEST_PAUSE_SECONDS, Connection
 from muster.client.errors import NotFound, Unreachable
-from muster.client.following import PATIENCE_SECONDS, follow, news
-from muster.client.views import EventView
+from muster.client.following import PATIENCE_SECONDS, follow
 
 FIRST = b"id: 0.0:2\ndata: [rank 3] a\n\n"
 SECOND = b"id: 0.0:4\ndata: [rank 0] b\ndata: c\n\n"
@@ -113,17 +111,3 @@ def test_a_refusal_is_no_break() -> None:
     with pytest.raises(NotFound):
         scene.lines()
     assert len(scene.asked) == 1
-
-
-def event(number: int) -> EventView:
-    at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=number)
-    return EventView(at=at, kind="k", message=str(number), rank=None, incarnation=None)
-
-
-@pytest.mark.parametrize(
-    ("last", "told"), [(None, [3, 4, 5]), (3, [4, 5]), (5, []), (1, [3, 4, 5])]
-)
-def test_an_event_is_told_once(last: int | None, told: list[int]) -> None:
-    known = [event(number) for number in (3, 4, 5)]
-    found = news(known, None if last is None else event(last))
-    assert list(found) == [event(number) for number in told]
