@@ -13,8 +13,9 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
 from api.access import READ
-from api.desk import Desk, FrontDesk, principal
+from api.desk import Desk, FrontDesk
 from api.glances import Glance, is_over_in
+from api.identity import Caller
 from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
 from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
 from api.logs.follow import JobFollower
@@ -86,8 +87,8 @@ async def get_logs(
     count = TAIL_DEFAULT if part.tail is None else part.tail
     look = partial(tail, desk.files.job(job_id), wanted, count)
     is_search = filters != Wanted()
-    client = await principal(request)
-    found = await (desk.searches.run(client, look) if is_search else run_sync(look))
+    caller: Caller = request.scope["state"]["caller"]
+    found = await (desk.searches.run(caller.name, look) if is_search else run_sync(look))
     accepted = request.headers.get("accept", "")
     if PLAIN in accepted:
         return as_text(found, part.rank)
