@@ -3,11 +3,14 @@
 import errno
 import json
 import re
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from integration.api.service import Service
@@ -180,6 +183,32 @@ def test_there_is_a_place_for_the_own_user_when_there_is_none_for_others(
         assert status(client.recv(100)) == 200
         with socket.create_connection(address, timeout=20) as another:
             assert until_closed(another) == b"", "there is an end to it"
+
+
+def test_strangers_who_hold_all_connections_are_told_so_and_others_are_still_answered(
+    tmp_path: Path,
+) -> None:
+    token = "f" * 64
+    crowded = Service(
+        tmp_path,
+        MUSTER_REQUIRE_TOKEN="1",  # noqa: S106  a switch
+        MUSTER_TOKEN=token,
+        MUSTER_CONNECTIONS_AT_ONCE="10000",
+    )
+    crowded.start()
+    shown = {"Authorization": f"Bearer {token}"}
+    address = ("127.0.0.1", crowded.port)
+    with (
+        httpx.Client(base_url=crowded.url, headers=shown, timeout=20) as client,
+        ExitStack() as idle,
+    ):
+        client.get("/jobs").raise_for_status()
+        for _ in range(protocol.CONNECTIONS_TOGETHER - 1):
+            idle.enter_context(socket.create_connection(address, timeout=20))
+        with socket.create_connection(address, timeout=20) as another:
+            assert problem(until_closed(another)) == (503, "too-many-connections")
+        client.get("/jobs").raise_for_status()
+    crowded.end(signal.SIGKILL)
 
 
 def test_who_asks_again_before_the_answer_is_answered_once(service: Service) -> None:
