@@ -239,7 +239,9 @@ def test_what_is_not_http_is_refused_and_told(service: Service) -> None:
     answer = service.raw(b"\x16\x03\x01 hello\r\n\r\n")
     assert problem(answer) == (400, "bad-request")
     request_id = json.loads(answer.partition(b"\r\n\r\n")[2])["request_id"]
-    (line,) = [line for line in service.log.read_text().splitlines() if request_id in line]
+    log = service.log.read_text()
+    assert "Invalid HTTP request" not in log, "uvicorn does not know who it was"
+    (line,) = [line for line in log.splitlines() if request_id in line]
     told = json.loads(line)
     assert (told["action"], told["reason"]) == ("connection_refused", "bad-request")
     assert told["caller"].startswith("uid:")
