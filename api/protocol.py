@@ -72,6 +72,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn
         super().connection_made(transport)
         self._reader = Reader(self.loop, transport, self._unread, self.look_seconds)
+        self.origin = self.client and client_network(self.client[0])
         if len(self.connections) > self.connections_together + CONNECTIONS_IN_RESERVE:
             self._hang_up("no-connection-left")
             return
@@ -82,8 +83,9 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._turn_away(_unseen(error))
             return
         self.app_state = {**self.app_state, "caller_uid": uid}
-        self.origin = uid if uid is not None else self.client and client_network(self.client[0])
         self._expect_request()
+        if uid is not None:
+            self.origin = uid
         if uid is None or uid != self.own_uid:
             self._refuse_crowd()
 

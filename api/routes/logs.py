@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -14,6 +15,7 @@ from sse_starlette.sse import EventSourceResponse
 from api.access import READ
 from api.desk import Desk, FrontDesk
 from api.glances import Glance, is_over_in
+from api.identity import Caller
 from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
 from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
 from api.logs.follow import JobFollower
@@ -83,7 +85,10 @@ async def get_logs(
     _check_rank(job, part.rank)
     wanted = replace(filters, rank=part.rank, after=part.position_in(job) or {})
     count = TAIL_DEFAULT if part.tail is None else part.tail
-    found = await run_sync(tail, desk.files.job(job_id), wanted, count)
+    look = partial(tail, desk.files.job(job_id), wanted, count)
+    is_search = filters != Wanted()
+    caller: Caller = request.scope["state"]["caller"]
+    found = await (desk.searches.run(caller.name, look) if is_search else run_sync(look))
     accepted = request.headers.get("accept", "")
     if PLAIN in accepted:
         return as_text(found, part.rank)
