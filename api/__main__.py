@@ -16,22 +16,24 @@ from typing import Final
 import structlog
 import uvicorn
 from anyio import CapacityLimiter
+from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp, Scope
 
 from api.app import build
 from api.desk import FrontDesk
 from api.door import Door
-from api.exposure import check_certificate, refuse_exposure
+from api.exposure import check_certificate, refuse_exposure, refuse_lockout
+from api.feeds import Feeds
 from api.glances import Glance, Glances
 from api.identity import Identities
 from api.limits import Limits
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
+from api.remembered import RememberedTokens
 from api.submission import Submitter
-from api.tracing import Traced
 from muster import journal, lifeline
-from muster.contracts.environ import DoorSettings, ServiceSettings
+from muster.contracts.environ import TOKEN, DoorSettings, ServiceSettings, is_clients_token
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory
@@ -52,13 +54,16 @@ from store.workers import Workers
 _LOG: Final = structlog.get_logger("api")
 
 LOG_READERS = 8
-"""Threads that read logs for streams: they wait for disks, not for processors."""
+"""Threads that read logs for streams: of their own, so that they hold up nobody else."""
 
 GRACEFUL_SHUTDOWN_SECONDS = 4
 """After SIGTERM; streams end at once by themselves, this is for answers on their way."""
 
-CONNECTIONS_LIMIT = 512
-"""Below the usual limit of 1024 open files, which logs and the database need as well."""
+
+FOREIGN_TOKEN = (
+    f"api: {TOKEN} is a token that some service made, and opens nothing here; to let this service "
+    "have one of its own, make it up (try: openssl rand -hex 32)"
+)
 
 
 class PortTaken(MusterError):
@@ -81,6 +86,8 @@ def main() -> int:
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         door = DoorSettings.read(os.environ)
+        if is_clients_token(os.environ):
+            remark(FOREIGN_TOKEN)
         if door.tls_certfile is not None:
             check_certificate(door.tls_certfile, door.tls_keyfile)
         database = Database.open(settings.database_url)
@@ -102,8 +109,9 @@ def _serve(
     settings: ServiceSettings, door: DoorSettings, listener: socket.socket, database: Database
 ) -> None:
     host, port = listener.getsockname()[:2]
+    tokens = RememberedTokens(database, time.monotonic)
     config = uvicorn.Config(
-        _guarded(build(_desk(settings, database)), settings.host, door, Tokens(database)),
+        _guarded(build(_desk(settings, database, tokens)), settings.host, door, tokens),
         http=_protocol(door),
         ws="none",
         # The client's address decides who it is: no header may speak for it.
@@ -114,7 +122,6 @@ def _serve(
         log_level=logging.WARNING,
         ssl_certfile=door.tls_certfile,
         ssl_keyfile=door.tls_keyfile,
-        limit_concurrency=CONNECTIONS_LIMIT,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )
     url = f"{'https' if door.tls_certfile else 'http'}://{_bracketed(host)}:{port}"
@@ -124,13 +131,14 @@ def _serve(
 
 def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
     class Protocol(DeadlineProtocol):
+        own_uid = None if door.require_token else os.geteuid()
         connections_at_once = door.connections_at_once
 
     return Protocol
 
 
-def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASGIApp:
-    guarded = Door(
+def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: RememberedTokens) -> ASGIApp:
+    return Door(
         app,
         identities=Identities(
             tokens,
@@ -147,12 +155,14 @@ def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASG
         caller_uid=_caller_uid,
         hosts={host, *door.allowed_hosts},
     )
-    return Traced(guarded)
 
 
-def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
+def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> FrontDesk:
     started = time.monotonic()
     jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
+
+    files = DataDirectory(settings.data_dir)
+    glances = Glances(_glance(jobs, workers), time.monotonic)
 
     def lease() -> Lease | None:
         return leases.current(COORDINATOR_LEASE)
@@ -166,18 +176,23 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         commits=Commits(database),
         events=Events(database),
         answers=Answers(database),
-        tokens=Tokens(database),
-        glances=Glances(_glance(jobs, workers), time.monotonic),
+        tokens=tokens,
+        glances=glances,
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
-        nudge=Nudge(lease),
+        nudge=Nudge(lease, monotonic=time.monotonic),
         submitter=Submitter(
             settings=settings,
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=lambda: uuid.uuid4().hex,
         ),
-        files=DataDirectory(settings.data_dir),
-        log_readers=CapacityLimiter(LOG_READERS),
+        files=files,
+        feeds=Feeds(
+            files,
+            glances,
+            is_closing=lambda: AppStatus.should_exit,
+            readers=CapacityLimiter(LOG_READERS),
+        ),
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
         version=version("muster-train"),
@@ -196,6 +211,7 @@ def _listen(settings: ServiceSettings, door: DoorSettings, tokens: Tokens) -> so
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        refuse_lockout(door, tokens.is_any_valid)
         refuse_exposure(host, str(address[0]), door, tokens.is_any_valid)
         return socket.create_server(address, family=family, backlog=1024)
     except OSError as error:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, cast
 
-from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from api.feeds import Feeds
 from api.glances import Glances
 from api.identity import Caller
 from api.liveness import CoordinatorWatch
@@ -46,8 +46,8 @@ class FrontDesk:
     """To be called when a row for the coordinator was written."""
     submitter: Submitter
     files: DataDirectory
-    log_readers: CapacityLimiter
-    """Streams read files in threads of their own number, so that they hold up nobody else."""
+    feeds: Feeds
+    """What streams follow."""
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
     version: str

@@ -26,7 +26,7 @@ def see_to_the_end(
         typer.echo(f"come back:  muster wait {job.id}", err=True)
         typer.echo(f"its lines:  muster logs -f {job.id}", err=True)
         typer.echo(f"its end:    muster stop {job.id}", err=True)
-        return ExitCode.OK
+        return ExitCode.INTERRUPTED  # a script must not take it for an end
     if not job.is_terminal:
         return ExitCode.OK
     said = f": {job.view.message}" if job.view.message else ""

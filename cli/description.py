@@ -35,8 +35,9 @@ class Description:
         """
         body = {**(self.file.fields if self.file else {}), **self.typed}
         for field, typed in self.mappings.items():
-            if typed:
-                body[field] = {**(body.get(field) or {}), **typed}
+            given = body.get(field) or {}
+            if typed and isinstance(given, Mapping):  # what is no mapping the server refuses
+                body[field] = {**given, **typed}
         if body.get("working_dir") is None and (body.get("command") or body.get("program")):
             body["working_dir"] = str(here)
         for field in PATHS:

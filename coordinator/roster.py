@@ -52,6 +52,8 @@ class Roster:
         self._workers = Workers(database)
         self._members = Members(database)
         self._slots = slots
+        self._rows: Sequence[Job] = ()
+        """Of the last look."""
         self._seen: int | None = None
         self._next_blind_look = 0.0
 
@@ -122,7 +124,8 @@ class Roster:
         return sum(charge.snapshot.slots for charge in self.admitted())
 
     async def _refresh(self, now: Moment) -> None:
-        unfinished = await asyncio.to_thread(self._jobs.unfinished)
+        unfinished = await asyncio.to_thread(self._jobs.unfinished, self._rows)
+        self._rows = unfinished
         fresh = [job for job in unfinished if job.uid not in self.charges]
         for charge in await asyncio.to_thread(self._charges_of, fresh, now):
             self.charges[charge.snapshot.uid] = charge

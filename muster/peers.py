@@ -1,11 +1,11 @@
 """Who is at the other end of a connection within this machine.
 
-Of a Unix socket the kernel says it. Of a loopback connection it keeps the owner of every socket in
-/proc/net/tcp and tcp6. Only a socket with an inode counts: one whose process has closed it is shown
-as root's, and must not be taken for root.
+Of a Unix socket the kernel says it. Of a loopback connection it is asked for the owner of the
+other socket; where it does not answer that, all owners are in /proc/net/tcp and tcp6. Only a socket
+with an inode counts: one whose process has closed it is shown as root's, and must not be taken for
+root.
 """
 
-import ipaddress
 import os
 import socket
 import struct
@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-Endpoint = tuple[IPAddress, int]
+from muster.socket_owners import Endpoint, OwnersUnknown, owner_of, plain
 
 _HEX_DIGITS_PER_WORD: Final = 8
 
@@ -49,8 +48,19 @@ def short_address(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def user_of(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -> int | None:
-    """Return the user id of the socket at `client` that talks to `server`, None if not known."""
+def user_of(client: Endpoint, server: Endpoint) -> int | None:
+    """Return the user id of the socket at `client` that talks to `server`, None if not known.
+
+    Raises OSError where it is known and cannot be read now, for want of descriptors.
+    """
+    try:
+        return owner_of(client, server)
+    except OwnersUnknown:
+        return user_in_tables(client, server, Path("/proc/net"))
+
+
+def user_in_tables(client: Endpoint, server: Endpoint, net: Path) -> int | None:
+    """Return the same as `user_of`, from the tables of all sockets."""
     for table in ("tcp", "tcp6"):
         for line in _lines(net / table):
             fields = line.split()
@@ -70,15 +80,9 @@ def endpoint(text: str) -> Endpoint:
     return plain(b"".join(words)), int(port, 16)
 
 
-def plain(address: str | bytes) -> IPAddress:
-    """Return the address; an IPv4 address in IPv6 clothes is IPv4."""
-    found = ipaddress.ip_address(address)
-    return getattr(found, "ipv4_mapped", None) or found
-
-
 def _lines(path: Path) -> Iterator[str]:
     try:
         text = path.read_text()
-    except OSError:
-        return
+    except (FileNotFoundError, PermissionError):
+        return  # another system, or a container that hides them
     yield from text.splitlines()[1:]

@@ -1,9 +1,9 @@
 """The door to the rows: transactions that begin right, and errors that are sentences."""
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Column, ColumnElement, Connection, Table, func, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from store import schema
 from store.backend import Backend, Insert
 from store.breaker import Breaker
+from store.company import Company
 from store.errors import StoreUnavailable
 from store.postgres import PostgresBackend
 from store.sqlite import SqliteBackend
@@ -19,6 +20,8 @@ from store.sqlite import SqliteBackend
 BUSY_TIMEOUT_SECONDS: Final = 10.0
 """How long a reader or a writer waits for others. Writers are few and short, so that a longer
 wait means that somebody is stuck."""
+
+Result = TypeVar("Result")
 
 
 class Database:
@@ -37,6 +40,7 @@ class Database:
         # Two, since a writer that is stuck need not keep anybody from reading.
         self._readers_breaker = Breaker()
         self._writers_breaker = Breaker()
+        self._company = Company(self._transaction)
 
     @classmethod
     def open(cls, url: str, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS) -> "Database":
@@ -52,6 +56,11 @@ class Database:
             database.close()
             raise
         return database
+
+    @classmethod
+    def as_it_is(cls, url: str, *, busy_timeout_seconds: float) -> "Database":
+        """Open a database that is there, and neither make nor migrate it."""
+        return cls(_backend(url, busy_timeout_seconds), busy_timeout_seconds)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -71,14 +80,18 @@ class Database:
         It is durable when the block is left, and without a trace if that raises. There is one at
         a time, in this process and in all others: what was read inside is still true at its end.
         """
-        with (
-            self._writers_breaker.attempt(),
-            self._alone(),
-            self._explained(),
-            self._backend.engine.begin() as connection,
-        ):
-            self._backend.begin_writing(connection)
+        with self._writers_breaker.attempt(), self._transaction() as connection:
             yield connection
+
+    def write(self, work: Callable[[Connection], Result]) -> Result:
+        """Return what `work` returns, which it does in a transaction as of `writing`.
+
+        Others who write in this way at the same time share that transaction, and what they have
+        written in it is seen. So `work` refuses, with a `StoreError`, only what it has not begun
+        to write; whatever else it raises undoes its own write and nobody else's.
+        """
+        with self._writers_breaker.attempt():
+            return self._company.write(work)
 
     def upsert(self, table: Table, kept: Collection[str] = ()) -> Insert:
         """Return the statement that inserts a row, or replaces the one with the same key.
@@ -110,6 +123,11 @@ class Database:
         with self._explained():
             return self._backend.changes()
 
+    @property
+    def kind(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self._backend.engine.dialect.name
+
     def revision(self) -> str | None:
         """Return the revision of the schema, or raise `StoreError` if it cannot be read."""
         with self.reading() as connection:
@@ -132,6 +150,16 @@ class Database:
             if not ready:
                 with self._backend.migrating() as connection:
                     schema.migrate(connection, repr(self._backend.engine.url))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with (
+            self._alone(),
+            self._explained(),
+            self._backend.engine.begin() as connection,
+        ):
+            self._backend.begin_writing(connection)
+            yield connection
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

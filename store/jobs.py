@@ -1,10 +1,11 @@
 """The API's side of a job: what is wanted. What became of it is written by `store.tenure`."""
 
-from collections.abc import Collection
-from datetime import datetime
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Select, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, tuple_
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
@@ -27,10 +28,15 @@ from store.selection import Selection, conditions
 from store.tables import JOBS
 
 _UNFINISHED: Final = (
-    select(JOBS)
+    select(JOBS.c.job_id, JOBS.c.uid, JOBS.c.version)
     .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
+_THESE: Final = select(JOBS).where(JOBS.c.job_id.in_(bindparam("ids", expanding=True)))
+_AT_ONCE: Final = 500
+"""Ids in one statement."""
+_INSERT: Final = insert(JOBS)
+_NEWEST: Final = select(func.max(JOBS.c.created_at))
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
@@ -60,22 +66,22 @@ class Jobs:
         With a key that was used before for the same request, the job as it was first answered.
         Raises `JobExists` or `IdempotencyConflict`.
         """
-        now = self._clock()
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> Job:
+            now = _next_moment(connection, self._clock())
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
             if find_job(connection, job_id) is not None:
                 raise JobExists(job_id)
             job = _submitted(job_id, uid, spec, message, now)
-            connection.execute(insert(JOBS), values_of(job))
-            append_event(
-                connection,
-                job_id,
-                Event(at=now, kind="submitted", message="the job was submitted", actor=actor),
-            )
+            connection.execute(_INSERT, values_of(job))
+            event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
+            append_event(connection, job_id, event)
             if idempotency:
                 keep_answer(connection, idempotency, job, now)
-        return job
+            return job
+
+        return self._database.write(write)
 
     def find(self, job_id: JobId) -> Job | None:
         with self._database.reading() as connection:
@@ -110,9 +116,19 @@ class Jobs:
         with self._database.reading() as connection:
             return connection.execute(query).scalar_one()
 
-    def unfinished(self) -> list[Job]:
-        """Return what a coordinator works on, in the order of creation."""
-        return self._list(_UNFINISHED)
+    def unfinished(self, known: Iterable[Job] = ()) -> list[Job]:
+        """Return what a coordinator works on, in the order of creation.
+
+        A job that is `known` is read again only if its row has changed.
+        """
+        found = {job.row_version: job for job in known}
+        with self._database.reading() as connection:
+            rows = connection.execute(_UNFINISHED).all()
+            new = [row.job_id for row in rows if (row.uid, row.version) not in found]
+            for start in range(0, len(new), _AT_ONCE):
+                read = connection.execute(_THESE, {"ids": new[start : start + _AT_ONCE]})
+                found |= {job.row_version: job for job in map(job_of, read)}
+        return [found[row.uid, row.version] for row in rows]
 
     def finished_before(
         self, cutoff: datetime | None, statuses: Collection[JobStatus]
@@ -192,22 +208,46 @@ class Jobs:
             append_event(connection, job_id, event)
             return update_job(connection, job_id, now, {"pause_request": paused})
 
+    @contextmanager
+    def keeping(self, job_id: JobId, uid: JobUid) -> Iterator[None]:
+        """Let nobody delete a job that is over inside the block: its id can be no other job's.
+
+        Nobody writes anything meanwhile, so it is for a moment. Raises as `delete` does.
+        """
+        with self._database.writing() as connection:
+            _refuse_delete(connection, job_id, uid)
+            yield
+
     def delete(self, job_id: JobId, uid: JobUid) -> None:
         """Remove a job that is over, with its workers and events.
 
         Raises `JobMissing` if the id is free or another job's by now, and `JobNotTerminal`.
         """
         with self._database.writing() as connection:
-            job = get_job(connection, job_id)
-            if job.uid != uid:
-                raise JobMissing(job_id)
-            if not job.is_terminal:
-                raise JobNotTerminal(job_id, job.status_shown)
+            _refuse_delete(connection, job_id, uid)
             connection.execute(delete(JOBS).where(JOBS.c.job_id == job_id))
 
     def _list(self, query: Select[Any]) -> list[Job]:
         with self._database.reading() as connection:
-            return [job_of(row) for row in connection.execute(query)]
+            rows = connection.execute(query).all()
+        return [job_of(row) for row in rows]
+
+
+def _next_moment(connection: Connection, now: datetime) -> datetime:
+    """Return `now`, or where a clock has gone back the first moment after the newest job.
+
+    Who reads on from the last job that they have seen misses none that came later.
+    """
+    newest = connection.execute(_NEWEST).scalar_one()
+    return now if newest is None else max(now, newest + timedelta(microseconds=1))
+
+
+def _refuse_delete(connection: Connection, job_id: JobId, uid: JobUid) -> None:
+    job = get_job(connection, job_id)
+    if job.uid != uid:
+        raise JobMissing(job_id)
+    if not job.is_terminal:
+        raise JobNotTerminal(job_id, job.status_shown)
 
 
 def _submitted(

@@ -5,7 +5,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, insert, or_, select, update
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus
 from muster.contracts.token import Token
@@ -24,13 +24,8 @@ from store.records import (
 from store.tables import EVENTS, JOBS
 
 _ONE: Final = select(JOBS).where(JOBS.c.job_id == bindparam("id"))
-_STATUS_SHOWN: Final = case(
-    (
-        and_(JOBS.c.stop_request.is_not(None), JOBS.c.status.not_in(sorted(TERMINAL))),
-        JobStatus.STOPPING,
-    ),
-    else_=JOBS.c.status,
-)
+_APPEND: Final = insert(EVENTS)
+_OPEN: Final = frozenset(JobStatus) - TERMINAL
 
 
 def job_of(row: Row[Any]) -> Job:
@@ -73,15 +68,27 @@ def values_of(
 
 
 def status_shown_in(statuses: Collection[JobStatus]) -> ColumnElement[bool]:
-    """Return the condition that `Job.status_shown` is one of `statuses`."""
-    return _STATUS_SHOWN.in_(sorted(statuses))
+    """Return the condition that `Job.status_shown` is one of `statuses`.
+
+    In words that an index on the status answers, however many jobs are over.
+    """
+    wanted = frozenset(statuses)
+    # A request to stop hides what an open job's row says.
+    shown: ColumnElement[bool] = JOBS.c.status.in_(sorted(wanted & TERMINAL))
+    if wanted & _OPEN:
+        unasked = JOBS.c.stop_request.is_(None)
+        shown = or_(shown, and_(JOBS.c.status.in_(sorted(wanted & _OPEN)), unasked))
+    if JobStatus.STOPPING in wanted:
+        asked = JOBS.c.stop_request.is_not(None)
+        shown = or_(shown, and_(JOBS.c.status.in_(sorted(_OPEN)), asked))
+    return shown
 
 
 def append_events(connection: Connection, job_id: JobId, events: Collection[Event]) -> None:
     """Add to the end of a job's events; the database numbers them."""
     if events:
         connection.execute(
-            insert(EVENTS),
+            _APPEND,
             [
                 {
                     "job_id": job_id,

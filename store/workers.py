@@ -15,6 +15,8 @@ _OF_JOBS: Final = (
     .where(WORKERS.c.job_id.in_(bindparam("ids", expanding=True)))
     .order_by(WORKERS.c.job_id, WORKERS.c.rank)
 )
+_FIELDS: Final = tuple(column.name for column in WORKERS.c)[1:]
+"""All but the job's id."""
 
 
 class Workers:
@@ -31,12 +33,11 @@ class Workers:
         """Return the ranks of each of the jobs, of one moment."""
         found: dict[JobId, list[Worker]] = {job_id: [] for job_id in job_ids}
         with self._database.reading() as connection:
-            for row in connection.execute(_OF_JOBS, {"ids": list(found)}):
-                found[row.job_id].append(_worker(row))
+            rows = connection.execute(_OF_JOBS, {"ids": list(found)}).all()
+        for row in rows:
+            found[row.job_id].append(_worker(row))
         return found
 
 
 def _worker(row: Row[Any]) -> Worker:
-    values = row._asdict()
-    del values["job_id"]
-    return Worker(**values)
+    return Worker(**dict(zip(_FIELDS, row[1:], strict=True)))

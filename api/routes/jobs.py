@@ -29,6 +29,7 @@ from api.submission import Submission
 from api.summary import summary
 from api.views import event_view, job_seen_by, job_view
 from api.waiting import WAIT_LIMIT_SECONDS, awaited, awaited_statuses
+from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId, JobUid, StopRequest
 from store.errors import JobExists
 from store.idempotency import IdempotencyKey
@@ -55,7 +56,7 @@ def create_job(
     *,
     asked: JobRequest,
     desk: Desk,
-    principal: Principal,
+    caller: Asking,
     request: Request,
     response: Response,
     dry_run: Annotated[bool, Query(description="Check and plan it; store nothing.")] = False,
@@ -67,27 +68,38 @@ def create_job(
     """
     if dry_run:
         return Response(_planned(asked, desk).model_dump_json(), media_type="application/json")
-    key = _key(principal, idempotency_key, asked)
-    job = desk.answers.find(key) if key else None
-    replayed = job is not None
-    if job is None:
-        submission = _prepared(asked, desk)
-        uid = JobUid(desk.submitter.random_hex())
-        job = desk.jobs.create(
-            submission.job_id,
-            uid,
-            submission.spec,
-            message=submission.message,
-            idempotency=key,
-            actor=principal,
-        )
-        replayed = job.uid != uid
+    key = _key(caller.principal, idempotency_key, asked)
+    uid = JobUid(desk.submitter.random_hex())
+    job = _created(asked, desk, uid, key, caller.name)
+    if job.uid == uid:
         desk.nudge()
-    if replayed:
+    else:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"{request.scope['path']}/{job.job_id}"
     response.headers["ETag"] = job_tag(job)
     return job_view(job)
+
+
+def _created(
+    asked: JobRequest, desk: FrontDesk, uid: JobUid, key: IdempotencyKey | None, actor: str
+) -> Job:
+    """Return the new job, or the one that `key` has been answered with before."""
+    try:
+        submission = _prepared(asked, desk)
+    except MusterError:
+        # The job that this repeats may be what is in the way now, or what it needed is gone.
+        job = desk.answers.find(key) if key else None
+        if job is None:
+            raise
+        return job
+    return desk.jobs.create(
+        submission.job_id,
+        uid,
+        submission.spec,
+        message=submission.message,
+        idempotency=key,
+        actor=actor,
+    )
 
 
 def _planned(asked: JobRequest, desk: FrontDesk) -> JobPlan:

@@ -27,7 +27,7 @@ from muster.contracts.spec import (
     is_program,
     usual_mode,
 )
-from muster.contracts.token import sha256_of
+from muster.contracts.token import id_in, sha256_of
 from muster.contracts.variables import (
     choice,
     integer,
@@ -52,6 +52,9 @@ their pulse likewise."""
 
 TLS_CERTFILE: Final = "MUSTER_TLS_CERTFILE"
 
+CA_FILE: Final = "MUSTER_CA_FILE"
+"""To a client the certificates that it trusts in place of the system's."""
+
 MARK: Final = "MUSTER_MARK"
 """Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
 what it leaves behind can be told from what is not ours."""
@@ -73,13 +76,17 @@ TEMPLATE_FD: Final = "MUSTER_TEMPLATE_FD"
 """The descriptor of a template's channel to its agent."""
 
 TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
-"""To a service one more token, of scope admin; to a client the one that it shows."""
+"""To a service one more token, of scope admin, unless it is one that some service made; to a
+client the one that it shows."""
 
 TOKEN_LENGTH_MIN: Final = 32
 """Of a token that a person made up: `openssl rand -hex 32` gives 64."""
 
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of the pipe that ends with the keeper of a service."""
+
+CONNECTIONS_AT_ONCE: Final = 128
+"""Of one client: a browser opens six, a script that forgets to close them any number."""
 
 _PLACES_OF_SLURM: Final = {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 """Of the service itself, in an allocation; Lightning takes them for those of the rank."""
@@ -187,14 +194,23 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
             ),
             requests_at_once=integer(environ, "MUSTER_REQUESTS_AT_ONCE", 64, low=1, high=10_000),
             connections_at_once=integer(
-                environ, "MUSTER_CONNECTIONS_AT_ONCE", 128, low=1, high=10_000
+                environ, "MUSTER_CONNECTIONS_AT_ONCE", CONNECTIONS_AT_ONCE, low=1, high=10_000
             ),
         )
 
 
+def is_clients_token(environ: Mapping[str, str]) -> bool:
+    """Whether MUSTER_TOKEN is of the form that services make.
+
+    Whoever exported it means to show it to another service, and not to open their own to all who
+    have it.
+    """
+    return id_in(environ.get(TOKEN, "")) is not None
+
+
 def _token_sha256(environ: Mapping[str, str]) -> str | None:
     text = environ.get(TOKEN)
-    if not text:
+    if not text or is_clients_token(environ):
         return None
     if len(text) < TOKEN_LENGTH_MIN or not re.fullmatch(r"[!-~]+", text):
         wanted = f"{TOKEN_LENGTH_MIN} or more letters and digits (try: openssl rand -hex 32)"

@@ -93,8 +93,8 @@ def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
     assert "the same command with --job-id mine goes on" in output
     assert not terminal.left_running()
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", "true")
-    assert code == 1
-    assert "mine has begun with another command or number of ranks, and is not over" in output
+    assert code == 6
+    assert "mine has begun with another command, and is not over" in output
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", name)
     assert code == 0, output
     assert "start 0" not in output, "that was shown before"

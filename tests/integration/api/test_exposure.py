@@ -13,7 +13,8 @@ import pytest
 from integration.api.service import DEADLINE_SECONDS, Service
 
 from muster.contracts.token import Scope
-from muster.peers import endpoint, plain
+from muster.peers import endpoint
+from muster.socket_owners import plain
 from store.database import Database
 from store.tokens import Tokens
 

@@ -28,6 +28,7 @@ def described(
         (described({"max_workers": 4}, max_workers=None), {"max_workers": None}),
         (described({"env": {"A": "a", "B": "b"}}, {"B": "c"}), {"env": {"A": "a", "B": "c"}}),
         (described({"env": None}, {"B": "c"}), {"env": {"B": "c"}}),
+        (described({"env": ["A=1"]}, {"B": "c"}), {"env": ["A=1"]}),
         (described(dataset_dir="a/../b"), {"dataset_dir": "/home/me/b"}),
         (described({"checkpoint_dir": "/saved"}), {"checkpoint_dir": "/saved"}),
         (described(dataset_dir=7), {"dataset_dir": 7}),

@@ -1,0 +1,81 @@
+"""What an answer costs, how many jobs a second are accepted, how long a list among many takes.
+
+``python tests/load_answers.py`` starts services of its own, asks them from this process, prints
+what it has found beside its goals, and exits with 1 if a goal is missed. All but the first line
+depends on what else the machine does meanwhile.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from bare_service import PATH, bare_service
+from installation import Installation
+from load_client import Connection, cpu_seconds, get, port_of
+from load_figures import Figure, at_most, report
+from load_lists import list_figures
+from load_submissions import submission_figures
+
+COST_GOAL = 5.0
+"""Of the status of one job, in empty routes."""
+
+ROUND = 200
+"""Requests to the one before the other has its turn."""
+
+
+def figures(root: Path, *, rounds: int, seconds: float, jobs: int) -> Iterator[Figure]:
+    yield cost_figure(root / "cost", rounds)
+    yield from submission_figures(root, seconds)
+    yield from list_figures(root / "lists", jobs)
+
+
+def cost_figure(root: Path, rounds: int) -> Figure:
+    """Compare the processor time of `GET /jobs/{id}` with that of a route that does nothing."""
+    root.mkdir()
+    installation = Installation(root)
+    installation.start_api()
+    try:
+        with bare_service() as (bare_pid, bare_port):
+            ratio = _ratio(installation, bare_pid, bare_port, rounds)
+    finally:
+        installation.close()
+    return at_most("GET /jobs/{id}: processor time ÷ an empty route", ratio, COST_GOAL, "")
+
+
+def _ratio(installation: Installation, bare_pid: int, bare_port: int, rounds: int) -> float:
+    job_id = installation.submit(world_size=1, command=["true"])
+    ratios = []
+    with Connection(port_of(installation.url)) as ours, Connection(bare_port) as theirs:
+        for _ in range(rounds):
+            empty = _seconds_each(theirs, get(PATH), bare_pid)
+            job = _seconds_each(ours, get(f"/jobs/{job_id}"), installation.api.pid)
+            ratios.append(job / empty)
+    return median(ratios[1:])  # the first request of all finds nothing ready
+
+
+def _seconds_each(connection: Connection, request: bytes, pid: int) -> float:
+    began = cpu_seconds(pid)
+    for _ in range(ROUND):
+        assert connection.ask(request).status == 200
+    return (cpu_seconds(pid) - began) / ROUND
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=16, help="of the comparison (16)")
+    parser.add_argument("--seconds", type=float, default=15, help="of submissions (15)")
+    parser.add_argument("--jobs", type=int, default=10_000, help="that are listed (10000)")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        found = list(
+            figures(Path(directory), rounds=asked.rounds, seconds=asked.seconds, jobs=asked.jobs)
+        )
+    print("\n".join(report(found)), flush=True)  # noqa: T201  what a person asked for
+    return int(not all(figure.is_met for figure in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""What a load has found, beside what it should have found."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+
+from cli.tables import table
+
+HEADER = ("what", "found", "goal", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of a report. Without a goal it is there for comparison."""
+
+    what: str
+    found: str
+    goal: str = ""
+    is_met: bool = True
+
+
+def at_most(what: str, found: float, goal: float, unit: str) -> Figure:
+    return Figure(what, _said(found, unit), f"≤ {_said(goal, unit)}", found <= goal)
+
+
+def at_least(what: str, found: float, goal: float, unit: str) -> Figure:
+    return Figure(what, _said(found, unit), f"≥ {_said(goal, unit)}", found >= goal)
+
+
+def none_of(what: str, found: Sequence[str]) -> Figure:
+    """Count what should not have been, and show the first of it."""
+    said = f"{len(found)}: {found[0]}" if found else "0"
+    return Figure(what, said, "0", not found)
+
+
+def p99_ms(seconds: Sequence[float]) -> float:
+    """Return the time, in milliseconds, within which 99 of 100 are done."""
+    return 1000 * quantiles(seconds, n=100, method="inclusive")[98]
+
+
+def report(figures: Iterable[Figure]) -> Iterator[str]:
+    rows = [
+        (figure.what, figure.found, figure.goal, "" if figure.is_met else "MISSED")
+        for figure in figures
+    ]
+    return table(HEADER, rows)
+
+
+def _said(number: float, unit: str) -> str:
+    return f"{number:.0f}{unit}" if number >= 100 else f"{number:.2g}{unit}"

@@ -1,0 +1,111 @@
+"""How long a page of a list takes among thousands of jobs that are over."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from installation import Installation
+from load_client import Answer, Connection, get, port_of
+from load_figures import Figure, at_most, none_of, p99_ms
+from sqlalchemy import insert
+from store_samples import NOON, worker
+
+from api.paging import encode_cursor
+from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.spec import JobSpec
+from store.database import Database
+from store.records import Job, Worker
+from store.rows import values_of
+from store.tables import JOBS, WORKERS
+
+LIST_GOAL_MS = 50.0
+
+REQUESTS = 300
+"""For each figure."""
+
+LIMIT = 50
+
+RANKS = 4
+
+OVER = (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+def list_figures(root: Path, jobs: int) -> Iterator[Figure]:
+    root.mkdir()
+    installation = Installation(root)
+    installation.start_api()
+    try:
+        database = Database.open(f"sqlite:///{installation.files.root}/muster.db")
+        fill(database, jobs)
+        database.close()
+        with Connection(port_of(installation.url)) as connection:
+            yield from _timed(connection, jobs)
+    finally:
+        installation.close()
+
+
+def fill(database: Database, jobs: int) -> None:
+    """Store jobs that are over, one a second, as a coordinator would have left them."""
+    with database.writing() as connection:
+        over = [_over(number) for number in range(jobs)]
+        connection.execute(insert(JOBS), [values_of(job) for job in over])
+        ranks = [values_of(rank) | {"job_id": job.job_id} for job in over for rank in _ranks()]
+        connection.execute(insert(WORKERS), ranks)
+
+
+def _over(number: int) -> Job:
+    created = NOON + timedelta(seconds=number)
+    return Job(
+        job_id=JobId(f"job-{number:06d}"),
+        uid=JobUid(f"uid-{number}"),
+        spec=JobSpec(world_size=RANKS, name=f"run {number % 100}", labels={"team": "vision"}),
+        status=OVER[number % len(OVER)],
+        reason=None,
+        message=None,
+        created_at=created,
+        updated_at=created,
+        started_at=created,
+        finished_at=created + timedelta(minutes=1),
+        exit_code=0,
+        stop_request=None,
+        stop_grace_seconds=None,
+        generation=1,
+        agent=None,
+        agent_token_sha256=None,
+        version=7,
+    )
+
+
+def _ranks() -> Iterator[Worker]:
+    for rank in range(RANKS):
+        yield worker(rank, state="exited", process=None, finished=True, step=1000, loss=0.25)
+
+
+def _timed(connection: Connection, jobs: int) -> Iterator[Figure]:
+    faults = []
+    for path in ("/jobs", "/jobs/summaries"):
+        for what, query, total in _queries(jobs):
+            asked = get(f"{path}?limit={LIMIT}{query}")
+            answers = [connection.timed(asked) for _ in range(REQUESTS)]
+            faults += [fault for answer, _ in answers if (fault := _fault(answer, total))]
+            wait = p99_ms([seconds for _, seconds in answers])
+            yield at_most(f"GET {path}?limit={LIMIT}{what}, p99", wait, LIST_GOAL_MS, " ms")
+    yield none_of(f"  of {jobs} jobs: wrong pages", faults)
+
+
+def _queries(jobs: int) -> Iterator[tuple[str, str, int]]:
+    """Yield what to say of each query, the query, and how many jobs it has on all pages."""
+    middle = _over(jobs // 2)
+    cursor = encode_cursor((middle.created_at, middle.job_id))
+    failed = sum(_over(number).status is JobStatus.FAILED for number in range(jobs))
+    yield "", "", jobs
+    yield ", from the middle", f"&cursor={cursor}", jobs
+    yield ", failed ones", "&status=FAILED", failed
+    yield ", failed ones from the middle", f"&status=FAILED&cursor={cursor}", failed
+
+
+def _fault(answer: Answer, total: int) -> str | None:
+    if answer.status != 200:
+        return f"{answer.status} {answer.body.decode()}"
+    seen = int(answer.headers["x-total-count"]), len(answer.json()["jobs"])
+    return None if seen == (total, LIMIT) else f"{seen[1]} jobs of {seen[0]}, not of {total}"

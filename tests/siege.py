@@ -1,0 +1,168 @@
+"""A service under siege: who asks politely is answered soon, whoever else there is at the gate.
+
+``python tests/siege.py`` lets hundreds of connections owe the rest of a request while others flood
+the service, and send and open more than they may. It prints how long an honest client waited and
+what became of the others beside what should have, and exits with 1 if that is not so. As root it
+sends strangers; as anybody else all are the service's own user, for whom some limits do not hold.
+"""
+
+import argparse
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from installation import Installation
+from load_client import Connection, get, port_of, post
+from load_figures import Figure, at_least, at_most, none_of, p99_ms, report
+from siege_attackers import Outcome, Plan
+
+from muster.contracts.token import Scope
+from store.database import Database
+from store.tokens import Tokens
+
+WAIT_GOAL_MS = 200.0
+HELD_GOAL_SECONDS = 10.0
+MEMORY_GOAL_MIB = 64.0
+
+PER_SECOND, BURST_SECONDS, AT_ONCE, CONNECTIONS_AT_ONCE = 100, 10, 64, 128
+"""The limits of one client, as they are unless somebody sets others."""
+
+CLOSED = 0
+"""A connection may be closed before the client has read why."""
+
+REFUSALS = {
+    "flood": {429},
+    "streams": {429},
+    "connections": {429, CLOSED},
+    "long headers": {431, 400, CLOSED},
+    "large bodies": {413, CLOSED},
+}
+
+PAUSE_SECONDS = 0.02
+"""Of the honest client, after each answer."""
+
+
+def siege_figures(root: Path, *, seconds: float, lorises: int) -> Iterator[Figure]:
+    """Besiege a service of its own."""
+    installation = Installation(root)
+    installation.start_api()
+    try:
+        plan = _plan(installation, seconds, lorises)
+        before = _memory_mib(installation.api.pid, "VmRSS")
+        honest = _Honest(plan)
+        outcome = _besieged(root, plan, honest)
+        peak = _memory_mib(installation.api.pid, "VmHWM")
+    finally:
+        installation.close()
+    wait = p99_ms(honest.waits)
+    yield at_most(f"an honest client waits, p99 of {len(honest.waits)}", wait, WAIT_GOAL_MS, " ms")
+    yield none_of("  and is refused", honest.faults)
+    yield from _lorises(outcome, lorises)
+    yield from _demands(outcome, seconds)
+    yield at_most("memory grows by", peak - before, MEMORY_GOAL_MIB, " MiB")
+
+
+def _plan(installation: Installation, seconds: float, lorises: int) -> Plan:
+    database = Database.open(f"sqlite:///{installation.files.root}/muster.db")
+    tokens = Tokens(database)
+    shown = {
+        name: tokens.create(name, Scope.SUBMIT, lifetime=None, created_by=None)[1]
+        for name in ("lorises", "flood", "streams")
+    }
+    database.close()
+    job_id = installation.submit(world_size=1, command=["true"])
+    return Plan(
+        port=port_of(installation.url),
+        seconds=seconds,
+        lorises=lorises,
+        tokens=shown,
+        job_id=job_id,
+    )
+
+
+def _besieged(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
+    said = root / "outcome.json"
+    with said.open("wb") as outcome:
+        words = [sys.executable, "siege_attackers.py", msgspec.json.encode(plan).decode()]
+        attackers = subprocess.Popen(words, cwd=Path(__file__).parent, stdout=outcome)
+    while attackers.poll() is None:
+        honest.ask()
+    assert attackers.returncode == 0, "the besiegers have failed"
+    return msgspec.json.decode(said.read_bytes(), type=Outcome)
+
+
+class _Honest:
+    """Looks at a job, at the list, and submits, now and then over a new connection."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._port = plan.port
+        self._looks = [get(f"/jobs/{plan.job_id}"), get("/jobs?limit=50"), get("/jobs/summaries")]
+        self.waits: list[float] = []
+        self.faults: list[str] = []
+
+    def ask(self) -> None:
+        body = {"command": ["true"], "world_size": 1}
+        job = post("/jobs", body, idempotency_key=f"honest-{len(self.waits)}")
+        began = time.perf_counter()
+        with Connection(self._port) as connection:
+            for request in (*self._looks, job):
+                answer = connection.ask(request)
+                self.waits.append(time.perf_counter() - began)
+                if answer.status not in {200, 201}:
+                    self.faults.append(f"{answer.status} {answer.body.decode()}")
+                time.sleep(PAUSE_SECONDS)
+                began = time.perf_counter()
+
+
+def _lorises(outcome: Outcome, lorises: int) -> Iterator[Figure]:
+    held = outcome.held_seconds
+    yield at_most(
+        f"{lorises} who owe a request are closed within", max(held), HELD_GOAL_SECONDS, " s"
+    )
+    yield at_least("  so many times", len(held), lorises, "")
+
+
+def _demands(outcome: Outcome, seconds: float) -> Iterator[Figure]:
+    allowed = {
+        "flood": ({200}, PER_SECOND * (BURST_SECONDS + math.ceil(seconds) + 1)),
+        "streams": ({200}, AT_ONCE),
+        "connections": ({408}, CONNECTIONS_AT_ONCE),
+        "long headers": ({200}, 0),
+        "large bodies": ({201}, 0),
+    }
+    for kind, statuses in outcome.statuses.items():
+        passing, most = allowed[kind]
+        let_in = sum(statuses.get(status, 0) for status in passing)
+        refused = {status: count for status, count in statuses.items() if status not in passing}
+        wrong = sorted(set(refused) - REFUSALS[kind])
+        yield at_most(f"{kind}: let in, of {sum(statuses.values())}", let_in, most, "")
+        yield none_of(
+            "  refused in another way", [f"{status}: {refused[status]}" for status in wrong]
+        )
+
+
+def _memory_mib(pid: int, field: str) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise LookupError(field)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=45, help="that it takes (45)")
+    parser.add_argument("--lorises", type=int, default=200, help="who owe their request (200)")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        found = list(siege_figures(Path(directory), seconds=asked.seconds, lorises=asked.lorises))
+    print("\n".join(report(found)), flush=True)  # noqa: T201  what a person asked for
+    return int(not all(figure.is_met for figure in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
