@@ -21,7 +21,6 @@ _REPLACED: Final = "\ufffd"
 BLOCK_BYTES: Final = 32 * 1024
 """Small, since a job may have thousands of ranks; at least twice `LINE_LIMIT_BYTES`."""
 
-
 SEARCH_BYTES: Final = 8 * BLOCK_BYTES
 """What is looked through at once, and not kept, where a text was not found for a while."""
 
@@ -124,6 +123,7 @@ class _Block:
             self._reach_bytes = BLOCK_BYTES
             start, raw = self._before(end)
         if self._is_in(raw):
+            self._load(end - 1)  # to be taken apart as a whole before there is another search
             return None
         self._reach_bytes = min(2 * self._reach_bytes, SEARCH_BYTES)
         first = start + raw.find(b"\n") + 1 if start else 0
