@@ -18,7 +18,7 @@ from anyio.to_thread import run_sync
 
 from api.glances import Glance, Glances, is_over_in
 from api.logs.follow import IsOver, JobFollower
-from api.logs.position import Position, format_position
+from api.logs.position import Position, format_event_id
 from api.logs.tail import tail_position
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory, JobFiles
@@ -43,12 +43,14 @@ class Feed:
 
     def __init__(
         self,
+        uid: JobUid,
         files: JobFiles,
         rank: int | None,
         look: Callable[[], Awaitable[Glance | None]],
         is_closing: Callable[[], bool],
         readers: CapacityLimiter,
     ) -> None:
+        self._uid = uid
         self._files = files
         self._rank = rank
         self._look = look
@@ -127,7 +129,7 @@ class Feed:
         self._moved = asyncio.Event()
 
     async def _next(self, reader: JobFollower, is_over: IsOver) -> Event | None:
-        return await run_sync(_event, reader, is_over, limiter=self._readers)
+        return await run_sync(_event, self._uid, reader, is_over, limiter=self._readers)
 
 
 class Feeds:
@@ -170,15 +172,15 @@ class Feeds:
             return glance if glance is not None and glance.job.uid == job.uid else None
 
         files = self._files.job(job.job_id)
-        return Feed(files, rank, look, self._is_closing, self._readers)
+        return Feed(job.uid, files, rank, look, self._is_closing, self._readers)
 
 
-def _event(reader: JobFollower, is_over: IsOver) -> Event | None:
+def _event(uid: JobUid, reader: JobFollower, is_over: IsOver) -> Event | None:
     batch = reader.next_batch(is_over)
     if batch is None:
         return None
     data = batch.text.replace("\n", "\ndata: ")
-    wire = f"id: {format_position(batch.position)}\ndata: {data}\n\n".encode()
+    wire = f"id: {format_event_id(uid, batch.position)}\ndata: {data}\n\n".encode()
     return Event(wire, batch.position)
 
 
