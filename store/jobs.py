@@ -4,14 +4,14 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, Select, bindparam, delete, func, select, tuple_
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 from store.clock import Clock, utc_now
 from store.database import Database
 from store.errors import JobChanged, JobExists, JobMissing, JobNotTerminal
-from store.idempotency import IdempotencyKey, find_answer, keep_answer
+from store.idempotency import AnswerBook, IdempotencyKey, find_answer
 from store.records import Event, Job, RowVersion
 from store.rows import (
     append_event,
@@ -34,7 +34,6 @@ _UNFINISHED: Final = (
 _THESE: Final = select(JOBS).where(JOBS.c.job_id.in_(bindparam("ids", expanding=True)))
 _AT_ONCE: Final = 500
 """Ids in one statement."""
-_INSERT: Final = insert(JOBS)
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
@@ -48,6 +47,8 @@ class Jobs:
     def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._database = database
         self._clock = clock
+        self._insert = database.insert_new(JOBS)
+        self._answers = AnswerBook(database)
 
     def create(
         self,
@@ -71,12 +72,11 @@ class Jobs:
         def write(connection: Connection) -> Job:
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
-            if find_job(connection, job_id) is not None:
+            if connection.execute(self._insert, values_of(job)).rowcount == 0:
                 raise JobExists(job_id)
-            connection.execute(_INSERT, values_of(job))
             append_event(connection, job_id, event)
             if idempotency:
-                keep_answer(connection, idempotency, job, now)
+                self._answers.keep(connection, idempotency, job, now)
             return job
 
         return self._database.write(write)
