@@ -31,6 +31,7 @@ from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
 from api.remembered import RememberedTokens
+from api.searches import Searches
 from api.submission import Submitter
 from muster import journal, lifeline
 from muster.contracts.environ import TOKEN, DoorSettings, ServiceSettings, is_clients_token
@@ -61,8 +62,8 @@ GRACEFUL_SHUTDOWN_SECONDS = 4
 
 
 FOREIGN_TOKEN = (
-    f"api: {TOKEN} is a token that some service made, and opens nothing here; to let this service "
-    "have one of its own, make it up (try: openssl rand -hex 32)"
+    f"api: {TOKEN} is a token that some service made, so it opens nothing here: unset it where "
+    "you speak to this one; or make one up for it (try: openssl rand -hex 32)"
 )
 
 
@@ -119,7 +120,8 @@ def _serve(
         server_header=False,
         access_log=False,
         log_config=None,
-        log_level=logging.WARNING,
+        # What is refused the protocol tells by itself, with who it was.
+        log_level=logging.ERROR,
         ssl_certfile=door.tls_certfile,
         ssl_keyfile=door.tls_keyfile,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
@@ -193,6 +195,7 @@ def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> Fron
             is_closing=lambda: AppStatus.should_exit,
             readers=CapacityLimiter(LOG_READERS),
         ),
+        searches=Searches(),
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
         version=version("muster-train"),

@@ -12,6 +12,7 @@ from api.glances import Glances
 from api.identity import Caller
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
+from api.searches import Searches
 from api.submission import Submitter
 from muster.contracts.job import JobId, StopRequest
 from muster.contracts.layout import DataDirectory
@@ -47,6 +48,7 @@ class FrontDesk:
     submitter: Submitter
     files: DataDirectory
     feeds: Feeds
+    searches: Searches
     """What streams follow."""
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]

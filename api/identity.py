@@ -39,6 +39,13 @@ class Caller:
     scope: Scope
     is_limited: bool
     """Whether limits on requests hold; the service's own user could end the service as well."""
+    token_id: str | None = None
+    """Of the token that was shown, if one was made for it."""
+
+    @property
+    def principal(self) -> str:
+        """Who this is for ever: a token's name may be another token's when it is revoked."""
+        return self.name if self.token_id is None else f"token:{self.token_id}"
 
 
 class Unauthorized(Problem):
@@ -79,10 +86,11 @@ class Identities:
         Raises `Unauthorized`, or `Problem` while the tokens cannot be read.
         """
         if authorization is not None:
-            at_hand = self._at_hand(authorization)
+            text = _bearer(authorization)
+            at_hand = self._at_hand(text)
             if at_hand is not None:
                 return at_hand
-            return await run_sync(self._shown, authorization, limiter=self._lookups)
+            return await run_sync(self._shown, text, limiter=self._lookups)
         if self.is_own(uid):
             return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
         raise Unauthorized(
@@ -91,20 +99,21 @@ class Identities:
             "the service makes one with `muster token create`.",
         )
 
-    def _at_hand(self, authorization: str) -> Caller | None:
-        """Return who shows a token that is known without asking anybody, and need not be noted."""
-        text = _bearer(authorization)
-        token = self._tokens.at_hand(id_in(text) or "")
-        now = self._clock()
+    def _at_hand(self, text: str) -> Caller | None:
+        """Return who shows a token that can be judged, and need not be noted, by itself."""
+        token_id = id_in(text)
+        if token_id is None:
+            return self._by_environment(text)
+        token, now = self._tokens.at_hand(token_id), self._clock()
         if token is None or not token.is_valid(now) or not matches(text, token.sha256):
             return None
         return _caller(token) if self._is_noted(token, now) else None
 
-    def _shown(self, authorization: str) -> Caller:
-        text = _bearer(authorization)
+    def _shown(self, text: str) -> Caller:
         token = self._known(text)
-        if token is not None:
-            return self._opened_by(token)
+        return self._by_environment(text) if token is None else self._opened_by(token)
+
+    def _by_environment(self, text: str) -> Caller:
         if self._token_sha256 is not None and matches(text, self._token_sha256):
             return Caller(name=TOKEN, scope=Scope.ADMIN, is_limited=True)
         raise Unauthorized(
@@ -164,4 +173,6 @@ def _bearer(authorization: str) -> str:
 
 
 def _caller(token: Token) -> Caller:
-    return Caller(name=f"token:{token.name}", scope=token.scope, is_limited=True)
+    return Caller(
+        name=f"token:{token.name}", scope=token.scope, is_limited=True, token_id=token.token_id
+    )

@@ -6,10 +6,12 @@ standard library's logging come out in the same form.
 
 import logging
 import sys
+import time
 
 import structlog
 
 from muster.remarks import remark
+from muster.repeats import Repeats
 
 
 def configure(service: str, level: int = logging.INFO) -> None:
@@ -37,7 +39,11 @@ def configure(service: str, level: int = logging.INFO) -> None:
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # its plug-ins are nobody's news
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            Repeats(time.monotonic),
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,

@@ -3,11 +3,14 @@
 import errno
 import json
 import re
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from integration.api.service import Service
@@ -119,23 +122,31 @@ def test_a_client_that_never_finishes_its_request_is_dropped(beginning: bytes) -
         assert problem(until_closed(client)) == (408, "request-timeout")
 
 
-def test_headers_without_end_are_refused() -> None:
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["without end", "in one piece"])
+def test_long_headers_are_refused(end: bytes) -> None:
     with served(Impatient) as address, socket.create_connection(address, timeout=20) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 18))
+        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 18) + end)
         assert status(client.recv(4096)) == 431
 
 
 def test_a_client_that_takes_no_answer_is_dropped() -> None:
-    with served(Impatient, generous) as address:
-        with socket.create_connection(address, timeout=20) as client, capture_logs() as logs:
-            client.sendall(GET)
-            assert status(client.recv(100)) == 200
-            for _ in range(1000):
-                if any(log.get("reason") == "unread-answer" for log in logs):
-                    break
-                threading.Event().wait(0.02)
-            assert len(until_closed(client)) < 64 << 20
-    assert "unread-answer" in [log.get("reason") for log in logs]
+    dropped = threading.Event()
+
+    class Watched(Impatient):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            dropped.set()
+
+    with (
+        served(Watched, generous) as address,
+        socket.create_connection(address, timeout=20) as client,
+        capture_logs() as logs,
+    ):
+        client.sendall(GET)
+        assert status(client.recv(100)) == 200
+        assert dropped.wait(20)
+        assert len(until_closed(client)) < 64 << 20
+    assert [log["reason"] for log in logs] == ["unread-answer"]
 
 
 def test_a_stranger_with_all_the_connections_gets_no_more() -> None:
@@ -165,12 +176,40 @@ def test_there_is_a_place_for_the_own_user_when_there_is_none_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "CONNECTIONS_IN_RESERVE", 1)
-    with served(FullForOthers, generous) as address:
-        with socket.create_connection(address, timeout=20) as client:
-            client.sendall(GET)
-            assert status(client.recv(100)) == 200
-            with socket.create_connection(address, timeout=20) as another:
-                assert until_closed(another) == b"", "there is an end to it"
+    with (
+        served(FullForOthers, generous) as address,
+        socket.create_connection(address, timeout=20) as client,
+    ):
+        client.sendall(GET)
+        assert status(client.recv(100)) == 200
+        with socket.create_connection(address, timeout=20) as another:
+            assert until_closed(another) == b"", "there is an end to it"
+
+
+def test_strangers_who_hold_all_connections_are_told_so_and_others_are_still_answered(
+    tmp_path: Path,
+) -> None:
+    token = "f" * 64
+    crowded = Service(
+        tmp_path,
+        MUSTER_REQUIRE_TOKEN="1",  # noqa: S106  a switch
+        MUSTER_TOKEN=token,
+        MUSTER_CONNECTIONS_AT_ONCE="10000",
+    )
+    crowded.start()
+    shown = {"Authorization": f"Bearer {token}"}
+    address = ("127.0.0.1", crowded.port)
+    with (
+        httpx.Client(base_url=crowded.url, headers=shown, timeout=20) as client,
+        ExitStack() as idle,
+    ):
+        client.get("/jobs").raise_for_status()
+        for _ in range(protocol.CONNECTIONS_TOGETHER - 1):
+            idle.enter_context(socket.create_connection(address, timeout=20))
+        with socket.create_connection(address, timeout=20) as another:
+            assert problem(until_closed(another)) == (503, "too-many-connections")
+        client.get("/jobs").raise_for_status()
+    crowded.end(signal.SIGKILL)
 
 
 def test_who_asks_again_before_the_answer_is_answered_once(service: Service) -> None:
@@ -201,7 +240,9 @@ def test_what_is_not_http_is_refused_and_told(service: Service) -> None:
     answer = service.raw(b"\x16\x03\x01 hello\r\n\r\n")
     assert problem(answer) == (400, "bad-request")
     request_id = json.loads(answer.partition(b"\r\n\r\n")[2])["request_id"]
-    (line,) = [line for line in service.log.read_text().splitlines() if request_id in line]
+    log = service.log.read_text()
+    assert "Invalid HTTP request" not in log, "uvicorn does not know who it was"
+    (line,) = [line for line in log.splitlines() if request_id in line]
     told = json.loads(line)
     assert (told["action"], told["reason"]) == ("connection_refused", "bad-request")
     assert told["caller"].startswith("uid:")

@@ -75,6 +75,26 @@ def test_without_a_token_no_other_machine_is_listened_to(unstarted: Service) -> 
     assert "muster token create NAME --scope admin" in said
 
 
+def test_where_everybody_needs_a_token_and_there_is_none_it_does_not_start(
+    unstarted: Service,
+) -> None:
+    said = refused_start(unstarted, MUSTER_REQUIRE_TOKEN="1")  # noqa: S106  a switch
+    assert said.startswith("api: refusing to start with MUSTER_REQUIRE_TOKEN")
+    assert "muster token create NAME --scope admin" in said
+
+
+def test_a_token_of_another_service_opens_nothing_here(tmp_path: Path) -> None:
+    token = f"mst_{'a' * 12}_{'b' * 64}"
+    service = Service(tmp_path, MUSTER_TOKEN=token)
+    service.start()
+    shown = {"Authorization": f"Bearer {token}"}
+    assert httpx.get(f"{service.url}/jobs", headers=shown).status_code == 401
+    assert httpx.get(f"{service.url}/jobs").status_code == 200
+    service.end(signal.SIGKILL)
+    assert "MUSTER_TOKEN is a token that some service made" in service.log.read_text()
+    assert token not in service.log.read_text()
+
+
 def test_a_token_in_the_clear_is_refused(unstarted: Service) -> None:
     said = refused_start(unstarted, MUSTER_HOST=ANYWHERE, MUSTER_TOKEN=TOKEN)
     assert "MUSTER_TLS_CERTFILE" in said
