@@ -2,7 +2,7 @@
 
 The lock says that there is one, and the kernel gives it back however that one ends. The record
 beside it says who and where. It may outlive its holder, but never mean somebody else: a process is
-named by its pid, its start and the boot.
+named by its pid, its start and the boot (docs/notes/command-line.md).
 """
 
 import fcntl

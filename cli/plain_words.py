@@ -2,7 +2,7 @@
 
 Typer reads every value with pydantic, and that takes longer to import than all else a small
 command needs. Plain texts, whole numbers and choices are read here; everything else is left to
-Typer, and so is every refusal.
+Typer, and so is every refusal (docs/notes/command-line.md).
 """
 
 import re

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+COMMITTED = Path(__file__).parents[3] / "docs" / "job.schema.json"
+"""For the examples and for whoever has no Muster at hand."""
+
 MUSTER = Path(sys.executable).with_name("muster")
 
 ASK = """
@@ -51,6 +54,7 @@ def test_each_shell_has_its_script(shell: str) -> None:
 def test_the_schema_of_a_job_file_knows_the_fields_and_no_others() -> None:
     said = subprocess.run([MUSTER, "schema"], capture_output=True, text=True, check=True)
     schema = json.loads(said.stdout)
+    assert said.stdout == COMMITTED.read_text(), "muster schema > docs/job.schema.json"
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert schema["additionalProperties"] is False
     assert schema["properties"]["world_size"]["minimum"] == 1
