@@ -18,7 +18,7 @@ from anyio.to_thread import run_sync
 
 from api.glances import Glance, Glances, is_over_in
 from api.logs.follow import IsOver, JobFollower
-from api.logs.position import Position, format_position
+from api.logs.position import Position, format_event_id
 from api.logs.tail import tail_position
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory, JobFiles
@@ -43,12 +43,14 @@ class Feed:
 
     def __init__(
         self,
+        uid: JobUid,
         files: JobFiles,
         rank: int | None,
         look: Callable[[], Awaitable[Glance | None]],
         is_closing: Callable[[], bool],
         readers: CapacityLimiter,
     ) -> None:
+        self._uid = uid
         self._files = files
         self._rank = rank
         self._look = look
@@ -81,9 +83,9 @@ class Feed:
                 yield event
                 if self._is_closing():
                     return
-            position = reader.position
-            # Now everything below `until` is handed out, and nothing else unless it is ahead.
-            while not reader.is_ahead and self._count - len(self._kept) <= number:
+            position, is_ahead = reader.position, reader.is_ahead
+            # Unless it is ahead, exactly what lies below `until` has been handed out.
+            while not is_ahead and self._count - len(self._kept) <= number:
                 if number < self._count:
                     event = self._kept[number - self._count]
                     position, number = event.position, number + 1
@@ -92,7 +94,7 @@ class Feed:
                     return
                 else:
                     await self._moved.wait()
-            if reader.is_ahead and number == self._count:
+            if is_ahead and number == self._count:
                 if self.is_over:
                     return
                 await self._moved.wait()
@@ -109,6 +111,8 @@ class Feed:
                 glance = await self._look()
                 while event := await self._next(reader, is_over_in(glance)):
                     self._hand_out(event)
+                    if self._is_closing():
+                        return glance
                 if glance is None or glance.job.is_terminal or self._is_closing():
                     return glance
                 await asyncio.sleep(POLL_SECONDS)
@@ -125,7 +129,7 @@ class Feed:
         self._moved = asyncio.Event()
 
     async def _next(self, reader: JobFollower, is_over: IsOver) -> Event | None:
-        return await run_sync(_event, reader, is_over, limiter=self._readers)
+        return await run_sync(_event, self._uid, reader, is_over, limiter=self._readers)
 
 
 class Feeds:
@@ -168,15 +172,15 @@ class Feeds:
             return glance if glance is not None and glance.job.uid == job.uid else None
 
         files = self._files.job(job.job_id)
-        return Feed(files, rank, look, self._is_closing, self._readers)
+        return Feed(job.uid, files, rank, look, self._is_closing, self._readers)
 
 
-def _event(reader: JobFollower, is_over: IsOver) -> Event | None:
+def _event(uid: JobUid, reader: JobFollower, is_over: IsOver) -> Event | None:
     batch = reader.next_batch(is_over)
     if batch is None:
         return None
     data = batch.text.replace("\n", "\ndata: ")
-    wire = f"id: {format_position(batch.position)}\ndata: {data}\n\n".encode()
+    wire = f"id: {format_event_id(uid, batch.position)}\ndata: {data}\n\n".encode()
     return Event(wire, batch.position)
 
 

@@ -39,6 +39,13 @@ class Caller:
     scope: Scope
     is_limited: bool
     """Whether limits on requests hold; the service's own user could end the service as well."""
+    token_id: str | None = None
+    """Of the token that was shown, if one was made for it."""
+
+    @property
+    def principal(self) -> str:
+        """Who this is for ever: a token's name may be another token's when it is revoked."""
+        return self.name if self.token_id is None else f"token:{self.token_id}"
 
 
 class Unauthorized(Problem):
@@ -166,4 +173,6 @@ def _bearer(authorization: str) -> str:
 
 
 def _caller(token: Token) -> Caller:
-    return Caller(name=f"token:{token.name}", scope=token.scope, is_limited=True)
+    return Caller(
+        name=f"token:{token.name}", scope=token.scope, is_limited=True, token_id=token.token_id
+    )

@@ -64,6 +64,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._receipt: TimerHandle | None = None
         self._farewell: TimerHandle | None = None
         self._headers_pending_bytes = 0
+        self._header_bytes = 0
         self._is_closing = False
         self.origin: int | str | None = None
         """Who is connected: a user of this machine, or else a network."""
@@ -102,20 +103,23 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._headers_pending_bytes += len(data)
         super().data_received(data)
         if self._headers_pending_bytes > HEADERS_LIMIT_BYTES and self._receipt is not None:
-            self._turn_away(
-                Problem(
-                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                    "headers-too-large",
-                    f"Your headers are longer than {HEADERS_LIMIT_BYTES} bytes.",
-                )
-            )
+            self._turn_away(_headers_too_large())
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self._answer_no_more()
-            raise _Pipelined
+            raise _EnoughRead
         super().on_message_begin()
+        self._header_bytes = 0
         self._expect_request()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Those of a request that came in one piece never were pending.
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > HEADERS_LIMIT_BYTES:
+            self._turn_away(_headers_too_large())
+            raise _EnoughRead
+        super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
         # Bodies are counted by the application.
@@ -224,8 +228,13 @@ class DeadlineProtocol(HttpToolsProtocol):
         return user_of((client, self.client[1]), (server, self.server[1]))
 
 
-class _Pipelined(Exception):
+class _EnoughRead(Exception):
     """Stops the parser: what else has arrived is not looked at."""
+
+
+def _headers_too_large() -> Problem:
+    detail = f"Your headers are longer than {HEADERS_LIMIT_BYTES} bytes."
+    return Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers-too-large", detail)
 
 
 def _not_now(status: HTTPStatus, detail: str) -> Problem:

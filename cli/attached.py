@@ -1,6 +1,5 @@
 """Watching a job to its end, and going away before it."""
 
-import sys
 from typing import TYPE_CHECKING
 
 import typer
@@ -21,8 +20,7 @@ def see_to_the_end(
     try:
         job.wait(until, timeout_seconds, progress=True)
     except KeyboardInterrupt:
-        end = "\n" if sys.stderr.isatty() else ""
-        typer.echo(f"{end}detached: {job.id} goes on", err=True)
+        typer.echo(f"detached: {job.id} goes on", err=True)
         typer.echo(f"come back:  muster wait {job.id}", err=True)
         typer.echo(f"its lines:  muster logs -f {job.id}", err=True)
         typer.echo(f"its end:    muster stop {job.id}", err=True)

@@ -11,6 +11,7 @@ from cli.exit_codes import ExitCode
 from cli.held import Held, Rank, Where, Which, checkpoint_named
 from cli.output import Output, OutputOption, show
 from cli.tables import table
+from muster.checkpoints.errors import CheckpointMissing
 
 if TYPE_CHECKING:
     from muster.checkpoints.comparison import Difference
@@ -31,7 +32,7 @@ def ls(where: Where, output: OutputOption = Output.TABLE) -> None:
     """List a job's checkpoints, each read to its last byte; the current one first.
 
     States: current (a restart goes on from it), intact, damaged, or another
-    job's that had the same directory. Names are for show: --output name.
+    job's that had the same directory. With -o name their paths, as show takes them.
     """
     from cli.checkpoint_rows import entry, row  # noqa: PLC0415  brings in numpy
 
@@ -40,7 +41,7 @@ def ls(where: Where, output: OutputOption = Output.TABLE) -> None:
         output,
         [entry(shelf, one) for shelf, one in found],
         table(_HEADER, [row(shelf, one) for shelf, one in found]),
-        (f"{shelf.reader.directory}:{one.name.step}" for shelf, one in found),
+        (_path(shelf, one) for shelf, one in found),
     )
 
 
@@ -72,7 +73,7 @@ def verify(where: Where, output: OutputOption = Output.TABLE) -> None:
         output,
         {"checkpoints": [entry(shelf, one) for shelf, one in found], "strays": strays},
         chain(lines, strays),
-        (f"{shelf.reader.directory}/{one.name}" for shelf, one in found if one.damage),
+        (_path(shelf, one) for shelf, one in found if one.damage),
     )
     if damaged or strays:
         raise typer.Exit(ExitCode.FAILED)
@@ -127,9 +128,9 @@ def digest(where: Where, output: OutputOption = Output.TABLE) -> None:
 
     Equal digests mean equal bits: weights, optimizer state and position in the data.
     """
-    from cli.digest import digests  # noqa: PLC0415  --help
+    from cli.digest import digests_on  # noqa: PLC0415  --help
 
-    found = list(digests(Held.by(where).directory))
+    found = list(digests_on(Held.by(where).shelves))
     show(
         output,
         [{"whose": whose, "step": step, "sha256": sha256} for whose, step, sha256 in found],
@@ -141,7 +142,14 @@ def digest(where: Where, output: OutputOption = Output.TABLE) -> None:
 def _examined(held: Held) -> "list[tuple[Shelf, Found]]":
     from muster.checkpoints.shelves import examine  # noqa: PLC0415  --help
 
-    return [(shelf, one) for shelf in held.shelves for one in examine(shelf, held.job_uid)]
+    found = [(shelf, one) for shelf in held.shelves for one in examine(shelf)]
+    if not found:
+        raise CheckpointMissing(f"{held.directory} holds no checkpoint yet")
+    return found
+
+
+def _path(shelf: "Shelf", one: "Found") -> str:
+    return f"{shelf.reader.directory}/{one.name}"
 
 
 def _strays(held: Held) -> Iterator[str]:

@@ -13,6 +13,7 @@ from cli.heavy import own_settings
 from cli.output import Output, OutputOption, show
 from cli.tables import UNKNOWN, table
 from muster.contracts.environ import CA_FILE, ORPHAN_TIMEOUT, TOKEN, DoorSettings, api_url
+from muster.contracts.secrets import LENT
 
 MASK: Final = "***"
 
@@ -65,7 +66,8 @@ def values(environ: Mapping[str, str]) -> dict[str, str | None]:
     found = {variable_of(field): _text(value) for field, value in settings.items()}
     found["MUSTER_DATABASE_URL"] = _masked(str(settings["database_url"]))
     found[TOKEN] = None if door.token_sha256 is None else MASK
-    return {**found, "MUSTER_URL": _masked(api_url(environ)), CA_FILE: environ.get(CA_FILE)}
+    as_they_are = {name: environ.get(name) for name in (LENT, CA_FILE)}
+    return {**found, "MUSTER_URL": _masked(api_url(environ)), **as_they_are}
 
 
 def variable_of(field: str) -> str:

@@ -6,7 +6,6 @@ What talks HTTP is imported when a command runs, so that ``--help`` answers at o
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import quote
 
 import typer
 
@@ -57,8 +56,3 @@ def attached(word: str) -> Iterator["JobHeld"]:
         found = client.job(word).view
     with connected(ATTACHED_SECONDS) as client:
         yield client.job_of(found)
-
-
-def path_of(job_id: str, *rest: str) -> str:
-    """Return the path of a job, or of something below it."""
-    return "/".join(["/jobs", quote(job_id, safe=""), *rest])

@@ -15,6 +15,7 @@ from cli.welcome import next_steps
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
+from muster.processes import is_running
 from muster.remarks import remark
 
 LOOK_SECONDS: Final = 0.05
@@ -36,10 +37,13 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
     """
     files = DataDirectory(settings.data_dir)
     holder = holder_of(files)
-    if holder is not None:
+    if holder is not None and not holder.is_ending:
         remark(f"muster: up already, at {holder.url}, with its data in {files.root}")
         return 0
+    if holder is not None:
+        _await_end(holder)
     files.root.mkdir(parents=True, exist_ok=True)
+    files.keeper_log.touch(mode=0o600)
     with files.keeper_log.open("ab") as log:
         already = log.tell()
         process = subprocess.Popen(
@@ -61,8 +65,14 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
     return 0
 
 
+def _await_end(holder: Holder) -> None:
+    remark("muster: those before are ending; ranks save and exit …")
+    while is_running(holder.process):
+        time.sleep(LOOK_SECONDS)
+
+
 def _await_service(process: "subprocess.Popen[bytes]", files: DataDirectory) -> Holder | None:
-    """Return who serves, once he does; None if the process ends before that."""
+    """Return who serves, once that is so; None if the process ends before that."""
     while process.poll() is None:
         holder = holder_of(files)
         if holder is not None and holder.process.pid == process.pid and is_healthy(holder.url):

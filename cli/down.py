@@ -8,7 +8,6 @@ from typing import Final
 
 import typer
 
-from cli.heavy import own_settings
 from cli.office import Holder, holder_of
 from muster.client import Client, ClientError
 from muster.client.views import SummaryList
@@ -18,6 +17,9 @@ from muster.contracts.layout import DataDirectory
 from muster.processes import is_running, send_signal
 
 LOOK_SECONDS: Final = 0.2
+ANSWER_SECONDS: Final = 2.0
+"""The API may be on its way out, or stand still."""
+
 MOST: Final = 1000
 """Jobs of one answer."""
 
@@ -28,12 +30,9 @@ class NotOurs(MusterError):
     """Another user's services are not ours to end."""
 
 
-def down() -> None:
-    """End the services that `muster up` keeps for this data directory.
-
-    As with Ctrl-C there: every rank saves and exits, and the jobs go on at the next start.
-    """
-    files = DataDirectory(own_settings().data_dir)
+def end_services(data_dir: Path) -> None:
+    """End them and wait until they are gone; where nothing runs, say so."""
+    files = DataDirectory(data_dir)
     holder = holder_of(files)
     if holder is None:
         typer.echo(f"nothing runs for {files.root}{_elsewhere(files.root)}", err=True)
@@ -48,7 +47,7 @@ def down() -> None:
 def _elsewhere(data_dir: Path) -> str:
     """Return which services a person may have meant, if others answer where they would."""
     try:
-        with Client(retry_seconds=0) as client:
+        with Client(timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
             there = client.version()
     except MusterError:
         return ""
@@ -63,14 +62,14 @@ def _ask_to_end(holder: Holder) -> None:
         send_signal(holder.process, signal.SIGCONT)  # one that was stopped could not hear it
     except PermissionError:
         raise NotOurs(
-            f"the services, process {holder.process.pid}, are another user's: ask him"
+            f"the services, process {holder.process.pid}, are another user's to end"
         ) from None
 
 
 def _watch(holder: Holder) -> None:
     """Wait for the end, and show how many ranks still run."""
     drawn = ""
-    with Client(holder.url, retry_seconds=0) as client:
+    with Client(holder.url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
         while is_running(holder.process):
             line = _ranks_left(client)
             if line and line != drawn:
@@ -92,9 +91,9 @@ def _ranks_left(client: Client) -> str:
         answer = client.connection.ask(
             "GET", "/jobs/summaries", query={"status": _LIVING, "limit": MOST}
         )
+        jobs = answer.read_as(SummaryList).jobs
     except ClientError:
         return ""
-    jobs = answer.read_as(SummaryList).jobs
     left = [sum(worker.pid is not None for worker in job.workers) for job in jobs]
     if not any(left):
         return ""

@@ -13,6 +13,7 @@ import typer
 
 from cli.connected import connected
 from muster.checkpoints.errors import CheckpointMissing
+from muster.checkpoints.names import CheckpointName
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_job
 
@@ -26,7 +27,11 @@ _WHOSE: Final = "A job, or a directory: a word with a slash, such as ./checkpoin
 
 Where = Annotated[str, typer.Argument(metavar="WHERE", help=f"{_WHOSE}.")]
 Which = Annotated[
-    str, typer.Argument(metavar="WHERE[:STEP]", help=f"{_WHOSE}. Without a step the current one.")
+    str,
+    typer.Argument(
+        metavar="WHERE[:STEP]",
+        help=f"{_WHOSE}, or what ls -o name says. Without a step the current one.",
+    ),
 ]
 Rank = Annotated[
     int | None, typer.Option("--rank", min=0, help="Whose, where each rank has its own.")
@@ -42,8 +47,6 @@ class Held:
     """The checkpoints of one job."""
 
     directory: Path
-    job_uid: str | None
-    """None: a directory was named, whoever saved there."""
     shelves: "Sequence[Shelf]"
 
     @classmethod
@@ -52,7 +55,7 @@ class Held:
         from muster.checkpoints.shelves import shelves  # noqa: PLC0415  --help
 
         directory, uid = (Path(word), None) if _is_directory(word) else _of_job(word)
-        return cls(directory=directory, job_uid=uid, shelves=shelves(directory))
+        return cls(directory=directory, shelves=shelves(directory, uid))
 
     def shelf(self, rank: int | None) -> "Shelf":
         """Return that of a rank, which has to be said unless there is one shelf only."""
@@ -69,10 +72,17 @@ class Held:
 
 
 def checkpoint_named(word: str, rank: int | None) -> "Checkpoint":
-    """Return the verified checkpoint that ``WHERE[:STEP]`` means; raises a `MusterError`."""
+    """Return the verified checkpoint that a word means; raises a `MusterError`.
+
+    It is ``WHERE``, ``WHERE:STEP``, or the very directory of a checkpoint.
+    """
+    path = Path(word)
+    if _is_directory(word) and (name := CheckpointName.parse(path.name)):
+        return Held.by(f"{path.parent}/").shelf(rank).reader.load(name)
     found = _WITH_STEP.fullmatch(word)
-    shelf = Held.by(found[1] if found else word).shelf(rank)
-    return shelf.of_step(int(found[2])) if found else shelf.newest()
+    if found is None or path.is_dir():
+        return Held.by(word).shelf(rank).newest()
+    return Held.by(found[1]).shelf(rank).of_step(int(found[2]))
 
 
 def _is_directory(word: str) -> bool:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cli.connected import Job, connected, path_of
+from cli.connected import Job, connected
 from cli.output import Output, OutputOption, show
 from cli.tables import UNKNOWN, table
+from muster.client.paths import path_of
 
 if TYPE_CHECKING:
     from muster.client.views import SummaryView

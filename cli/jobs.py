@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli.connected import Job, Statuses, connected, path_of
+from cli.connected import Job, Statuses, connected
 from cli.job_rows import HEADER, progress_of, row
 from cli.output import Output, OutputOption, show
 from cli.tables import NAME_WIDTH, Cell, shortened, table
+from muster.client.paths import path_of
 
 if TYPE_CHECKING:
     from muster.client.views import JobView, SummaryView, WorkerView

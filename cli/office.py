@@ -1,8 +1,8 @@
 """Who keeps the services of a data directory: one `muster up` at most, and anybody may look who.
 
 The lock says that there is one, and the kernel gives it back however that one ends. The record
-beside it says who and where. It may outlive him, but never mean somebody else: a process is named
-by its pid, its start and the boot.
+beside it says who and where. It may outlive its holder, but never mean somebody else: a process is
+named by its pid, its start and the boot.
 """
 
 import fcntl

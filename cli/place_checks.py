@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Final
 
 from cli.findings import Check, Finding, problem, warning, well
-from cli.household import is_healthy
-from muster.contracts.environ import DoorSettings, ServiceSettings, own_url
+from cli.office import holder_of
+from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
+from muster.contracts.layout import DataDirectory
 from muster.contracts.room import is_nearly_full
-from muster.ports import is_free
+from muster.ports import NotHere, is_free
 
 SLOW_SECONDS: Final = 0.05
 """A disk that takes longer to make a small write durable slows every submission and checkpoint."""
 
 WRITES: Final = 5
 SKEW_SECONDS: Final = 2.0
+
+FOR_OTHERS: Final = 0o077
+"""What a file's mode grants to others than its user."""
 
 FAR_KINDS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs", "lustre"})
 """File systems of other machines, whose locks SQLite had better not trust."""
@@ -38,7 +42,8 @@ def place_checks(settings: ServiceSettings, environ: Mapping[str, str]) -> Itera
     yield lambda: _writable("checkpoints", settings.checkpoint_dir, "CHECKPOINT_DIR")
     yield lambda: _database(settings)
     yield lambda: _port(settings, environ)
-    yield lambda: _door(settings.host, DoorSettings.read(environ))
+    yield lambda: _door(settings, DoorSettings.read(environ))
+    yield lambda: _secrets(DataDirectory(settings.data_dir).secrets)
 
 
 def _writable(about: str, directory: Path, variable: str) -> Finding:
@@ -115,25 +120,35 @@ def _database(settings: ServiceSettings) -> Finding:
 
 def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
     where = f"{settings.host} port {settings.port}"
-    if settings.port == 0 or is_free(settings.host, settings.port):
-        return well("port", f"{where} is free")
-    if is_healthy(own_url(environ)):
-        return well("port", f"{where} is Muster's: it is up")
+    holder = holder_of(DataDirectory(settings.data_dir))
+    if holder is not None:
+        return well("port", f"Muster is up, at {holder.url}")
+    try:
+        if settings.port == 0 or is_free(settings.host, settings.port):
+            return well("port", f"{where} is free")
+    except NotHere as error:
+        return problem("port", str(error), "`ip address` shows those of this machine")
     if environ.get("MUSTER_PORT"):
         fix = "stop what listens there, or choose another with MUSTER_PORT"
         return problem("port", f"{where} is taken", fix)
     return warning("port", f"{where} is taken", "muster up takes another, and says which")
 
 
-def _door(host: str, door: DoorSettings) -> Finding:
-    from api.exposure import Exposed, InvalidCertificate, check_certificate, refuse_exposure  # noqa: PLC0415
+def _door(settings: ServiceSettings, door: DoorSettings) -> Finding:
+    from api.exposure import (  # noqa: PLC0415  brings in TLS
+        Exposed,
+        InvalidCertificate,
+        check_certificate,
+        refuse_exposure,
+    )
+    from store.inspection import is_any_token  # noqa: PLC0415  brings in SQLAlchemy
 
+    host = settings.host
     try:
         address = str(socket.getaddrinfo(host, None)[0][4][0])
         if door.tls_certfile is not None:
             check_certificate(door.tls_certfile, door.tls_keyfile)
-        # Whether there is a token that was made by a command, the service will see.
-        refuse_exposure(host, address, door, lambda: True)
+        refuse_exposure(host, address, door, lambda: is_any_token(settings.database_url))
     except (Exposed, InvalidCertificate) as error:
         return problem("door", str(error), "SECURITY.md has the ways to let others in")
     except OSError as error:
@@ -141,6 +156,17 @@ def _door(host: str, door: DoorSettings) -> Finding:
     if ipaddress.ip_address(address).is_loopback:
         return well("door", "open to this user on this machine")
     return well("door", f"open to other machines, {'with' if door.tls_certfile else 'without'} TLS")
+
+
+def _secrets(directory: Path) -> Finding:
+    if not directory.is_dir():
+        return well("secrets", "none are kept")
+    kept = list(directory.iterdir())
+    bare = [file.name for file in (directory, *kept) if file.lstat().st_mode & FOR_OTHERS]
+    if bare:
+        seen = f"open to other users, so no job gets them: {', '.join(bare)}"
+        return problem("secrets", seen, f"chmod -R go= {directory}")
+    return well("secrets", f"{len(kept)} in {directory}")
 
 
 def _nearest(directory: Path) -> Path:

@@ -1,26 +1,32 @@
-"""``muster status``: what runs, where, and whether everything is there that should be.
-
-Exit code 0: all is well; 1: something is missing; 3: there is nothing.
-"""
+"""``muster status``: what runs, where, and whether everything is there that should be."""
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import msgspec
-import typer
 
 from cli.exit_codes import ExitCode
-from cli.heavy import own_settings
 from cli.office import Holder, holder_of
-from cli.output import Output, OutputOption, show
-from muster.client import Client, Unreachable
+from cli.output import Output, show
+from muster.client import Busy, Client, Unreachable
 from muster.client.progress import duration
 from muster.client.views import Health, Version
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.layout import DataDirectory
 
+Value = TypeVar("Value")
+
+ANSWER_SECONDS: Final = 5.0
+"""One that stands still is not waited for."""
+
+_CODES: Final = {
+    "ok": ExitCode.OK,
+    "degraded": ExitCode.FAILED,
+    "down": ExitCode.UNREACHABLE,
+}
 _WITH_AGENT: Final = sorted(set(JobStatus) - TERMINAL - {JobStatus.QUEUED})
 
 
@@ -34,37 +40,30 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """The `muster up` of this data directory; None where somebody else keeps the services."""
     health: Health | None
     version: Version | None
-    agents: Mapping[str, int]
+    agents: Mapping[str, int] | None
     """How many of those that jobs should have are running, stopped, gone or elsewhere."""
-    jobs: Mapping[str, int]
+    jobs: Mapping[str, int] | None
     """How many there are, by status."""
 
 
-def status(output: OutputOption = Output.TABLE) -> None:
-    """Show what runs: services, agents, versions, where the data is, and jobs by status.
-
-    Exit code 0 if all is well, 1 if something is missing, 3 if there is nothing.
-    """
-    found = _look(holder_of(DataDirectory(own_settings().data_dir)))
+def tell(data_dir: Path, output: Output) -> ExitCode:
+    """Show what runs, and return what the command is to exit with."""
+    found = _look(holder_of(DataDirectory(data_dir)))
     show(output, msgspec.to_builtins(found), _lines(found), [found.url])
-    code = {"ok": ExitCode.OK, "degraded": ExitCode.FAILED, "down": ExitCode.UNREACHABLE}
-    raise typer.Exit(code[found.status])
+    return _CODES[found.status]
 
 
 def _look(up: Holder | None) -> Standing:
-    url = up.url if up and not os.environ.get("MUSTER_URL") else None
-    with Client(url, retry_seconds=0) as client:
-        try:
-            health, version = client.health(), client.version()
-            agents, jobs = _agents(client), _jobs(client)
-        except Unreachable:
-            there = "degraded" if up else "down"
-            return Standing(
-                status=there, url=client.url, up=up, health=None, version=None, agents={}, jobs={}
-            )
-    is_well = health.status == "ok" and set(agents) <= {"running", "elsewhere"}
+    if os.environ.get("MUSTER_URL"):
+        up = None  # others are meant
+    url = up.url if up else None
+    with Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
+        health = _answer(client.health)
+        version = _answer(client.version) if health else None
+        agents = _answer(lambda: _agents(client)) if version else None
+        jobs = _answer(lambda: _jobs(client)) if version else None
     return Standing(
-        status="ok" if is_well else "degraded",
+        status=_status(up, health, agents),
         url=client.url,
         up=up,
         health=health,
@@ -72,6 +71,22 @@ def _look(up: Holder | None) -> Standing:
         agents=agents,
         jobs=jobs,
     )
+
+
+def _status(up: Holder | None, health: Health | None, agents: Mapping[str, int] | None) -> str:
+    if health is None:
+        return "degraded" if up else "down"
+    if health.status != "ok" or agents is None or not set(agents) <= {"running", "elsewhere"}:
+        return "degraded"
+    return "ok"
+
+
+def _answer(question: Callable[[], Value]) -> Value | None:
+    """Return the answer; None where nobody gives one now."""
+    try:
+        return question()
+    except (Unreachable, Busy):
+        return None
 
 
 def _agents(client: Client) -> Mapping[str, int]:
@@ -95,14 +110,17 @@ def _facts(found: Standing) -> Iterator[tuple[str, Any]]:
     yield "status", found.status
     yield "url", found.url if found.health else f"{found.url}, where nobody answers"
     yield "up", _keeper(found)
-    if found.health is None or found.version is None:
+    if found.health is None:
         return
     checks = found.health.checks
     yield "version", f"{found.health.version}, for {duration(found.health.uptime_seconds)}"
     yield "coordinator", checks.coordinator.detail
-    kind = f"{found.version.database}, schema {found.version.schema_revision}"
-    yield "database", f"{kind}: {checks.database.detail}"
-    yield "data", f"{found.version.data_dir}: {checks.disk.detail}"
+    yield "database", checks.database.detail
+    yield "disk", checks.disk.detail
+    if found.version is None:
+        return
+    yield "schema", f"{found.version.schema_revision}, {found.version.database}"
+    yield "data", found.version.data_dir
     yield "agents", _counted(found.agents)
     yield "jobs", _counted(found.jobs)
 
@@ -115,5 +133,7 @@ def _keeper(found: Standing) -> str:
     return f"process {found.up.process.pid} {state}{log}"
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _counted(counts: Mapping[str, int] | None) -> str:
+    if counts is None:
+        return "not known"
     return ", ".join(f"{count} {word}" for word, count in counts.items()) or "none"

@@ -1,13 +1,17 @@
 """``muster logs`` and ``events``: what a job's ranks say, and what happened to it."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from cli.connected import Job, attached, connected, path_of
+from cli.connected import Job, attached, connected
 from cli.output import Output, OutputOption, show
 from cli.times import moment_of
+from muster.client.paths import path_of
+
+LINES_LIMIT: Final = 10_000
+"""Of one answer."""
 
 
 def _moment(text: str) -> datetime:
@@ -27,7 +31,10 @@ Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank'
 Tail = Annotated[
     int | None,
     typer.Option(
-        "--tail", min=0, max=10_000, help="So many last lines first. Default: 200, with -f all."
+        "--tail",
+        min=0,
+        max=LINES_LIMIT,
+        help="So many last lines first. Default: 200, with -f all, with --since 10000.",
     ),
 ]
 Since = Annotated[
@@ -54,6 +61,8 @@ def logs(
     """
     if follow and since is not None:
         raise typer.BadParameter("a stream carries no times: say --tail, or leave out -f")
+    if since is not None and tail is None:
+        tail = LINES_LIMIT
     with attached(job) as found:
         for line in found.logs(rank, tail, since=since, grep=grep, follow=follow):
             typer.echo(line.line if rank is not None else f"[rank {line.rank}] {line.line}")
@@ -68,6 +77,8 @@ def events(
 ) -> None:
     """Show what happened to a job, oldest first."""
     if follow:
+        if output is not Output.TABLE:
+            raise typer.BadParameter("-f shows what happens in sentences: leave out -o")
         with attached(job) as found:
             for event in found.follow_events():
                 typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.message}")

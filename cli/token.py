@@ -19,6 +19,10 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="Who or what it is for.", metavar="NAME")]
 
+Every = Annotated[
+    bool, typer.Option("--all", help="Those, too, that were revoked or expired in the last month.")
+]
+
 
 @app.command()
 def create(
@@ -48,12 +52,15 @@ def create(
 
 
 @app.command("ls")
-def show() -> None:
-    """Show every token there ever was, and when it was last used."""
+def show(*, every: Every = False) -> None:
+    """Show who may come in, and when they last did."""
     with connected() as client:
-        found = client.connection.get("/tokens")
-    for line in table(_HEADER, map(_row, found["tokens"])):
+        found = client.connection.get("/tokens")["tokens"]
+    shown = [token for token in found if every or token["is_valid"]]
+    for line in table(_HEADER, map(_row, shown)):
         typer.echo(line)
+    if len(shown) < len(found):
+        typer.echo(f"{len(found) - len(shown)} revoked or expired: --all", err=True)
 
 
 @app.command()

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from muster.client.connection import Query
     from muster.client.views import SummaryView
 
-JOBS_LIMIT = 100
+JOBS_LIMIT: Final = 100
 """More than a terminal has lines; what it costs the server grows with it."""
 
 Once = Annotated[bool, typer.Option("--once", help="Print it once, as off a terminal.")]

@@ -10,7 +10,7 @@ from cli.exit_codes import ExitCode
 from cli.findings import Check, Finding, Verdict, lines, problem, well
 from cli.heavy import own_settings
 from cli.machine_checks import machine_checks
-from cli.output import Output, OutputOption, show
+from cli.output import Output, show
 from cli.place_checks import place_checks
 from muster.contracts.environ import DoorSettings
 from muster.contracts.errors import MusterError
@@ -19,17 +19,14 @@ USUAL_SLOTS = 1
 """Where the settings cannot be read."""
 
 
-def validate(output: OutputOption = Output.TABLE) -> None:
-    """Check this installation: each thing one line, and what to do where something is wrong.
-
-    Exit code 1 if there is a problem. Nothing is changed, and services need not run.
-    """
+def examine(output: Output) -> ExitCode:
+    """Show what was found, and return what the command is to exit with."""
     found = list(_findings())
     show(output, [asdict(finding) for finding in found], lines(found), _wrong(found))
     problems = [finding for finding in found if finding.verdict is Verdict.PROBLEM]
     warnings = [finding for finding in found if finding.verdict is Verdict.WARNING]
     typer.echo(f"{_counted(problems, 'problem')}, {_counted(warnings, 'warning')}", err=True)
-    raise typer.Exit(ExitCode.FAILED if problems else ExitCode.OK)
+    return ExitCode.FAILED if problems else ExitCode.OK
 
 
 def _findings() -> Iterator[Finding]:
@@ -49,7 +46,7 @@ def _performed(check: Check) -> Finding:
     """Return what a check finds; what it meets unprepared is found as well."""
     try:
         return check()
-    except OSError as error:
+    except (MusterError, OSError) as error:
         return problem("machine", str(error), "see that this user may do that")
 
 

@@ -48,10 +48,10 @@ def _resolve(home: str) -> Any:  # noqa: ANN401  whatever is there
 HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
     "Services": {
         "up": Verb(home="cli.heavy:up", help="Run the API and the coordinator here."),
-        "down": Verb(home="cli.down:down", help="End them; every rank saves first."),
-        "status": Verb(home="cli.status:status", help="Show what runs, and whether all is well."),
+        "down": Verb(home="cli.heavy:down", help="End them; every rank saves first."),
+        "status": Verb(home="cli.heavy:status", help="Show what runs, and whether all is well."),
         "validate": Verb(
-            home="cli.validate:validate", help="Check this installation; say what to mend."
+            home="cli.heavy:validate", help="Check this installation; say what to mend."
         ),
         "config": Verb(home="cli.config:app", help="Show every setting, and where it is from."),
         "token": Verb(home="cli.token:app", help="Let others in, and shut them out again."),

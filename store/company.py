@@ -40,6 +40,11 @@ class Company:
         self._waiting: deque[_Part[Any]] = deque()
         self._is_led = False
 
+    @property
+    def waiting(self) -> int:
+        """How many have come since the last transaction began."""
+        return len(self._waiting)
+
     def write(self, work: Callable[[Connection], Result]) -> Result:
         """Return what `work` has returned, once that is durable, or raise what it has raised."""
         part = _Part(work)

@@ -1,5 +1,6 @@
 """A look at a database that changes nothing: which schema does it have, if any?"""
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -8,7 +9,9 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from store.database import Database
+from store.errors import StoreError
 from store.schema import HEAD
+from store.tokens import Tokens
 
 PATIENCE_SECONDS: Final = 3.0
 
@@ -28,6 +31,17 @@ def inspect(url: str) -> Inspection:
     return Inspection(revision=None if _is_absent(url) else _revision(url), wanted=HEAD)
 
 
+def is_any_token(url: str) -> bool:
+    """Return whether somebody has made a token that is valid; False where nobody can look."""
+    try:
+        if _is_absent(url):
+            return False
+        with closing(Database.as_it_is(url, busy_timeout_seconds=PATIENCE_SECONDS)) as database:
+            return Tokens(database).is_any_valid()
+    except StoreError:
+        return False
+
+
 def _is_absent(url: str) -> bool:
     """Whether it is a file that is not there: to open it would make it."""
     try:
@@ -39,8 +53,5 @@ def _is_absent(url: str) -> bool:
 
 
 def _revision(url: str) -> str | None:
-    database = Database.as_it_is(url, busy_timeout_seconds=PATIENCE_SECONDS)
-    try:
+    with closing(Database.as_it_is(url, busy_timeout_seconds=PATIENCE_SECONDS)) as database:
         return database.revision()
-    finally:
-        database.close()

@@ -112,7 +112,7 @@ class Scene:
         for name in self.canaries.files:
             self._safe.remove(name)
         for path, text in files_below(self._root):
-            is_log = "/logs/" in path or path.endswith((".error.json", ".own"))
+            is_log = "/logs/" in path or path.endswith(".error.json")
             self._look("files", path, text, is_log=is_log)
 
     def _look(self, place: str, what: str, text: str, *, is_log: bool = False) -> None:

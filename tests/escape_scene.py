@@ -21,12 +21,12 @@ JOB = "precious"
 
 PLANTED = (
     "notes.txt",
-    "LATEST",
     "worker_0/model.pt",
-    "step_0000000001.g0000/notes.txt",
+    "step_1/manifest.json",
     "logs/rank_00000.000.log",
 )
-"""Named like what a job has, where that helps whoever would take it for that."""
+"""Named like what a job has, but for what would be taken for checkpoints of another job: beside
+those none is accepted."""
 
 LOOKS = ("", "/summary", "/events", "/logs", "/incarnations", "/audit", "/workers")
 

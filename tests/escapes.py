@@ -30,7 +30,6 @@ TEXTS = (
     "restart_scope",
     "dataset_dir",
     "working_dir",
-    "program",
     "resume_from",
 )
 """Fields of a job that are one text."""

@@ -17,7 +17,7 @@ from installation import Installation
 from load_client import Connection, cpu_seconds, get, port_of
 from load_figures import Figure, at_most, report
 from load_lists import list_figures
-from load_submissions import submission_figures
+from load_submissions import postgres_figures, sqlite_figures
 
 COST_GOAL = 5.0
 """Of the status of one job, in empty routes."""
@@ -28,7 +28,8 @@ ROUND = 200
 
 def figures(root: Path, *, rounds: int, seconds: float, jobs: int) -> Iterator[Figure]:
     yield cost_figure(root / "cost", rounds)
-    yield from submission_figures(root, seconds)
+    yield from sqlite_figures(root / "sqlite", seconds)
+    yield from postgres_figures(root / "postgres", seconds)
     yield from list_figures(root / "lists", jobs)
 
 

@@ -30,7 +30,8 @@ RANKS = 4
 OVER = (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
-def list_figures(root: Path, jobs: int) -> Iterator[Figure]:
+def list_figures(root: Path, jobs: int, requests: int = REQUESTS) -> Iterator[Figure]:
+    """Time each kind of page; `requests` are for each."""
     root.mkdir()
     installation = Installation(root)
     installation.start_api()
@@ -39,7 +40,7 @@ def list_figures(root: Path, jobs: int) -> Iterator[Figure]:
         fill(database, jobs)
         database.close()
         with Connection(port_of(installation.url)) as connection:
-            yield from _timed(connection, jobs)
+            yield from _timed(connection, jobs, requests)
     finally:
         installation.close()
 
@@ -81,12 +82,12 @@ def _ranks() -> Iterator[Worker]:
         yield worker(rank, state="exited", process=None, finished=True, step=1000, loss=0.25)
 
 
-def _timed(connection: Connection, jobs: int) -> Iterator[Figure]:
+def _timed(connection: Connection, jobs: int, requests: int) -> Iterator[Figure]:
     faults = []
     for path in ("/jobs", "/jobs/summaries"):
         for what, query, total in _queries(jobs):
             asked = get(f"{path}?limit={LIMIT}{query}")
-            answers = [connection.timed(asked) for _ in range(REQUESTS)]
+            answers = [connection.timed(asked) for _ in range(requests)]
             faults += [fault for answer, _ in answers if (fault := _fault(answer, total))]
             wait = p99_ms([seconds for _, seconds in answers])
             yield at_most(f"GET {path}?limit={LIMIT}{what}, p99", wait, LIST_GOAL_MS, " ms")

@@ -23,15 +23,19 @@ SUBMISSIONS_GOAL = 300.0
 CLIENTS = 16
 
 
-def submission_figures(root: Path, seconds: float) -> Iterator[Figure]:
-    """Flood an installation on SQLite, and one on PostgreSQL where there is a server."""
-    with _installation(root / "sqlite") as installation:
+def sqlite_figures(root: Path, seconds: float) -> Iterator[Figure]:
+    """Flood an installation on SQLite."""
+    with _installation(root) as installation:
         yield from _flood(installation, seconds, "SQLite")
+
+
+def postgres_figures(root: Path, seconds: float) -> Iterator[Figure]:
+    """Flood an installation on PostgreSQL, where there is a server."""
     try:
         with (
             running_server() as server,
             server.database("load") as url,
-            _installation(root / "postgres", MUSTER_DATABASE_URL=url) as installation,
+            _installation(root, MUSTER_DATABASE_URL=url) as installation,
         ):
             yield from _flood(installation, seconds, "PostgreSQL")
     except pytest.skip.Exception as reason:

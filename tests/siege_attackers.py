@@ -20,11 +20,13 @@ STRANGER = 60_000
 """The first user id of the besiegers; whose it is does not matter."""
 
 LORISES_EACH = 60
-"""Of one stranger: fewer connections than one may have."""
+"""Of one stranger and one token: fewer than each may have."""
 
 DRIBBLE_SECONDS = 0.5
 PATIENCE_SECONDS = 20.0
 """After so long a connection will not be closed any more."""
+
+TIMED_OUT = 408
 
 FLOODERS = 4
 STREAMS = 100
@@ -40,8 +42,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     lorises: int
     tokens: dict[str, str]
-    """Those of "lorises", "flood" and "streams"."""
+    """Those of each crowd of lorises, and of each kind of demand."""
     job_id: str
+
+
+def crowd_name(crowd: int) -> str:
+    return f"lorises {crowd}"
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -49,6 +55,8 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     held_seconds: list[float] = []
     """How long each connection was open that did not send what it owed."""
+    idle_ends: list[float] = []
+    """When each connection was closed that was let in beside many others, and said nothing."""
     statuses: dict[str, dict[int, int]] = {}
     """For each kind of demand: the answers; 0 for a connection that was closed without one."""
 
@@ -100,10 +108,11 @@ class Besiegers:
         self.outcome = Outcome()
 
     async def run(self) -> None:
-        kinds = [self._owes_header, self._owes_body, self._owes_everything]
+        kinds = [_owes_header, _owes_body, _owes_everything]
         async with asyncio.TaskGroup() as group:
             for number in range(self._plan.lorises):
-                group.create_task(self._loris(kinds[number % len(kinds)], number))
+                kind, crowd = kinds[number % len(kinds)], number // LORISES_EACH
+                group.create_task(self._loris(kind, crowd))
             for _ in range(FLOODERS):
                 group.create_task(self._flood())
             group.create_task(self._long_headers())
@@ -114,25 +123,14 @@ class Besiegers:
 
     # Those who owe something
 
-    async def _loris(self, owes: Callable[[Connection], Awaitable[bool]], number: int) -> None:
+    async def _loris(self, owes: Callable[[Connection, str], Awaitable[bool]], crowd: int) -> None:
+        token = self._plan.tokens[crowd_name(crowd)]
         while self._goes_on():
-            async with _connected(self._plan.port, number // LORISES_EACH) as connection:
+            async with _connected(self._plan.port, crowd) as connection:
                 began = time.monotonic()
-                closed = await owes(connection)
+                closed = await owes(connection, token)
                 held = time.monotonic() - began
                 self.outcome.held_seconds.append(held if closed else PATIENCE_SECONDS)
-
-    async def _owes_header(self, connection: Connection) -> bool:
-        await connection.send(b"GET /jobs HTTP/1.1\r\nhost: localhost\r\nx-word: ")
-        return await _dribbled(connection)
-
-    async def _owes_body(self, connection: Connection) -> bool:
-        head = _head("POST", "/jobs", self._plan.tokens["lorises"], length=1000)
-        await connection.send(head)
-        return await _dribbled(connection)
-
-    async def _owes_everything(self, connection: Connection) -> bool:
-        return await connection.is_closed(PATIENCE_SECONDS)
 
     # Those who ask for more than they may
 
@@ -144,11 +142,12 @@ class Besiegers:
                 self.outcome.count("flood", await connection.status())
 
     async def _long_headers(self) -> None:
-        request = b"GET /jobs HTTP/1.1\r\nhost: localhost\r\nx-word: " + LONG_HEADER + b"\r\n\r\n"
+        head = _head("GET", "/jobs?limit=1", self._plan.tokens["long headers"])
+        request = head.removesuffix(b"\r\n") + b"x-word: " + LONG_HEADER + b"\r\n\r\n"
         await self._repeat("long headers", [request])
 
     async def _large_bodies(self) -> None:
-        token = self._plan.tokens["lorises"]
+        token = self._plan.tokens["large bodies"]
         whole = _head("POST", "/jobs", token, length=len(LARGE_BODY)) + LARGE_BODY
         head = _head("POST", "/jobs", token, chunked=True)
         chunk = f"{len(LARGE_BODY):x}\r\n".encode() + LARGE_BODY + b"\r\n0\r\n\r\n"
@@ -178,13 +177,30 @@ class Besiegers:
 
     async def _idle(self) -> None:
         async with _connected(self._plan.port, 13) as connection:
-            self.outcome.count("connections", await connection.status())
+            status = await connection.status()
+            self.outcome.count("connections", status)
+            if status == TIMED_OUT:
+                self.outcome.idle_ends.append(time.monotonic())
 
     def _goes_on(self) -> bool:
         return time.monotonic() < self._end
 
     async def _rest(self) -> None:
         await asyncio.sleep(max(0.0, self._end - time.monotonic()))
+
+
+async def _owes_header(connection: Connection, _token: str) -> bool:
+    await connection.send(b"GET /jobs HTTP/1.1\r\nhost: localhost\r\nx-word: ")
+    return await _dribbled(connection)
+
+
+async def _owes_body(connection: Connection, token: str) -> bool:
+    await connection.send(_head("POST", "/jobs", token, length=1000))
+    return await _dribbled(connection)
+
+
+async def _owes_everything(connection: Connection, _token: str) -> bool:
+    return await connection.is_closed(PATIENCE_SECONDS)
 
 
 async def _dribbled(connection: Connection) -> bool:

@@ -222,7 +222,7 @@ class Agent:
 
     def _tell(self, message: AgentMessage) -> None:
         """Tell the coordinator of ranks; what they hold of secrets stays here."""
-        self._uplink.send(self._secrets.redacted(message))
+        self._uplink.send(self._secrets.redaction.of(message))
 
     def _hear_coordinator(self, message: CoordinatorMessage) -> None:
         if not (self._uplink.is_welcome or isinstance(message, Welcome)):

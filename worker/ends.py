@@ -20,13 +20,13 @@ from muster.exit_records import (
     record_of,
     write_exit_record,
 )
+from muster.redaction import Redaction
 from muster.remarks import remark
 from worker.blame import is_of_the_order
 from worker.child import Child
 from worker.error_files import error_in
 from worker.lives import UNSEEN, ExitStatus
 from worker.memory import OomKills
-from worker.secrets import NO_SECRETS, Secrets
 
 CANNOT_START: Final = 126
 """Exit code of a rank that never became a process, as shells have it."""
@@ -78,17 +78,17 @@ class End:
 class Ends:
     """The last end of each rank."""
 
-    def __init__(self, files: JobFiles, secrets: Secrets = NO_SECRETS) -> None:
+    def __init__(self, files: JobFiles, redaction: Redaction | None = None) -> None:
         self._files = files
-        self._secrets = secrets
+        self._redaction = redaction or Redaction()
         self._last: dict[int, End] = {}
         self._oom_kills = OomKills()
 
     def record(self, child: Child, ending: ExitStatus) -> End:
         """Return how a child has ended, once that is on disk."""
         end = End(
-            said=tuple(map(self._secrets.redacted, child.last_words())),
-            exited=self._secrets.redacted(self._exited(child, ending)),
+            said=tuple(map(self._redaction.of, child.last_words())),
+            exited=self._redaction.of(self._exited(child, ending)),
         )
         try:
             write_exit_record(self._files, record_of(child.pid, end.said, end.exited))
@@ -106,11 +106,9 @@ class Ends:
         own = read_own_account(self._files, child.rank, child.incarnation, child.pid)
         if own is None:
             return (), seen
-        unheard = [
-            said
-            for said in own.said
-            if not child.has_said(said.message) and child.take(said.message)
-        ]
+        # It leaves out what it holds of secrets, in what it writes down and not in what it says.
+        heard = [self._redaction.of(said) for said in child.last_words()]
+        unheard = [said for said in own.said if said not in heard and child.take(said.message)]
         told = ExitStatus(exit_code=own.exited.exit_code, signal=None)
         return unheard, told if seen == UNSEEN else seen
 

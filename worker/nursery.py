@@ -70,7 +70,7 @@ class Nursery:
         """Of adopted ranks, a descriptor that becomes readable at the end."""
         self._delays = Delays()
         self._secrets = secrets
-        self._ends = Ends(files, secrets)
+        self._ends = Ends(files, secrets.redaction)
 
     def __bool__(self) -> bool:
         return bool(self._living)
@@ -129,7 +129,7 @@ class Nursery:
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
             ERROR_FILE: str(self._files.error_file(order.rank, order.incarnation)),
         }
-        environment = {**self._secrets.resolved(), **order.environment, **ways}
+        environment = {**self._secrets.variables(), **order.environment, **ways}
         return msgspec.structs.replace(order, environment=environment)
 
     def adopt(self, adopted: AdoptedRank) -> None:

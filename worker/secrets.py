@@ -1,38 +1,14 @@
-"""A job's secrets in the hands of its agent: looked up for each start, kept out of what is told.
-
-What a rank prints is in its log, whatever it prints. But its last lines, an error that it has
-written down and the words of a program of ours are repeated: in events, in the database and by the
-API, to people who may not read secrets. Each value of some length is taken out of them here.
-"""
+"""A job's secrets in the hands of its agent: looked up for each start, and never told."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
-
-import msgspec
+from typing import Final
 
 from muster.contracts.agent import AgentAssignment
-from muster.contracts.messages import (
-    AgentMessage,
-    Disputed,
-    Raised,
-    RankExited,
-    RankMessage,
-    RankSaid,
-    Refused,
-    Stranded,
-    Warned,
-)
-from muster.contracts.secrets import LENT, Reference, SecretUnavailable
+from muster.contracts.secrets import HELD, LENT, Reference, SecretUnavailable
+from muster.redaction import Redaction
 from muster.safe import Safe
-
-REDACTED_LENGTH_MIN: Final = 8
-"""What is shorter is found in innocent words as well."""
-
-REDACTION: Final = "[secret]"
-
-Told = TypeVar("Told", bound=AgentMessage)
 
 
 class Secrets:
@@ -44,8 +20,8 @@ class Secrets:
         self._references = references
         self._lent = lent
         self._safe = safe
-        self._known: set[str] = set()
-        """All that a rank may hold, line by line: it may be repeated for as long as that runs."""
+        self.redaction: Final = Redaction()
+        """Of all that a rank may hold: it may be repeated for as long as that runs."""
 
     @classmethod
     def of(cls, assignment: AgentAssignment) -> "Secrets":
@@ -55,29 +31,19 @@ class Secrets:
         secrets = cls(references, assignment.lent, Safe(Path(assignment.safe)))
         if assignment.adopted:
             with suppress(SecretUnavailable, OSError):
-                secrets.resolved()
+                secrets.variables()
         return secrets
 
-    def resolved(self) -> dict[str, str]:
-        """Return a rank's variables; raises `SecretUnavailable`, or OSError for want of a look."""
-        values = {name: self._value(reference) for name, reference in self._references.items()}
-        lines = (line for value in values.values() for line in value.splitlines())
-        self._known.update(line for line in lines if len(line) >= REDACTED_LENGTH_MIN)
-        return values
+    def variables(self) -> dict[str, str]:
+        """Return a rank's variables, and one that names them.
 
-    def redacted(self, told: Told) -> Told:
-        """Return what is told, without the secrets that are known."""
-        if not self._known:
-            return told
-        match told:
-            case RankSaid():
-                return msgspec.structs.replace(told, message=self._said(told.message))
-            case RankExited():
-                lines = tuple(map(self._without, told.last_lines))
-                error = None if told.error is None else self._without(told.error)
-                return msgspec.structs.replace(told, last_lines=lines, error=error)
-            case _:
-                return told
+        Raises `SecretUnavailable`, or OSError for want of a look.
+        """
+        if not self._references:
+            return {}
+        values = {name: self._value(reference) for name, reference in self._references.items()}
+        self.redaction.learn(values.values())
+        return {**values, HELD: ",".join(values)}
 
     def _value(self, reference: Reference) -> str:
         if reference.source == "file":
@@ -89,20 +55,6 @@ class Secrets:
                 f"in {LENT}, and starts it again",
             )
         return self._lent[reference.name]
-
-    def _said(self, message: RankMessage) -> RankMessage:
-        match message:
-            case Warned() | Refused() | Raised() | Stranded() | Disputed():
-                words = self._without(message.message)
-                return msgspec.structs.replace(message, message=words)
-            case _:
-                return message
-
-    def _without(self, text: str) -> str:
-        # The longest first: another may be a part of it.
-        for line in sorted(self._known, key=len, reverse=True):
-            text = text.replace(line, REDACTION)
-        return text
 
 
 NO_SECRETS: Final = Secrets({}, {}, Safe(Path("/")))

@@ -56,7 +56,7 @@ def create_job(
     *,
     asked: JobRequest,
     desk: Desk,
-    principal: Principal,
+    caller: Asking,
     request: Request,
     response: Response,
     dry_run: Annotated[bool, Query(description="Check and plan it; store nothing.")] = False,
@@ -68,9 +68,9 @@ def create_job(
     """
     if dry_run:
         return Response(_planned(asked, desk).model_dump_json(), media_type="application/json")
-    key = _key(principal, idempotency_key, asked)
+    key = _key(caller.principal, idempotency_key, asked)
     uid = JobUid(desk.submitter.random_hex())
-    job = _created(asked, desk, uid, key, principal)
+    job = _created(asked, desk, uid, key, caller.name)
     if job.uid == uid:
         desk.nudge()
     else:
@@ -81,7 +81,7 @@ def create_job(
 
 
 def _created(
-    asked: JobRequest, desk: FrontDesk, uid: JobUid, key: IdempotencyKey | None, principal: str
+    asked: JobRequest, desk: FrontDesk, uid: JobUid, key: IdempotencyKey | None, actor: str
 ) -> Job:
     """Return the new job, or the one that `key` has been answered with before."""
     try:
@@ -98,7 +98,7 @@ def _created(
         submission.spec,
         message=submission.message,
         idempotency=key,
-        actor=principal,
+        actor=actor,
     )
 
 

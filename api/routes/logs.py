@@ -19,13 +19,12 @@ from api.identity import Caller
 from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
 from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
 from api.logs.follow import JobFollower
-from api.logs.position import Position, format_position
+from api.logs.position import Position, format_event_id
 from api.logs.tail import Wanted, tail, tail_position
 from api.problems import JobNotFound, invalid_field
 from api.queries import KnownJobId
 from api.responses import refusals
 from api.schemas import LogTail
-from muster.contracts.job import JobId
 from store.records import Job
 
 EVENTS: Final = "text/event-stream"
@@ -58,7 +57,7 @@ router = APIRouter(tags=["logs"])
     summary="The last lines, all ranks or one",
     response_model=LogTail,
     dependencies=[READ],
-    responses=refusals(HTTPStatus.NOT_FOUND)
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
     | {
         200: {"content": _FORMS},
         204: {"description": "With `follow`: all was delivered."},
@@ -82,8 +81,9 @@ async def get_logs(
     if follow:
         _refuse(filters)
         return await stream_logs(job_id, desk, part)
-    _check_rank(await run_sync(desk.jobs.get, job_id), part.rank)
-    wanted = replace(filters, rank=part.rank, after=part.seen or {})
+    job = await run_sync(desk.jobs.get, job_id)
+    _check_rank(job, part.rank)
+    wanted = replace(filters, rank=part.rank, after=part.position_in(job) or {})
     count = TAIL_DEFAULT if part.tail is None else part.tail
     look = partial(tail, desk.files.job(job_id), wanted, count)
     is_search = filters != Wanted()
@@ -100,7 +100,7 @@ async def get_logs(
     summary="History, then live lines, as server-sent events",
     response_class=EventSourceResponse,
     dependencies=[READ],
-    responses=refusals(HTTPStatus.NOT_FOUND)
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
     | {
         200: {"content": {EVENTS: _FORMS[EVENTS]}},
         204: {"description": "The job is over and everything was delivered."},
@@ -113,7 +113,7 @@ async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Respon
         raise JobNotFound
     _check_rank(glance.job, part.rank)
     files = desk.files.job(job_id)
-    position = part.seen
+    position = part.position_in(glance.job)
     if position is not None:
         follower = JobFollower(files, part.rank, position)
         rest = await run_sync(follower.next_batch, is_over_in(glance))
@@ -134,7 +134,7 @@ async def _events(
     desk: FrontDesk, job: Job, rank: int | None, position: Position
 ) -> AsyncIterator[bytes | ServerSentEvent]:
     # Whoever loses us before the first line has been told, too, where it was to begin.
-    yield ServerSentEvent(retry=RETRY_MILLISECONDS, id=format_position(position), sep="\n")
+    yield ServerSentEvent(retry=RETRY_MILLISECONDS, id=format_event_id(job.uid, position), sep="\n")
     async with desk.feeds.of(job, rank) as feed:
         async for event in feed.follow(position):
             position = event.position
@@ -142,19 +142,20 @@ async def _events(
         glance = await feed.end()
     # Otherwise it is the service that ends: whoever comes back goes on from here.
     if glance is None or glance.job.is_terminal:
-        yield _end(job.job_id, glance, position)
+        yield _end(job, glance, position)
 
 
-def _end(job_id: JobId, glance: Glance | None, position: Position) -> ServerSentEvent:
+def _end(followed: Job, glance: Glance | None, position: Position) -> ServerSentEvent:
     job = glance.job if glance else None
     said = {
-        "job_id": job_id,
+        "job_id": followed.job_id,
         "status": job.status_shown if job else None,
         "reason": job.reason if job else None,
         "message": job.message if job else "the job was deleted",
         "exit_code": job.exit_code if job else None,
     }
-    return ServerSentEvent(json.dumps(said), event="end", id=format_position(position), sep="\n")
+    behind = format_event_id(followed.uid, position)
+    return ServerSentEvent(json.dumps(said), event="end", id=behind, sep="\n")
 
 
 def _check_rank(job: Job, rank: int | None) -> None:

@@ -27,17 +27,25 @@ class Shelf:
 
     whose: str
     reader: Reader
+    job_uid: str | None
+    """The job that they are looked for of; None: whoever saved here last."""
 
     @property
     def rank(self) -> int:
         """The rank that saves here."""
         return self.reader.rank
 
+    @property
+    def owner_uid(self) -> str | None:
+        """Whose checkpoints are its own, and not left over from another job."""
+        return self.job_uid or self.reader.last_uid()
+
     def newest(self) -> Checkpoint:
-        """Return the newest intact one of whoever saved last; raises a `CheckpointError`."""
-        checkpoint = self.reader.newest_of_last_job()
+        """Return the newest intact one, what a restart goes on from; raises `CheckpointError`."""
+        uid = self.owner_uid
+        checkpoint = self.reader.newest(lambda manifest: manifest.job_uid == uid)
         if checkpoint is None:
-            raise CheckpointMissing(f"{self.reader.directory} holds no checkpoint yet")
+            raise CheckpointMissing(f"{self.reader.directory} holds no checkpoint of this job yet")
         return checkpoint
 
     def of_step(self, step: int) -> Checkpoint:
@@ -76,17 +84,21 @@ class Found:
     """A sentence that names the file."""
 
 
-def shelves(directory: Path) -> list[Shelf]:
+def shelves(directory: Path, job_uid: str | None = None) -> list[Shelf]:
     """Return where a job's checkpoints lie, by rank; raises `CheckpointMissing` for nowhere.
 
-    The directory may also be that of one rank.
+    The directory may also be that of one rank. Without `job_uid` they are those of whoever saved
+    there last.
     """
     own_rank = rank_of_checkpoints(directory.name)
-    found = [_shelf(rank, path) for rank, path in _ranks(directory)]
+    places = [(f"rank {rank}", rank, path) for rank, path in _ranks(directory)]
     if _holds_any(directory):
-        whose = EVERYBODY if own_rank is None else _name(own_rank)
-        reader = _reader(directory, own_rank or 0)
-        found.append(Shelf(whose=whose, reader=reader))
+        whose = EVERYBODY if own_rank is None else f"rank {own_rank}"
+        places.append((whose, own_rank or 0, directory))
+    found = [
+        Shelf(whose=whose, reader=_reader(path, rank), job_uid=job_uid)
+        for whose, rank, path in places
+    ]
     if not found:
         raise CheckpointMissing(
             f"{directory} holds no checkpoints: name a directory such as ./checkpoints/my-job"
@@ -94,13 +106,9 @@ def shelves(directory: Path) -> list[Shelf]:
     return found
 
 
-def examine(shelf: Shelf, job_uid: str | None = None) -> Iterator[Found]:
-    """Yield every checkpoint on a shelf, the most trusted first, each read to its last byte.
-
-    `job_uid` says whose are one's own; without it those of whoever saved last.
-    """
-    reader = shelf.reader
-    own = job_uid or reader.last_uid()
+def examine(shelf: Shelf) -> Iterator[Found]:
+    """Yield every checkpoint on a shelf, the most trusted first, each read to its last byte."""
+    reader, own = shelf.reader, shelf.owner_uid
     is_current_told = False
     for name in reader.by_trust():
         try:
@@ -118,10 +126,6 @@ def examine(shelf: Shelf, job_uid: str | None = None) -> Iterator[Found]:
         yield Found(name=name, condition=condition, manifest=manifest)
 
 
-def _shelf(rank: int, directory: Path) -> Shelf:
-    return Shelf(whose=_name(rank), reader=_reader(directory, rank))
-
-
 def _reader(directory: Path, rank: int) -> Reader:
     return Reader(
         files=LocalFileSystem(),
@@ -130,10 +134,6 @@ def _reader(directory: Path, rank: int) -> Reader:
         world_size=None,
         warn=lambda _sentence: None,
     )
-
-
-def _name(rank: int) -> str:
-    return f"rank {rank}"
 
 
 def _ranks(directory: Path) -> list[tuple[int, Path]]:

@@ -2,15 +2,15 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final, Self
-from urllib.parse import quote
 
 from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection, Query
 from muster.client.errors import Replaced, WaitTimedOut
 from muster.client.following import follow
 from muster.client.news import news
+from muster.client.paths import path_of
 from muster.client.progress import Progress
 from muster.client.views import (
     AuditView,
@@ -148,18 +148,31 @@ class Job:
         `timeout_seconds`; the job goes on then.
         """
         until = until if until == "terminal" else until.upper()
-        shown = Progress(sys.stderr, self._connection.monotonic) if progress else None
+        if not progress:
+            return self._wait(until, timeout_seconds, WAIT_SECONDS, lambda: None)
+        shown = Progress(sys.stderr, self._connection.monotonic)
+        try:
+            self._wait(until, timeout_seconds, LOOK_SECONDS, lambda: shown.draw(self.summary()))
+            shown.draw_last(self.summary())
+        finally:
+            shown.close()
+        return self
+
+    def _wait(
+        self,
+        until: str,
+        timeout_seconds: float | None,
+        look_seconds: float,
+        look: Callable[[], None],
+    ) -> Self:
+        """Wait as said above, and `look` so often as long as it is not there."""
         patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
         deadline = self._connection.monotonic() + patience_seconds
-        look_seconds = LOOK_SECONDS if shown else WAIT_SECONDS
         while not self._await(until, min(look_seconds, deadline - self._connection.monotonic())):
-            if shown:
-                shown.draw(self.summary())
+            look()
             if self._connection.monotonic() >= deadline:
                 raise WaitTimedOut(self.id, self.status, patience_seconds)
             self._connection.sleep(BREATH_SECONDS)
-        if shown:
-            shown.close(self.summary())
         return self
 
     def _await(self, until: str, seconds: float) -> bool:
@@ -223,7 +236,7 @@ class Job:
         return self
 
     def _path(self, *rest: str) -> str:
-        return "/".join(["/jobs", quote(self.id, safe=""), *rest])
+        return path_of(self.id, *rest)
 
 
 def _said(**given: float | str | None) -> dict[str, int | float | str]:

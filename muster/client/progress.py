@@ -1,7 +1,9 @@
 """One line that says how far a job is: redrawn in place on a terminal, now and then elsewhere."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, TextIO
 
 from muster.client.views import SummaryView
@@ -28,10 +30,13 @@ class Progress:
             return
         self._put(line)
 
-    def close(self, summary: SummaryView) -> None:
-        """Draw the end, and leave it there."""
+    def draw_last(self, summary: SummaryView) -> None:
+        """Draw the end, whether it is time or not."""
         self._put(self._line(summary))
-        if self._in_place:
+
+    def close(self) -> None:
+        """Leave the last drawing where it is; what is written next stands below it."""
+        if self._in_place and self._drawn:
             print(file=self._out)
 
     def _put(self, line: str) -> None:
@@ -42,8 +47,16 @@ class Progress:
 
     def _line(self, summary: SummaryView) -> str:
         # A line that is broken in two cannot be drawn over.
-        width = shutil.get_terminal_size().columns - 1 if self._in_place else None
+        width = _columns(self._out) - 1 if self._in_place else None
         return line_of(summary, width)
+
+
+def _columns(out: TextIO) -> int:
+    # What is asked for the size unasked is standard output, which may go elsewhere.
+    with suppress(OSError, ValueError):
+        if columns := os.get_terminal_size(out.fileno()).columns:
+            return columns
+    return shutil.get_terminal_size().columns
 
 
 def line_of(summary: SummaryView, width: int | None = None) -> str:

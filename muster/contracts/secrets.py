@@ -15,6 +15,9 @@ from muster.contracts.errors import MusterError
 LENT: Final = "MUSTER_SECRET_ENV"
 """Names the variables of a service that jobs may ask for. No job gets one without asking."""
 
+HELD: Final = "MUSTER_SECRETS"
+"""Tells a rank which of its variables are secrets: what is ours in it does not repeat them."""
+
 SECRET_NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"  # noqa: S105  no secret itself
 """Of a file: no slash, no dot in front, and nothing that a shell would touch."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from installation import DEADLINE_SECONDS, await_value, without_ours
 
 from cli.office import Holder
 from muster.contracts.layout import DataDirectory
+from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
-from muster.processes import is_running, marked, myself
+from muster.processes import is_running, mark_of, marked, myself, send_signal
 
 SLEEPER = "import time; time.sleep(600)"
 
@@ -52,6 +54,10 @@ class House:
         return said.returncode, json.loads(said.stdout)
 
 
+def is_rank(process: ProcessRecord) -> bool:
+    return (mark_of(process.pid) or "").split("/")[1].isdigit()
+
+
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path)
@@ -81,6 +87,12 @@ def test_services_come_up_and_go_down_without_a_terminal(house: House) -> None:
     assert standing["up"]["log"] == str(house.files.keeper_log)
     assert sum(standing["jobs"].values()) == 1
     uid = house.files.job("sleeper").owner.read_text().strip()
+
+    (agent,) = [one for one in marked(f"{uid}/") if not is_rank(one)]
+    send_signal(agent, signal.SIGSTOP)
+    code, standing = house.status()
+    send_signal(agent, signal.SIGCONT)
+    assert (code, standing["status"], standing["agents"]) == (1, "degraded", {"stopped": 1})
 
     down = house.say("down")
     assert down.returncode == 0, down.stderr

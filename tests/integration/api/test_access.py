@@ -186,6 +186,24 @@ def test_a_token_is_shown_once_and_ends_when_it_is_revoked(
     assert not [secret for secret in secrets if secret.encode() in kept]
 
 
+def test_what_one_token_was_answered_is_not_told_to_the_next_of_its_name(
+    locked: Service, credentials: Credentials
+) -> None:
+    made = []
+    with asking(locked, credentials["environment"]) as client:
+        for _ in range(2):
+            text = client.post("/tokens", json={"name": "heir", "scope": "submit"}).json()["token"]
+            with asking(locked, f"Bearer {text}") as holder:
+                key = {"Idempotency-Key": "k"}
+                answers = [holder.post("/jobs", json={}, headers=key) for _ in range(2)]
+            assert "idempotency-replayed" not in answers[0].headers
+            assert answers[1].headers["idempotency-replayed"] == "true"
+            made.append({answer.json()["job_id"] for answer in answers})
+            client.delete("/tokens/heir")
+    assert [len(ids) for ids in made] == [1, 1]
+    assert made[0] != made[1]
+
+
 @pytest.mark.parametrize(
     "asked",
     [

@@ -93,7 +93,9 @@ def test_what_is_in_it_is_shown(muster: Muster, job: str, saved: Path) -> None:
         ["bias", "float64", "scalar", "8"],
         ["weights", "float32", "40", "160"],
     ]
+    *_, newest_of_rank_1 = muster("checkpoint", "ls", job, "-o", "name").stdout.splitlines()
     told = json.loads(muster("checkpoint", "show", f"{saved}/worker_1", "-o", "json").stdout)
+    assert told == json.loads(muster("checkpoint", "show", newest_of_rank_1, "-o", "json").stdout)
     digest = muster("digest", job).stdout.splitlines()
     assert digest[1] == f"rank 1  step 3  sha256 {told['sha256']}"
     again = json.loads(muster("digest", job, "-o", "json").stdout)

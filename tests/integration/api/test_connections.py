@@ -122,9 +122,10 @@ def test_a_client_that_never_finishes_its_request_is_dropped(beginning: bytes) -
         assert problem(until_closed(client)) == (408, "request-timeout")
 
 
-def test_headers_without_end_are_refused() -> None:
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["without end", "in one piece"])
+def test_long_headers_are_refused(end: bytes) -> None:
     with served(Impatient) as address, socket.create_connection(address, timeout=20) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 18))
+        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 18) + end)
         assert status(client.recv(4096)) == 431
 
 

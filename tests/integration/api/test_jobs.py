@@ -47,6 +47,24 @@ def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
     assert long.status_code == 422
 
 
+def test_a_repetition_is_answered_though_the_job_has_saved_or_is_deleted(
+    service: Service, client: httpx.Client, stand_in: StandIn, name: str
+) -> None:
+    def submit() -> httpx.Response:
+        key = {"Idempotency-Key": name}
+        return client.post("/jobs", json={"job_id": name, "env": {"A": "b"}}, headers=key)
+
+    first = submit()
+    save_something(service, name)
+    assert submit().json() == first.json()
+    stand_in.end(name)
+    client.delete(f"/jobs/{name}").raise_for_status()
+    late = submit()
+    assert (late.status_code, late.json()["job_uid"]) == (201, first.json()["job_uid"])
+    assert late.json()["spec"] == first.json()["spec"] | {"env": {}}
+    assert client.get(f"/jobs/{name}").status_code == 404
+
+
 def test_an_id_that_is_taken_is_a_conflict(client: httpx.Client, job: str) -> None:
     answer = client.post("/jobs", json={"job_id": job})
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-exists")

@@ -9,6 +9,7 @@ from integration.api.service import Service, StandIn
 from screens import COLUMNS, Screen
 from store_samples import worker
 
+from cli.exit_codes import ExitCode
 from muster.contracts.job import JobStatus
 
 Opened = Callable[..., Screen]
@@ -50,8 +51,16 @@ def test_a_job_that_waits_says_for_what(screen: Opened, stand_in: StandIn, job: 
     watching = screen("wait", job)
     watching.see("QUEUED  0/2 ranks  waits for 2 of 4 slots; 1 is free")
     watching.type("\x03")
-    assert watching.end() == 0
+    assert watching.end() == ExitCode.INTERRUPTED
     assert f"come back:  muster wait {job}" in watching.written
+
+
+def test_what_is_said_after_the_line_stands_below_it(screen: Opened, job: str) -> None:
+    watching = screen("wait", job, "--timeout", "0.1")
+    assert watching.end() == ExitCode.TIMED_OUT
+    drawn, said = watching.drawings()
+    assert "QUEUED  0/2 ranks" in drawn
+    assert said == f"muster: {job} is QUEUED after 0.1 s of waiting: it goes on"
 
 
 def test_top_shows_what_goes_on_until_ctrl_c(

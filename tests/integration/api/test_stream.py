@@ -157,6 +157,27 @@ def test_the_stream_of_a_deleted_job_ends(
         assert next(event for event in stream if event.kind).kind == "end"
 
 
+def test_a_reader_of_an_earlier_job_of_that_id_does_not_miss_the_beginning_of_this_one(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "of the first job\n")
+    stand_in.move(job, JobStatus.FAILED)
+    seen = everything(client, f"/jobs/{job}/logs/stream")[-1].id
+    client.delete(f"/jobs/{job}").raise_for_status()
+    client.post("/jobs", json={"job_id": job, "mode": "independent"}).raise_for_status()
+    agent.write(job, 0, "of the second job\n")
+    stand_in.move(job, JobStatus.FAILED)
+    refused = [
+        client.get(f"/jobs/{job}/logs/stream", headers={"Last-Event-ID": seen}),
+        client.get(f"/jobs/{job}/logs", params={"after": seen}),
+    ]
+    assert [answer.json()["type"] for answer in refused] == [
+        "/problems/position-of-another-job"
+    ] * 2
+    found = everything(client, f"/jobs/{job}/logs/stream")
+    assert lines(found) == ["[rank 0] of the second job"]
+
+
 @pytest.mark.parametrize("text", ["x", "0:1", "0.0:-1", "0.0:1,0.0:2", "0.0:1,", "9" * 30])
 def test_what_is_no_position_is_refused(client: httpx.Client, job: str, text: str) -> None:
     stream = f"/jobs/{job}/logs/stream"

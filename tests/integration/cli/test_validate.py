@@ -10,13 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.__main__ import app
+from cli.config import values
 from cli.machine_checks import machine_checks
 from store.database import Database
 
 
 @pytest.fixture(autouse=True)
 def data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    for name in ("MUSTER_HOST", "MUSTER_PORT", "MUSTER_DATABASE_URL", "MUSTER_TLS_CERTFILE"):
+    for name in values({}):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
@@ -68,11 +69,40 @@ def test_a_port_of_somebody_else_is_a_problem_where_it_was_asked_for(
     assert findings["port"]["verdict"] == "problem"
 
 
+def test_a_host_that_is_not_this_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_HOST", "192.0.2.1")  # of nobody, by RFC 5737
+    monkeypatch.setenv("MUSTER_PORT", "8099")
+    code, findings = found()
+    assert code == 1
+    assert "192.0.2.1" in findings["port"]["seen"]
+
+
 def test_an_open_door_without_a_key_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_HOST", "0.0.0.0")  # noqa: S104  it is refused
     code, findings = found()
     assert code == 1
-    assert "in the clear" in findings["door"]["seen"]
+    assert findings["door"]["verdict"] == "problem"
+
+
+def test_a_door_with_a_lock_and_nobody_who_has_a_key_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MUSTER_HOST", "0.0.0.0")  # noqa: S104  it is refused
+    monkeypatch.setenv("MUSTER_ALLOW_PLAIN_HTTP", "1")
+    assert "there is no token yet" in found()[1]["door"]["seen"]
+    monkeypatch.setenv("MUSTER_TOKEN", "0123456789abcdef" * 4)
+    assert found()[1]["door"]["verdict"] == "ok"
+
+
+def test_secrets_that_others_could_read_are_a_problem(data_dir: Path) -> None:
+    secrets = data_dir / "secrets"
+    secrets.mkdir(parents=True, mode=0o700)
+    (secrets / "key").touch(mode=0o600)
+    assert found()[1]["secrets"]["seen"].startswith("1 in ")
+    (secrets / "key").chmod(0o644)
+    code, findings = found()
+    assert code == 1
+    assert findings["secrets"]["fix"] == f"chmod -R go= {secrets}"
 
 
 def test_the_schema_of_a_database_is_named_and_not_migrated(data_dir: Path) -> None:

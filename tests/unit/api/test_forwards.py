@@ -50,6 +50,7 @@ def test_a_follower_hands_out_each_complete_line_once(path: Path, chunks: list[b
     assert [one.start for one in found] == [0, *[one.end for one in found]][: len(found)]
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(written=st.text("ab\n", max_size=40).map(str.encode), limit=st.integers(0, 45))
 def test_nothing_beyond_the_limit_is_handed_out(path: Path, written: bytes, limit: int) -> None:

@@ -60,6 +60,7 @@ def test_many_lines_look_as_each_does(lines: list[bytes]) -> None:
     assert shown(b"\n".join(lines)) == "\n".join(map(shown, lines))
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     raw=st.text("ab\r\n", max_size=60).map(str.encode),

@@ -27,8 +27,8 @@ def damage(directory: Path, step: int) -> Path:
 
 
 def conditions(directory: Path, uid: str | None = None) -> list[tuple[int, Condition]]:
-    [shelf] = shelves(directory)
-    return [(one.name.step, one.condition) for one in examine(shelf, uid)]
+    [shelf] = shelves(directory, uid)
+    return [(one.name.step, one.condition) for one in examine(shelf)]
 
 
 def test_the_newest_that_is_intact_is_current(tmp_path: Path) -> None:
@@ -56,6 +56,9 @@ def test_another_jobs_are_told_apart(tmp_path: Path) -> None:
     saved(directory, 1)
     assert dict(conditions(directory)) == {7: Condition.FOREIGN, 1: Condition.CURRENT}
     assert dict(conditions(directory, "before")) == {7: Condition.CURRENT, 1: Condition.FOREIGN}
+    assert [shelves(directory, uid)[0].newest().step for uid in (None, "before")] == [1, 7]
+    with pytest.raises(CheckpointMissing, match="holds no checkpoint of this job yet"):
+        shelves(directory, "after")[0].newest()
 
 
 def test_every_rank_has_its_shelf_and_all_together_one(tmp_path: Path) -> None:
@@ -77,6 +80,6 @@ def test_what_is_not_there_is_missing(tmp_path: Path) -> None:
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / LATEST).write_text("torn")
     [shelf] = shelves(tmp_path / "begun")
-    with pytest.raises(CheckpointMissing, match="holds no checkpoint yet"):
+    with pytest.raises(CheckpointMissing, match="holds no checkpoint of this job yet"):
         shelf.newest()
     assert not list(examine(shelf))

@@ -67,7 +67,8 @@ def test_a_terminal_is_drawn_over_and_no_line_is_wider(monkeypatch: pytest.Monke
     progress = Progress(out, lambda: 0.0)
     for step in (1, 1, 2):
         progress.draw(summary(step=step))
-    progress.close(summary(step=3))
+    progress.draw_last(summary(step=3))
+    progress.close()
     assert out.getvalue().count("\n") == 1
     drawn = out.getvalue().rstrip("\n").split("\r")[1:]
     assert drawn == [
@@ -83,7 +84,8 @@ def test_elsewhere_there_is_no_colour_and_a_line_now_and_then() -> None:
     for step in range(1, 8):
         progress.draw(summary(step=step))
         now[0] += QUIET_SECONDS / 3
-    progress.close(summary(step=9))
+    progress.draw_last(summary(step=9))
+    progress.close()
     lines = out.getvalue().splitlines()
     assert [line.split()[3] for line in lines] == ["1/20", "4/20", "7/20", "9/20"]
     assert "\x1b" not in out.getvalue()

@@ -182,6 +182,16 @@ def test_the_coordinator_sees_what_is_not_over_in_the_order_of_creation(
     assert ids(jobs.unfinished()) == ["c", "a", "b"]
 
 
+def test_of_what_is_known_only_what_has_changed_is_read_again(jobs: Jobs) -> None:
+    known = [submit(jobs, name) for name in ("c", "a", "b")]
+    changed = jobs.request_stop(JobId("a"), FORCED, None)
+    submit(jobs, "d")
+    found = jobs.unfinished(known)
+    assert ids(found) == ["c", "a", "b", "d"]
+    assert found[0] is known[0]
+    assert found[1] == changed
+
+
 def test_age_counts_from_the_end_and_from_the_creation_while_there_is_none(
     database: Database, jobs: Jobs
 ) -> None:

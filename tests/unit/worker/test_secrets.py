@@ -58,27 +58,35 @@ def said(message: RankMessage) -> RankSaid:
 
 def test_each_reference_is_followed(tmp_path: Path) -> None:
     secrets = Secrets.of(assignment(tmp_path, A="file:token", B="env:LENT"))
-    assert secrets.resolved() == {"A": VALUE, "B": "lent by the service"}
+    assert secrets.variables() == {
+        "A": VALUE,
+        "B": "lent by the service",
+        "MUSTER_SECRETS": "A,B",
+    }
 
 
 def test_it_is_looked_up_for_each_start(safe: Safe, tmp_path: Path) -> None:
     secrets = Secrets.of(assignment(tmp_path, A="file:token"))
-    secrets.resolved()
+    secrets.variables()
     safe.put("token", "a new one, since the old one leaked")
-    assert secrets.resolved() == {"A": "a new one, since the old one leaked"}
+    assert secrets.variables()["A"] == "a new one, since the old one leaked"
     safe.remove("token")
     with pytest.raises(SecretUnavailable, match="file:token"):
-        secrets.resolved()
+        secrets.variables()
+
+
+def test_a_job_without_secrets_gets_no_variable(tmp_path: Path) -> None:
+    assert Secrets.of(assignment(tmp_path)).variables() == {}
 
 
 def test_what_the_service_does_not_lend_is_not_to_be_had(tmp_path: Path) -> None:
     with pytest.raises(SecretUnavailable, match=r"env:HOME is not lent .* MUSTER_SECRET_ENV"):
-        Secrets.of(assignment(tmp_path, A="env:HOME")).resolved()
+        Secrets.of(assignment(tmp_path, A="env:HOME")).variables()
 
 
 def test_words_that_are_told_hold_no_secret(tmp_path: Path) -> None:
     secrets = Secrets.of(assignment(tmp_path, A="file:token", B="file:key"))
-    secrets.resolved()
+    secrets.variables()
     words = f"bad token {VALUE!r}"
     heard: list[AgentMessage] = [
         said(Warned(message=words)),
@@ -93,7 +101,7 @@ def test_words_that_are_told_hold_no_secret(tmp_path: Path) -> None:
             error=f"KeyError: {KEY}",
         ),
     ]
-    told = [secrets.redacted(message) for message in heard]
+    told = [secrets.redaction.of(message) for message in heard]
     assert VALUE not in repr(told)
     assert "c2VjcmV0" not in repr(told)
     assert told[0] == said(Warned(message="bad token '[secret]'"))
@@ -101,24 +109,24 @@ def test_words_that_are_told_hold_no_secret(tmp_path: Path) -> None:
 
 def test_all_else_is_told_as_it_was_said(tmp_path: Path) -> None:
     secrets = Secrets.of(assignment(tmp_path, A="file:token"))
-    secrets.resolved()
+    secrets.variables()
     for message in (said(Hello()), Pulse(stopped=()), said(Warned(message="correct horse"))):
-        assert secrets.redacted(message) == message
+        assert secrets.redaction.of(message) == message
 
 
 def test_a_short_secret_is_left_in_innocent_words(safe: Safe, tmp_path: Path) -> None:
     safe.put("token", "step")
     secrets = Secrets.of(assignment(tmp_path, A="file:token"))
-    secrets.resolved()
+    secrets.variables()
     warned = said(Warned(message="no step was taken"))
-    assert secrets.redacted(warned) == warned
+    assert secrets.redaction.of(warned) == warned
 
 
 def test_an_agent_that_adopts_ranks_knows_what_they_hold(tmp_path: Path) -> None:
     process = ProcessRecord(pid=1, start_ticks=1, boot_id="boot", node="here")
     rank = AdoptedRank(rank=0, incarnation=0, process=process, mark="uid/0/0")
     secrets = Secrets.of(assignment(tmp_path, rank, A="file:token"))
-    assert VALUE not in repr(secrets.redacted(said(Warned(message=VALUE))))
+    assert VALUE not in repr(secrets.redaction.of(said(Warned(message=VALUE))))
 
 
 def test_an_agent_adopts_ranks_whose_secrets_are_gone(safe: Safe, tmp_path: Path) -> None:
@@ -126,4 +134,4 @@ def test_an_agent_adopts_ranks_whose_secrets_are_gone(safe: Safe, tmp_path: Path
     rank = AdoptedRank(rank=0, incarnation=0, process=process, mark="uid/0/0")
     safe.remove("token")
     with pytest.raises(SecretUnavailable):
-        Secrets.of(assignment(tmp_path, rank, A="file:token")).resolved()
+        Secrets.of(assignment(tmp_path, rank, A="file:token")).variables()

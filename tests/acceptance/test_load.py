@@ -1,0 +1,37 @@
+"""Short runs of the loads: what they find of time is the machine's, the rest has to hold."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from load_answers import cost_figure
+from load_figures import Figure
+from load_lists import list_figures
+from load_submissions import sqlite_figures
+from siege import siege_figures
+
+OF_TIME = (" ms", " s", "submissions/s")
+
+
+def misses(figures: Iterable[Figure]) -> list[Figure]:
+    """Return what has been missed and is no matter of time."""
+    return [
+        figure
+        for figure in figures
+        if not figure.is_met and not any(word in f"{figure.what}{figure.goal}" for word in OF_TIME)
+    ]
+
+
+def test_pages_are_whole_among_many_jobs(tmp_path: Path) -> None:
+    assert not misses(list_figures(tmp_path / "lists", jobs=630, requests=3))
+
+
+def test_the_status_of_a_job_costs_a_few_empty_routes(tmp_path: Path) -> None:
+    assert not misses([cost_figure(tmp_path / "cost", rounds=3)])
+
+
+def test_no_submission_of_a_flood_is_lost_or_there_twice(tmp_path: Path) -> None:
+    assert not misses(sqlite_figures(tmp_path / "flood", seconds=1))
+
+
+def test_a_besieged_service_refuses_what_it_should_and_nothing_else(tmp_path: Path) -> None:
+    assert not misses(siege_figures(tmp_path, seconds=1, lorises=12))
