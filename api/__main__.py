@@ -24,6 +24,7 @@ from api.door import Door
 from api.exposure import check_certificate, refuse_exposure
 from api.glances import Glance, Glances
 from api.identity import Identities
+from api.intake import Intake
 from api.limits import Limits
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
@@ -157,6 +158,7 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
     def lease() -> Lease | None:
         return leases.current(COORDINATOR_LEASE)
 
+    nudge = Nudge(lease, monotonic=time.monotonic)
     return FrontDesk(
         database=database,
         jobs=jobs,
@@ -169,7 +171,8 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         tokens=Tokens(database),
         glances=Glances(_glance(jobs, workers), time.monotonic),
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
-        nudge=Nudge(lease, monotonic=time.monotonic),
+        nudge=nudge,
+        intake=Intake(jobs.create_all, nudge),
         submitter=Submitter(
             settings=settings,
             working_dir=Path.cwd(),

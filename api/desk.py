@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from api.glances import Glances
 from api.identity import Caller
+from api.intake import Intake
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.submission import Submitter
@@ -45,6 +46,7 @@ class FrontDesk:
     nudge: Nudge
     """To be called when a row for the coordinator was written."""
     submitter: Submitter
+    intake: Intake
     files: DataDirectory
     log_readers: CapacityLimiter
     """Streams read files in threads of their own number, so that they hold up nobody else."""
