@@ -20,7 +20,7 @@ from postgres_server import running_server
 SUBMISSIONS_GOAL = 300.0
 """A second."""
 
-CLIENTS = 8
+CLIENTS = 32
 
 
 def sqlite_figures(root: Path, seconds: float) -> Iterator[Figure]:
