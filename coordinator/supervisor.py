@@ -40,7 +40,7 @@ LONG_ROUND_SECONDS: Final = 0.05
 """Through all jobs, from the look at the rows to the last commit."""
 
 RESTS: Final = 2
-"""How often such a time passes before a nudge is followed again; what agents say waits for nothing."""
+"""How often that time passes before a nudge is followed again. What agents say does not wait."""
 
 COMMIT_AFTER_SECONDS: Final[Mapping[Haste, float]] = {
     Haste.AT_ONCE: 0.0,
@@ -192,7 +192,8 @@ class Supervisor:
     def _rest_from(self, began: float) -> None:
         now = self._clock()
         took = now - began
-        self._rests_until = now + RESTS * took if took > LONG_ROUND_SECONDS else now
+        if took > LONG_ROUND_SECONDS:
+            self._rests_until = now + RESTS * took
 
     def _overslept(self, seconds: float) -> None:
         """Let every job know that for so long nobody could be heard.
