@@ -8,9 +8,11 @@ from asyncio import AbstractEventLoop, TimerHandle, Transport
 from collections.abc import Callable
 from typing import Final
 
-LOOK_SECONDS: Final = 30.0
+LOOK_SECONDS: Final = 60.0
+"""As long as a stream waits for its reader."""
+
 PROGRESS_BYTES: Final = 4096
-"""In that time: less than any line that is still of use."""
+"""In that time: slower than any line that is still of use."""
 
 
 class Reader:

@@ -110,6 +110,11 @@ class Database:
             },
         )
 
+    def insert_new(self, table: Table) -> Insert:
+        """Return the statement that inserts a row, or none where its key is taken."""
+        insert = self._backend.insert(table)
+        return insert.on_conflict_do_nothing(index_elements=list(table.primary_key))
+
     def json(self, column: Column[Any]) -> ColumnElement[Any]:
         """Return a column of JSON text as something one can look into: ``json(c)["name"]``."""
         return self._backend.json(column)

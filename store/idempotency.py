@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, select
 
 from store.clock import Clock, utc_now
 from store.database import Database
@@ -21,6 +21,9 @@ from store.tables import ANSWERS
 
 KEPT: Final = timedelta(hours=24)
 """Longer than any client goes on retrying."""
+
+FORGET_EVERY: Final = timedelta(minutes=1)
+"""How exactly that is kept: to look for old ones with every new one would cost as much again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,6 @@ _FIND: Final = select(ANSWERS.c.request_sha256, ANSWERS.c.job).where(
     ANSWERS.c.created_at > bindparam("since"),
 )
 _FORGET: Final = delete(ANSWERS).where(ANSWERS.c.created_at <= bindparam("until"))
-_KEEP: Final = insert(ANSWERS)
 
 
 class Answers:
@@ -75,16 +77,26 @@ def find_answer(connection: Connection, key: IdempotencyKey, now: datetime) -> J
     return job if there is None or there.uid != job.uid else replace(job, spec=there.spec)
 
 
-def keep_answer(connection: Connection, key: IdempotencyKey, job: Job, now: datetime) -> None:
-    """Keep `job` as the answer, and forget the answers nobody asks for any more."""
-    connection.execute(_FORGET, {"until": now - KEPT})
-    connection.execute(
-        _KEEP,
-        {
-            "principal": key.principal,
-            "key": key.key,
-            "request_sha256": key.request_sha256,
-            "job": replace(job, spec=msgspec.structs.replace(job.spec, env={})),
-            "created_at": now,
-        },
-    )
+class AnswerBook:
+    """Writes the first answers, inside transactions of others."""
+
+    def __init__(self, database: Database) -> None:
+        # It replaces one that nobody is answered with any more.
+        self._keep = database.upsert(ANSWERS)
+        self._forgotten_at: datetime | None = None
+
+    def keep(self, connection: Connection, key: IdempotencyKey, job: Job, now: datetime) -> None:
+        """Keep `job` as the answer, and now and then forget those nobody asks for any more."""
+        if self._forgotten_at is None or now - self._forgotten_at >= FORGET_EVERY:
+            connection.execute(_FORGET, {"until": now - KEPT})
+            self._forgotten_at = now
+        connection.execute(
+            self._keep,
+            {
+                "principal": key.principal,
+                "key": key.key,
+                "request_sha256": key.request_sha256,
+                "job": replace(job, spec=msgspec.structs.replace(job.spec, env={})),
+                "created_at": now,
+            },
+        )

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, Select, bindparam, delete, func, select, tuple_
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 from store.clock import Clock, utc_now
 from store.database import Database
 from store.errors import JobChanged, JobExists, JobMissing, JobNotTerminal
-from store.idempotency import IdempotencyKey, find_answer, keep_answer
+from store.idempotency import AnswerBook, IdempotencyKey, find_answer
 from store.records import Event, Job, RowVersion
 from store.rows import (
     append_event,
@@ -35,7 +35,6 @@ _UNFINISHED: Final = (
 _THESE: Final = select(JOBS).where(JOBS.c.job_id.in_(bindparam("ids", expanding=True)))
 _AT_ONCE: Final = 500
 """Ids in one statement."""
-_INSERT: Final = insert(JOBS)
 _NEWEST: Final = select(func.max(JOBS.c.created_at))
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
@@ -50,6 +49,8 @@ class Jobs:
     def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._database = database
         self._clock = clock
+        self._insert = database.insert_new(JOBS)
+        self._answers = AnswerBook(database)
 
     def create(
         self,
@@ -71,14 +72,13 @@ class Jobs:
             now = _next_moment(connection, self._clock())
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
-            if find_job(connection, job_id) is not None:
-                raise JobExists(job_id)
             job = _submitted(job_id, uid, spec, message, now)
-            connection.execute(_INSERT, values_of(job))
+            if connection.execute(self._insert, values_of(job)).rowcount == 0:
+                raise JobExists(job_id)
             event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
             append_event(connection, job_id, event)
             if idempotency:
-                keep_answer(connection, idempotency, job, now)
+                self._answers.keep(connection, idempotency, job, now)
             return job
 
         return self._database.write(write)

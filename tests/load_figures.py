@@ -47,4 +47,4 @@ def report(figures: Iterable[Figure]) -> Iterator[str]:
 
 
 def _said(number: float, unit: str) -> str:
-    return f"{number:.0f}{unit}" if number >= 100 else f"{number:.2g}{unit}"
+    return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"

@@ -20,13 +20,15 @@ from postgres_server import running_server
 SUBMISSIONS_GOAL = 300.0
 """A second."""
 
-CLIENTS = 16
+CLIENTS = 8
 
 
 def sqlite_figures(root: Path, seconds: float) -> Iterator[Figure]:
     """Flood an installation on SQLite."""
     with _installation(root) as installation:
-        yield from _flood(installation, seconds, "SQLite")
+        rate, *others = _flood(installation, seconds, "SQLite")
+        yield at_least(rate.what, float(rate.found), SUBMISSIONS_GOAL, "")
+        yield from others
 
 
 def postgres_figures(root: Path, seconds: float) -> Iterator[Figure]:

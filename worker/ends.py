@@ -53,26 +53,25 @@ class End:
     @classmethod
     def of_unstarted(cls, order: StartRank, error: OSError | SecretUnavailable) -> Self:
         """Return the end of an incarnation that did not start: refused, or to be tried again."""
+        words = f"cannot be started in {order.working_dir}: {error}"
+        refused = None
         if isinstance(error, SecretUnavailable):
-            reason, is_refused, words = (
-                Reason.SECRET_UNAVAILABLE,
-                True,
-                f"cannot be started: {error}",
-            )
-        else:
-            reason, is_refused = Reason.INVALID_PROGRAM, is_of_the_order(error, order.working_dir)
-            words = f"cannot be started in {order.working_dir}: {error}"
-        refused = Refused(reason=reason, message=words)
-        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
+            sentence = f"cannot be started: {error}"
+            refused = Refused(reason=Reason.SECRET_UNAVAILABLE, message=sentence)
+        elif is_of_the_order(error, order.working_dir):
+            refused = Refused(reason=Reason.INVALID_PROGRAM, message=words)
         exited = RankExited(
             rank=order.rank,
             incarnation=order.incarnation,
-            exit_code=CANNOT_START if is_refused else None,
+            exit_code=None if refused is None else CANNOT_START,
             signal=None,
             last_lines=(),
-            unstarted=None if is_refused else words,
+            unstarted=words if refused is None else None,
         )
-        return cls(said=(said,) if is_refused else (), exited=exited)
+        if refused is None:
+            return cls(exited=exited)
+        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
+        return cls(said=(said,), exited=exited)
 
 
 class Ends:

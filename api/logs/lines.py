@@ -21,6 +21,9 @@ _REPLACED: Final = "\ufffd"
 BLOCK_BYTES: Final = 32 * 1024
 """Small, since a job may have thousands of ranks; at least twice `LINE_LIMIT_BYTES`."""
 
+SEARCH_BYTES: Final = 8 * BLOCK_BYTES
+"""What is looked through at once, and not kept, where a text was not found for a while."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -104,28 +107,33 @@ class _Block:
 
     def __init__(self, path: Path, text: str | None) -> None:
         self._path = path
-        self._text = text and text.encode("utf-8", "surrogatepass")
+        self._text = text.encode("utf-8", "surrogatepass") if text else None
         self._start = 0
         self._bytes = b""
-        self._first = 0
-        """Where the first line begins that is in it as a whole."""
         self._may_hold = False
         """Whether the text, if one is wanted, may be in a line of this block."""
+        self._reach_bytes = BLOCK_BYTES
 
     def passed(self, end: int) -> Passed | None:
-        """Return the lines of the block below `end`, if none of them holds the text."""
-        if not self._text:
+        """Return lines below `end`, if there are some that surely do not hold the text."""
+        if self._text is None or (self._may_hold and self._covers(end)):
             return None
-        if not self._first < end <= self._start + len(self._bytes):
-            self._load(end)
-        if self._may_hold or end <= self._first:
+        start, raw = self._before(end)
+        if self._is_in(raw) and self._reach_bytes > BLOCK_BYTES:
+            self._reach_bytes = BLOCK_BYTES
+            start, raw = self._before(end)
+        if self._is_in(raw):
+            self._load(end - 1)  # to be taken apart as a whole before there is another search
             return None
-        return Passed(start=self._first, end=end)
+        self._reach_bytes = min(2 * self._reach_bytes, SEARCH_BYTES)
+        first = start + raw.find(b"\n") + 1 if start else 0
+        has_whole_line = not start or start < first < end
+        return Passed(start=first, end=end) if has_whole_line else None
 
     def line_start(self, before: int) -> int:
         """Return where the line begins whose line end is at `before` or later."""
         while before > 0:
-            if not self._start < before <= self._start + len(self._bytes):
+            if not self._covers(before):
                 self._load(before)
             newline = self._bytes.rfind(b"\n", 0, before - self._start)
             if newline >= 0:
@@ -145,11 +153,17 @@ class _Block:
         wanted = end + 1 - self._start
         # A file that was cut meanwhile reads as if the rest of it were one line.
         self._bytes = read(self._path, self._start, wanted).ljust(wanted, b"\0")
-        if self._text:
-            newline = self._bytes.find(b"\n")
-            ends_here = len(self._bytes) if newline < 0 else newline + 1
-            self._first = self._start + (ends_here if self._start else 0)
-            self._may_hold = self._text in self._bytes.replace(b"\r", b"\\r")
+        self._may_hold = self._is_in(self._bytes)
+
+    def _before(self, end: int) -> tuple[int, bytes]:
+        start = max(end - self._reach_bytes, 0)
+        return start, read(self._path, start, end - start)
+
+    def _covers(self, end: int) -> bool:
+        return self._start < end <= self._start + len(self._bytes)
+
+    def _is_in(self, raw: bytes) -> bool:
+        return self._text is not None and self._text in raw.replace(b"\r", b"\\r")
 
 
 def line_at(path: Path, start: int, end: int) -> Line:

@@ -14,7 +14,7 @@ from api.logs.position import Place, Position
 from api.logs.times import Micros, TimeIndex
 from muster.contracts.layout import JobFiles, LogName
 
-SEARCH_LIMIT_BYTES: Final = 48 << 20
+SEARCH_LIMIT_BYTES: Final = 32 << 20
 """Most that is looked at for one answer: less than a tenth of a second of a processor."""
 
 LINE_COST_BYTES: Final = 128

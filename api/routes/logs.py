@@ -75,7 +75,7 @@ async def get_logs(
 ) -> LogTail | Response:
     """Answer with JSON, or as `Accept` asks: plain text, or one JSON object a line.
 
-    A search looks at 48 MiB of lines, the newest first; where there are more, the header
+    A search looks at 32 MiB of lines, the newest first; where there are more, the header
     `X-Log-Incomplete` says so.
     """
     if follow:
@@ -114,12 +114,11 @@ async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Respon
     _check_rank(glance.job, part.rank)
     files = desk.files.job(job_id)
     position = part.position_in(glance.job)
-    if position is not None:
+    if position is not None and glance.job.is_terminal:
         follower = JobFollower(files, part.rank, position)
-        rest = await run_sync(follower.next_batch, is_over_in(glance))
-        if glance.job.is_terminal and rest is None:
+        if await run_sync(follower.next_batch, is_over_in(glance)) is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-    elif part.tail is not None:
+    elif position is None and part.tail is not None:
         position = await run_sync(tail_position, files, part.rank, part.tail)
     return EventSourceResponse(
         _events(desk, glance.job, part.rank, position or {}),

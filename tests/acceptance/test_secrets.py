@@ -1,12 +1,13 @@
 """Ranks get their secrets, and nobody hears of them but whoever reads a rank's own log."""
 
 import hashlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import Installation, await_value, is_running, lent, restarts
+from installation import DEADLINE_SECONDS, Installation, await_value, is_running, lent, restarts
 
 from muster.contracts.secrets import LENT as LENT_NAMES
 from muster.safe import Safe
@@ -63,6 +64,32 @@ def test_a_command_finds_its_secrets_in_its_environment(lending: Installation) -
         assert f"LENT_VARIABLE {sha256('')}" in lending.log(job_id, rank)
     spec = lending.job(job_id)["spec"]
     assert spec["secrets"] == {"A": "file:kept", "B": "env:LENT_VARIABLE"}
+
+
+def test_a_person_keeps_a_secret_and_names_it_when_submitting(lending: Installation) -> None:
+    def muster(*words: str, standard_input: str | None = None) -> str:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "cli", *words],
+            env={**lending.environment, "MUSTER_URL": lending.url},
+            input=standard_input,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    muster("secret", "set", "typed", standard_input="typed-by-a-person\n")
+    assert "typed" in muster("secret", "ls").splitlines()
+    job_id = muster(
+        *("submit", "--secret", "A=file:typed", "--set", "world_size=1", "-d", "--"),
+        *python(SHOW, "show('A')"),
+    ).strip()
+    lending.note(lending.job(job_id))
+    lending.complete(job_id)
+    assert f"A {sha256('typed-by-a-person')}" in lending.log(job_id)
+    assert "typed-by-a-person" not in muster("show", job_id, "-o", "json")
 
 
 def test_a_job_that_asks_for_none_inherits_none(lending: Installation) -> None:

@@ -60,7 +60,7 @@ def test_a_certificate_of_ones_own_is_believed_where_it_is_named(
 
 def test_who_proves_nothing_is_told_nothing(encrypted: Service) -> None:
     with (
-        Client(f"https://127.0.0.1:{encrypted.port}", token="mst_x") as client,
+        Client(f"https://127.0.0.1:{encrypted.port}", token="mst_x") as client,  # noqa: S106  of nobody
         pytest.raises(Untrusted, match=r"self-signed certificate.*set MUSTER_CA_FILE") as caught,
     ):
         client.jobs().__next__()

@@ -46,6 +46,13 @@ def test_a_description_means_the_same_wherever_it_is_read(
     assert said.body(HERE) == body
 
 
+def test_secrets_that_are_typed_are_added_to_those_of_the_file() -> None:
+    fields = {"secrets": {"A": "file:a", "B": "file:b"}}
+    file = JobFile(name="job.yaml", fields=fields, marks={})
+    said = Description(file=file, typed={}, mappings={"env": {}, "secrets": {"B": "env:B"}})
+    assert said.body(HERE) == {"secrets": {"A": "file:a", "B": "env:B"}}
+
+
 @pytest.mark.parametrize(
     ("loc", "line"),
     [
