@@ -19,7 +19,7 @@ up demo bench: export PATH := $(CURDIR)/$(BIN):$(PATH)
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-up: $(STAMP) ## run the API and the coordinator here, until Ctrl-C
+up: $(STAMP) ## run the API and the coordinator here, until Ctrl-C (ARGS=-d: until muster down)
 	$(BIN)/muster up $(ARGS)
 
 demo: $(STAMP) ## train, kill a rank in the middle, compare the bits

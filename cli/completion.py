@@ -1,5 +1,6 @@
 """``muster completion``: verbs, options and jobs, completed by the shell."""
 
+import os
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Final
@@ -47,12 +48,14 @@ def prepare(environ: Mapping[str, str]) -> None:
 
 def jobs(incomplete: str) -> Iterator[str]:
     """Yield the ids of the newest jobs that begin like this; none where nobody can be asked."""
+    from cli.preferences import settle  # noqa: PLC0415  --help
     from muster import Client  # noqa: PLC0415  brings in httpx
     from muster.contracts.errors import MusterError  # noqa: PLC0415  as above
 
     if "@latest".startswith(incomplete):
         yield "@latest"
     try:
+        settle(os.environ)
         with Client(timeout_seconds=TIMEOUT_SECONDS, retry_seconds=0) as client:
             yield from (job.id for job in client.jobs(limit=SHOWN) if job.id.startswith(incomplete))
     except MusterError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cli.household import is_healthy
-from cli.office import Holder, holder_of
+from cli.office import Holder, holder_of, open_in
 from cli.welcome import next_steps
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
@@ -42,9 +42,7 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
         return 0
     if holder is not None:
         _await_end(holder)
-    files.root.mkdir(parents=True, exist_ok=True)
-    files.keeper_log.touch(mode=0o600)
-    with files.keeper_log.open("ab") as log:
+    with open_in(files, files.keeper_log) as log:
         already = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli", "up"],

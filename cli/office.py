@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -40,6 +41,16 @@ class AlreadyUp(MusterError):
         )
 
 
+class NoDataDirectory(MusterError):
+    """The data directory cannot be made or written."""
+
+    def __init__(self, data_dir: Path, error: OSError) -> None:
+        super().__init__(
+            f"{data_dir} cannot hold the data ({error.strerror}): make it a directory that this "
+            "user may write to, or set MUSTER_DATA_DIR"
+        )
+
+
 class Office:
     """Held by whoever keeps the services; made by `sole_office` alone."""
 
@@ -58,9 +69,11 @@ class Office:
 
 @contextmanager
 def sole_office(files: DataDirectory) -> Iterator[Office]:
-    """Hold the data directory's lock for a while; raises `AlreadyUp` if somebody else does."""
-    files.root.mkdir(parents=True, exist_ok=True)
-    with files.keeper_lock.open("ab") as lock:
+    """Hold the data directory's lock for a while.
+
+    Raises `AlreadyUp` if somebody else does, `NoDataDirectory` if there can be none.
+    """
+    with open_in(files, files.keeper_lock) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,6 +82,19 @@ def sole_office(files: DataDirectory) -> Iterator[Office]:
             raise AlreadyUp(where, files.root) from None
         yield Office(files)
         files.keeper.unlink(missing_ok=True)
+
+
+def open_in(files: DataDirectory, path: Path) -> BinaryIO:
+    """Open a file of the data directory to write at its end, and make both if need be.
+
+    Raises `NoDataDirectory`.
+    """
+    try:
+        files.root.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        return path.open("ab")
+    except OSError as error:
+        raise NoDataDirectory(files.root, error) from error
 
 
 def holder_of(files: DataDirectory) -> Holder | None:

@@ -1,5 +1,6 @@
 """``muster`` as a group of verbs, of which only the one that was said is imported."""
 
+import os
 import traceback
 from typing import Any
 
@@ -8,6 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, Exit, TyperException
 
 from cli.plain_words import read_plainly
+from cli.preferences import settle
 from cli.verbs import ALIASES, HEADINGS, VERBS
 
 
@@ -41,6 +43,7 @@ class Vocabulary(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  as above
         """With ``--debug``, say where an error came from; what it says comes after that."""
         try:
+            settle(os.environ)
             return super().invoke(ctx)
         except (Abort, Exit, TyperException):  # the command line's own way to end
             raise

@@ -24,7 +24,9 @@ MusterError
 ├── InvalidCertificate     api/exposure.py
 ├── PortTaken              api/__main__.py and cli/household.py, each in its own words
 ├── AlreadyUp              cli/office.py
+├── NoDataDirectory        cli/office.py
 ├── NotUp                  cli/detached.py
+├── InvalidPreferences     cli/preferences.py
 ├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
 ├── WhoseUnsaid            cli/held.py

@@ -16,7 +16,6 @@ from installation import DEADLINE_SECONDS, await_value, without_ours
 
 from cli.office import Holder
 from muster.contracts.layout import DataDirectory
-from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
 from muster.processes import is_running, mark_of, marked, myself, send_signal
 
@@ -54,10 +53,6 @@ class House:
         return said.returncode, json.loads(said.stdout)
 
 
-def is_rank(process: ProcessRecord) -> bool:
-    return (mark_of(process.pid) or "").split("/")[1].isdigit()
-
-
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path)
@@ -88,7 +83,7 @@ def test_services_come_up_and_go_down_without_a_terminal(house: House) -> None:
     assert sum(standing["jobs"].values()) == 1
     uid = house.files.job("sleeper").owner.read_text().strip()
 
-    (agent,) = [one for one in marked(f"{uid}/") if not is_rank(one)]
+    (agent,) = [one for one in marked(f"{uid}/") if mark_of(one.pid) == f"{uid}/agent"]
     send_signal(agent, signal.SIGSTOP)
     code, standing = house.status()
     send_signal(agent, signal.SIGCONT)
@@ -115,6 +110,17 @@ def test_services_that_do_not_come_up_say_why(house: House) -> None:
     )
     assert "the database's URL is of no known kind" in up.stderr
     assert not house.files.keeper.exists()
+
+
+@pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
+def test_a_place_where_there_can_be_no_data_is_a_sentence(
+    words: tuple[str, ...], house: House
+) -> None:
+    house.files.root.write_text("a file")
+    up = house.say(*words)
+    assert (up.returncode, up.stderr.count("\n")) == (1, 1)
+    assert up.stderr.startswith(f"muster: {house.files.root} cannot hold the data (")
+    assert house.files.root.read_text() == "a file"
 
 
 def test_a_record_of_somebody_who_is_gone_ends_nobody_who_has_his_number(house: House) -> None:

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.__main__ import app
-from cli.config import values
 from cli.machine_checks import machine_checks
+from cli.settings import values
 from store.database import Database
 
 

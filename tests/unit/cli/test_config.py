@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 import muster.contracts.environ
 from cli.__main__ import app
-from cli.config import origin_of, values, variable_of
+from cli.config import origin_of
+from cli.settings import values, variable_of
 from muster.contracts.environ import DoorSettings, ServiceSettings
 
 FIELDS = [
@@ -20,7 +21,8 @@ SECRET = "0123456789abcdef" * 4
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in values({}):
         monkeypatch.delenv(name, raising=False)
 
@@ -40,7 +42,7 @@ def test_what_is_set_is_told_from_what_is_not(monkeypatch: pytest.MonkeyPatch) -
     assert shown["MUSTER_PORT"] == ("8100", "environment")
     assert shown["MUSTER_SLOTS"][1] == "default"
     assert shown["MUSTER_URL"] == ("http://127.0.0.1:8100", "default")
-    assert origin_of("MUSTER_SLOTS", {}) == "default"
+    assert origin_of("MUSTER_SLOTS", {}, {}) == "default"
 
 
 def test_the_origin_is_a_column_of_its_own() -> None:
