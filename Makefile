@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check test chaos contain stale fuzz bench lock clean
+.PHONY: help up demo check types units test chaos contain stale fuzz load siege bench lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -19,7 +19,7 @@ up demo bench: export PATH := $(CURDIR)/$(BIN):$(PATH)
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-up: $(STAMP) ## run the API and the coordinator here, until Ctrl-C
+up: $(STAMP) ## run the API and the coordinator here, until Ctrl-C (ARGS=-d: until muster down)
 	$(BIN)/muster up $(ARGS)
 
 demo: $(STAMP) ## train, kill a rank in the middle, compare the bits
@@ -27,11 +27,17 @@ demo: $(STAMP) ## train, kill a rank in the middle, compare the bits
 
 # Under a minute, so that it is run before every commit: what needs a
 # server, processes of its own or much time is left to `make test`.
+# Types are looked at beside the tests, where one core would idle.
 check: $(STAMP) ## format, lint, types, import floors, unit tests: stops at the first failure
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	+$(MAKE) --no-print-directory --jobs 2 types units
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+units: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres and not slow' tests/unit
 
 # Integration tests differ much in length, so an idle worker takes over half of what the other
@@ -54,6 +60,16 @@ stale: $(STAMP) ## 200 ranks of machines that stood still wake up: 10 to 20 min 
 
 fuzz: $(STAMP) ## 20 000 requests made from the API's document: 10 to 15 min (ARGS='--cases N --seed S')
 	$(BIN)/python tests/fuzz_api.py $(ARGS)
+
+load: $(STAMP) ## many readers, submissions, jobs, keys: 5 to 10 min
+	$(BIN)/python tests/load_streams.py
+	$(BIN)/python tests/load_answers.py
+	$(BIN)/python tests/lost_replies.py --keys 1000 --duplicates 8
+
+siege: $(STAMP) ## who must not get in, or out, or through: 5 min
+	$(BIN)/python tests/siege.py
+	$(BIN)/python tests/escapes.py
+	$(BIN)/python tests/canaries.py
 
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench

@@ -16,12 +16,14 @@ from typing import Final
 import structlog
 import uvicorn
 from anyio import CapacityLimiter
+from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp, Scope
 
 from api.app import build
 from api.desk import FrontDesk
 from api.door import Door
-from api.exposure import check_certificate, refuse_exposure
+from api.exposure import check_certificate, refuse_exposure, refuse_lockout
+from api.feeds import Feeds
 from api.glances import Glance, Glances
 from api.identity import Identities
 from api.intake import Intake
@@ -29,10 +31,11 @@ from api.limits import Limits
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.protocol import DeadlineProtocol
+from api.remembered import RememberedTokens
+from api.searches import Searches
 from api.submission import Submitter
-from api.tracing import Traced
 from muster import journal, lifeline
-from muster.contracts.environ import DoorSettings, ServiceSettings
+from muster.contracts.environ import TOKEN, DoorSettings, ServiceSettings, is_clients_token
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory
@@ -53,13 +56,16 @@ from store.workers import Workers
 _LOG: Final = structlog.get_logger("api")
 
 LOG_READERS = 8
-"""Threads that read logs for streams: they wait for disks, not for processors."""
+"""Threads that read logs for streams: of their own, so that they hold up nobody else."""
 
 GRACEFUL_SHUTDOWN_SECONDS = 4
 """After SIGTERM; streams end at once by themselves, this is for answers on their way."""
 
-CONNECTIONS_LIMIT = 512
-"""Below the usual limit of 1024 open files, which logs and the database need as well."""
+
+FOREIGN_TOKEN = (
+    f"api: {TOKEN} is a token that some service made, so it opens nothing here: unset it where "
+    "you speak to this one; or make one up for it (try: openssl rand -hex 32)"
+)
 
 
 class PortTaken(MusterError):
@@ -82,6 +88,8 @@ def main() -> int:
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         door = DoorSettings.read(os.environ)
+        if is_clients_token(os.environ):
+            remark(FOREIGN_TOKEN)
         if door.tls_certfile is not None:
             check_certificate(door.tls_certfile, door.tls_keyfile)
         database = Database.open(settings.database_url)
@@ -103,8 +111,9 @@ def _serve(
     settings: ServiceSettings, door: DoorSettings, listener: socket.socket, database: Database
 ) -> None:
     host, port = listener.getsockname()[:2]
+    tokens = RememberedTokens(database, time.monotonic)
     config = uvicorn.Config(
-        _guarded(build(_desk(settings, database)), settings.host, door, Tokens(database)),
+        _guarded(build(_desk(settings, database, tokens)), settings.host, door, tokens),
         http=_protocol(door),
         ws="none",
         # The client's address decides who it is: no header may speak for it.
@@ -112,10 +121,10 @@ def _serve(
         server_header=False,
         access_log=False,
         log_config=None,
-        log_level=logging.WARNING,
+        # What is refused the protocol tells by itself, with who it was.
+        log_level=logging.ERROR,
         ssl_certfile=door.tls_certfile,
         ssl_keyfile=door.tls_keyfile,
-        limit_concurrency=CONNECTIONS_LIMIT,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )
     url = f"{'https' if door.tls_certfile else 'http'}://{_bracketed(host)}:{port}"
@@ -125,13 +134,14 @@ def _serve(
 
 def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
     class Protocol(DeadlineProtocol):
+        own_uid = None if door.require_token else os.geteuid()
         connections_at_once = door.connections_at_once
 
     return Protocol
 
 
-def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASGIApp:
-    guarded = Door(
+def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: RememberedTokens) -> ASGIApp:
+    return Door(
         app,
         identities=Identities(
             tokens,
@@ -148,12 +158,14 @@ def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: Tokens) -> ASG
         caller_uid=_caller_uid,
         hosts={host, *door.allowed_hosts},
     )
-    return Traced(guarded)
 
 
-def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
+def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> FrontDesk:
     started = time.monotonic()
     jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
+
+    files = DataDirectory(settings.data_dir)
+    glances = Glances(_glance(jobs, workers), time.monotonic)
 
     def lease() -> Lease | None:
         return leases.current(COORDINATOR_LEASE)
@@ -168,8 +180,8 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
         commits=Commits(database),
         events=Events(database),
         answers=Answers(database),
-        tokens=Tokens(database),
-        glances=Glances(_glance(jobs, workers), time.monotonic),
+        tokens=tokens,
+        glances=glances,
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
         nudge=nudge,
         intake=Intake(jobs.create_all, nudge),
@@ -179,8 +191,14 @@ def _desk(settings: ServiceSettings, database: Database) -> FrontDesk:
             clock=utc_now,
             random_hex=lambda: uuid.uuid4().hex,
         ),
-        files=DataDirectory(settings.data_dir),
-        log_readers=CapacityLimiter(LOG_READERS),
+        files=files,
+        feeds=Feeds(
+            files,
+            glances,
+            is_closing=lambda: AppStatus.should_exit,
+            readers=CapacityLimiter(LOG_READERS),
+        ),
+        searches=Searches(),
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
         version=version("muster-train"),
@@ -199,6 +217,7 @@ def _listen(settings: ServiceSettings, door: DoorSettings, tokens: Tokens) -> so
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        refuse_lockout(door, tokens.is_any_valid)
         refuse_exposure(host, str(address[0]), door, tokens.is_any_valid)
         return socket.create_server(address, family=family, backlog=1024)
     except OSError as error:

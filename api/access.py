@@ -16,9 +16,14 @@ from api.identity import Caller
 from api.problems import Problem
 from muster.contracts.token import Scope
 
-PREFIX: Final = "/api/v1"
+API_VERSION: Final = "v1"
+PREFIX: Final = f"/api/{API_VERSION}"
 
-PROBES: Final = frozenset({"/health", "/healthz", "/livez", "/readyz"})
+BARE_PROBES: Final = frozenset({"/healthz", "/livez", "/readyz"})
+"""They say yes or no and nothing else, also to whoever calls this machine by another name: what
+watches over a container knows its address only."""
+
+PROBES: Final = BARE_PROBES | {"/health"}
 """Whoever watches over the service has no token; they tell nothing of any job."""
 
 _SCHEME: Final = HTTPBearer(
@@ -72,6 +77,11 @@ class ScopeMissing(LookupError):
 def is_probe(path: str) -> bool:
     """Whether a path is for everybody."""
     return path.removeprefix(PREFIX) in PROBES
+
+
+def is_bare_probe(path: str) -> bool:
+    """Whether a path tells nobody anything."""
+    return path.removeprefix(PREFIX) in BARE_PROBES
 
 
 def refuse_undeclared(router: APIRouter) -> None:

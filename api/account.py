@@ -6,25 +6,27 @@ import structlog
 from starlette.types import Message, Scope, Send
 
 from api.identity import Caller
+from api.networks import client_network
 from api.problems import Problem
 
 CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+PATH_SHOWN: Final = 200
+"""The longest of ours, with a job's name of 64 letters, is half of it."""
 
 _LOG: Final = structlog.get_logger("api")
 
 
 def tell_refusal(problem: Problem, scope: Scope) -> None:
     """Write down that the request of `scope` was turned away."""
-    state = scope["state"]
-    caller: Caller | None = state.get("caller")
+    caller: Caller | None = scope["state"].get("caller")
     name = caller.name if caller else client_of(scope)
     _LOG.warning(
         f"turned away {name}: {problem.slug}",
         action="request_refused",
-        request_id=state["request_id"],
         caller=name,
         method=scope["method"],
-        path=scope["path"],
+        path=legible(scope["path"]),
         reason=problem.slug,
     )
 
@@ -44,13 +46,19 @@ def with_account(send: Send, scope: Scope) -> Send:
     return sending if is_change else send
 
 
+def legible(path: str) -> str:
+    """Return what may be shown of a path that anybody may have made up."""
+    shown = repr(path[:PATH_SHOWN])[1:-1]  # a terminal would obey what is in it
+    return shown if len(path) <= PATH_SHOWN else f"{shown}…"
+
+
 def client_of(scope: Scope) -> str:
-    """Return what is known of somebody without a token: their user, or else their address."""
+    """Return what is known of somebody without a token: their user, or else their network."""
     uid = scope["state"].get("caller_uid")
     if uid is not None:
         return f"uid:{uid}"
     client = scope.get("client")
-    return f"address:{client[0]}" if client else "address:unknown"
+    return f"address:{client_network(client[0])}" if client else "address:unknown"
 
 
 def _tell_change(scope: Scope, status: int) -> None:
@@ -58,9 +66,8 @@ def _tell_change(scope: Scope, status: int) -> None:
     _LOG.info(
         f"answered {scope['method']} of {caller.name} with {status}",
         action="request_answered",
-        request_id=scope["state"]["request_id"],
         caller=caller.name,
         method=scope["method"],
-        path=scope["path"],
+        path=legible(scope["path"]),
         status=status,
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 
-from api.access import refuse_undeclared
+from api.access import PREFIX, refuse_undeclared
 from api.desk import FrontDesk
 from api.door import BODY_LIMIT_BYTES
 from api.handlers import install
@@ -13,8 +13,8 @@ from api.head import HeadAsGet
 from api.queries import refuse_unknown_query
 from api.responses import ANY, refusals
 from api.routes import audit, health, incarnations, jobs, logs, pool, removal, tokens
-from api.routes.health import API_VERSION
 from api.schemas import ProblemView
+from api.yaml_bodies import YamlAsJson
 
 
 class _Application(FastAPI):
@@ -50,8 +50,9 @@ def described(version: str) -> FastAPI:
     )
     install(app)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(YamlAsJson)
     for module in (health, jobs, pool, audit, incarnations, logs, removal, tokens):
         refuse_undeclared(module.router)
         app.include_router(module.router)
-        app.include_router(module.router, prefix=f"/api/{API_VERSION}", include_in_schema=False)
+        app.include_router(module.router, prefix=PREFIX, include_in_schema=False)
     return app

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, cast
 
-from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from api.feeds import Feeds
 from api.glances import Glances
 from api.identity import Caller
 from api.intake import Intake
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
+from api.searches import Searches
 from api.submission import Submitter
 from muster.contracts.job import JobId, StopRequest
 from muster.contracts.layout import DataDirectory
@@ -48,8 +49,9 @@ class FrontDesk:
     submitter: Submitter
     intake: Intake
     files: DataDirectory
-    log_readers: CapacityLimiter
-    """Streams read files in threads of their own number, so that they hold up nobody else."""
+    feeds: Feeds
+    searches: Searches
+    """What streams follow."""
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
     version: str
@@ -77,9 +79,16 @@ async def _desk(request: Request) -> FrontDesk:
 Desk = Annotated[FrontDesk, Depends(_desk)]
 
 
-async def principal(request: Request) -> str:
+async def _caller(request: Request) -> Caller:
     """Return who is asking; the door has let nobody else in."""
-    caller: Caller = request.scope["state"]["caller"]
+    return cast(Caller, request.scope["state"]["caller"])
+
+
+Asking = Annotated[Caller, Depends(_caller)]
+
+
+async def principal(caller: Asking) -> str:
+    """Return the name of who is asking."""
     return caller.name
 
 

@@ -15,13 +15,16 @@ from urllib.parse import urlsplit
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
-from api.access import is_probe
-from api.account import CHANGING, client_of, tell_refusal, with_account
-from api.identity import Identities, Unauthorized
+from api.access import is_bare_probe, is_probe
+from api.account import CHANGING, client_of, legible, tell_refusal, with_account
+from api.identity import Caller, Identities, Unauthorized
 from api.limits import Limits
 from api.problems import Problem, respond
+from api.tracing import trace_id
 from api.visit import Visit
+from api.yaml_bodies import YAML_TYPES
 
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job of 256 variables and 1024 words is far below; nothing else has a body of any size."""
@@ -29,6 +32,9 @@ BODY_LIMIT_BYTES: Final = 1 << 20
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 REQUEST_ID_LIMIT: Final = 128
+
+_BODIES: Final = {"application/json", *YAML_TYPES}
+"""What a browser sends for a page without asking first is none of them."""
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
 
@@ -54,16 +60,18 @@ class Door:
         self._hosts = LOCAL_NAMES | {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-            return
+        elif scope["type"] == "http":  # and nothing else is spoken here
+            with bound_contextvars(**_named(scope)):
+                await self._meet(scope, receive, send)
+
+    async def _meet(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        request_id = _request_id(headers)
-        state = scope.setdefault("state", {})
-        state.update(request_id=request_id, caller_uid=self._caller_uid(scope))
-        answer = _with_header(send, b"x-request-id", request_id.encode())
+        state = scope["state"]
+        state["caller_uid"] = self._caller_uid(scope)
+        answer = _with_header(send, b"x-request-id", state["request_id"].encode())
         try:
-            self._inspect(scope, headers)
             with self._limits.admitted(await self._client(scope, headers)):
                 await self._attend(scope, receive, with_account(answer, scope), headers)
         except Problem as problem:
@@ -73,7 +81,7 @@ class Door:
     def _inspect(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Raise `Problem` for what no client of ours would send."""
         problem = (
-            self._foreign_host(headers)
+            self._foreign_host(scope, headers)
             or _foreign_origin(headers)
             or _foreign_page(scope, headers)
             or _wrong_content(scope, headers)
@@ -86,18 +94,32 @@ class Door:
 
         Raises `Problem` for whoever may not come in; that counts as a request of theirs, too.
         """
-        if is_probe(scope["path"]):
-            is_own = self._identities.is_own(scope["state"]["caller_uid"])
-            return None if is_own else client_of(scope)
+        is_own = self._identities.is_own(scope["state"]["caller_uid"])
         try:
-            caller = await self._identities.identify(
-                scope["state"]["caller_uid"], headers.get("authorization")
-            )
-        except Unauthorized:
-            self._limits.charge(client_of(scope))
+            self._inspect(scope, headers)
+            caller = await self._caller(scope, headers)
+        except Problem:
+            if not is_own:
+                self._limits.charge(client_of(scope))
             raise
+        if caller is None:
+            return None if is_own else client_of(scope)
         scope["state"]["caller"] = caller
         return caller.name if caller.is_limited else None
+
+    async def _caller(self, scope: Scope, headers: Mapping[str, str]) -> Caller | None:
+        """Return who is asking, None for somebody who need not be known."""
+        path = scope["path"]
+        if is_bare_probe(path):
+            return None
+        try:
+            return await self._identities.identify(
+                scope["state"]["caller_uid"], headers.get("authorization")
+            )
+        except Problem:
+            if is_probe(path):
+                return None
+            raise
 
     async def _attend(
         self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]
@@ -119,8 +141,10 @@ class Door:
             return True
 
         visit = Visit(receive, send, is_known)
-        await self._pass_on(scope, visit.receive, visit.send)
-        await visit.end()
+        try:
+            await self._pass_on(scope, visit.receive, visit.send)
+        finally:
+            await visit.end()
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -129,13 +153,12 @@ class Door:
             _LOG.exception(
                 "a request failed unexpectedly",
                 action="request_failed",
-                request_id=scope["state"]["request_id"],
-                path=scope["path"],
+                path=legible(scope["path"]),
             )
 
-    def _foreign_host(self, headers: Mapping[str, str]) -> Problem | None:
+    def _foreign_host(self, scope: Scope, headers: Mapping[str, str]) -> Problem | None:
         name = _host_name(headers.get("host", ""))
-        if name in self._hosts:
+        if name in self._hosts or is_bare_probe(scope["path"]):
             return None
         return Problem(
             HTTPStatus.FORBIDDEN,
@@ -171,12 +194,12 @@ def _no_pages() -> Problem:
 def _wrong_content(scope: Scope, headers: Mapping[str, str]) -> Problem | None:
     if scope["method"] not in CHANGING or not _has_body(headers):
         return None
-    if headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+    if headers.get("content-type", "").partition(";")[0].strip().lower() in _BODIES:
         return None
     return Problem(
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         "not-json",
-        "Bodies are JSON and say so: add the header `Content-Type: application/json`.",
+        "Bodies are JSON or YAML and say so: add the header `Content-Type: application/json`.",
     )
 
 
@@ -195,6 +218,14 @@ def _origin_host(origin: str) -> str | None:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
         return None
+
+
+def _named(scope: Scope) -> dict[str, str]:
+    """Give a request its name; return what everything says that is logged for it."""
+    request_id = _request_id(Headers(scope=scope))
+    scope.setdefault("state", {})["request_id"] = request_id
+    trace = trace_id(scope)
+    return {"request_id": request_id} | ({} if trace is None else {"trace_id": trace})
 
 
 def _request_id(headers: Mapping[str, str]) -> str:

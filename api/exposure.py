@@ -22,6 +22,17 @@ class Exposed(MusterError):
         )
 
 
+class LockedOut(MusterError):
+    """Everybody was to show a token, and there is none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "refusing to start with MUSTER_REQUIRE_TOKEN, for there is no token and nobody could "
+            "make one. Make it with `muster token create NAME --scope admin` while the service "
+            "runs without MUSTER_REQUIRE_TOKEN, or set MUSTER_TOKEN"
+        )
+
+
 class InvalidCertificate(MusterError):
     """The files of MUSTER_TLS_CERTFILE and MUSTER_TLS_KEYFILE cannot be used."""
 
@@ -32,6 +43,12 @@ class InvalidCertificate(MusterError):
             "MUSTER_TLS_CERTFILE is to name a PEM file with the certificate and its chain, "
             "MUSTER_TLS_KEYFILE one with its key, without a password"
         )
+
+
+def refuse_lockout(door: DoorSettings, is_any_token: Callable[[], bool]) -> None:
+    """Raise `LockedOut` unless there is somebody who could come in."""
+    if door.require_token and door.token_sha256 is None and not is_any_token():
+        raise LockedOut
 
 
 def refuse_exposure(

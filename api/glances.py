@@ -11,6 +11,8 @@ from typing import Final
 from anyio.to_thread import run_sync
 
 from muster.contracts.job import JobId
+from muster.contracts.layout import LogName
+from muster.contracts.rank import ProcessState
 from store.errors import StoreUnavailable
 from store.records import Job, Worker
 
@@ -30,6 +32,21 @@ class Glance:
 
     job: Job
     workers: Sequence[Worker]
+
+
+def is_over_in(glance: Glance | None) -> Callable[[LogName], bool]:
+    """Return which incarnations are known to write no more; all of them, if the job is gone."""
+    if glance is None or glance.job.is_terminal:
+        return lambda _name: True
+    latest = {worker.rank: worker for worker in glance.workers}
+
+    def is_over(name: LogName) -> bool:
+        worker = latest.get(name.rank)
+        if worker is None or name.incarnation > worker.incarnation:
+            return False
+        return name.incarnation < worker.incarnation or worker.state == ProcessState.EXITED
+
+    return is_over
 
 
 class Glances:

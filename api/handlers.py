@@ -21,6 +21,7 @@ from api.problems import (
     InvalidRequest,
     JobNotFound,
     Problem,
+    StoreAway,
     TokenNotFound,
     WorkerNotFound,
     did_you_mean,
@@ -42,8 +43,6 @@ from store.errors import (
     TokenExists,
     TokenMissing,
 )
-
-RETRY_AFTER_SECONDS = 1
 
 LIST_OF_WORDS: Final = (
     'give its words, such as ["python", "train.py"], or for a line of a shell '
@@ -137,12 +136,7 @@ def _store(request: Request, error: Exception) -> Response:
         case IdempotencyConflict():
             problem = Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict", str(error))
         case StoreUnavailable():
-            problem = Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "store-unavailable",
-                str(error),
-                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
-            )
+            problem = StoreAway(str(error))
         case _:
             raise error  # a fault of ours, like anything else that nobody expected
     return respond(problem, request.scope)

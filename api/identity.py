@@ -10,14 +10,17 @@ from http import HTTPStatus
 from typing import Final
 
 import structlog
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from api.problems import Problem
+from api.problems import Problem, StoreAway
+from api.remembered import RememberedTokens
+from muster.contracts.environ import TOKEN
 from muster.contracts.token import Scope, Token, id_in, matches
 from store.errors import StoreUnavailable
-from store.tokens import Tokens
 
-ENVIRONMENT_TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  the name of who shows it
+LOOKUPS_AT_ONCE: Final = 4
+"""Whoever shows one made-up token after another leaves the other threads to those who are known."""
 
 NOTED_EVERY: Final = timedelta(minutes=1)
 """How exactly the last use of a token is known: a transaction per request would cost more."""
@@ -36,6 +39,13 @@ class Caller:
     scope: Scope
     is_limited: bool
     """Whether limits on requests hold; the service's own user could end the service as well."""
+    token_id: str | None = None
+    """Of the token that was shown, if one was made for it."""
+
+    @property
+    def principal(self) -> str:
+        """Who this is for ever: a token's name may be another token's when it is revoked."""
+        return self.name if self.token_id is None else f"token:{self.token_id}"
 
 
 class Unauthorized(Problem):
@@ -50,7 +60,7 @@ class Identities:
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: RememberedTokens,
         clock: Callable[[], datetime],
         *,
         own_uid: int,
@@ -62,12 +72,13 @@ class Identities:
         self._own_uid = own_uid
         self._require_token = require_token
         self._token_sha256 = token_sha256
+        self._lookups = CapacityLimiter(LOOKUPS_AT_ONCE)
         self._noted: dict[str, datetime] = {}
         """By the id of a token: when its use was last written down, or was to be."""
 
     def is_own(self, uid: int | None) -> bool:
-        """Whether this is the user that the service runs as."""
-        return uid is not None and uid == self._own_uid
+        """Whether this is the user that the service runs as, and that alone is enough."""
+        return uid is not None and uid == self._own_uid and not self._require_token
 
     async def identify(self, uid: int | None, authorization: str | None) -> Caller:
         """Return who is asking, from the uid of a neighbour and the Authorization header.
@@ -75,8 +86,12 @@ class Identities:
         Raises `Unauthorized`, or `Problem` while the tokens cannot be read.
         """
         if authorization is not None:
-            return await run_sync(self._shown, authorization)
-        if self.is_own(uid) and not self._require_token:
+            text = _bearer(authorization)
+            at_hand = self._at_hand(text)
+            if at_hand is not None:
+                return at_hand
+            return await run_sync(self._shown, text, limiter=self._lookups)
+        if self.is_own(uid):
             return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
         raise Unauthorized(
             "no-token",
@@ -84,18 +99,23 @@ class Identities:
             "the service makes one with `muster token create`.",
         )
 
-    def _shown(self, authorization: str) -> Caller:
-        scheme, _, text = authorization.partition(" ")
-        text = text.strip()
-        if scheme.lower() != "bearer" or not text:
-            raise Unauthorized(
-                "no-bearer-token", "The Authorization header is not of the form `Bearer mst_…`."
-            )
+    def _at_hand(self, text: str) -> Caller | None:
+        """Return who shows a token that can be judged, and need not be noted, by itself."""
+        token_id = id_in(text)
+        if token_id is None:
+            return self._by_environment(text)
+        token, now = self._tokens.at_hand(token_id), self._clock()
+        if token is None or not token.is_valid(now) or not matches(text, token.sha256):
+            return None
+        return _caller(token) if self._is_noted(token, now) else None
+
+    def _shown(self, text: str) -> Caller:
         token = self._known(text)
-        if token is not None:
-            return self._opened_by(token)
+        return self._by_environment(text) if token is None else self._opened_by(token)
+
+    def _by_environment(self, text: str) -> Caller:
         if self._token_sha256 is not None and matches(text, self._token_sha256):
-            return Caller(name=ENVIRONMENT_TOKEN, scope=Scope.ADMIN, is_limited=True)
+            return Caller(name=TOKEN, scope=Scope.ADMIN, is_limited=True)
         raise Unauthorized(
             "unknown-token", "This token is none of this service: was it copied whole?"
         )
@@ -107,7 +127,7 @@ class Identities:
         try:
             token = self._tokens.find(token_id)
         except StoreUnavailable as error:
-            raise _away(error) from error
+            raise StoreAway(f"Your token cannot be looked up now: {error}") from error
         return token if token is not None and matches(text, token.sha256) else None
 
     def _opened_by(self, token: Token) -> Caller:
@@ -119,11 +139,15 @@ class Identities:
         if token.is_expired(now):
             raise Unauthorized("expired-token", f"The token {token.name} expired: ask for another.")
         self._note_use(token, now)
-        return Caller(name=f"token:{token.name}", scope=token.scope, is_limited=True)
+        return _caller(token)
+
+    def _is_noted(self, token: Token, now: datetime) -> bool:
+        """Whether it is written down already that it was used about now."""
+        noted = self._noted.get(token.token_id, token.last_used_at)
+        return noted is not None and now - noted < NOTED_EVERY
 
     def _note_use(self, token: Token, now: datetime) -> None:
-        noted = self._noted.get(token.token_id, token.last_used_at)
-        if noted is not None and now - noted < NOTED_EVERY:
+        if self._is_noted(token, now):
             return
         # Before the attempt: where the database is held up, one request waits for it and not all.
         self._noted[token.token_id] = now
@@ -138,10 +162,17 @@ class Identities:
             )
 
 
-def _away(error: StoreUnavailable) -> Problem:
-    return Problem(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "store-unavailable",
-        f"Your token cannot be looked up now: {error}",
-        headers={"Retry-After": "1"},
+def _bearer(authorization: str) -> str:
+    scheme, _, text = authorization.partition(" ")
+    text = text.strip()
+    if scheme.lower() != "bearer" or not text:
+        raise Unauthorized(
+            "no-bearer-token", "The Authorization header is not of the form `Bearer mst_…`."
+        )
+    return text
+
+
+def _caller(token: Token) -> Caller:
+    return Caller(
+        name=f"token:{token.name}", scope=token.scope, is_limited=True, token_id=token.token_id
     )

@@ -7,10 +7,11 @@ from typing import Annotated, Final
 from fastapi import Depends, Header, Query
 from pydantic import AwareDatetime
 
-from api.logs.position import Position, parse_position
+from api.logs.position import Position, Seen, parse_event_id
 from api.logs.tail import Wanted
 from api.logs.times import Micros
-from api.problems import FieldError, InvalidRequest
+from api.problems import Conflict, FieldError, InvalidRequest
+from store.records import Job
 
 TAIL_DEFAULT: Final = 200
 TAIL_LIMIT: Final = 10_000
@@ -26,8 +27,20 @@ class Part:
 
     rank: int | None
     tail: int | None
-    seen: Position | None
+    seen: Seen | None
     """Up to where the reader has them."""
+
+    def position_in(self, job: Job) -> Position | None:
+        """Return from where on `job` is asked for; raises `Conflict` if that is another job's."""
+        if self.seen is None:
+            return None
+        if not self.seen.is_of(job.uid):
+            raise Conflict(
+                "position-of-another-job",
+                f"What was seen is of an earlier job {job.job_id}, which was deleted: leave the "
+                "position out to read this one from its beginning.",
+            )
+        return self.seen.position
 
 
 async def _asked_part(
@@ -45,9 +58,9 @@ async def _asked_part(
 ) -> Part:
     seen = None
     if last_event_id:
-        seen = _position(last_event_id, ("header", "last-event-id"))
+        seen = _seen(last_event_id, ("header", "last-event-id"))
     elif after is not None:
-        seen = _position(after, ("query", "after"))
+        seen = _seen(after, ("query", "after"))
     return Part(rank=rank, tail=tail, seen=seen)
 
 
@@ -73,12 +86,12 @@ AskedFilters = Annotated[Wanted, Depends(_asked_filters)]
 """What a stream cannot be asked for."""
 
 
-def _position(text: str, where: tuple[str, str]) -> Position:
-    position = parse_position(text)
-    if position is None:
+def _seen(text: str, where: tuple[str, str]) -> Seen:
+    seen = parse_event_id(text)
+    if seen is None:
         message = "is no position of ours: send the id of an event, or leave it out"
         raise InvalidRequest([FieldError(loc=where, msg=message, type="value_error")])
-    return position
+    return seen
 
 
 def _micros(moment: datetime | None) -> Micros | None:

@@ -5,7 +5,12 @@ Problem                 carries status, type, a sentence and the fields that are
 ├── WorkerNotFound      404  the job has never had a worker of this id
 ├── InvalidRequest      422  one or more fields of the body or the query cannot be accepted
 ├── TokenNotFound       404  no token that could be revoked has this name
-└── Conflict            409  the job's present state forbids it; the sentence names the way on
+├── Conflict            409  the job's present state forbids it; the sentence names the way on
+├── Changed             412  the job is no longer what the caller saw
+├── Unauthorized        401  nobody we know
+├── ScopeTooSmall       403  somebody we know, who may not do this
+├── TooManyRequests     429  not now, from this client
+└── StoreAway           503  the database cannot be reached now
 
 A value that a client sent is never echoed: NaN or half a surrogate pair would make the answer
 itself unencodable.
@@ -16,12 +21,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Scope
 
 from api.tracing import trace_id
 from muster.contracts.errors import InvalidSpec, MusterError
+
+RETRY_AFTER_SECONDS: Final = 1
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -90,6 +98,16 @@ class InvalidRequest(Problem):
             "invalid-request",
             "; ".join(_sentence(error) for error in errors),
             errors=errors,
+        )
+
+
+class StoreAway(Problem):
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "store-unavailable",
+            detail,
+            headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
         )
 
 

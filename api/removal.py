@@ -1,7 +1,8 @@
 """Deleting jobs: ask for their end if allowed, wait for it, remove files, then rows.
 
-Files go before rows. As long as the row is there nobody else can have the id, so that what is
-removed cannot be a new job's; and a delete that was cut short can simply be repeated.
+Files go before rows, so that a delete that was cut short can simply be repeated. Another delete of
+the same job may be done while this one still removes, and its id be a new job's: so what goes is
+what has the old job's uid, and its logs are brought under that name while its row is held.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,10 @@ from anyio.to_thread import run_sync
 
 from api.desk import FrontDesk
 from api.problems import Conflict, Problem
-from api.schemas import Deleted
+from api.schemas import Deleted, NotDeleted
 from muster.attic import set_aside
+from muster.checkpoints.owner import Owner
+from muster.checkpoints.removal import remove, size_bytes
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.layout import checkpoints_of_job
 from store.errors import JobMissing
@@ -74,7 +77,7 @@ async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
             )
         await _stop(desk, job, removal.request, removal.actor)
         job = await _ended(desk, job, removal.request)
-    return (await run_sync(_remove, desk, job, removal)).view
+    return await run_sync(_remove, desk, job, removal)
 
 
 def would_delete(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list[Removed]:
@@ -86,8 +89,13 @@ def would_delete(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list
     ]
 
 
-async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> list[Removed]:
-    """Delete those of `jobs` that are over, or end in time when asked to; return which."""
+async def delete_all(
+    desk: FrontDesk, jobs: Sequence[Job], removal: Removal
+) -> list[Removed | NotDeleted]:
+    """Delete those of `jobs` that are over, or end in time when asked to.
+
+    Returns which, and which of them could not be deleted; one that cannot does not stop the rest.
+    """
     running = [job for job in jobs if not job.is_terminal]
     if removal.request is not None and running:
         for job in running:
@@ -98,19 +106,22 @@ async def delete_all(desk: FrontDesk, jobs: Sequence[Job], removal: Removal) -> 
     return [removed for removed in done if removed is not None]
 
 
-def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> Removed | None:
+def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> Removed | NotDeleted | None:
     now = desk.jobs.find(job.job_id)
     if now is None or now.uid != job.uid or not now.is_terminal:
         return None
-    # Somebody else may delete it at this moment, and one that cannot be must not stop the rest.
-    with suppress(JobMissing, Conflict):
-        return _remove(desk, now, removal)
-    return None
+    try:
+        freed_bytes = _foreseen(desk, now, removal).freed_bytes
+        return Removed(view=_remove(desk, now, removal), freed_bytes=freed_bytes)
+    except JobMissing:  # somebody else deletes it at this moment
+        return None
+    except Conflict as conflict:
+        return NotDeleted(job_id=now.job_id, detail=conflict.detail)
 
 
 async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
-    await run_sync(_ask_for_end, desk, job, request, actor)
     if job.status is JobStatus.QUEUED:
+        # Before anything is asked for: who is told "not now" finds nothing changed.
         absence = await run_sync(desk.coordinator.absence)
         if absence is not None:
             raise Problem(
@@ -118,6 +129,7 @@ async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> 
                 "no-coordinator",
                 f"{job.job_id} cannot be ended now: {absence}, then repeat this call.",
             )
+    await run_sync(_ask_for_end, desk, job, request, actor)
 
 
 def _ask_for_end(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
@@ -159,30 +171,42 @@ def _patience_seconds(job: Job, request: StopRequest) -> float:
     return MARGIN_SECONDS + (job.spec.stop_grace_seconds if grace is None else grace)
 
 
-def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Removed:
-    foreseen = _foreseen(desk, job, removal)
+def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Deleted:
+    aside = _set_aside(desk, job)
     checkpoints = _checkpoints(job, removal)
-    checkpoints_deleted = checkpoints is not None and _remove_tree(checkpoints)
-    files = desk.files.job(job.job_id)
+    checkpoints_deleted = checkpoints is not None and _remove_checkpoints(checkpoints, job)
     if removal.delete_logs:
-        _remove_tree(files.root)
-    else:
-        set_aside(files, job.uid)
+        _remove_tree(aside)
     desk.jobs.delete(job.job_id, job.uid)
-    view = foreseen.view.model_copy(update={"checkpoints_deleted": checkpoints_deleted})
-    return replace(foreseen, view=view)
+    return Deleted(
+        job_id=job.job_id,
+        deleted=True,
+        logs_deleted=removal.delete_logs,
+        checkpoints_deleted=checkpoints_deleted,
+    )
+
+
+def _set_aside(desk: FrontDesk, job: Job) -> Path:
+    """Bring the job's own files under a name that will never be another job's, and return it."""
+    files = desk.files.job(job.job_id)
+    try:
+        with desk.jobs.keeping(job.job_id, job.uid):
+            return set_aside(files, job.uid).root
+    except OSError as error:
+        raise _not_removed(files.root, error) from error
 
 
 def _foreseen(desk: FrontDesk, job: Job, removal: Removal) -> Removed:
     checkpoints = _checkpoints(job, removal)
+    held = None if checkpoints is None else _size_of_checkpoints(checkpoints, job)
     logs = desk.files.job(job.job_id).root if removal.delete_logs else None
     view = Deleted(
         job_id=job.job_id,
         deleted=True,
         logs_deleted=removal.delete_logs,
-        checkpoints_deleted=checkpoints is not None and _is_own_directory(checkpoints),
+        checkpoints_deleted=held is not None,
     )
-    freed = sum(_size_bytes(directory) for directory in (checkpoints, logs) if directory)
+    freed = (held or 0) + (_size_bytes(logs) if logs else 0)
     return Removed(view=view, freed_bytes=freed)
 
 
@@ -191,6 +215,26 @@ def _checkpoints(job: Job, removal: Removal) -> Path | None:
     if not removal.force or job.spec.checkpoint_dir is None:
         return None
     return checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id)
+
+
+def _owner_of_checkpoints(job: Job) -> Owner:
+    """Return who has saved them; a job that goes on under its own id has taken over the earlier."""
+    uid = None if job.spec.resume_from == job.job_id else job.uid
+    return Owner(job_id=job.job_id, job_uid=uid, rank=0, world_size=job.world_size, generation=None)
+
+
+def _size_of_checkpoints(checkpoints: Path, job: Job) -> int | None:
+    try:
+        return size_bytes(checkpoints, _owner_of_checkpoints(job))
+    except OSError:  # gone, or going, or not to be looked into
+        return None
+
+
+def _remove_checkpoints(checkpoints: Path, job: Job) -> bool:
+    try:
+        return remove(checkpoints, _owner_of_checkpoints(job))
+    except OSError as error:
+        raise _not_removed(checkpoints, error) from error
 
 
 def _is_own_directory(directory: Path) -> bool:

@@ -98,6 +98,13 @@ class JobRequest(_Body):
         "package.module:Name. Default: a built-in classifier.",
     )
     env: dict[str, str] = Field(default={}, description="Environment of every rank.")
+    secrets: dict[str, str] = Field(
+        default={},
+        description="More variables, by reference: env:NAME of what the service lends, or "
+        "file:NAME of its directory of secrets. Each rank finds the values in its environment, "
+        "and nobody else does.",
+        examples=[{"HF_TOKEN": "file:hf-token"}],
+    )
     working_dir: str | None = Field(
         default=None, description="Where the ranks start. Default: the server's own."
     )

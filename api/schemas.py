@@ -30,7 +30,10 @@ class JobView(JobHeading):
     is_terminal: bool
     stop_requested: bool
     pause_requested: bool
-    spec: dict[str, Any] = Field(description="Everything that was asked for, defaults filled in.")
+    spec: dict[str, Any] = Field(
+        description="Everything that was asked for, defaults filled in. A token of scope read gets "
+        "the names in `env` without their values."
+    )
 
 
 class JobList(BaseModel):
@@ -136,17 +139,23 @@ class Deleted(BaseModel):
     checkpoints_deleted: bool
 
 
+class NotDeleted(BaseModel):
+    job_id: str
+    detail: str = Field(description="Why, and what to do about it.")
+
+
 class Purged(BaseModel):
     matched: int
     deleted: int
     job_ids: list[str] = Field(description="The jobs that were deleted; in a dry run, would be.")
     skipped: list[str] = Field(description="Jobs that matched and are not over.")
+    failed: list[NotDeleted] = Field(description="Jobs that are over and could not be deleted.")
     freed_bytes: int = Field(description="What the files of those jobs held.")
 
 
 class Check(BaseModel):
     status: Literal["ok", "degraded"]
-    detail: str
+    detail: str = Field(description="Empty for whoever may not read.")
 
 
 class Checks(BaseModel):
@@ -157,7 +166,7 @@ class Checks(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ok", "degraded"]
-    version: str
+    version: str | None = Field(description="Null for whoever may not read.")
     uptime_seconds: float
     checks: Checks
 
@@ -170,6 +179,8 @@ class Version(BaseModel):
     app: str
     api: str = Field(description="The same paths are served with this word after `/api/`, too.")
     schema_revision: str | None = Field(description="Of the database's tables.")
+    database: str = Field(description="Its kind: sqlite or postgresql.")
+    data_dir: str = Field(description="Where the service keeps its files, on its own machine.")
 
 
 class FieldErrorView(BaseModel):

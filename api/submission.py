@@ -18,10 +18,12 @@ from muster.checkpoints.modes import holds_checkpoints, refuse_other_mode
 from muster.completion import Completed, complete
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobId
-from muster.contracts.layout import checkpoints_of_job
+from muster.contracts.layout import DataDirectory, checkpoints_of_job
+from muster.contracts.secrets import Reference, secrets_in_the_clear
 from muster.contracts.spec import JobSpec, Mode, usual_mode
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError
+from muster.safe import Safe
 
 RESERVED: Final = frozenset({"summaries", "purge"})
 """No job can be called like a path beside the jobs."""
@@ -56,8 +58,9 @@ class Submitter:
         with answering_for("dataset_dir"):
             completed = complete(asked, self.settings, self.working_dir)
         _refuse_missing(asked, completed)
+        _refuse_no_secret(asked, DataDirectory(self.settings.data_dir).secrets)
         _refuse_leftovers(job_id, completed)
-        return Submission(job_id=job_id, spec=completed.spec, message=completed.note)
+        return Submission(job_id=job_id, spec=completed.spec, message=_message(completed))
 
     def _job_id(self, request: JobRequest) -> JobId:
         if request.job_id is None:
@@ -87,6 +90,30 @@ def _refuse_no_program(reference: str | None, working_dir: Path) -> None:
     with answering_for("program"):
         if not (working_dir / place).is_file():
             raise invalid_field("body", "program", f"{working_dir / place} is not a file")
+
+
+def _refuse_no_secret(asked: JobSpec, directory: Path) -> None:
+    """Refuse what is in no file. What the service lends its coordinator knows, when a rank starts.
+
+    The secret itself is not looked at: that is for whoever starts the rank.
+    """
+    with answering_for("secrets"):
+        kept = Safe(directory).names() if asked.secrets else []
+    for reference in map(Reference.parse, asked.secrets.values()):
+        if reference and reference.source == "file" and reference.name not in kept:
+            raise invalid_field(
+                "body",
+                "secrets",
+                f"there is no secret {reference}: whoever runs the service keeps one with "
+                f"`muster secret set {reference.name}`",
+            )
+
+
+def _message(completed: Completed) -> str | None:
+    """Return what one should know about places nobody chose, and about what all may read."""
+    shown = ", ".join(secrets_in_the_clear(completed.spec.env))
+    warning = f"env shows {shown} to whoever may submit jobs: secrets keeps it to the ranks"
+    return "; ".join([*filter(None, [completed.note]), *([warning] if shown else [])]) or None
 
 
 def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:

@@ -1,11 +1,16 @@
 """Rows as people see them."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from api.identity import Caller
 from api.schemas import EventView, JobView
+from muster.contracts.token import Scope
 from store.records import Event, Job
+
+HIDDEN: Final = "…"
+"""In the place of a value that this caller may not see."""
 
 
 def heading(job: Job) -> dict[str, Any]:
@@ -24,7 +29,7 @@ def heading(job: Job) -> dict[str, Any]:
 
 
 def job_view(job: Job) -> JobView:
-    """Return the public face of a job's row."""
+    """Return the face of a job's row for those who may change it."""
     return JobView(
         **heading(job),
         job_uid=job.uid,
@@ -34,6 +39,18 @@ def job_view(job: Job) -> JobView:
         pause_requested=job.pause_request,
         spec=msgspec.to_builtins(job.spec),
     )
+
+
+def job_seen_by(caller: Caller, job: Job) -> JobView:
+    """Return the face of a job's row for whoever looks at it.
+
+    An environment often holds keys, where people put them in spite of all: who may not submit jobs
+    sees its names.
+    """
+    view = job_view(job)
+    if not caller.scope.covers(Scope.SUBMIT):
+        view.spec["env"] = dict.fromkeys(view.spec["env"], HIDDEN)
+    return view
 
 
 def event_view(event: Event) -> EventView:

@@ -30,20 +30,23 @@ class Visit:
         self._send = send
         self._is_known = is_known
         self._recheck_seconds = recheck_seconds
+        self._heard: asyncio.Task[Message] | None = None
+        """What the client sends next, or will."""
         self._is_cut = False
         self._is_unfinished = False
 
     async def receive(self) -> Message:
-        """Return what the client sends next, or that it has left."""
-        heard = asyncio.ensure_future(self._receive())
-        try:
-            while not (await asyncio.wait({heard}, timeout=self._recheck_seconds))[0]:
-                if not await self._is_known():
-                    self._is_cut = True
-                    return {"type": "http.disconnect"}
-            return heard.result()
-        finally:
-            heard.cancel()
+        """Return what the client sends next, or that it has left.
+
+        Whoever gives up waiting loses nothing: some only ask whether there is anything, and are
+        cancelled as soon as they would have to wait. What has come by then is there at once.
+        """
+        if self._heard is None:
+            self._heard = asyncio.ensure_future(self._hear())
+        if not self._heard.done():
+            await asyncio.wait({self._heard})
+        heard, self._heard = self._heard, None
+        return heard.result()
 
     async def send(self, message: Message) -> None:
         self._is_unfinished = message["type"] == "http.response.start" or message.get(
@@ -53,5 +56,18 @@ class Visit:
 
     async def end(self) -> None:
         """Finish an answer that was cut off; any other is the application's own to finish."""
+        if self._heard is not None:
+            self._heard.cancel()
         if self._is_cut and self._is_unfinished:
             await self.send({"type": "http.response.body"})
+
+    async def _hear(self) -> Message:
+        heard = asyncio.ensure_future(self._receive())
+        try:
+            while not (await asyncio.wait({heard}, timeout=self._recheck_seconds))[0]:
+                if not await self._is_known():
+                    self._is_cut = True
+                    return {"type": "http.disconnect"}
+            return heard.result()
+        finally:
+            heard.cancel()

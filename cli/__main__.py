@@ -1,37 +1,33 @@
-"""``muster``: the words a person can say. Each command imports what it needs when it is called."""
+"""``muster``: from the words that a person says to a verb, and from an error to an exit code."""
 
 import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from cli import dataset, ending, jobs, pool, story, token
-from cli.chaos import chaos
-from cli.exit_codes import ExitCode, code_of_error
-from cli.incarnations import incarnations
-from cli.run import run
-from cli.submit import WithCommand, submit
-from muster.contracts.environ import ServiceSettings
+from cli import completion
+from cli.vocabulary import Vocabulary
 from muster.contracts.errors import MusterError
 
 app = typer.Typer(
     name="muster",
+    cls=Vocabulary,
     no_args_is_help=True,
+    epilog="To begin with: muster up -d, then muster submit -n 2 -- python train.py",
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Rich takes longer to import than everything else that help needs.
+    rich_markup_mode=None,
 )
-app.add_typer(dataset.app, name="dataset")
-app.add_typer(token.app, name="token")
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001  Typer's way
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415
+        from cli.version import version  # noqa: PLC0415  --help
 
-        typer.echo(f"muster {version('muster-train')}")
+        version()
         raise typer.Exit
 
 
@@ -42,82 +38,32 @@ def muster(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Before VERB: show where an error came from.")
+    ] = False,
 ) -> None:
     """A fault-tolerant, elastic runtime for distributed training."""
 
 
-@app.command()
-def up() -> None:
-    """Run the API and the coordinator here, until Ctrl-C. Either is restarted whenever it dies."""
-    from cli.up import serve  # noqa: PLC0415
-
-    raise typer.Exit(serve(_settings(), os.environ))
-
-
-@app.command()
-def demo() -> None:
-    """Train one model while ranks come, die and go; compare the bits with a run of one rank."""
-    from cli.demo import show  # noqa: PLC0415
-
-    raise typer.Exit(show(_settings(), os.environ))
-
-
-@app.command()
-def digest(
-    job: Annotated[
-        Path,
-        typer.Argument(help="A job's checkpoints, for example ./checkpoints/my-job", metavar="DIR"),
-    ],
-) -> None:
-    """Verify the newest checkpoint of every rank and print the sha256 of its state.
-
-    Equal digests mean equal bits: weights, optimizer state and position in the data.
-    """
-    from cli.digest import digests  # noqa: PLC0415
-
-    for whose, step, sha256 in digests(job):
-        typer.echo(f"{whose}  step {step}  sha256 {sha256}")
-
-
-_VERBS: Final[Mapping[str, Callable[..., None]]] = {
-    "ps": jobs.ps,
-    "show": jobs.show_job,
-    "logs": story.logs,
-    "events": story.events,
-    "wait": ending.wait,
-    "stop": ending.stop,
-    "rm": ending.rm,
-    "purge": ending.purge,
-    "scale": pool.scale,
-    "pause": pool.pause,
-    "resume": pool.resume,
-    "workers": pool.workers,
-    "audit": pool.audit,
-    "incarnations": incarnations,
-    "chaos": chaos,
-}
-app.command("submit", cls=WithCommand)(submit)
-for name, verb in _VERBS.items():
-    app.command(name)(verb)
-app.command("ls", hidden=True)(jobs.ps)
-
-# What comes after the script is the script's.
-app.command(context_settings={"allow_interspersed_args": False})(run)
-
-
-def _settings() -> ServiceSettings:
-    return ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
-
-
 def main() -> None:
-    """Run a command; an error of ours is a sentence and an exit code."""
+    """Run a command; an error is a sentence and an exit code."""
+    completion.prepare(os.environ)
     try:
         app()
     except KeyboardInterrupt:
+        from cli.exit_codes import ExitCode  # noqa: PLC0415  --help
+
         sys.exit(ExitCode.INTERRUPTED)
     except MusterError as error:
+        from cli.exit_codes import code_of_error  # noqa: PLC0415  --help
+
         typer.echo(f"muster: {error}", err=True)
         sys.exit(code_of_error(error))
+    except Exception as error:  # noqa: BLE001  a bug of ours is a sentence as well
+        again = shlex.join(["muster", "--debug", *sys.argv[1:]])
+        said = f"an error of its own, {type(error).__name__}: {error}; see where with: {again}"
+        typer.echo(f"muster: {said}", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
 """What becomes of a rank after a fault: the job's events as they come, until it lives again."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
+from muster.client.news import news
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
 from muster.contracts.rank import ProcessState
+
+if TYPE_CHECKING:
+    from muster.client import Job
+    from muster.client.views import EventView, WorkerView
 
 PATIENCE_SECONDS: Final = 60.0
 SILENCE_SECONDS: Final = 5.0
@@ -14,8 +19,6 @@ SILENCE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.2
 FINISHED: Final = "finished"
 """What the API says of a rank that has nothing left to do."""
-
-Get = Callable[[str], Any]
 
 
 class NotBack(MusterError):
@@ -27,25 +30,23 @@ class Aftermath:
 
     def __init__(
         self,
-        get: Get,
-        path: str,
-        worker: Mapping[str, Any],
+        job: "Job",
+        worker: "WorkerView",
         why_it_lingers: str,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`get` asks the API, `path` is the job's, `worker` its summary of the rank.
+        """`worker` is the rank of the job's summary before the fault.
 
         `why_it_lingers` is what to tell a person if this fault does not end the process.
         """
-        self._get = get
-        self._path = path
+        self._job = job
         self._worker = worker
         self._why_it_lingers = why_it_lingers
         self._monotonic = monotonic
         self._sleep = sleep
-        self._told: set[tuple[str, str]] = set()
+        self._told: EventView | None = None
         for _ in self._news():
             pass
 
@@ -54,18 +55,18 @@ class Aftermath:
 
         Raises `NotBack` after a minute.
         """
-        rank, pid = self._worker["rank"], self._worker["pid"]
+        rank, pid = self._worker.rank, self._worker.pid
         began = self._monotonic()
         is_same, is_told = True, False
         while (elapsed := self._monotonic() - began) < PATIENCE_SECONDS:
             # Looked at before the events: they then tell how it came to this.
-            summary = self._get(f"{self._path}/summary")
-            now = next((it for it in summary["workers"] if it["rank"] == rank), self._worker)
+            summary = self._job.summary()
+            now = next((it for it in summary.workers if it.rank == rank), self._worker)
             yield from self._news()
-            if now["worker_id"] != self._worker["worker_id"] and now["state"] == ProcessState.LIVE:
-                yield f"rank {rank} lives again, as pid {now['pid']}"
+            if now.worker_id != self._worker.worker_id and now.state == ProcessState.LIVE:
+                yield f"rank {rank} lives again, as pid {now.pid}"
                 return
-            if summary["status"] in TERMINAL or now["state"] == FINISHED:
+            if summary.status in TERMINAL or now.state == FINISHED:
                 yield f"rank {rank} does not come back: it is done, or its job is over"
                 return
             is_same = self._is_same(now)
@@ -77,13 +78,11 @@ class Aftermath:
             raise NotBack(f"rank {rank} (pid {pid}) has not ended: {self._why_it_lingers}")
         raise NotBack(f"rank {rank} is not back after {PATIENCE_SECONDS:g} s")
 
-    def _is_same(self, now: Mapping[str, Any]) -> bool:
+    def _is_same(self, now: "WorkerView") -> bool:
         """Whether the rank has the very process that met the fault."""
-        return all(now[name] == self._worker[name] for name in ("worker_id", "pid"))
+        return (now.worker_id, now.pid) == (self._worker.worker_id, self._worker.pid)
 
     def _news(self) -> Iterator[str]:
-        for event in self._get(f"{self._path}/events")["events"]:
-            key = (event["at"], event["message"])
-            if key not in self._told:
-                self._told.add(key)
-                yield event["message"]
+        for event in news(self._job.events(), self._told):
+            self._told = event
+            yield event.message

@@ -1,6 +1,5 @@
 """Watching a job to its end, and going away before it."""
 
-import sys
 from typing import TYPE_CHECKING
 
 import typer
@@ -21,12 +20,11 @@ def see_to_the_end(
     try:
         job.wait(until, timeout_seconds, progress=True)
     except KeyboardInterrupt:
-        end = "\n" if sys.stderr.isatty() else ""
-        typer.echo(f"{end}detached: {job.id} goes on", err=True)
+        typer.echo(f"detached: {job.id} goes on", err=True)
         typer.echo(f"come back:  muster wait {job.id}", err=True)
         typer.echo(f"its lines:  muster logs -f {job.id}", err=True)
         typer.echo(f"its end:    muster stop {job.id}", err=True)
-        return ExitCode.OK
+        return ExitCode.INTERRUPTED  # a script must not take it for an end
     if not job.is_terminal:
         return ExitCode.OK
     said = f": {job.view.message}" if job.view.message else ""

@@ -6,18 +6,21 @@ the job's own mark is never signalled, whatever pid it has.
 
 import platform
 import signal
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from cli.aftermath import Aftermath
-from cli.connected import Job, connected, path_of
+from cli.connected import NamedJob, connected
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
 from muster.contracts.process import ProcessRecord
 from muster.processes import identify, mark_of, send_signal
+
+if TYPE_CHECKING:
+    from muster.client.views import JobView, WorkerView
 
 
 class FaultKind(StrEnum):
@@ -83,55 +86,52 @@ Wait = Annotated[
 ]
 
 
-def chaos(job: Job, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True) -> None:
+def chaos(
+    job: NamedJob, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True
+) -> None:
     """Kill, stop or end one rank of a job that runs on this machine, and see it recover.
 
     Exit code 0 if the rank lives again or has nothing left to do, 1 if it does
     neither within a minute: it may not have ended at all.
     """
     with connected() as client:
-        get = client.connection.get
-        job = client.job(job).id
-        path = path_of(job)
-        found = get(path)
-        workers = get(f"{path}/summary")["workers"]
-        record = process_of(found, workers, rank)
-        worker = next(it for it in workers if it["rank"] == rank)
-        aftermath = Aftermath(get, path, worker, _LINGERS[fault])
+        found = client.named(job)
+        workers = found.summary().workers
+        record = process_of(found.view, workers, rank)
+        worker = next(it for it in workers if it.rank == rank)
+        aftermath = Aftermath(found, worker, _LINGERS[fault])
         if not send_signal(record, _SIGNALS[fault]):
-            raise FaultRefused(f"rank {rank} of {job} ended by itself just now: try again")
-        typer.echo(f"rank {rank} of {job}, pid {record.pid}, {_DONE[fault]}")
+            raise FaultRefused(f"rank {rank} of {found.id} ended by itself just now: try again")
+        typer.echo(f"rank {rank} of {found.id}, pid {record.pid}, {_DONE[fault]}")
         try:
             for sentence in aftermath.sentences() if wait else ():
                 typer.echo(sentence)
         finally:
-            typer.echo(f"see all of it: muster events {job}")
+            typer.echo(f"see all of it: muster events {found.id}")
 
 
-def process_of(
-    job: Mapping[str, Any], workers: list[Mapping[str, Any]], rank: int
-) -> ProcessRecord:
+def process_of(job: "JobView", workers: Sequence["WorkerView"], rank: int) -> ProcessRecord:
     """Return the process of a rank; raises `FaultRefused` unless it is certain whose it is.
 
-    `job` and `workers` are what the API says of the job and, in its summary, of its ranks.
+    `workers` are the ranks of the job's summary.
     """
-    name = job["job_id"]
-    if job["status"] in TERMINAL:
-        raise FaultRefused(f"{name} is {job['status']}: choose a job that runs, see GET /jobs")
-    worker = next((it for it in workers if it["rank"] == rank), None)
+    name = job.job_id
+    if job.status in TERMINAL:
+        raise FaultRefused(f"{name} is {job.status}: choose a job that runs, see muster ps")
+    worker = next((it for it in workers if it.rank == rank), None)
     if worker is None:
         last = len(workers) - 1
         there = f"the ranks 0 to {last}" if last else "rank 0 only"
         raise FaultRefused(f"{name} has no rank {rank}: it has {there}, choose with --rank")
-    pid, node = worker["pid"], worker["node"]
+    pid, node = worker.pid, worker.node
     if pid is None:
         raise FaultRefused(
-            f"rank {rank} of {name} has no process, its state is {worker['state']}: wait until "
-            f"it has one, see GET /jobs/{name}/summary"
+            f"rank {rank} of {name} has no process, its state is {worker.state}: wait until "
+            f"it has one, see muster show {name}"
         )
     if node != platform.node():
         raise FaultRefused(f"rank {rank} of {name} runs on {node}: use muster chaos there")
-    record = _proven(pid, f"{job['job_uid']}/{rank}/")
+    record = _proven(pid, f"{job.job_uid}/{rank}/")
     if record is None:
         raise FaultRefused(
             f"pid {pid} does not carry the mark of rank {rank} of {name}: it has ended, or its "

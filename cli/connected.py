@@ -6,12 +6,14 @@ What talks HTTP is imported when a command runs, so that ``--help`` answers at o
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import quote
 
 import typer
 
+from cli.completion import jobs
+
 if TYPE_CHECKING:
     from muster import Client
+    from muster.client import Job as JobHeld
 
 PERSON_SECONDS: Final = 2.0
 """How long a command asks again while nobody answers: `up` starts the API again within so long,
@@ -22,8 +24,19 @@ ATTACHED_SECONDS: Final = 60.0
 
 WHICH: Final = "Its id, the beginning of it, its name, or @latest."
 
-Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB")]
-Jobs = Annotated[list[str], typer.Argument(help=WHICH, metavar="JOB...")]
+Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB", autocompletion=jobs)]
+Statuses = Annotated[
+    list[str] | None,
+    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
+]
+
+IN_FULL: Final = "Its id or name in full, or @latest."
+"""What cannot be undone is not done to a job that was guessed."""
+
+NamedJob = Annotated[str, typer.Argument(help=IN_FULL, metavar="JOB", autocompletion=jobs)]
+NamedJobs = Annotated[
+    list[str], typer.Argument(help=IN_FULL, metavar="JOB...", autocompletion=jobs)
+]
 
 
 @contextmanager
@@ -35,6 +48,11 @@ def connected(retry_seconds: float = PERSON_SECONDS) -> Iterator["Client"]:
         yield client
 
 
-def path_of(job_id: str, *rest: str) -> str:
-    """Return the path of a job, or of something below it."""
-    return "/".join(["/jobs", quote(job_id, safe=""), *rest])
+@contextmanager
+def attached(word: str) -> Iterator["JobHeld"]:
+    """Hold the job that a person means, and do not let go of it while its API is replaced."""
+    # Who waits for an answer to the first question may have forgotten `up`.
+    with connected() as client:
+        found = client.job(word).view
+    with connected(ATTACHED_SECONDS) as client:
+        yield client.job_of(found)

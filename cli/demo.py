@@ -22,9 +22,9 @@ import msgspec
 
 from cli.board import Board
 from cli.connected import PERSON_SECONDS
-from cli.digest import newest_checkpoint
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Checkpoint
+from muster.checkpoints.shelves import shelves
 from muster.client import Client, Unreachable
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
@@ -243,7 +243,7 @@ def _tell_events(client: Client, board: Board, told: int) -> int:
 def _act_of_comparison(client: Client, stage: Path) -> None:
     print("5. Compared: the last checkpoint of each, weights and position to the last bit")
     directories = [checkpoints_of_job(stage / "checkpoints", job) for job in ("alone", "elastic")]
-    alone, elastic = (newest_checkpoint(directory, 0) for directory in directories)
+    alone, elastic = (shelves(directory)[0].newest() for directory in directories)
     digests = [identity_of(checkpoint) for checkpoint in (alone, elastic)]
     reached = _accuracy(stage, elastic)
     audit = client.connection.get("/jobs/elastic/audit")

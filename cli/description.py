@@ -25,8 +25,8 @@ class Description:
     file: "JobFile | None"
     typed: Mapping[str, Any]
     """Fields by name."""
-    env: Mapping[str, str]
-    """What was typed of the environment: added to the file's."""
+    mappings: Mapping[str, Mapping[str, str]]
+    """What was typed of `env` and `secrets`: added to the file's."""
 
     def body(self, here: Path) -> dict[str, Any]:
         """Return what the server is asked for by somebody in the directory `here`.
@@ -34,8 +34,10 @@ class Description:
         A command or program is run there, too, unless a field says where.
         """
         body = {**(self.file.fields if self.file else {}), **self.typed}
-        if self.env:
-            body["env"] = {**(body.get("env") or {}), **self.env}
+        for field, typed in self.mappings.items():
+            given = body.get(field) or {}
+            if typed and isinstance(given, Mapping):  # what is no mapping the server refuses
+                body[field] = {**given, **typed}
         if body.get("working_dir") is None and (body.get("command") or body.get("program")):
             body["working_dir"] = str(here)
         for field in PATHS:

@@ -1,14 +1,10 @@
 """The identity of a job's newest checkpoints, read from disk and verified."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from muster.checkpoints.errors import CheckpointDamaged
-from muster.checkpoints.filesystem import LocalFileSystem
 from muster.checkpoints.identity import identity_of
-from muster.checkpoints.names import LATEST
-from muster.checkpoints.reader import Checkpoint, Reader
-from muster.contracts.layout import rank_of_checkpoints
+from muster.checkpoints.shelves import Shelf, shelves
 
 
 def digests(job: Path) -> Iterator[tuple[str, int, str]]:
@@ -17,37 +13,11 @@ def digests(job: Path) -> Iterator[tuple[str, int, str]]:
     Those of every rank, or the one of all ranks of a synchronous job. Raises a `CheckpointError` if
     one has nothing intact, or if there is none.
     """
-    places = [(f"rank {rank}", rank, directory) for rank, directory in _ranks(job)]
-    if (job / LATEST).exists():
-        places.append(("all ranks", 0, job))
-    if not places:
-        raise CheckpointDamaged(
-            f"{job} holds no checkpoints: name a directory such as ./checkpoints/my-job"
-        )
-    for whose, rank, directory in places:
-        checkpoint = newest_checkpoint(directory, rank)
-        yield whose, checkpoint.step, identity_of(checkpoint)
+    yield from digests_on(shelves(job))
 
 
-def newest_checkpoint(directory: Path, rank: int) -> Checkpoint:
-    """Return a rank's newest intact checkpoint; raises a `CheckpointError` if there is none."""
-    reader = Reader(
-        files=LocalFileSystem(),
-        directory=directory,
-        rank=rank,
-        world_size=None,
-        warn=lambda _sentence: None,
-    )
-    checkpoint = reader.newest_of_last_job()
-    if checkpoint is None:
-        raise CheckpointDamaged(f"{directory} holds no checkpoint yet")
-    return checkpoint
-
-
-def _ranks(job: Path) -> list[tuple[int, Path]]:
-    found = []
-    for directory in job.glob("worker_*"):
-        rank = rank_of_checkpoints(directory.name)
-        if rank is not None:
-            found.append((rank, directory))
-    return sorted(found)
+def digests_on(places: Iterable[Shelf]) -> Iterator[tuple[str, int, str]]:
+    """Yield the same of the places where they lie."""
+    for shelf in places:
+        checkpoint = shelf.newest()
+        yield shelf.whose, checkpoint.step, identity_of(checkpoint)

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from cli.attached import see_to_the_end
-from cli.connected import ATTACHED_SECONDS, Job, Jobs, connected
+from cli.connected import Job, NamedJobs, Statuses, attached, connected
 from cli.exit_codes import ExitCode
+from cli.sizes import size
 from muster.contracts.job import JobStatus
 
 Until = Annotated[
@@ -20,18 +21,18 @@ Grace = Annotated[
     float | None,
     typer.Option("--grace", min=0, help="Seconds from SIGTERM to SIGKILL. Default: the job's."),
 ]
+Reason = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Why: the job's events tell it.")
+]
 KeepLogs = Annotated[bool, typer.Option("--keep-logs", help="Leave the logs where they are.")]
 StopFirst = Annotated[bool, typer.Option("--stop", help="Stop it gracefully if it is not over.")]
 Force = Annotated[
     bool, typer.Option("--force", help="End it at once, and delete its checkpoints, too.")
 ]
-Status = Annotated[
-    list[str] | None,
-    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
-]
 Hours = Annotated[
     float | None, typer.Option("--older-than-hours", min=0, help="Only jobs that ended before.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say which jobs that would be.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -43,28 +44,26 @@ def wait(job: Job, until: Until = "terminal", timeout: Timeout = None) -> None:
     """
     if until != "terminal" and until.upper() not in JobStatus.__members__:
         raise typer.BadParameter(f"{until!r} is none of {', '.join(JobStatus)}")
-    with connected() as client:
-        job_id = client.job(job).id
-    with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job(job_id), until, timeout))
+    with attached(job) as found:
+        raise typer.Exit(see_to_the_end(found, until, timeout))
 
 
-def stop(jobs: Jobs, grace: Grace = None) -> None:
+def stop(jobs: NamedJobs, grace: Grace = None, reason: Reason = None) -> None:
     """Let jobs save a last checkpoint and end."""
     with connected() as client:
         for word in jobs:
-            job = client.job(word).stop(grace)
+            job = client.named(word).stop(grace, reason)
             sentence = f"is {job.status} already" if job.is_terminal else "is to stop"
             typer.echo(f"{job.id} {sentence}")
 
 
 def rm(
-    jobs: Jobs, *, stop: StopFirst = False, force: Force = False, keep_logs: KeepLogs = False
+    jobs: NamedJobs, *, stop: StopFirst = False, force: Force = False, keep_logs: KeepLogs = False
 ) -> None:
     """Delete jobs that are over, with their logs."""
     with connected() as client:
         for word in jobs:
-            job = client.job(word)
+            job = client.named(word)
             found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
             too = ", with its checkpoints" if found.checkpoints_deleted else ""
             typer.echo(f"{job.id} is deleted{too}")
@@ -72,15 +71,16 @@ def rm(
 
 def purge(
     *,
-    status: Status = None,
+    status: Statuses = None,
     older_than_hours: Hours = None,
     stop: StopFirst = False,
     force: Force = False,
     keep_logs: KeepLogs = False,
+    dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
     """Delete every job that matches; without a filter all that are over."""
-    _make_sure("Delete every job that matches?", yes=yes)
+    _make_sure("Delete every job that matches?", yes=yes or dry_run)
     with connected() as client:
         found = client.purge(
             status=status,
@@ -88,11 +88,17 @@ def purge(
             delete_logs=not keep_logs,
             stop_running=stop,
             force=force,
+            dry_run=dry_run,
         )
     for job_id in found.job_ids:
         typer.echo(job_id)
+    done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
     left = f", {len(found.skipped)} not over and left: --stop" if found.skipped else ""
-    typer.echo(f"{found.deleted} deleted{left}", err=True)
+    typer.echo(f"{done}, {size(found.freed_bytes)}{left}", err=True)
+    for one in found.failed:
+        typer.echo(f"{one.job_id} is over and was not deleted: {one.detail}", err=True)
+    if found.failed:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _make_sure(question: str, *, yes: bool) -> None:

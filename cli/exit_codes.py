@@ -3,14 +3,14 @@
 ==== ==========================================================
 0    done; of `wait` and an attached `submit`: the job completed
 1    the job failed, or what was asked for did not come about
-2    the command or the job was described wrongly
-3    nobody answers at the API's address, or it is not Muster
+2    the command, its environment or the job was described wrongly
+3    nobody answers at the API's address, or it is not (or not provably) Muster
 4    no token, a wrong one, or one that may not do this
-5    there is no such job
-6    the job's present state forbids it
+5    there is no such job, or no such checkpoint
+6    the job's present state forbids it, as one that has begun otherwise
 7    the time to wait is over, and the job goes on
 8    the job was stopped
-130  Ctrl-C
+130  Ctrl-C; a job that was watched goes on
 ==== ==========================================================
 
 `muster audit` has its own three: 0 exactly once, 1 not, 2 not known.
@@ -19,6 +19,7 @@
 from enum import IntEnum
 from typing import Final
 
+from muster.checkpoints.errors import CheckpointMissing
 from muster.client.errors import (
     Ambiguous,
     Conflict,
@@ -26,11 +27,18 @@ from muster.client.errors import (
     NotAllowed,
     NotFound,
     NotMuster,
+    Replaced,
     Unreachable,
+    Untrusted,
     WaitTimedOut,
 )
-from muster.contracts.errors import MusterError
-from muster.contracts.job import JobStatus
+from muster.contracts.errors import (
+    BegunOtherwise,
+    InvalidEnvironment,
+    InvalidSpec,
+    MusterError,
+)
+from muster.contracts.job import EXIT_CODES, JobStatus
 
 
 class ExitCode(IntEnum):
@@ -49,19 +57,13 @@ class ExitCode(IntEnum):
 
 
 _OF_ERRORS: Final = (
-    ((Invalid, Ambiguous), ExitCode.USAGE),
-    ((Unreachable, NotMuster), ExitCode.UNREACHABLE),
+    ((Invalid, Ambiguous, InvalidSpec, InvalidEnvironment), ExitCode.USAGE),
+    ((Unreachable, Untrusted, NotMuster), ExitCode.UNREACHABLE),
     (NotAllowed, ExitCode.NOT_ALLOWED),
-    (NotFound, ExitCode.NOT_FOUND),
-    (Conflict, ExitCode.CONFLICT),
+    ((NotFound, Replaced, CheckpointMissing), ExitCode.NOT_FOUND),
+    ((Conflict, BegunOtherwise), ExitCode.CONFLICT),
     (WaitTimedOut, ExitCode.TIMED_OUT),
 )
-
-_OF_ENDS: Final = {
-    JobStatus.COMPLETED: ExitCode.OK,
-    JobStatus.FAILED: ExitCode.FAILED,
-    JobStatus.STOPPED: ExitCode.STOPPED,
-}
 
 
 def code_of_error(error: MusterError) -> ExitCode:
@@ -71,4 +73,4 @@ def code_of_error(error: MusterError) -> ExitCode:
 
 def code_of_end(status: str) -> ExitCode:
     """Return the exit code of a command that has seen a job to its end."""
-    return _OF_ENDS[JobStatus(status)]
+    return ExitCode(EXIT_CODES[JobStatus(status)])

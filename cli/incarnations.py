@@ -5,13 +5,17 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cli.connected import Job, connected, path_of
+from cli.connected import Job, connected
 from cli.output import Output, OutputOption, show
 from cli.tables import UNKNOWN, table
+from muster.client.paths import path_of
+
+if TYPE_CHECKING:
+    from muster.client.views import SummaryView
 
 INDENT: Final = "      "
 WIDTH_MIN: Final = 40
@@ -28,13 +32,12 @@ Last = Annotated[int, typer.Option("--last", min=1, max=1000, help="Most process
 def incarnations(job: Job, last: Last = 20, output: OutputOption = Output.TABLE) -> None:
     """Show every process of a job's ranks and how it ended, the newest first."""
     with connected() as client:
-        get = client.connection.get
-        whole = get(path_of(client.job(job).id))
-        found = get(path_of(whole["job_id"], "incarnations"), {"limit": last})
-        workers = get(path_of(whole["job_id"], "summary"))["workers"]
+        whole = client.job(job)
+        found = client.connection.get(path_of(whole.id, "incarnations"), {"limit": last})
+        summary = whole.summary()
     each = found["incarnations"]
     names = (f"{one['rank']}.{one['incarnation']}" for one in each)
-    show(output, found, lines(whole, each, workers, _width()), names)
+    show(output, found, lines(summary, each, _width()), names)
 
 
 def _width() -> int | None:
@@ -43,22 +46,16 @@ def _width() -> int | None:
 
 
 def lines(
-    job: Mapping[str, Any],
-    found: Sequence[Mapping[str, Any]],
-    workers: Sequence[Mapping[str, Any]],
-    width: int | None,
+    job: "SummaryView", found: Sequence[Mapping[str, Any]], width: int | None
 ) -> Iterator[str]:
-    """Yield what the job says of itself, a row for each process, and below it why it ended.
-
-    `workers` says how far those have come that live.
-    """
-    reason = f" ({job['reason']})" if job["reason"] else ""
-    said = f": {job['message']}" if job["message"] else ""
-    yield from _broken(f"{job['job_id']} is {job['status']}{reason}{said}", width)
+    """Yield what the job says of itself, a row for each process, and below it why it ended."""
+    reason = f" ({job.reason})" if job.reason else ""
+    said = f": {job.message}" if job.message else ""
+    yield from _broken(f"{job.job_id} is {job.status}{reason}{said}", width)
     if not found:
         yield "none yet"
         return
-    steps = {worker["worker_id"]: worker["step"] for worker in workers}
+    steps = {worker.worker_id: worker.step for worker in job.workers}
     header, *rows = table(_HEADER, (_row(one, steps) for one in found))
     yield header
     for row, one in zip(rows, found, strict=True):

@@ -6,36 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli.connected import Job, connected, path_of
+from cli.connected import Job, Statuses, connected
+from cli.job_rows import HEADER, progress_of, row
 from cli.output import Output, OutputOption, show
-from cli.tables import Cell, shortened, table
+from cli.tables import NAME_WIDTH, Cell, shortened, table
+from muster.client.paths import path_of
 
 if TYPE_CHECKING:
     from muster.client.views import JobView, SummaryView, WorkerView
 
-NODE_WIDTH: Final = 16
-
-_JOBS_HEADER: Final = (
-    "job",
-    "status",
-    "ranks",
-    "step",
-    "loss",
-    "steps/s",
-    "ETA",
-    "restarts",
-    "age",
-)
 _RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
 
-Status = Annotated[
-    list[str] | None,
-    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
-]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most jobs to show.")]
 
 
-def ps(status: Status = None, limit: Limit = 20, output: OutputOption = Output.TABLE) -> None:
+def ps(status: Statuses = None, limit: Limit = 20, output: OutputOption = Output.TABLE) -> None:
     """List jobs, the newest first."""
     from muster.client.views import SummaryList  # noqa: PLC0415  --help
 
@@ -45,7 +30,7 @@ def ps(status: Status = None, limit: Limit = 20, output: OutputOption = Output.T
         )
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
-    lines = table(_JOBS_HEADER, [_job_row(job, now) for job in jobs])
+    lines = table(HEADER, [row(job, now) for job in jobs])
     show(output, answer.read_as(object), lines, [job.job_id for job in jobs])
     if answer.total is not None and answer.total > len(jobs):
         typer.echo(f"{answer.total - len(jobs)} more: --limit", err=True)
@@ -60,30 +45,6 @@ def show_job(job: Job, output: OutputOption = Output.TABLE) -> None:
         body = client.connection.get(path_of(found.id))
         summary = found.summary()
     show(output, body, _lines(found.view, summary), [found.id])
-
-
-def _job_row(job: "SummaryView", now: datetime) -> tuple[Cell, ...]:
-    from muster.client.progress import duration  # noqa: PLC0415  --help
-
-    speed = job.throughput_steps_per_sec
-    return (
-        job.job_id,
-        job.status,
-        job.world_size,
-        _progress(job),
-        None if job.loss is None else f"{job.loss:.4f}",
-        f"{speed:.1f}" if speed else None,
-        None if job.eta_seconds is None else duration(job.eta_seconds),
-        job.restarts,
-        duration((now - job.created_at).total_seconds()),
-    )
-
-
-def _progress(job: "SummaryView | WorkerView") -> str | None:
-    """Return how far it is; None for a program that does not say."""
-    if job.total_steps is None:
-        return str(job.step) if job.step else None
-    return f"{job.step}/{job.total_steps}"
 
 
 def _lines(job: "JobView", summary: "SummaryView") -> Iterator[str]:
@@ -104,7 +65,7 @@ def _facts(job: "JobView", summary: "SummaryView") -> Iterator[tuple[str, str | 
     yield "status", f"{job.status} ({job.reason})" if job.reason else job.status
     yield "message", job.message
     yield "ranks", f"{job.world_size}, {job.spec.get('mode', 'of an unknown mode')}"
-    yield "step", _progress(summary)
+    yield "step", progress_of(summary)
     yield "loss", None if summary.loss is None else f"{summary.loss:.4f}"
     speed = summary.throughput_steps_per_sec
     yield "speed", f"{speed:.1f} steps/s" if speed else None
@@ -130,10 +91,10 @@ def _rank_row(worker: "WorkerView") -> tuple[Cell, ...]:
     return (
         worker.rank,
         worker.state,
-        _progress(worker),
+        progress_of(worker),
         None if worker.loss is None else f"{worker.loss:.4f}",
         worker.pid,
-        shortened(worker.node, NODE_WIDTH),
+        shortened(worker.node, NAME_WIDTH),
         worker.restarts,
         worker.last_checkpoint_step,
     )

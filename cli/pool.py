@@ -1,15 +1,18 @@
 """``muster scale``, ``pause``, ``resume``, ``workers`` and ``audit``: a synchronous job by hand."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cli.connected import Job, connected, path_of
+from cli.connected import Job, connected
 from cli.output import Output, OutputOption, show
-from cli.tables import shortened, table
+from cli.tables import NAME_WIDTH, shortened, table
+from muster.client.paths import path_of
 
-NODE_WIDTH: Final = 16
+if TYPE_CHECKING:
+    from muster.client.views import JobView
+
 HASH_WIDTH: Final = 16
 """Of a digest as it is shown: enough to tell two apart."""
 
@@ -71,17 +74,17 @@ def audit(job: Job, last: Last = 10, output: OutputOption = Output.TABLE) -> Non
     runs, where it ended early, and where its ranks train independently.
     """
     with connected() as client:
-        whole = client.connection.get(path_of(client.job(job).id))
-        found = client.connection.get(path_of(whole["job_id"], "audit"), {"limit": last})
+        whole = client.job(job).view
+        found = client.connection.get(path_of(whole.job_id, "audit"), {"limit": last})
     sentence, code = verdict_of(whole, found)
-    show(output, found, [*_audit_lines(found), sentence], [whole["job_id"]])
+    show(output, found, [*_audit_lines(found), sentence], [whole.job_id])
     raise typer.Exit(code)
 
 
-def verdict_of(job: Mapping[str, Any], audit: Mapping[str, Any]) -> tuple[str, int]:
+def verdict_of(job: "JobView", audit: Mapping[str, Any]) -> tuple[str, int]:
     """Return whether `job` read every sample exactly once, as a sentence and as an exit code."""
-    name, status = job["job_id"], job["status"]
-    if job["spec"]["mode"] == "independent":
+    name, status = job.job_id, job.status
+    if job.spec["mode"] == "independent":
         return f"{name} trains its ranks independently: there is nothing to audit", UNJUDGED
     if audit["exactly_once"] is not None:
         did = "read" if audit["exactly_once"] else "did NOT read"
@@ -93,7 +96,7 @@ def verdict_of(job: Mapping[str, Any], audit: Mapping[str, Any]) -> tuple[str, i
         if is_any_whole
         else "no whole epoch is durable"
     )
-    if job["is_terminal"]:
+    if job.is_terminal:
         return f"{name} is {status}, before its end: {durable}", UNJUDGED
     yet = ", and more are to come" if is_any_whole else " yet"
     return f"{name} is {status}: {durable}{yet}, ask again", UNJUDGED
@@ -113,7 +116,7 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str | int | None, ...]:
         worker["step"],
         worker["joined_step"],
         worker["pid"],
-        shortened(worker["node"], NODE_WIDTH),
+        shortened(worker["node"], NAME_WIDTH),
         None if age is None else f"{age:.1f} s",
     )
 

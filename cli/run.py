@@ -9,17 +9,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cli.outlet import Outlet
 from cli.relay import Relay
 from muster.contracts.environ import UNLESS_SET, ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import JobFiles
 from muster.contracts.spec import JobSpec, RestartScope
 from muster.contracts.spec_problems import checked, checked_job_id
-from muster.remarks import narrate, remark
+from muster.remarks import remark
 
 if TYPE_CHECKING:
     from store.records import Event, Job, Worker
@@ -42,6 +43,13 @@ Scope = Annotated[
     RestartScope,
     typer.Option(help="What is started again when a rank dies: all ranks, or that one."),
 ]
+Module = Annotated[
+    bool, typer.Option("-m", "--module", help="SCRIPT is a module, as of python -m.")
+]
+Standalone = Annotated[
+    bool, typer.Option("--standalone", help="For torchrun's sake: it is always so.", hidden=True)
+]
+Nodes = Annotated[int, typer.Option("--nnodes", help="For torchrun's sake: 1.", hidden=True)]
 Restarts = Annotated[int, typer.Option(min=0, help="Restarts of one rank after crashes.")]
 Id = Annotated[
     str | None,
@@ -51,12 +59,27 @@ Id = Annotated[
 ]
 
 
-def run(
+def as_torchrun_spells_it(option: str) -> str:
+    """Return the option's own name: torchrun takes ``--nproc_per_node`` for it as well."""
+    return option.replace("_", "-")
+
+
+AS_TORCHRUN: Final[Mapping[str, Any]] = {
+    "allow_interspersed_args": False,  # what comes after the script is the script's
+    "token_normalize_func": as_torchrun_spells_it,
+}
+
+
+def run(  # noqa: PLR0913  each option of a command is a parameter
     words: Words,
     ranks: Ranks = 1,
     restart_scope: Scope = "gang",
     max_restarts: Restarts = _DEFAULT.max_restarts,
     job_id: Id = None,
+    *,
+    module: Module = False,
+    standalone: Standalone = True,  # noqa: ARG001  whether or not it is said
+    nodes: Nodes = 1,
 ) -> None:
     """Run a script on several ranks here and now, with no server; an unmodified torchrun script.
 
@@ -68,8 +91,10 @@ def run(
     from coordinator.foreground import play  # noqa: PLC0415
     from muster import journal  # noqa: PLC0415
 
+    if nodes != 1:
+        raise typer.BadParameter("ranks are started on this machine alone: leave --nnodes out")
     spec = JobSpec(
-        command=command_of(words, Path.cwd()),
+        command=module_of(words) if module else command_of(words, Path.cwd()),
         world_size=ranks,
         restart_scope=restart_scope,
         max_restarts=max_restarts,
@@ -93,6 +118,11 @@ def command_of(words: Sequence[str], directory: Path) -> tuple[str, ...]:
     return (sys.executable, *words)
 
 
+def module_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv of every rank that runs a module of this Python."""
+    return (sys.executable, "-m", *words)
+
+
 def set_by_caller(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what of the caller's environment is to hold although we have defaults for it."""
     return {name: environ[name] for name in UNLESS_SET if name in environ}
@@ -108,7 +138,7 @@ class _Terminal:
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
-        self._relay = Relay(files.logs, narrate)
+        self._relay = Relay(files.logs, Outlet(sys.stdout, _say).say)
 
     def look(self) -> None:
         self._relay.pass_on()

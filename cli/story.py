@@ -1,36 +1,88 @@
 """``muster logs`` and ``events``: what a job's ranks say, and what happened to it."""
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Final
 
 import typer
 
-from cli.connected import ATTACHED_SECONDS, Job, connected, path_of
+from cli.connected import Job, attached, connected
 from cli.output import Output, OutputOption, show
+from cli.times import moment_of
+from muster.client.paths import path_of
+
+LINES_LIMIT: Final = 10_000
+"""Of one answer."""
+
+
+def _moment(text: str) -> datetime:
+    moment = moment_of(text, datetime.now(UTC))
+    if moment is None:
+        raise typer.BadParameter(f"{text!r} is no time: say 10m, 2h or 2026-03-01T12:00")
+    return moment
+
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on with what is written, until the job is over.")
+]
+FollowEvents = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on with what happens, until the job is over.")
 ]
 Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank's lines.")]
 Tail = Annotated[
     int | None,
     typer.Option(
-        "--tail", min=0, max=10_000, help="So many last lines first. Default: 200, with -f all."
+        "--tail",
+        min=0,
+        max=LINES_LIMIT,
+        help="So many last lines first. Default: 200, with -f all, with --since 10000.",
     ),
 ]
+Since = Annotated[
+    datetime | None,
+    typer.Option(parser=_moment, metavar="TIME", help="Only what is younger: 10m, 2h, or a date."),
+]
+Grep = Annotated[str | None, typer.Option(metavar="TEXT", help="Only lines that hold this text.")]
 Last = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most events to show.")]
 
 
-def logs(job: Job, *, follow: Follow = False, rank: Rank = None, tail: Tail = None) -> None:
-    """Show the lines that a job's ranks have written, all of them or one's."""
-    with connected() as client:
-        job_id = client.job(job).id
-    with connected(ATTACHED_SECONDS) as client:
-        for line in client.job(job_id).logs(rank, tail, follow=follow):
+def logs(
+    job: Job,
+    *,
+    follow: Follow = False,
+    rank: Rank = None,
+    tail: Tail = None,
+    since: Since = None,
+    grep: Grep = None,
+) -> None:
+    """Show the lines that a job's ranks have written, all of them or one's.
+
+    Without -f --tail counts lines that hold the text of --grep; with it, lines
+    that are looked at.
+    """
+    if follow and since is not None:
+        raise typer.BadParameter("a stream carries no times: say --tail, or leave out -f")
+    if since is not None and tail is None:
+        tail = LINES_LIMIT
+    with attached(job) as found:
+        for line in found.logs(rank, tail, since=since, grep=grep, follow=follow):
             typer.echo(line.line if rank is not None else f"[rank {line.rank}] {line.line}")
 
 
-def events(job: Job, limit: Last = 1000, output: OutputOption = Output.TABLE) -> None:
+def events(
+    job: Job,
+    *,
+    follow: FollowEvents = False,
+    limit: Last = 1000,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Show what happened to a job, oldest first."""
+    if follow:
+        if output is not Output.TABLE:
+            raise typer.BadParameter("-f shows what happens in sentences: leave out -o")
+        with attached(job) as found:
+            for event in found.follow_events():
+                typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.message}")
+        return
     with connected() as client:
         body = client.connection.get(path_of(client.job(job).id, "events"), {"limit": limit})
     said = body["events"]

@@ -1,6 +1,7 @@
 """``muster submit``: a job from a file, from flags, or from a command after ``--``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -8,10 +9,11 @@ import typer
 from typer.core import TyperCommand
 
 from cli.attached import see_to_the_end
-from cli.connected import ATTACHED_SECONDS, connected, path_of
+from cli.connected import ATTACHED_SECONDS, connected
 from cli.description import Description
 from cli.exit_codes import ExitCode
-from cli.output import Output, OutputOption, show
+from cli.output import Output, show
+from cli.plan import show_plan
 from muster.client.errors import Invalid
 
 if TYPE_CHECKING:
@@ -43,9 +45,22 @@ Program = Annotated[
 Env = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="For every rank.")
 ]
+Secrets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret",
+        metavar="NAME=REFERENCE",
+        help="A variable for every rank, from file:NAME (muster secret) or env:NAME of the server.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field of POST /jobs, as in YAML."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and say its plan, no more.")]
+HowToShow = Annotated[
+    Output | None,
+    typer.Option("--output", "-o", help="How to show it. Default: its id, or the plan."),
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not watch it.")]
 
@@ -59,9 +74,11 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     ranks: Ranks = None,
     program: Program = None,
     env: Env = None,
+    secrets: Secrets = None,
     fields: Set = None,
+    dry_run: DryRun = False,
     detach: Detach = False,
-    output: OutputOption = Output.NAME,
+    output: HowToShow = None,
 ) -> None:
     """Submit a job, and watch it to its end: Ctrl-C goes away and leaves it running.
 
@@ -81,20 +98,27 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     described = Description(
         file=_read(file),
         typed={**typed, **_values(fields or [])},
-        env=_pairs("--env", env or []),
+        mappings={
+            "env": _pairs("--env", env or []),
+            "secrets": _pairs("--secret", secrets or []),
+        },
     )
-    try:
-        with connected() as client:
-            job = client.submit(described.body(Path.cwd()))
-            said = client.connection.get(path_of(job.id))
-    except Invalid as error:
-        _refuse([*described.sentences(error.errors)] or [str(error)])
-    show(output, said, [f"{job.id} is {job.status}"], [job.id])
-    if detach:
-        typer.echo(f"its lines: muster logs -f {job.id}", err=True)
+    if dry_run:
+        with connected() as client, _telling_places(described):
+            show_plan(client.plan(described.body(Path.cwd())), output or Output.TABLE)
         return
+    from muster.client.views import JobView  # noqa: PLC0415  --help
+
+    with connected() as client:
+        client.connection.get("/livez")  # who has forgotten `up` waits no longer to hear of it
     with connected(ATTACHED_SECONDS) as client:
-        raise typer.Exit(see_to_the_end(client.job(job.id)))
+        with _telling_places(described):
+            answer = client.order(described.body(Path.cwd()))
+        job = client.job_of(answer.read_as(JobView))
+        show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
+        if not detach:
+            raise typer.Exit(see_to_the_end(job))
+    typer.echo(f"its lines: muster logs -f {job.id}", err=True)
 
 
 def _read(file: Path | None) -> "JobFile | None":
@@ -106,6 +130,15 @@ def _read(file: Path | None) -> "JobFile | None":
         return JobFile.read(file)
     except InvalidJobFile as error:
         _refuse([str(error)])
+
+
+@contextmanager
+def _telling_places(described: Description) -> Iterator[None]:
+    """End the command where the API refuses a field, and say which and where it was written."""
+    try:
+        yield
+    except Invalid as error:
+        _refuse([*described.sentences(error.errors)] or [str(error)])
 
 
 def _refuse(lines: Sequence[str]) -> NoReturn:

@@ -8,6 +8,9 @@ Cell: TypeAlias = str | int | None
 UNKNOWN: Final = "-"
 GAP: Final = "  "
 
+NAME_WIDTH: Final = 16
+"""Of a machine's name, so that a table of ranks fits 80 columns."""
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
     """Yield a line for the header and one for each row; None is shown as a dash."""

@@ -1,6 +1,5 @@
 """``muster token``: let others in, see who may come, and shut them out again."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -9,9 +8,8 @@ import typer
 
 from cli.connected import connected
 from cli.tables import table
+from cli.times import seconds_of
 from muster.contracts.token import SECONDS_LIMIT, Scope
-
-SECONDS_OF: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _HEADER: Final = ("name", "scope", "id", "state", "created (UTC)", "by", "expires", "last used")
 
@@ -20,6 +18,10 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="Who or what it is for.", metavar="NAME")]
+
+Every = Annotated[
+    bool, typer.Option("--all", help="Those, too, that were revoked or expired in the last month.")
+]
 
 
 @app.command()
@@ -50,12 +52,15 @@ def create(
 
 
 @app.command("ls")
-def show() -> None:
-    """Show every token there ever was, and when it was last used."""
+def show(*, every: Every = False) -> None:
+    """Show who may come in, and when they last did."""
     with connected() as client:
-        found = client.connection.get("/tokens")
-    for line in table(_HEADER, map(_row, found["tokens"])):
+        found = client.connection.get("/tokens")["tokens"]
+    shown = [token for token in found if every or token["is_valid"]]
+    for line in table(_HEADER, map(_row, shown)):
         typer.echo(line)
+    if len(shown) < len(found):
+        typer.echo(f"{len(found) - len(shown)} revoked or expired: --all", err=True)
 
 
 @app.command()
@@ -67,9 +72,8 @@ def revoke(name: Name) -> None:
 
 
 def _seconds(text: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,10})([smhd])", text)
-    seconds = int(found[1]) * SECONDS_OF[found[2]] if found else 0
-    if not 0 < seconds <= SECONDS_LIMIT:
+    seconds = seconds_of(text)
+    if seconds is None or not 0 < seconds <= SECONDS_LIMIT:
         raise typer.BadParameter(
             f"{text!r} is no time: give a number with s, m, h or d, such as 90d",
             param_hint="--expires-in",

@@ -45,4 +45,6 @@ def _wait(wanted: int, free: int, slots: int, ahead: int) -> Wait:
             message=f"needs {wanted} slots, more than the {slots} there are: it starts when no "
             "other job runs"
         )
-    return Wait(message=f"waits for {wanted} of {slots} slots; {free} are free")
+    return Wait(
+        message=f"waits for {wanted} of {slots} slots; {free} {'is' if free == 1 else 'are'} free"
+    )

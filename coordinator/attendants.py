@@ -207,10 +207,14 @@ class Attendants:
             job_root=str(self._data.job(snapshot.job_id).root),
             address_file=str(self._data.coordinator_address),
             # Variables of the person's own may change how Python or numpy start: then exec.
-            is_managed=snapshot.spec.command is None and not snapshot.spec.env,
+            is_managed=snapshot.spec.command is None
+            and not snapshot.spec.env
+            and not snapshot.spec.secrets,
             orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
             stop_grace_seconds=snapshot.spec.stop_grace_seconds,
             pulse_seconds=pulse_seconds(snapshot.spec),
+            secrets=snapshot.spec.secrets,
+            safe=str(self._data.secrets),
             adopted=tuple(_adopted(snapshot)),
         )
 

@@ -21,9 +21,10 @@ from muster.attic import set_aside
 from muster.checkpoints.modes import refuse_other_mode
 from muster.completion import complete
 from muster.contracts.environ import ServiceSettings, spec_from_environment
-from muster.contracts.errors import MusterError
-from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.errors import BegunOtherwise
+from muster.contracts.job import EXIT_CODES, JobId, JobUid
 from muster.contracts.layout import DataDirectory, JobFiles, checkpoints_of_job
+from muster.contracts.secrets import LENT
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.remarks import narrate, remark
@@ -38,24 +39,11 @@ LOOK_SECONDS: Final = 0.2
 LOOKS_PER_PROGRESS: Final = 10
 EVENTS_LIMIT: Final = 1000
 
-EXIT_CODES: Final[Mapping[JobStatus, int]] = {
-    JobStatus.COMPLETED: 0,
-    JobStatus.FAILED: 1,
-    JobStatus.STOPPED: 8,
-}
-"""8 is "stopped" in the exit codes of the command line; nobody else is to end with it."""
-
 INTERRUPTED: Final = 130
 
-
-class BegunOtherwise(MusterError):
-    """An unfinished job of that id runs another command, or has another number of ranks."""
-
-    def __init__(self, job_id: JobId) -> None:
-        super().__init__(
-            f"{job_id} has begun with another command or number of ranks, and is not over: give "
-            "those to go on, or choose another id"
-        )
+_PLACES_OF_DATA: Final = ("dataset_dir", "checkpoint_dir")
+_PAUSE: Final = "sleep_sec"
+"""For demonstrations, and of no effect on the result: who goes on without it means the same job."""
 
 
 class Audience(Protocol):
@@ -124,31 +112,37 @@ def play(
         database_url=f"sqlite:///{own.root}/muster.db",
         slots=max(settings.slots, spec.world_size),
     )
+    # Nobody else submits jobs here: whatever the person has the program may have.
+    environ = {name: value for name, value in environ.items() if name != LENT}
     database = Database.open(settings.database_url)
     try:
+        told = _newest_event(database, job_id)
         _store(Jobs(database), job_id, spec, settings)
         shown = audience(own.job(job_id))
-        job = asyncio.run(_Foreground(database, settings, environ, job_id, shown).run())
+        job = asyncio.run(_Foreground(database, settings, environ, job_id, shown, told).run())
     finally:
         database.close()
     shown.conclude(job)
     return EXIT_CODES.get(job.status, INTERRUPTED)
 
 
+def _newest_event(database: Database, job_id: JobId) -> int:
+    """Return the id of the last event of the job so far; an earlier run has told it."""
+    return max((event.event_id or 0 for event in Events(database).of_job(job_id, 1)), default=0)
+
+
 def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) -> None:
     """Store the job, unless it is there and not over."""
+    # The same id means: go on from its checkpoints, whoever made them.
+    completed = complete(msgspec.structs.replace(spec, resume_from=job_id), settings, Path.cwd())
     job = jobs.find(job_id)
     if job is not None and not job.is_terminal:
-        if (job.spec.command, job.spec.world_size) != (spec.command, spec.world_size):
-            raise BegunOtherwise(job_id)
+        _refuse_another(job, spec, completed.spec)
         return
     if job is not None:
         # Files before rows: either may be cut short.
         set_aside(DataDirectory(settings.data_dir).job(job_id), job.uid)
         jobs.delete(job_id, job.uid)
-    # The same id means: go on from its checkpoints, whoever made them.
-    spec = msgspec.structs.replace(spec, resume_from=job_id)
-    completed = complete(spec, settings, Path.cwd())
     earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
     refuse_other_mode(earlier, completed.spec.mode)
     jobs.create(
@@ -158,6 +152,18 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
         message=completed.note,
         idempotency=None,
     )
+
+
+def _refuse_another(job: Job, asked: JobSpec, completed: JobSpec) -> None:
+    """Raise `BegunOtherwise` if the job is not what is asked for; it keeps data chosen for it."""
+    kept = {place for place in _PLACES_OF_DATA if getattr(asked, place) is None} | {_PAUSE}
+    others = [
+        field
+        for field in JobSpec.__struct_fields__
+        if field not in kept and getattr(job.spec, field) != getattr(completed, field)
+    ]
+    if others:
+        raise BegunOtherwise(job.job_id, others)
 
 
 class _Foreground:
@@ -170,14 +176,16 @@ class _Foreground:
         environ: Mapping[str, str],
         job_id: JobId,
         audience: Audience,
+        told: int,
     ) -> None:
+        """`told` is the last event that somebody has heard of."""
         self._service = Service(database, settings, environ)
         self._jobs = Jobs(database)
         self._workers = Workers(database)
         self._events = Events(database)
         self._job = self._jobs.get(job_id)
         self._audience = audience
-        self._told = 0
+        self._told = told
 
     async def run(self) -> Job:
         """Return the job as it is in the end; it is not over if it was interrupted."""
@@ -202,11 +210,10 @@ class _Foreground:
         await asyncio.to_thread(self._audience.look)
         with suppress(StoreUnavailable):
             job_id = self._job.job_id
-            events = await asyncio.to_thread(self._events.of_job, job_id, EVENTS_LIMIT)
-            for event in events:
-                if event.event_id is not None and event.event_id > self._told:
-                    self._told = event.event_id
-                    self._audience.hear(event)
+            following = self._events.following
+            for event in await asyncio.to_thread(following, job_id, self._told, EVENTS_LIMIT):
+                self._told = event.event_id or self._told
+                self._audience.hear(event)
             self._job = await asyncio.to_thread(self._jobs.get, job_id)
 
     async def _note_progress(self) -> None:

@@ -19,9 +19,10 @@ import structlog
 
 from muster.cells import cells_of_job, clear_cell
 from muster.contracts.agent import AgentAssignment
-from muster.contracts.environ import MARK, NOT_FOR_RANKS
+from muster.contracts.environ import MARK, NOT_FOR_RANKS, names_lent
 from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
+from muster.contracts.secrets import Reference
 from muster.patience import Patience
 from muster.processes import family, identify, is_running, kill, marked
 
@@ -65,8 +66,11 @@ class LocalLauncher:
     """Agents as processes of this machine, each in a session of its own: they outlive us."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        """`environ` is the service's own; what it lends nobody inherits."""
+        lent = names_lent(environ)
+        self._lent = {name: environ[name] for name in lent if environ.get(name)}
         self._environ = {
-            name: value for name, value in environ.items() if name not in NOT_FOR_RANKS
+            name: value for name, value in environ.items() if name not in NOT_FOR_RANKS | lent
         }
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
@@ -109,7 +113,12 @@ class LocalLauncher:
                 env={**self._environ, MARK: _mark(assignment.job_uid)},
                 start_new_session=True,
             )
-        _tell(process, msgspec.json.encode(assignment))
+        lent = {
+            reference.name: self._lent[reference.name]
+            for reference in map(Reference.parse, assignment.secrets.values())
+            if reference is not None and reference.source == "env" and reference.name in self._lent
+        }
+        _tell(process, msgspec.json.encode(msgspec.structs.replace(assignment, lent=lent)))
         return process
 
 

@@ -10,13 +10,16 @@ from muster.contracts.job import JobUid
 from muster.contracts.layout import JobFiles
 
 
-def set_aside(files: JobFiles, uid: JobUid) -> None:
-    """Keep a job's files, under a name that no job can have: no id holds a dot.
+def set_aside(files: JobFiles, uid: JobUid) -> JobFiles:
+    """Keep a job's files, and return where: under a name that no job can have, as no id has a dot.
 
-    Nothing happens if they are not there, as after a call that was cut short. Raises `OSError`.
+    Those of a job of another uid stay where they are. Nothing happens if there are none, as after a
+    call that was cut short. Raises `OSError`.
     """
-    if files.root.is_dir():
-        files.root.rename(files.root.with_name(f"{files.root.name}.{uid}"))
+    aside = JobFiles(files.root.with_name(f"{files.root.name}.{uid}"))
+    if files.root.is_dir() and _owner_of(files) in {None, uid}:
+        files.root.rename(aside.root)
+    return aside
 
 
 def claim(files: JobFiles, uid: JobUid) -> None:

@@ -16,6 +16,7 @@ from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid
 from muster.exit_records import record_of, write_own_account
 from muster.log_end import last_lines
+from muster.redaction import Redaction
 from muster.remarks import finish, remark
 from muster.voice import Voice
 
@@ -35,6 +36,7 @@ class Account:
             return
         rank, incarnation = self._settings.rank, self._settings.restart_count
         files = JobFiles.of_agent_socket(socket)
+        redaction = Redaction.of_rank(os.environ)
         exited = RankExited(
             rank=rank,
             incarnation=incarnation,
@@ -46,7 +48,8 @@ class Account:
             RankSaid(rank=rank, incarnation=incarnation, message=message)
             for message in self._voice.said()
         )
-        write_own_account(files, record_of(self._pid, said, exited))
+        account = record_of(self._pid, map(redaction.of, said), redaction.of(exited))
+        write_own_account(files, account)
 
 
 def last_word(error: BaseException) -> int:

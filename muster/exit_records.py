@@ -9,10 +9,8 @@ counts only when it is gone and no agent has seen how.
 """
 
 import os
-import stat
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from muster.checkpoints.durable import ensure_directory, replace_file
@@ -22,11 +20,11 @@ from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.process import ProcessRecord
 from muster.processes import is_running
+from muster.strange_files import content_of
 
 LIMIT_BYTES: Final = 64 << 20
 """More than all that a process may have said."""
 
-_READING: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITING: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -59,30 +57,15 @@ def read_exit_record(
     files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
 ) -> ExitRecord | None:
     """Return what an agent wrote down of this process; None if nothing that makes sense was."""
-    content = _content(files.exit_record(rank, incarnation))
+    content = content_of(files.exit_record(rank, incarnation), LIMIT_BYTES)
     record = decode_exit_record(content, None if process is None else process.pid)
     return record if record is not None and _is_of(record, rank, incarnation) else None
 
 
 def read_own_account(files: JobFiles, rank: int, incarnation: int, pid: int) -> ExitRecord | None:
     """Return what the process wrote down itself; it may have been killed after that."""
-    record = decode_exit_record(_content(files.own_account(rank, incarnation)), pid)
+    record = decode_exit_record(content_of(files.own_account(rank, incarnation), LIMIT_BYTES), pid)
     return record if record is not None and _is_of(record, rank, incarnation) else None
-
-
-def _content(path: Path) -> bytes:
-    """Return what a file holds; nothing of what no writer of ours would have left there.
-
-    A program of the same user may put there what it likes: nobody waits for it, or runs out of
-    memory.
-    """
-    try:
-        with open(os.open(path, _READING), "rb", buffering=0) as content:  # noqa: PTH123  as above
-            found = os.fstat(content.fileno())
-            is_one = stat.S_ISREG(found.st_mode) and found.st_size <= LIMIT_BYTES
-            return content.read(found.st_size) if is_one else b""
-    except OSError:
-        return b""
 
 
 def _is_of(record: ExitRecord, rank: int, incarnation: int) -> bool:

@@ -6,10 +6,12 @@ standard library's logging come out in the same form.
 
 import logging
 import sys
+import time
 
 import structlog
 
 from muster.remarks import remark
+from muster.repeats import Repeats
 
 
 def configure(service: str, level: int = logging.INFO) -> None:
@@ -36,7 +38,7 @@ def configure(service: str, level: int = logging.INFO) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)  # its plug-ins are nobody's news
     structlog.configure(
         # Our own lines do not go through the standard library, which doubles what each costs.
-        processors=[*shared, *last],
+        processors=[Repeats(time.monotonic), *shared, *last],
         logger_factory=_Remarker,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,

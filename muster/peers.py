@@ -1,8 +1,9 @@
 """Who is at the other end of a connection within this machine.
 
-Of a Unix socket the kernel says it. Of a loopback connection it can be asked for the owner, and
-keeps that of every socket in /proc/net/tcp and tcp6. Only a socket with an inode counts: one whose
-process has closed it is shown as root's, and must not be taken for root.
+Of a Unix socket the kernel says it. Of a loopback connection it is asked for the owner of the
+other socket; where it does not answer that, all owners are in /proc/net/tcp and tcp6. Only a socket
+with an inode counts: one whose process has closed it is shown as root's, and must not be taken for
+root.
 """
 
 import os
@@ -10,20 +11,14 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster import sock_diag
-from muster.sock_diag import Endpoint, plain
+from muster.socket_owners import Endpoint, OwnersUnknown, owner_of, plain
 
-__all__ = ["Endpoint", "Neighbour", "neighbour_of", "plain", "short_address", "user_of"]
-
-_WORD_BYTES: Final = 4
-
-_CLOTHES: Final = f"{'0' * 16}{int.from_bytes(bytes.fromhex('0000FFFF'), sys.byteorder):08X}"
-"""Of an IPv4 address among IPv6 ones: ::ffff:0:0/96."""
+_HEX_DIGITS_PER_WORD: Final = 8
 
 _CREDENTIALS: Final = struct.Struct("<iII")
 
@@ -54,44 +49,40 @@ def short_address(path: Path) -> Iterator[str]:
 
 
 def user_of(client: Endpoint, server: Endpoint) -> int | None:
-    """Return the user id of the socket at `client` that talks to `server`, None if not known."""
-    if sock_diag.is_available():
-        with suppress(OSError):  # as where there is no descriptor left to ask with
-            return sock_diag.owner_of(client, server)
-    return user_in_tables(client, server)
+    """Return the user id of the socket at `client` that talks to `server`, None if not known.
+
+    Raises OSError where it is known and cannot be read now, for want of descriptors.
+    """
+    try:
+        return owner_of(client, server)
+    except OwnersUnknown:
+        return user_in_tables(client, server, Path("/proc/net"))
 
 
-def user_in_tables(client: Endpoint, server: Endpoint, net: Path = Path("/proc/net")) -> int | None:
-    """Return the same where the kernel does not answer questions."""
-    for table, clothes in (("tcp", ""), ("tcp6", _CLOTHES)):
-        # Found as text: a table of thousands of connections is read while everybody waits.
-        wanted = f" {_column(client, clothes)} {_column(server, clothes)} "
-        for line in _lines_with(wanted, net / table):
+def user_in_tables(client: Endpoint, server: Endpoint, net: Path) -> int | None:
+    """Return the same as `user_of`, from the tables of all sockets."""
+    for table in ("tcp", "tcp6"):
+        for line in _lines(net / table):
             fields = line.split()
-            uid, inode = fields[7], fields[9]
-            if inode != "0":
+            local, remote, uid, inode = fields[1], fields[2], fields[7], fields[9]
+            if inode != "0" and endpoint(local) == client and endpoint(remote) == server:
                 return int(uid)
     return None
 
 
-def _column(end: Endpoint, clothes: str) -> str:
-    """Return address and port as the kernel writes them; `clothes` are those of an IPv4 address."""
-    address, port = end
+def endpoint(text: str) -> Endpoint:
+    """Return address and port of one column; an IPv4 address in IPv6 clothes is IPv4."""
+    address, _, port = text.partition(":")
     words = [
-        int.from_bytes(address.packed[place : place + _WORD_BYTES], sys.byteorder)
-        for place in range(0, len(address.packed), _WORD_BYTES)
+        int(address[place : place + _HEX_DIGITS_PER_WORD], 16).to_bytes(4, sys.byteorder)
+        for place in range(0, len(address), _HEX_DIGITS_PER_WORD)
     ]
-    digits = "".join(f"{word:08X}" for word in words)
-    return f"{clothes if len(words) == 1 else ''}{digits}:{port:04X}"
+    return plain(b"".join(words)), int(port, 16)
 
 
-def _lines_with(wanted: str, path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[str]:
     try:
         text = path.read_text()
-    except OSError:
-        return
-    place = text.find(wanted)
-    while place >= 0:
-        end = text.find("\n", place)
-        yield text[text.rfind("\n", 0, place) + 1 : end if end >= 0 else len(text)]
-        place = text.find(wanted, place + 1)
+    except (FileNotFoundError, PermissionError):
+        return  # another system, or a container that hides them
+    yield from text.splitlines()[1:]

@@ -54,6 +54,11 @@ class Database:
             raise
         return database
 
+    @classmethod
+    def as_it_is(cls, url: str, *, busy_timeout_seconds: float) -> "Database":
+        """Open a database that is there, and neither make nor migrate it."""
+        return cls(_backend(url, busy_timeout_seconds), busy_timeout_seconds)
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
@@ -125,6 +130,11 @@ class Database:
         """
         with self._explained():
             return self._backend.changes()
+
+    @property
+    def kind(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self._backend.engine.dialect.name
 
     def revision(self) -> str | None:
         """Return the revision of the schema, or raise `StoreError` if it cannot be read."""

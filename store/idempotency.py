@@ -1,19 +1,22 @@
 """A request sent twice has one effect: the first answer is kept under the caller's key.
 
 The row is written in the transaction that creates the job, so that there is never one without
-the other, and it outlives the job: a late retry must not create a second one.
+the other, and it outlives the job: a late retry must not create a second one. What people put into
+a job's environment does not outlive it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
 from sqlalchemy import Connection, bindparam, delete, select
 
 from store.clock import Clock, utc_now
 from store.database import Database
 from store.errors import IdempotencyConflict
 from store.records import Job
+from store.rows import find_job
 from store.tables import ANSWERS
 
 KEPT: Final = timedelta(hours=24)
@@ -52,6 +55,8 @@ class Answers:
     def find(self, key: IdempotencyKey) -> Job | None:
         """Return the job as it was first answered, or None for a new key.
 
+        One that was deleted since comes without its `env`.
+
         Raises `IdempotencyConflict` if the key belongs to another request.
         """
         with self._database.reading() as connection:
@@ -68,7 +73,8 @@ def find_answer(connection: Connection, key: IdempotencyKey, now: datetime) -> J
     if row.request_sha256 != key.request_sha256:
         raise IdempotencyConflict(key.key)
     job: Job = row.job
-    return job
+    there = find_job(connection, job.job_id)
+    return job if there is None or there.uid != job.uid else replace(job, spec=there.spec)
 
 
 class AnswerBook:
@@ -90,7 +96,7 @@ class AnswerBook:
                 "principal": key.principal,
                 "key": key.key,
                 "request_sha256": key.request_sha256,
-                "job": job,
+                "job": replace(job, spec=msgspec.structs.replace(job.spec, env={})),
                 "created_at": now,
             },
         )

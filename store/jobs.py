@@ -1,7 +1,8 @@
 """The API's side of a job: what is wanted. What became of it is written by `store.tenure`."""
 
-from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, select, tuple_
@@ -35,6 +36,7 @@ _UNFINISHED: Final = (
 _THESE: Final = select(JOBS).where(JOBS.c.job_id.in_(bindparam("ids", expanding=True)))
 _AT_ONCE: Final = 500
 """Ids in one statement."""
+_NEWEST: Final = select(func.max(JOBS.c.created_at))
 _OLDEST_FIRST: Final = (JOBS.c.created_at, JOBS.c.job_id)
 _NEWEST_FIRST: Final = (JOBS.c.created_at.desc(), JOBS.c.job_id.desc())
 
@@ -89,15 +91,15 @@ class Jobs:
         actor: str | None = None,
     ) -> Work[Job]:
         """Return what `create` would do, for `create_all`."""
-        now = self._clock()
-        job = _submitted(job_id, uid, spec, message, now)
-        event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
 
         def write(connection: Connection) -> Job:
+            now = self._clock()
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
+            job = _submitted(job_id, uid, spec, message, _next_moment(connection, now))
             if connection.execute(self._insert, values_of(job)).rowcount == 0:
                 raise JobExists(job_id)
+            event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
             append_event(connection, job_id, event)
             if idempotency:
                 self._answers.keep(connection, idempotency, job, now)
@@ -230,23 +232,46 @@ class Jobs:
             append_event(connection, job_id, event)
             return update_job(connection, job_id, now, {"pause_request": paused})
 
+    @contextmanager
+    def keeping(self, job_id: JobId, uid: JobUid) -> Iterator[None]:
+        """Let nobody delete a job that is over inside the block: its id can be no other job's.
+
+        Nobody writes anything meanwhile, so it is for a moment. Raises as `delete` does.
+        """
+        with self._database.writing() as connection:
+            _refuse_delete(connection, job_id, uid)
+            yield
+
     def delete(self, job_id: JobId, uid: JobUid) -> None:
         """Remove a job that is over, with its workers and events.
 
         Raises `JobMissing` if the id is free or another job's by now, and `JobNotTerminal`.
         """
         with self._database.writing() as connection:
-            job = get_job(connection, job_id)
-            if job.uid != uid:
-                raise JobMissing(job_id)
-            if not job.is_terminal:
-                raise JobNotTerminal(job_id, job.status_shown)
+            _refuse_delete(connection, job_id, uid)
             connection.execute(delete(JOBS).where(JOBS.c.job_id == job_id))
 
     def _list(self, query: Select[Any]) -> list[Job]:
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
         return [job_of(row) for row in rows]
+
+
+def _next_moment(connection: Connection, now: datetime) -> datetime:
+    """Return `now`, or where a clock has gone back the first moment after the newest job.
+
+    Who reads on from the last job that they have seen misses none that came later.
+    """
+    newest = connection.execute(_NEWEST).scalar_one()
+    return now if newest is None else max(now, newest + timedelta(microseconds=1))
+
+
+def _refuse_delete(connection: Connection, job_id: JobId, uid: JobUid) -> None:
+    job = get_job(connection, job_id)
+    if job.uid != uid:
+        raise JobMissing(job_id)
+    if not job.is_terminal:
+        raise JobNotTerminal(job_id, job.status_shown)
 
 
 def _submitted(

@@ -1,11 +1,11 @@
-"""Tokens: made, found by their id, revoked. A row is kept when the token opens nothing any more."""
+"""Tokens: made, found by their id, revoked. A row is kept for a while when it opens nothing."""
 
 import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, or_, select, update
 
 from muster.contracts.token import Scope, Token, id_in, new_text, sha256_of
 from store.clock import Clock, utc_now
@@ -14,10 +14,16 @@ from store.errors import TokenExists, TokenMissing
 from store.rows import values_of
 from store.tables import TOKENS
 
+KEPT: Final = timedelta(days=30)
+"""How long it can be seen that a token was revoked or expired, and whose it was."""
+
 _ALL: Final = select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.token_id)
 _ONE: Final = select(TOKENS).where(TOKENS.c.token_id == bindparam("id"))
 _NAMED: Final = select(TOKENS).where(
     TOKENS.c.name == bindparam("called"), TOKENS.c.revoked_at.is_(None)
+)
+_FORGET: Final = delete(TOKENS).where(
+    or_(TOKENS.c.revoked_at <= bindparam("until"), TOKENS.c.expires_at <= bindparam("until"))
 )
 
 
@@ -39,6 +45,7 @@ class Tokens:
     ) -> tuple[Token, str]:
         """Return a new token and its text, which nobody can be told again.
 
+        Those that have opened nothing for `KEPT` are forgotten.
         Raises `TokenExists` for a name whose token was not revoked.
         """
         text, now = new_text(self._random_bytes), self._clock()
@@ -52,13 +59,14 @@ class Tokens:
             expires_at=None if lifetime is None else now + lifetime,
         )
         with self._database.writing() as connection:
+            connection.execute(_FORGET, {"until": now - KEPT})
             if _named(connection, name) is not None:
                 raise TokenExists(name)
             connection.execute(insert(TOKENS), values_of(token))
         return token, text
 
     def all(self) -> list[Token]:
-        """Return every token there ever was, the oldest first."""
+        """Return every token that is not forgotten, the oldest first."""
         with self._database.reading() as connection:
             return [_token(row) for row in connection.execute(_ALL)]
 

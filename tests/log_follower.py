@@ -89,11 +89,21 @@ class LogFollower:
 
 def events(chunks: Iterable[bytes]) -> Iterator[Event]:
     """Yield whole events; one that broke off did not happen, and one without data is none."""
-    rest = b""
+    buffer = EventBuffer()
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n\n")
+        yield from buffer.feed(chunk)
+
+
+class EventBuffer:
+    """Takes a stream in pieces, cut anywhere, and gives its events as they become whole."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        *whole, self._rest = (self._rest + chunk).split(b"\n\n")
         found = (_event(raw.decode()) for raw in whole)
-        yield from (event for event in found if event.data)
+        return [event for event in found if event.data]
 
 
 def _event(text: str) -> Event:

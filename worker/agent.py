@@ -28,6 +28,7 @@ from muster.contracts.endings import REPLACED_CODE
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import (
     AgentHello,
+    AgentMessage,
     Announce,
     CoordinatorMessage,
     Dismiss,
@@ -42,6 +43,7 @@ from worker.assembly import Assembly
 from worker.descriptors import DescriptorLimits
 from worker.nursery import Nursery
 from worker.orphans import end_strangers
+from worker.secrets import Secrets
 from worker.starting import Exec, Fork, Starter
 from worker.strays import end_strays
 from worker.uplink import Uplink
@@ -77,6 +79,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._uplink = Uplink(Path(assignment.address_file), self._selector, self._hear_coordinator)
         limits = DescriptorLimits.raised()
+        self._secrets = Secrets.of(assignment)
         self._starter: Starter = (
             Fork(assignment.job_uid, limits) if assignment.is_managed else Exec(limits)
         )
@@ -84,9 +87,10 @@ class Agent:
             files,
             self._selector,
             self._starter,
-            self._uplink.send,
+            self._tell,
             assignment.orphan_timeout_seconds,
             assignment.generation,
+            self._secrets,
         )
         self._assembly = Assembly(self._nursery)
         self._epoch = 0
@@ -214,7 +218,11 @@ class Agent:
             )
         )
         for message in self._nursery.present_state():
-            self._uplink.send(message)
+            self._tell(message)
+
+    def _tell(self, message: AgentMessage) -> None:
+        """Tell the coordinator of ranks; what they hold of secrets stays here."""
+        self._uplink.send(self._secrets.redaction.of(message))
 
     def _hear_coordinator(self, message: CoordinatorMessage) -> None:
         if not (self._uplink.is_welcome or isinstance(message, Welcome)):

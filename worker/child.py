@@ -157,12 +157,6 @@ class Child:
         self.standing[type(message)] = message
         return True
 
-    def has_said(self, message: RankMessage) -> bool:
-        """Return whether this was heard, and nothing of its kind since."""
-        if isinstance(message, Saved):
-            return message in self._saved
-        return self.standing.get(type(message)) == message
-
     def note_orphaned(self, by: str) -> RankSaid:
         """Remember who asks it to stop for want of anybody to look after it; return the words."""
         orphaned = Orphaned(by=by)

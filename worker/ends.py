@@ -13,12 +13,14 @@ from muster.contracts.endings import OF_A_SHELL
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
+from muster.contracts.secrets import SecretUnavailable
 from muster.exit_records import (
     read_exit_record,
     read_own_account,
     record_of,
     write_exit_record,
 )
+from muster.redaction import Redaction
 from muster.remarks import remark
 from worker.blame import is_of_the_order
 from worker.child import Child
@@ -49,34 +51,44 @@ class End:
         return cls(exited=exited)
 
     @classmethod
-    def of_unstarted(cls, order: StartRank, error: OSError) -> Self:
+    def of_unstarted(cls, order: StartRank, error: OSError | SecretUnavailable) -> Self:
         """Return the end of an incarnation that did not start: refused, or to be tried again."""
         words = f"cannot be started in {order.working_dir}: {error}"
-        is_refused = is_of_the_order(error, order.working_dir)
-        refused = Refused(reason=Reason.INVALID_PROGRAM, message=words)
-        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
+        refused = None
+        if isinstance(error, SecretUnavailable):
+            sentence = f"cannot be started: {error}"
+            refused = Refused(reason=Reason.SECRET_UNAVAILABLE, message=sentence)
+        elif is_of_the_order(error, order.working_dir):
+            refused = Refused(reason=Reason.INVALID_PROGRAM, message=words)
         exited = RankExited(
             rank=order.rank,
             incarnation=order.incarnation,
-            exit_code=CANNOT_START if is_refused else None,
+            exit_code=None if refused is None else CANNOT_START,
             signal=None,
             last_lines=(),
-            unstarted=None if is_refused else words,
+            unstarted=words if refused is None else None,
         )
-        return cls(said=(said,) if is_refused else (), exited=exited)
+        if refused is None:
+            return cls(exited=exited)
+        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
+        return cls(said=(said,), exited=exited)
 
 
 class Ends:
     """The last end of each rank."""
 
-    def __init__(self, files: JobFiles) -> None:
+    def __init__(self, files: JobFiles, redaction: Redaction | None = None) -> None:
         self._files = files
+        self._redaction = redaction or Redaction()
         self._last: dict[int, End] = {}
         self._oom_kills = OomKills()
 
     def record(self, child: Child, ending: ExitStatus) -> End:
         """Return how a child has ended, once that is on disk."""
-        end = End(said=tuple(child.last_words()), exited=self._exited(child, ending))
+        end = End(
+            said=tuple(map(self._redaction.of, child.last_words())),
+            exited=self._redaction.of(self._exited(child, ending)),
+        )
         try:
             write_exit_record(self._files, record_of(child.pid, end.said, end.exited))
         except OSError as error:  # a full disk must not take the agent, and all ranks, with it
@@ -93,11 +105,9 @@ class Ends:
         own = read_own_account(self._files, child.rank, child.incarnation, child.pid)
         if own is None:
             return (), seen
-        unheard = [
-            said
-            for said in own.said
-            if not child.has_said(said.message) and child.take(said.message)
-        ]
+        # It leaves out what it holds of secrets, in what it writes down and not in what it says.
+        heard = [self._redaction.of(said) for said in child.last_words()]
+        unheard = [said for said in own.said if said not in heard and child.take(said.message)]
         told = ExitStatus(exit_code=own.exited.exit_code, signal=None)
         return unheard, told if seen == UNSEEN else seen
 

@@ -23,6 +23,7 @@ from muster.contracts.environ import (
 )
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import AgentMessage, Pulse, StartRank
+from muster.contracts.secrets import SecretUnavailable
 from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
@@ -33,6 +34,7 @@ from worker.hearing import Hearing
 from worker.logbook import LateLogbook, Logbook
 from worker.orphans import reap_orphans
 from worker.reception import Reception
+from worker.secrets import NO_SECRETS, Secrets
 from worker.starting import Starter
 
 Report = Callable[[AgentMessage], None]
@@ -49,10 +51,11 @@ class Nursery:
         report: Report,
         orphan_timeout_seconds: float = ORPHAN_TIMEOUT_SECONDS,
         generation: int = 0,
+        secrets: Secrets = NO_SECRETS,
     ) -> None:
         """`orphan_timeout_seconds` is for the ranks: how long they go on without any agent.
 
-        `generation` counts the agents of the job.
+        `generation` counts the agents of the job. `secrets` are for the ranks, too.
         """
         self._files = files
         self._selector = selector
@@ -66,7 +69,8 @@ class Nursery:
         self._watched: dict[int, int] = {}
         """Of adopted ranks, a descriptor that becomes readable at the end."""
         self._delays = Delays()
-        self._ends = Ends(files)
+        self._secrets = secrets
+        self._ends = Ends(files, secrets.redaction)
 
     def __bool__(self) -> bool:
         return bool(self._living)
@@ -95,7 +99,7 @@ class Nursery:
             return
         try:
             child = self._bring_up(order)
-        except OSError as error:
+        except (OSError, SecretUnavailable) as error:
             end = End.of_unstarted(order, error)
             for said in end.said:
                 self._report(said)
@@ -110,19 +114,23 @@ class Nursery:
     def _bring_up(self, order: StartRank) -> Child:
         logbook = Logbook(*self._log_files(order.rank, order.incarnation))
         try:
-            return Child.start(self._with_ways(order), logbook, self._starter)
-        except OSError:
+            return Child.start(self._complete(order), logbook, self._starter)
+        except (OSError, SecretUnavailable):
             logbook.close()
             raise
 
-    def _with_ways(self, order: StartRank) -> StartRank:
-        """Tell the rank where to find another agent, how long to look, and where to leave word."""
+    def _complete(self, order: StartRank) -> StartRank:
+        """Tell the rank where to find another agent, how long to look, and where to leave word.
+
+        It gets its secrets last of all, and nobody else does.
+        """
         ways = {
             AGENT_SOCKET: str(self._socket),
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
             ERROR_FILE: str(self._files.error_file(order.rank, order.incarnation)),
         }
-        return msgspec.structs.replace(order, environment={**order.environment, **ways})
+        environment = {**self._secrets.variables(), **order.environment, **ways}
+        return msgspec.structs.replace(order, environment=environment)
 
     def adopt(self, adopted: AdoptedRank) -> None:
         """Look after a process that an earlier agent has started.

@@ -17,9 +17,10 @@ from muster.contracts.encoding import decode_coordinator_message, encode
 from muster.contracts.errors import WireError
 from muster.contracts.framing import FrameReader, frame
 from muster.contracts.messages import AgentMessage, CoordinatorMessage
-from muster.peers import plain, user_of
+from muster.peers import user_of
 from muster.published_address import published_address
 from muster.sight import require_descriptors
+from muster.socket_owners import plain
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that stopped reading is as good as away; the next connection starts afresh."""
@@ -94,7 +95,10 @@ class Uplink:
             return False
         host, port = self._socket.getsockname()
         peer_host, peer_port = self._socket.getpeername()
-        return user_of((plain(peer_host), peer_port), (plain(host), port)) == os.geteuid()
+        try:
+            return user_of((plain(peer_host), peer_port), (plain(host), port)) == os.geteuid()
+        except OSError:
+            return False  # it cannot be seen now: nothing is said to whoever it may be
 
     def send(self, message: AgentMessage) -> None:
         """Send now or as soon as it fits; without a connection the message is dropped."""

@@ -1,4 +1,4 @@
-"""Lines of one log file, backwards from a place or forwards from it, in blocks.
+"""Lines of one log file, and how people see them; backwards from a place, in blocks.
 
 A file is never read whole, and a line is never longer than `LINE_LIMIT_BYTES` in memory however
 long it is on disk: a rank may write what it likes.
@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from api.logs.opening import open_log
+
 LINE_LIMIT_BYTES: Final = 16 * 1024
 """What is shown of one line; the rest is counted."""
 
+_REPLACED: Final = "\ufffd"
+"""What bytes that are no text are shown as: not to be found in the file."""
+
 BLOCK_BYTES: Final = 32 * 1024
 """Small, since a job may have thousands of ranks; at least twice `LINE_LIMIT_BYTES`."""
+
+SEARCH_BYTES: Final = 8 * BLOCK_BYTES
+"""What is looked through at once, and not kept, where a text was not found for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +35,30 @@ class Line:
     """Its first `LINE_LIMIT_BYTES` bytes, without the line end."""
 
     @property
-    def text(self) -> str:
-        """What people see: no carriage return is left, and what was cut off is counted."""
-        text = self.head.removesuffix(b"\r").decode("utf-8", "replace").replace("\r", "\\r")
+    def marked(self) -> bytes:
+        """Its head; what was cut off is counted."""
         cut = self.end - self.start - 1 - len(self.head)
-        return f"{text} … [{cut} bytes cut]" if cut > 0 else text
+        return self.head + f" … [{cut} bytes cut]".encode() if cut > 0 else self.head
+
+    @property
+    def text(self) -> str:
+        """What people see."""
+        return shown(self.marked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """Lines next to each other that were not taken apart: none of them holds what is wanted."""
+
+    start: int
+    end: int
+
+
+def shown(raw: bytes) -> str:
+    """Return lines, joined by line ends, as people see them: no carriage return ends a line."""
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n").removesuffix(b"\r").replace(b"\r", b"\\r")
+    return raw.decode("utf-8", "replace")
 
 
 def size_of(path: Path) -> int:
@@ -51,85 +78,62 @@ def line_end_before(path: Path, end: int) -> int:
     """Return where the last line ends that is complete below `end`; 0 if none is."""
     while end > 0:
         start = max(end - BLOCK_BYTES, 0)
-        newline = _read(path, start, end - start).rfind(b"\n")
+        newline = read(path, start, end - start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
         end = start
     return 0
 
 
-def backwards(path: Path, end: int) -> Iterator[Line]:
-    """Yield the lines below `end`, the last one first."""
-    block = _Block(path)
+def backwards(path: Path, end: int, text: str | None = None) -> Iterator[Line | Passed]:
+    """Yield the lines below `end`, the last one first; if `text` is wanted, not all of the others.
+
+    A block without it is passed over as a whole.
+    """
+    block = _Block(path, None if text is None or _REPLACED in text else text)
     while end > 0:
+        if passed := block.passed(end):
+            yield passed
+            end = passed.start
+            continue
         # The byte at end - 1 is this line's own end, unless the line is unfinished.
         start = block.line_start(end - 1)
         yield block.line(start, end)
         end = start
 
 
-class Follower:
-    """Hands out the lines of one file from `offset` on, as they become complete."""
-
-    def __init__(self, path: Path, offset: int) -> None:
-        self._path = path
-        self.offset = offset
-        """Where the first line that was not handed out begins."""
-        self._searched = offset
-        """No line end lies between `offset` and here: a growing line is searched only once."""
-
-    def read(self, budget_bytes: int) -> list[Line]:
-        """Return complete lines, `budget_bytes` of file or one line; none if there is none."""
-        size = size_of(self._path)
-        if size < self.offset:
-            # Shorter than what was handed out: it is another file, which begins anew.
-            self.offset = self._searched = 0
-        lines: list[Line] = []
-        limit = self.offset + budget_bytes
-        while self._searched < size and (not lines or self._searched < limit):
-            block = _read(self._path, self._searched, min(BLOCK_BYTES, size - self._searched))
-            if not block:
-                break
-            lines += self._split(block)
-        return lines
-
-    def rest(self) -> list[Line]:
-        """Return the unfinished last line of a file that nobody writes to any more."""
-        size = size_of(self._path)
-        if size <= self.offset:
-            return []
-        line = _line(self._path, self.offset, size)
-        self.offset = self._searched = size
-        return [line]
-
-    def _split(self, block: bytes) -> Iterator[Line]:
-        start = self._searched
-        place = 0
-        while (newline := block.find(b"\n", place)) >= 0:
-            end = start + newline + 1
-            if self.offset >= start:
-                head = block[self.offset - start : newline][:LINE_LIMIT_BYTES]
-                line = Line(start=self.offset, end=end, head=head)
-            else:  # it began in an earlier block
-                line = _line(self._path, self.offset, end)
-            self.offset = end
-            place = newline + 1
-            yield line
-        self._searched = start + len(block)
-
-
 class _Block:
     """A part of a file that is kept while lines are taken from it backwards."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str | None) -> None:
         self._path = path
+        self._text = text.encode("utf-8", "surrogatepass") if text else None
         self._start = 0
         self._bytes = b""
+        self._may_hold = False
+        """Whether the text, if one is wanted, may be in a line of this block."""
+        self._reach_bytes = BLOCK_BYTES
+
+    def passed(self, end: int) -> Passed | None:
+        """Return lines below `end`, if there are some that surely do not hold the text."""
+        if self._text is None or (self._may_hold and self._covers(end)):
+            return None
+        start, raw = self._before(end)
+        if self._is_in(raw) and self._reach_bytes > BLOCK_BYTES:
+            self._reach_bytes = BLOCK_BYTES
+            start, raw = self._before(end)
+        if self._is_in(raw):
+            self._load(end - 1)  # to be taken apart as a whole before there is another search
+            return None
+        self._reach_bytes = min(2 * self._reach_bytes, SEARCH_BYTES)
+        first = start + raw.find(b"\n") + 1 if start else 0
+        has_whole_line = not start or start < first < end
+        return Passed(start=first, end=end) if has_whole_line else None
 
     def line_start(self, before: int) -> int:
         """Return where the line begins whose line end is at `before` or later."""
         while before > 0:
-            if not self._start < before <= self._start + len(self._bytes):
+            if not self._covers(before):
                 self._load(before)
             newline = self._bytes.rfind(b"\n", 0, before - self._start)
             if newline >= 0:
@@ -141,28 +145,40 @@ class _Block:
         """Return the line that fills [start, end)."""
         if self._start <= start and end <= self._start + len(self._bytes):
             return _headed(start, end, self._bytes[start - self._start : end - self._start])
-        return _line(self._path, start, end)
+        return line_at(self._path, start, end)
 
     def _load(self, end: int) -> None:
         # One byte more than asked for: the end of the line that is looked for.
         self._start = max(end - BLOCK_BYTES, 0)
         wanted = end + 1 - self._start
         # A file that was cut meanwhile reads as if the rest of it were one line.
-        self._bytes = _read(self._path, self._start, wanted).ljust(wanted, b"\0")
+        self._bytes = read(self._path, self._start, wanted).ljust(wanted, b"\0")
+        self._may_hold = self._is_in(self._bytes)
+
+    def _before(self, end: int) -> tuple[int, bytes]:
+        start = max(end - self._reach_bytes, 0)
+        return start, read(self._path, start, end - start)
+
+    def _covers(self, end: int) -> bool:
+        return self._start < end <= self._start + len(self._bytes)
+
+    def _is_in(self, raw: bytes) -> bool:
+        return self._text is not None and self._text in raw.replace(b"\r", b"\\r")
 
 
-def _line(path: Path, start: int, end: int) -> Line:
-    return _headed(start, end, _read(path, start, min(end - start, LINE_LIMIT_BYTES + 1)))
+def line_at(path: Path, start: int, end: int) -> Line:
+    """Return the line that fills [start, end) of a file."""
+    return _headed(start, end, read(path, start, min(end - start, LINE_LIMIT_BYTES + 1)))
 
 
 def _headed(start: int, end: int, raw: bytes) -> Line:
     return Line(start=start, end=end, head=raw.partition(b"\n")[0][:LINE_LIMIT_BYTES])
 
 
-def _read(path: Path, start: int, count: int) -> bytes:
+def read(path: Path, start: int, count: int) -> bytes:
     """Return bytes of a file that is opened for this only; a missing one is empty."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = open_log(path)
     except OSError:
         return b""
     try:

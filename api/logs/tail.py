@@ -9,13 +9,16 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from api.logs.lines import Line, backwards, complete_size, line_end_before, size_of
+from api.logs.lines import Line, Passed, backwards, complete_size, line_end_before, size_of
 from api.logs.position import Place, Position
 from api.logs.times import Micros, TimeIndex
 from muster.contracts.layout import JobFiles, LogName
 
-SEARCH_LIMIT_LINES: Final = 500_000
-"""Most lines that are looked at for one answer: about two seconds of a processor."""
+SEARCH_LIMIT_BYTES: Final = 32 << 20
+"""Most that is looked at for one answer: less than a tenth of a second of a processor."""
+
+LINE_COST_BYTES: Final = 128
+"""What a line counts for at least that is taken apart: so two seconds are the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +53,11 @@ class Tail:
     """Whether there is none before them that belongs here, and was not looked at."""
 
 
-Dated: TypeAlias = tuple[float, LogLine]
-"""A line behind the key by which lines of several ranks are merged."""
+Span: TypeAlias = tuple[int, int]
+"""From the beginning of a line to the end of one."""
+
+Dated: TypeAlias = tuple[float, LogLine | Passed]
+"""A line, or several, behind the key by which those of several ranks are merged."""
 
 
 def logs_by_rank(files: JobFiles, rank: int | None) -> dict[int, list[LogName]]:
@@ -73,13 +79,18 @@ def tail(files: JobFiles, wanted: Wanted, count: int) -> Tail:
     """Return the last `count` wanted lines, oldest first, an unfinished last line included."""
     logs = logs_by_rank(files, wanted.rank)
     newest: list[LogLine] = []
-    for looked_at, line in enumerate(_merged(_wanted(files, logs[rank], wanted) for rank in logs)):
+    looked_at = 0
+    for found in _merged(_wanted(files, logs[rank], wanted) for rank in logs):
         if len(newest) == count:
             break
-        if looked_at == SEARCH_LIMIT_LINES:
+        if looked_at >= SEARCH_LIMIT_BYTES:
             return Tail(newest[::-1], is_complete=False)
-        if wanted.text is None or wanted.text in line.line.text:
-            newest.append(line)
+        if isinstance(found, Passed):
+            looked_at += found.end - found.start
+            continue
+        looked_at += max(found.line.end - found.line.start, LINE_COST_BYTES)
+        if wanted.text is None or wanted.text in found.line.text:
+            newest.append(found)
     return Tail(newest[::-1], is_complete=True)
 
 
@@ -87,10 +98,11 @@ def tail_position(files: JobFiles, rank: int | None, count: int) -> Position:
     """Return the place from which the last `count` complete lines, and all later ones, follow."""
     logs = logs_by_rank(files, rank)
 
-    def complete(name: LogName) -> int:
-        return complete_size(files.log(name.rank, name.incarnation))
+    def complete(name: LogName) -> Span:
+        return 0, complete_size(files.log(name.rank, name.incarnation))
 
-    newest = list(islice(_merged(_backwards(files, logs[one], complete) for one in logs), count))
+    lines = _merged(_backwards(files, logs[one], complete) for one in logs)
+    newest = islice((line for line in lines if isinstance(line, LogLine)), count)
     position: dict[int, Place] = {}
     for line in newest:
         position[line.name.rank] = (line.name.incarnation, line.line.start)
@@ -108,42 +120,51 @@ def _ends(
     return ends
 
 
-def _merged(ranks: Iterable[Iterator[Dated]]) -> Iterator[LogLine]:
+def _merged(ranks: Iterable[Iterator[Dated]]) -> Iterator[LogLine | Passed]:
     """Yield the lines of all ranks, the newest first."""
-    for _, line in heapq.merge(*ranks, key=itemgetter(0), reverse=True):
-        yield line
+    for _, found in heapq.merge(*ranks, key=itemgetter(0), reverse=True):
+        yield found
 
 
 def _wanted(files: JobFiles, names: Sequence[LogName], wanted: Wanted) -> Iterator[Dated]:
     """Yield one rank's lines, newest first, that are wanted whatever their text is."""
     earliest = wanted.after.get(names[0].rank, (0, 0))
 
-    def end_of(name: LogName) -> int:
+    def span_of(name: LogName) -> Span:
+        start = earliest[1] if name.incarnation == earliest[0] else 0
         log = files.log(name.rank, name.incarnation)
         size = size_of(log)
         if wanted.until is None:
-            return size
+            return start, size
         written = TimeIndex(files.times(name.rank, name.incarnation)).size_at(wanted.until)
-        return size if written >= size else line_end_before(log, written)
+        return start, size if written >= size else line_end_before(log, written)
 
-    chosen = [name for name in names if wanted.incarnation in {None, name.incarnation}]
-    for key, line in _backwards(files, chosen, end_of):
-        if (line.name.incarnation, line.line.start) < earliest:
-            return
+    chosen = [
+        name
+        for name in names
+        if wanted.incarnation in {None, name.incarnation} and name.incarnation >= earliest[0]
+    ]
+    for key, found in _backwards(files, chosen, span_of, wanted.text):
         # A line without a time is younger than every mark.
         if wanted.since is not None and key < wanted.since:
             return
-        yield key, line
+        yield key, found
 
 
 def _backwards(
-    files: JobFiles, names: Sequence[LogName], end_of: Callable[[LogName], int]
+    files: JobFiles,
+    names: Sequence[LogName],
+    span_of: Callable[[LogName], Span],
+    text: str | None = None,
 ) -> Iterator[Dated]:
     """Yield one rank's lines, newest first, with a key that never goes up."""
     key = math.inf
     for name in reversed(names):
         index = TimeIndex(files.times(name.rank, name.incarnation))
-        for line in backwards(files.log(name.rank, name.incarnation), end_of(name)):
-            micros = index.at(line.end)
+        start, end = span_of(name)
+        for found in backwards(files.log(name.rank, name.incarnation), end, text):
+            if found.start < start:
+                break
+            micros = index.at(found.end)
             key = key if micros is None else min(key, micros)
-            yield key, LogLine(name, line, micros)
+            yield key, found if isinstance(found, Passed) else LogLine(name, found, micros)

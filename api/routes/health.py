@@ -4,20 +4,18 @@ import shutil
 from http import HTTPStatus
 from typing import Final, Literal
 
-from fastapi import APIRouter, Response
+import structlog
+from fastapi import APIRouter, Request, Response
 
-from api.access import OPEN, READ
+from api.access import API_VERSION, OPEN, READ
 from api.desk import Desk, FrontDesk
 from api.problems import Problem
 from api.responses import refusals
 from api.schemas import Alive, Check, Checks, Health, Version
+from muster.contracts.room import is_nearly_full
 from store.errors import StoreError
 
-API_VERSION: Final = "v1"
-
-DISK_LOW_BYTES: Final = 1 << 30
-DISK_LOW_SHARE: Final = 0.05
-"""Below both a disk is nearly full: a gigabyte is much on a small one and little on a large one."""
+_LOG: Final = structlog.get_logger("api")
 
 router = APIRouter(tags=["service"])
 
@@ -25,15 +23,19 @@ router = APIRouter(tags=["service"])
 @router.get(
     "/health", summary="Liveness, version, database, coordinator and disk", dependencies=[OPEN]
 )
-def health(desk: Desk) -> Health:
-    """Answer 200 as long as this process serves; `status` says whether everything is there."""
+def health(desk: Desk, request: Request) -> Health:
+    """Answer 200 as long as this process serves; `status` says whether everything is there.
+
+    Whoever may read is told more.
+    """
     checks = Checks(database=_database(desk), coordinator=_coordinator(desk), disk=_disk(desk))
-    return Health(
+    found = Health(
         status=_status(all(check.status == "ok" for _, check in checks)),
         version=desk.version,
         uptime_seconds=desk.uptime_seconds(),
         checks=checks,
     )
+    return found if "caller" in request.scope["state"] else _for_anybody(found)
 
 
 # A coroutine: it must answer when every thread is busy.
@@ -51,21 +53,42 @@ async def get_liveness() -> Alive:
     dependencies=[OPEN],
 )
 def get_readiness(desk: Desk) -> Alive:
-    """Answer 200 while the database can be read, and else 503 with what fails.
+    """Answer 200 while the database can be read, and else 503.
 
     Without a coordinator jobs are still shown, and accepted for later: `/health` has more.
     """
     database = _database(desk)
     if database.status != "ok":
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "not-ready", f"database: {database.detail}")
+        _LOG.warning(f"cannot serve: {database.detail}", action="not_ready", reason=database.detail)
+        raise Problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "not-ready",
+            "The database cannot be read: /health tells whoever may read why.",
+        )
     return Alive(status="ok")
 
 
-@router.get("/version", summary="Versions of program, API and database schema", dependencies=[READ])
+@router.get(
+    "/version",
+    summary="Versions of program, API and database schema, and where its data is",
+    dependencies=[READ],
+)
 def get_version(desk: Desk, response: Response) -> Version:
     """Say which service this is."""
     response.headers["Cache-Control"] = "no-cache"
-    return Version(app=desk.version, api=API_VERSION, schema_revision=desk.database.revision())
+    return Version(
+        app=desk.version,
+        api=API_VERSION,
+        schema_revision=desk.database.revision(),
+        database=desk.database.kind,
+        data_dir=str(desk.files.root),
+    )
+
+
+def _for_anybody(found: Health) -> Health:
+    """Return no more than what is well: errors and paths are nobody's business."""
+    checks = {name: Check(status=check.status, detail="") for name, check in found.checks}
+    return found.model_copy(update={"version": None, "checks": Checks(**checks)})
 
 
 def _database(desk: FrontDesk) -> Check:
@@ -90,7 +113,7 @@ def _disk(desk: FrontDesk) -> Check:
         usage = shutil.disk_usage(root)
     except OSError as error:
         return Check(status="degraded", detail=f"{root} cannot be looked at ({error.strerror})")
-    if usage.free >= min(DISK_LOW_BYTES, DISK_LOW_SHARE * usage.total):
+    if not is_nearly_full(usage.free, usage.total):
         return Check(status="ok", detail=f"{usage.free >> 20} MiB are free")
     return Check(
         status="degraded",

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.access import READ, SUBMIT
 from api.conditional import IfNoneMatch, job_tag, tagged, weak_tag
-from api.desk import Desk, FrontDesk, Principal
+from api.desk import Asking, Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
 from api.planning import plan
 from api.problems import Conflict
@@ -27,7 +27,7 @@ from api.schemas import (
 )
 from api.submission import Submission
 from api.summary import summary
-from api.views import event_view, job_view
+from api.views import event_view, job_seen_by, job_view
 from api.waiting import WAIT_LIMIT_SECONDS, awaited, awaited_statuses
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId, JobUid, StopRequest
@@ -56,7 +56,7 @@ async def create_job(
     *,
     asked: JobRequest,
     desk: Desk,
-    principal: Principal,
+    caller: Asking,
     request: Request,
     response: Response,
     dry_run: Annotated[bool, Query(description="Check and plan it; store nothing.")] = False,
@@ -69,9 +69,9 @@ async def create_job(
     if dry_run:
         planned = await run_sync(_planned, asked, desk)
         return Response(planned.model_dump_json(), media_type="application/json")
-    key = _key(principal, idempotency_key, asked)
+    key = _key(caller.principal, idempotency_key, asked)
     uid = JobUid(desk.submitter.random_hex())
-    job = await _created(asked, desk, uid, key, principal)
+    job = await _created(asked, desk, uid, key, caller.name)
     if job.uid != uid:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"{request.scope['path']}/{job.job_id}"
@@ -80,7 +80,7 @@ async def create_job(
 
 
 async def _created(
-    asked: JobRequest, desk: FrontDesk, uid: JobUid, key: IdempotencyKey | None, principal: str
+    asked: JobRequest, desk: FrontDesk, uid: JobUid, key: IdempotencyKey | None, actor: str
 ) -> Job:
     """Return the new job, or the one that `key` has been answered with before."""
     try:
@@ -97,7 +97,7 @@ async def _created(
         submission.spec,
         message=submission.message,
         idempotency=key,
-        actor=principal,
+        actor=actor,
     )
     return await desk.intake.take_in(creation)
 
@@ -127,7 +127,9 @@ def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
     dependencies=[READ],
 )
 def list_jobs(
+    *,
     desk: Desk,
+    caller: Asking,
     page: AskedPage,
     request: Request,
     response: Response,
@@ -136,7 +138,9 @@ def list_jobs(
     """Answer with one page; `X-Total-Count` counts them all, and `Link` leads to the next."""
     jobs = _jobs_of(page, desk, request, response)
     tag = weak_tag(request, response.headers["X-Total-Count"], [job.row_version for job in jobs])
-    return tagged(response, tag, if_none_match) or JobList(jobs=[job_view(job) for job in jobs])
+    return tagged(response, tag, if_none_match) or JobList(
+        jobs=[job_seen_by(caller, job) for job in jobs]
+    )
 
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
@@ -173,10 +177,11 @@ def list_summaries(
     responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
     dependencies=[READ],
 )
-async def get_job(
+async def get_job(  # noqa: PLR0913  a question has many parameters
     *,
     job_id: KnownJobId,
     desk: Desk,
+    caller: Asking,
     request: Request,
     response: Response,
     wait: Annotated[
@@ -201,7 +206,7 @@ async def get_job(
         job = await awaited(desk, request, job_id, wanted, wait)
     else:
         job = await run_sync(desk.jobs.get, job_id)
-    return tagged(response, job_tag(job), if_none_match) or job_view(job)
+    return tagged(response, job_tag(job), if_none_match) or job_seen_by(caller, job)
 
 
 @router.get(

@@ -1,9 +1,9 @@
 """Logs: the last lines, and a stream of all lines."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -14,27 +14,28 @@ from sse_starlette.sse import EventSourceResponse
 
 from api.access import READ
 from api.desk import Desk, FrontDesk
-from api.glances import Glance
+from api.glances import Glance, is_over_in
+from api.identity import Caller
 from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
 from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
 from api.logs.follow import JobFollower
+from api.logs.position import Position, format_event_id
 from api.logs.tail import Wanted, tail, tail_position
 from api.problems import JobNotFound, invalid_field
 from api.queries import KnownJobId
 from api.responses import refusals
 from api.schemas import LogTail
-from muster.contracts.job import JobId
-from muster.contracts.layout import LogName
-from muster.contracts.rank import ProcessState
 from store.records import Job
 
 EVENTS: Final = "text/event-stream"
 
-POLL_SECONDS: Final = 0.1
 RETRY_MILLISECONDS: Final = 2000
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 60
 """A reader that takes nothing for this long is gone."""
+
+GRACE_SECONDS: Final = 2
+"""For streams to end in order when the service does."""
 
 _EVENT: Final = {
     "description": "One event: lines of logs, or with a name something else.",
@@ -56,7 +57,7 @@ router = APIRouter(tags=["logs"])
     summary="The last lines, all ranks or one",
     response_model=LogTail,
     dependencies=[READ],
-    responses=refusals(HTTPStatus.NOT_FOUND)
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
     | {
         200: {"content": _FORMS},
         204: {"description": "With `follow`: all was delivered."},
@@ -74,16 +75,20 @@ async def get_logs(
 ) -> LogTail | Response:
     """Answer with JSON, or as `Accept` asks: plain text, or one JSON object a line.
 
-    A search looks at half a million lines, the newest first; where there are more, the header
+    A search looks at 32 MiB of lines, the newest first; where there are more, the header
     `X-Log-Incomplete` says so.
     """
     if follow:
         _refuse(filters)
         return await stream_logs(job_id, desk, part)
-    _check_rank(await run_sync(desk.jobs.get, job_id), part.rank)
-    wanted = replace(filters, rank=part.rank, after=part.seen or {})
+    job = await run_sync(desk.jobs.get, job_id)
+    _check_rank(job, part.rank)
+    wanted = replace(filters, rank=part.rank, after=part.position_in(job) or {})
     count = TAIL_DEFAULT if part.tail is None else part.tail
-    found = await run_sync(tail, desk.files.job(job_id), wanted, count)
+    look = partial(tail, desk.files.job(job_id), wanted, count)
+    is_search = filters != Wanted()
+    caller: Caller = request.scope["state"]["caller"]
+    found = await (desk.searches.run(caller.name, look) if is_search else run_sync(look))
     accepted = request.headers.get("accept", "")
     if PLAIN in accepted:
         return as_text(found, part.rank)
@@ -95,7 +100,7 @@ async def get_logs(
     summary="History, then live lines, as server-sent events",
     response_class=EventSourceResponse,
     dependencies=[READ],
-    responses=refusals(HTTPStatus.NOT_FOUND)
+    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
     | {
         200: {"content": {EVENTS: _FORMS[EVENTS]}},
         204: {"description": "The job is over and everything was delivered."},
@@ -108,66 +113,48 @@ async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Respon
         raise JobNotFound
     _check_rank(glance.job, part.rank)
     files = desk.files.job(job_id)
-    position = part.seen
-    if position is not None:
+    position = part.position_in(glance.job)
+    if position is not None and glance.job.is_terminal:
         follower = JobFollower(files, part.rank, position)
-        rest = await run_sync(follower.next_batch, _is_over(glance))
-        if glance.job.is_terminal and rest is None:
+        if await run_sync(follower.next_batch, is_over_in(glance)) is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-    elif part.tail is not None:
+    elif position is None and part.tail is not None:
         position = await run_sync(tail_position, files, part.rank, part.tail)
     return EventSourceResponse(
-        _events(desk, glance.job, JobFollower(files, part.rank, position or {})),
+        _events(desk, glance.job, part.rank, position or {}),
         ping=PING_SECONDS,
         send_timeout=SEND_SECONDS,
+        shutdown_grace_period=GRACE_SECONDS,
         sep="\n",
     )
 
 
 async def _events(
-    desk: FrontDesk, job: Job, follower: JobFollower
-) -> AsyncIterator[ServerSentEvent]:
-    yield ServerSentEvent(retry=RETRY_MILLISECONDS, sep="\n")
-    while True:
-        # Looked at before the files are read: what had ended by then has written all it will.
-        glance = await desk.glances.look(job.job_id)
-        if glance is not None and glance.job.uid != job.uid:
-            glance = None
-        is_over = _is_over(glance)
-        while batch := await run_sync(follower.next_batch, is_over, limiter=desk.log_readers):
-            yield ServerSentEvent("\n".join(batch.lines), id=batch.position, sep="\n")
-            await asyncio.sleep(0)
-        if glance is None or glance.job.is_terminal:
-            yield _end(job.job_id, glance, follower.position)
-            return
-        await asyncio.sleep(POLL_SECONDS)
-
-
-def _is_over(glance: Glance | None) -> Callable[[LogName], bool]:
-    """Return which incarnations are known to write no more."""
+    desk: FrontDesk, job: Job, rank: int | None, position: Position
+) -> AsyncIterator[bytes | ServerSentEvent]:
+    # Whoever loses us before the first line has been told, too, where it was to begin.
+    yield ServerSentEvent(retry=RETRY_MILLISECONDS, id=format_event_id(job.uid, position), sep="\n")
+    async with desk.feeds.of(job, rank) as feed:
+        async for event in feed.follow(position):
+            position = event.position
+            yield event.wire
+        glance = await feed.end()
+    # Otherwise it is the service that ends: whoever comes back goes on from here.
     if glance is None or glance.job.is_terminal:
-        return lambda _name: True
-    latest = {worker.rank: worker for worker in glance.workers}
-
-    def is_over(name: LogName) -> bool:
-        worker = latest.get(name.rank)
-        if worker is None or name.incarnation > worker.incarnation:
-            return False
-        return name.incarnation < worker.incarnation or worker.state == ProcessState.EXITED
-
-    return is_over
+        yield _end(job, glance, position)
 
 
-def _end(job_id: JobId, glance: Glance | None, position: str) -> ServerSentEvent:
+def _end(followed: Job, glance: Glance | None, position: Position) -> ServerSentEvent:
     job = glance.job if glance else None
     said = {
-        "job_id": job_id,
+        "job_id": followed.job_id,
         "status": job.status_shown if job else None,
         "reason": job.reason if job else None,
         "message": job.message if job else "the job was deleted",
         "exit_code": job.exit_code if job else None,
     }
-    return ServerSentEvent(json.dumps(said), event="end", id=position, sep="\n")
+    behind = format_event_id(followed.uid, position)
+    return ServerSentEvent(json.dumps(said), event="end", id=behind, sep="\n")
 
 
 def _check_rank(job: Job, rank: int | None) -> None:

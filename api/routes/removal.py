@@ -14,7 +14,7 @@ from api.desk import Desk, Principal
 from api.queries import KnownJobId, statuses_of
 from api.removal import Removal, Removed, delete, delete_all, would_delete
 from api.responses import refusals
-from api.schemas import Deleted, Purged
+from api.schemas import Deleted, NotDeleted, Purged
 from muster.contracts.job import JobStatus
 from store.records import Job
 
@@ -83,19 +83,23 @@ async def purge_jobs(
     )
     if dry_run:
         foreseen = await run_sync(would_delete, desk, jobs, removal)
-        return _purged(jobs, foreseen, deleted=0)
-    removed = await delete_all(desk, jobs, removal)
-    return _purged(jobs, removed, deleted=len(removed))
+        return _purged(jobs, foreseen, dry_run=True)
+    return _purged(jobs, await delete_all(desk, jobs, removal), dry_run=False)
 
 
-def _purged(jobs: Sequence[Job], removed: Sequence[Removed], *, deleted: int) -> Purged:
+def _purged(
+    jobs: Sequence[Job], settled: Sequence[Removed | NotDeleted], *, dry_run: bool
+) -> Purged:
+    removed = [one for one in settled if isinstance(one, Removed)]
+    failed = [one for one in settled if isinstance(one, NotDeleted)]
     gone = [one.view.job_id for one in removed]
-    known = set(gone)
+    known = {*gone, *(one.job_id for one in failed)}
     return Purged(
         matched=len(jobs),
-        deleted=deleted,
+        deleted=0 if dry_run else len(gone),
         job_ids=gone,
         skipped=[job.job_id for job in jobs if job.job_id not in known],
+        failed=failed,
         freed_bytes=sum(one.freed_bytes for one in removed),
     )
 

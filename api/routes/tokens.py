@@ -35,7 +35,11 @@ def create_token(
     return TokenCreated(**token_view(token, desk.clock()).model_dump(), token=text)
 
 
-@router.get("/tokens", summary="Every token there ever was, oldest first", dependencies=[ADMIN])
+@router.get(
+    "/tokens",
+    summary="Every token, oldest first; for 30 days those that open nothing any more",
+    dependencies=[ADMIN],
+)
 def list_tokens(desk: Desk) -> TokenList:
     now = desk.clock()
     return TokenList(tokens=[token_view(token, now) for token in desk.tokens.all()])
@@ -50,7 +54,7 @@ def list_tokens(desk: Desk) -> TokenList:
 def revoke_token(
     name: Annotated[str, Path(description="The token's name.")], desk: Desk
 ) -> TokenView:
-    """End it for good; its row stays, to say whose it was."""
+    """End it for good; its row stays for a while, to say whose it was."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise TokenMissing(name)  # what cannot be a name goes no further
     return token_view(desk.tokens.revoke(name), desk.clock())

@@ -2,10 +2,12 @@
 
 CheckpointError
 ├── CheckpointDamaged       bytes are not what was written; another checkpoint may be intact
+├── CheckpointMissing       there is none where somebody looked for one
 ├── CheckpointMismatch      an intact checkpoint of another rank or another world size
 ├── StaleGeneration         a newer incarnation has saved: this process is fenced and must exit
 ├── CheckpointNotWritable   the place cannot be used; starting again will not help
 ├── CheckpointFailed        the disk refused this time (full, I/O error); it may pass later
+├── NotExported             a copy for other programs could not be made, and is not there
 └── UnsupportedState        the state holds something that cannot be saved: the program's to mend
 """
 
@@ -38,6 +40,10 @@ class CheckpointDamaged(CheckpointError):
     """A checkpoint is not what its manifest says, or has no manifest that says anything."""
 
 
+class CheckpointMissing(CheckpointError):
+    """There is no such checkpoint, or none at all."""
+
+
 class CheckpointMismatch(CheckpointError):
     """An intact checkpoint that belongs to another place: other rank, other world size."""
 
@@ -60,6 +66,10 @@ class CheckpointNotWritable(CheckpointError):
 
 class CheckpointFailed(CheckpointError):
     """The operating system reported an error; nothing older was touched."""
+
+
+class NotExported(CheckpointError):
+    """Nothing was written over, and nothing half is left."""
 
 
 class UnsupportedState(CheckpointError):

@@ -81,7 +81,7 @@ class Reader:
     def _newest(self, is_wanted: Callable[[Manifest], bool]) -> Checkpoint | None:
         latest = self.latest()
         damages = []
-        for name in sorted(self.names(), key=lambda name: _trust(name, latest), reverse=True):
+        for name in self.by_trust():
             try:
                 manifest = self.manifest(name)
                 if not is_wanted(manifest):
@@ -109,10 +109,11 @@ class Reader:
         Generations count within one job, so those of several jobs say nothing about each other:
         LATEST tells whose turn it was last, or else the youngest manifest. Raises as `newest`.
         """
-        uid = self._last_uid()
+        uid = self.last_uid()
         return self.newest(lambda manifest: manifest.job_uid == uid)
 
-    def _last_uid(self) -> str | None:
+    def last_uid(self) -> str | None:
+        """Return whose turn it was last; None for a process that was started by hand."""
         latest = self.latest()
         manifests_by_trust = []
         for name in self.names():
@@ -140,6 +141,15 @@ class Reader:
             except FileNotFoundError:
                 return []
         return [name for text in found if (name := CheckpointName.parse(text))]
+
+    def by_trust(self) -> list[CheckpointName]:
+        """Return the same, what a restart looks at first before all others."""
+        latest = self.latest()
+        return sorted(self.names(), key=lambda name: _trust(name, latest), reverse=True)
+
+    def load(self, name: CheckpointName) -> Checkpoint:
+        """Return a checkpoint, every byte of it verified; raises `CheckpointDamaged`."""
+        return self._load(name, self.manifest(name))
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """Return a checkpoint's verified manifest; raises `CheckpointDamaged`."""

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from muster.client.errors import Busy as Busy
     from muster.client.errors import ClientError as ClientError
     from muster.client.errors import Conflict as Conflict
+    from muster.client.errors import HungUp as HungUp
     from muster.client.errors import Invalid as Invalid
     from muster.client.errors import NotAllowed as NotAllowed
     from muster.client.errors import NotFound as NotFound
     from muster.client.errors import NotMuster as NotMuster
     from muster.client.errors import Refused as Refused
+    from muster.client.errors import Unconfirmed as Unconfirmed
     from muster.client.errors import Unreachable as Unreachable
+    from muster.client.errors import Untrusted as Untrusted
     from muster.client.errors import WaitTimedOut as WaitTimedOut
     from muster.client.job import Job as Job
 
@@ -27,13 +30,16 @@ __all__ = [
     "Client",
     "ClientError",
     "Conflict",
+    "HungUp",
     "Invalid",
     "Job",
     "NotAllowed",
     "NotFound",
     "NotMuster",
     "Refused",
+    "Unconfirmed",
     "Unreachable",
+    "Untrusted",
     "WaitTimedOut",
 ]
 

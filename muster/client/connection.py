@@ -10,12 +10,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias, TypeVar
 
 import httpx
 import msgspec
 
-from muster.client.errors import Busy, ClientError, NotMuster, Problem, Unreachable, refusal
+from muster.client.errors import (
+    Busy,
+    ClientError,
+    HungUp,
+    NotMuster,
+    Problem,
+    Unconfirmed,
+    Unreachable,
+    refusal,
+)
+from muster.client.trust import untrusted
 
 TIMEOUT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 10.0
@@ -26,6 +37,9 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 
 SILENCE_SECONDS: Final = 45.0
 """Three of the pings that a stream carries when it has nothing else to say."""
+
+PASSING: Final = frozenset({408, 429, 502, 503, 504})
+"""Statuses that pass, whoever says them."""
 
 Query: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
 
@@ -43,6 +57,13 @@ class Answer:
     """The path of the page after this one."""
     total: int | None
     """How many there are on all pages, where the server counts them."""
+    tag: str | None
+    """By which the server knows this answer again."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it says no more than that the one with the known tag still holds."""
+        return self.status == HTTPStatus.NOT_MODIFIED
 
     def read_as(self, kind: type[Value]) -> Value:
         """Return the body as a value; raises `NotMuster` if it is no such thing."""
@@ -90,24 +111,31 @@ class Connection:
         query: Query | None = None,
         body: object = None,
         key: str | None = None,
+        known_tag: str | None = None,
         read_seconds: float | None = None,
     ) -> Answer:
         """Return the answer; raises `Unreachable`, `NotMuster` or what `Refused` has below it.
 
         `key` is an idempotency key, with which an order is repeated as if it were a question;
-        `read_seconds` is how long the answer may take, where it takes longer than others.
+        `known_tag` is of an answer that need not be given again while it holds; `read_seconds` is
+        how long the answer may take, where it takes longer than others.
         """
         is_repeatable = method == "GET" or key is not None
         until = self.monotonic() + self._retry_seconds
-        request = self._request(method, path, query, body, key)
+        request = self._request(method, path, query, body)
+        request.headers.update(_present({"Idempotency-Key": key, "If-None-Match": known_tag}))
         if read_seconds is not None:
             request.extensions["timeout"]["read"] = read_seconds
+        may_be_done = False
         for pause in pauses():
             try:
                 return self._answer(request)
             except (Unreachable, Busy) as error:
+                may_be_done = may_be_done or _may_have_arrived(error)
                 wait_seconds = max(pause, _retry_after(error))
                 if not is_repeatable or self.monotonic() + wait_seconds > until:
+                    if key is not None and may_be_done:
+                        raise Unconfirmed(error) from error
                     raise
             self.sleep(wait_seconds)
         raise AssertionError  # there is always another pause
@@ -131,13 +159,10 @@ class Connection:
                     raise _refusal(self.url, response)
                 yield response
         except httpx.TransportError as error:
-            raise Unreachable(self.url) from error
+            raise _unanswered(self.url, error) from error
 
-    def _request(
-        self, method: str, path: str, query: Query | None, body: object, key: str | None
-    ) -> httpx.Request:
-        headers = {} if key is None else {"Idempotency-Key": key}
-        content = None
+    def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
+        headers, content = {}, None
         if body is not None:
             headers["Content-Type"] = "application/json"
             content = _encoded(body)
@@ -150,8 +175,8 @@ class Connection:
         try:
             response = self._http.send(request)
         except httpx.TransportError as error:
-            raise Unreachable(self.url) from error
-        if not response.is_success:
+            raise _unanswered(self.url, error) from error
+        if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
             raise _refusal(self.url, response)
         total = response.headers.get("X-Total-Count", "")
         return Answer(
@@ -160,6 +185,7 @@ class Connection:
             body=response.content,
             next_page=_path_of(response.links.get("next", {}).get("url")),
             total=int(total) if total.isdecimal() else None,
+            tag=response.headers.get("ETag"),
         )
 
 
@@ -185,6 +211,26 @@ def _encoded(body: object) -> bytes:
         return msgspec.json.encode(body, enc_hook=os.fspath)
     except UnicodeEncodeError as error:
         raise ClientError("a text of this request is no UTF-8, and JSON takes no other") from error
+    except TypeError as error:
+        raise ClientError(f"this request holds what JSON cannot say: {error}") from error
+
+
+def _present(headers: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if value is not None}
+
+
+def _unanswered(url: str, error: httpx.TransportError) -> ClientError:
+    """Return what it means that no answer came: nobody is there, or not whom we trust."""
+    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+        return HungUp(url)
+    return untrusted(url, error) or Unreachable(url)
+
+
+def _may_have_arrived(error: Unreachable | Busy) -> bool:
+    """Whether the request was on its way before it was lost."""
+    return not isinstance(error, Busy) and not isinstance(
+        error.__cause__, httpx.ConnectError | httpx.ConnectTimeout
+    )
 
 
 def _path_of(link: str | None) -> str | None:
@@ -196,9 +242,16 @@ def _refusal(url: str, response: httpx.Response) -> Exception:
     try:
         problem = msgspec.json.decode(response.content, type=Problem)
     except msgspec.MsgspecError:
-        return NotMuster(url, response.status_code)
+        if response.status_code not in PASSING:
+            return NotMuster(url, response.status_code)
+        problem = _wordless(url, response.status_code)
     after = response.headers.get("Retry-After", "")
     return refusal(problem, float(after) if after.isdecimal() else None)
+
+
+def _wordless(url: str, status: int) -> Problem:
+    """Return what a status says that comes without our words: of a proxy, or under siege."""
+    return Problem(status=status, detail=f"{url} has no time or nobody to answer (HTTP {status})")
 
 
 def _retry_after(error: Unreachable | Busy) -> float:

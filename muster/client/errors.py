@@ -2,14 +2,18 @@
 
 ClientError
 ├── Unreachable        nobody answers
+│   ├── HungUp         somebody is there who ends the connection in place of an answer
+│   └── Unconfirmed    nobody answers any more, and the order may have arrived
+├── Untrusted          somebody is there who cannot prove by a certificate who he is
 ├── NotMuster          somebody answers, and it is not our API
 ├── Refused            the API answered with a problem document; the message is its own sentence
 │   ├── Invalid        422  one or more fields cannot be accepted: `errors` says which
 │   ├── NotAllowed     401, 403  no token, a wrong one, or one that may not do this
 │   ├── NotFound       404  no job has this id
 │   ├── Conflict       409, 412  the job's present state forbids it
-│   └── Busy           429, 503  not now: `retry_after_seconds` says when to ask again
+│   └── Busy           408, 429, 502-504  not now: `retry_after_seconds` says when to ask again
 ├── Ambiguous          a word means several jobs
+├── Replaced           the job was deleted, and another one has its id
 └── WaitTimedOut       the job is not that far yet
 """
 
@@ -57,6 +61,30 @@ class Unreachable(ClientError):
             "seconds, so try again; is it on another port? set MUSTER_PORT to what `muster up` "
             "printed, or start it"
         )
+
+
+class HungUp(Unreachable):
+    """Somebody was there, and went away or had nothing to say to us."""
+
+    def __init__(self, url: str) -> None:
+        ClientError.__init__(
+            self,
+            f"who is at {url} hangs up in place of an answer: if the API was replaced just now, "
+            "try again; if it speaks TLS, write https:// in MUSTER_URL",
+        )
+
+
+class Unconfirmed(Unreachable):
+    """The order may have been carried out, however often it was repeated in vain."""
+
+    def __init__(self, lost: ClientError) -> None:
+        ClientError.__init__(
+            self, f"{lost}. It may have been accepted all the same: before you repeat it, muster ps"
+        )
+
+
+class Untrusted(ClientError):
+    """No word was said: what is there has no certificate that is trusted here, or speaks no TLS."""
 
 
 class NotMuster(ClientError):
@@ -118,18 +146,21 @@ class Conflict(Refused):
 
 
 class Busy(Refused):
-    """Not now; nothing was changed."""
+    """Not now; nothing was changed. Also what a proxy says that finds nobody behind it."""
 
 
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
     401: NotAllowed,
     403: NotAllowed,
     404: NotFound,
+    408: Busy,
     409: Conflict,
     412: Conflict,
     422: Invalid,
     429: Busy,
+    502: Busy,
     503: Busy,
+    504: Busy,
 }
 
 
@@ -145,6 +176,14 @@ class Ambiguous(ClientError):
     def __init__(self, word: str, job_ids: Sequence[str]) -> None:
         super().__init__(f"{word!r} could be any of {', '.join(job_ids)}: say which")
         self.job_ids = tuple(job_ids)
+
+
+class Replaced(ClientError):
+    """What is called so now is another job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"{job_id} was deleted, and another job has its id now: muster show it")
+        self.job_id = job_id
 
 
 class WaitTimedOut(ClientError):

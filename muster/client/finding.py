@@ -23,6 +23,28 @@ def find(connection: Connection, word: str) -> JobView:
 
     An id goes before a name, and a name before a prefix.
     """
+    found = _named(connection, word)
+    if found is None:
+        every = list(pages(connection, {}))
+        found = _only(word, [job for job in every if word and job.job_id.startswith(word)])
+    if found is None:
+        raise _no_job(word, [name for job in every for name in (job.job_id, job.name) if name])
+    return found
+
+
+def find_named(connection: Connection, word: str) -> JobView:
+    """Return the job whose id or name `word` is in full; raises `NotFound` or `Ambiguous`.
+
+    Who repeats an order that took the job away does not mean the next one that begins alike.
+    """
+    found = _named(connection, word)
+    if found is None:
+        near = find(connection, word)
+        raise _not_found(f"there is no job {word!r}: if {near.job_id} is meant, say all of it")
+    return found
+
+
+def _named(connection: Connection, word: str) -> JobView | None:
     if word == LATEST:
         return _latest(connection)
     if re.fullmatch(JOB_ID_PATTERN, word):
@@ -30,14 +52,13 @@ def find(connection: Connection, word: str) -> JobView:
             return connection.ask("GET", f"/jobs/{word}").read_as(JobView)
         except NotFound:
             pass  # not an id: a name, then, or the beginning of an id
-    every = list(pages(connection, {}))
-    named = [job for job in every if job.name == word]
-    found = named or [job for job in every if word and job.job_id.startswith(word)]
-    if not found:
-        raise _no_job(word, [name for job in every for name in (job.job_id, job.name) if name])
+    return _only(word, list(pages(connection, {"name": word})))
+
+
+def _only(word: str, found: Sequence[JobView]) -> JobView | None:
     if len(found) > 1:
         raise Ambiguous(word, [job.job_id for job in found[:SHOWN]])
-    return found[0]
+    return found[0] if found else None
 
 
 def pages(connection: Connection, query: Query) -> Iterator[JobView]:

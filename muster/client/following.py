@@ -37,8 +37,8 @@ def follow(
                 lost_at, waits, seen = None, pauses(), event.id or seen
                 if event.name == "end":
                     return
-                if not event.name:
-                    yield from _log_lines(event, rank)
+                if not event.name and event.data is not None:
+                    yield from _log_lines(event.data, rank)
         except (Unreachable, Busy):
             lost_at = connection.monotonic() if lost_at is None else lost_at
             if connection.monotonic() - lost_at > PATIENCE_SECONDS:
@@ -59,8 +59,8 @@ def _events(
         yield from events_of(response.iter_bytes())
 
 
-def _log_lines(event: ServerEvent, rank: int | None) -> Iterator[LogLineView]:
-    for text in event.data.split("\n"):
+def _log_lines(data: str, rank: int | None) -> Iterator[LogLineView]:
+    for text in data.split("\n"):
         named = None if rank is not None else _NAMED.fullmatch(text)
         if named is not None:
             yield LogLineView(rank=int(named[1]), line=named[2])

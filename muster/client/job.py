@@ -2,13 +2,15 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Final, Self
-from urllib.parse import quote
 
-from muster.client.connection import Answer, Connection, pauses
-from muster.client.errors import WaitTimedOut
+from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection, Query
+from muster.client.errors import Replaced, WaitTimedOut
 from muster.client.following import follow
+from muster.client.news import news
+from muster.client.paths import path_of
 from muster.client.progress import Progress
 from muster.client.views import (
     AuditView,
@@ -23,10 +25,15 @@ from muster.client.views import (
     MemberList,
     SummaryView,
 )
-from muster.contracts.job import JobStatus
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks at progress: so often a person wants to see a number move."""
+
+WAIT_SECONDS: Final = 30.0
+"""How long one question waits for its answer: the server takes no more than a minute."""
+
+BREATH_SECONDS: Final = 0.1
+"""After an answer that came too early: a server that is about to end holds nobody up."""
 
 ENDING_SECONDS: Final = 3600.0
 """How long an answer may take that comes when jobs have ended: their grace is their own."""
@@ -88,20 +95,43 @@ class Job:
             yield from answer.read_as(IncarnationList).incarnations
             page = answer.next_page
 
-    def logs(
-        self, rank: int | None = None, tail: int | None = None, *, follow: bool = False
-    ) -> Iterator[LogLineView]:
-        """Yield lines of one rank or of all.
+    def follow_events(self) -> Iterator[EventView]:
+        """Yield what has happened to it, oldest first, and what happens until it is over."""
+        last: EventView | None = None
+        is_over = self.refresh().is_terminal
+        while True:
+            # Looked at after the job: what it came to its end by is among them.
+            for event in news(self.events(), last):
+                yield event
+                last = event
+            if is_over:
+                return
+            is_over = self._await("terminal", LOOK_SECONDS)
 
-        Without `follow` the last `tail` ones (None: as many as the server gives unasked). With it
-        the last `tail` complete ones (None: all), and then what is written until the job is over:
-        without gap or repetition, also where the connection breaks off or the server is replaced.
+    def logs(
+        self,
+        rank: int | None = None,
+        tail: int | None = None,
+        *,
+        since: datetime | None = None,
+        grep: str | None = None,
+        follow: bool = False,
+    ) -> Iterator[LogLineView]:
+        """Yield lines of one rank or of all: those that hold the text `grep`, if that is said.
+
+        Without `follow` the last `tail` ones (None: as many as the server gives unasked), written
+        at the moment `since` or later. With it the last `tail` complete ones (None: all), and then
+        what is written until the job is over: without gap or repetition, also where the connection
+        breaks off or the server is replaced. Raises `ValueError` for `since` with `follow`.
         """
-        if follow:
-            return self._follow(rank, tail)
-        given = {"rank": rank, "tail": tail}
-        asked = {name: value for name, value in given.items() if value is not None}
-        return iter(self._get("logs", **asked).read_as(LogTail).lines)
+        if not follow:
+            moment = None if since is None else since.astimezone(UTC).isoformat()
+            asked = _said(rank=rank, tail=tail, since=moment, grep=grep)
+            return iter(self._get("logs", **asked).read_as(LogTail).lines)
+        if since is not None:
+            raise ValueError("a stream carries no times: say `tail`, or leave out `follow`")
+        lines = self._follow(rank, tail)
+        return (line for line in lines if grep in line.line) if grep else lines
 
     # Waiting
 
@@ -117,22 +147,41 @@ class Job:
         With `progress`, standard error shows how far it is. Raises `WaitTimedOut` after
         `timeout_seconds`; the job goes on then.
         """
-        if until != "terminal":
-            until = JobStatus(until.upper())
-        shown = Progress(sys.stderr, self._connection.monotonic) if progress else None
+        until = until if until == "terminal" else until.upper()
+        if not progress:
+            return self._wait(until, timeout_seconds, WAIT_SECONDS, lambda: None)
+        shown = Progress(sys.stderr, self._connection.monotonic)
+        try:
+            self._wait(until, timeout_seconds, LOOK_SECONDS, lambda: shown.draw(self.summary()))
+            shown.draw_last(self.summary())
+        finally:
+            shown.close()
+        return self
+
+    def _wait(
+        self,
+        until: str,
+        timeout_seconds: float | None,
+        look_seconds: float,
+        look: Callable[[], None],
+    ) -> Self:
+        """Wait as said above, and `look` so often as long as it is not there."""
         patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
         deadline = self._connection.monotonic() + patience_seconds
-        waits = pauses()
-        while not self.refresh().is_terminal and self.status != until:
-            if shown:
-                shown.draw(self.summary())
-            left_seconds = deadline - self._connection.monotonic()
-            if left_seconds <= 0:
+        while not self._await(until, min(look_seconds, deadline - self._connection.monotonic())):
+            look()
+            if self._connection.monotonic() >= deadline:
                 raise WaitTimedOut(self.id, self.status, patience_seconds)
-            self._connection.sleep(min(left_seconds, LOOK_SECONDS if shown else next(waits)))
-        if shown:
-            shown.close(self.summary())
+            self._connection.sleep(BREATH_SECONDS)
         return self
+
+    def _await(self, until: str, seconds: float) -> bool:
+        """Look again, once there is something to see or the time is over; return if it is there."""
+        query: Query = {"until": until, "wait": max(0.0, seconds)}
+        answer = self._connection.ask(
+            "GET", self._path(), query=query, read_seconds=seconds + TIMEOUT_SECONDS
+        )
+        return self._see(answer).is_terminal or self.status == until
 
     # Orders
 
@@ -149,13 +198,13 @@ class Job:
         """Let it go on."""
         return self._order("resume")
 
-    def stop(self, grace_seconds: float | None = None) -> Self:
+    def stop(self, grace_seconds: float | None = None, reason: str | None = None) -> Self:
         """Ask for a last checkpoint and an end; a job that is over stays as it is.
 
-        `grace_seconds` is from SIGTERM to SIGKILL (None: the job's own).
+        `grace_seconds` is from SIGTERM to SIGKILL (None: the job's own). The job's events tell
+        `reason`, and who asked.
         """
-        body = {} if grace_seconds is None else {"grace_seconds": grace_seconds}
-        return self._order("stop", body)
+        return self._order("stop", _said(grace_seconds=grace_seconds, reason=reason))
 
     def delete(
         self, *, delete_logs: bool = True, stop_first: bool = False, force: bool = False
@@ -173,15 +222,23 @@ class Job:
     def _follow(self, rank: int | None, tail: int | None) -> Iterator[LogLineView]:
         return follow(self._connection, self._path("logs", "stream"), rank, tail)
 
-    def _get(self, what: str, **query: int) -> Answer:
+    def _get(self, what: str, **query: float | str) -> Answer:
         return self._connection.ask("GET", self._path(what), query=query)
 
     def _order(self, verb: str, body: object = None) -> Self:
         return self._see(self._connection.ask("POST", self._path(verb), body=body))
 
     def _see(self, answer: Answer) -> Self:
-        self.view = answer.read_as(JobView)
+        view = answer.read_as(JobView)
+        if view.job_uid != self.view.job_uid:
+            raise Replaced(self.id)
+        self.view = view
         return self
 
     def _path(self, *rest: str) -> str:
-        return "/".join(["/jobs", quote(self.id, safe=""), *rest])
+        return path_of(self.id, *rest)
+
+
+def _said(**given: float | str | None) -> dict[str, int | float | str]:
+    """Return what somebody has said; the rest is the server's to choose."""
+    return {name: value for name, value in given.items() if value is not None}

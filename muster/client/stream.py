@@ -12,19 +12,20 @@ class ServerEvent:
     """One event: unnamed ones carry lines."""
 
     name: str
-    data: str
+    data: str | None
+    """None of one that only says where to go on."""
     id: str | None
     """Where to go on after it."""
 
 
 def events_of(chunks: Iterable[bytes]) -> Iterator[ServerEvent]:
     """Yield every whole event; one that the stream broke off in is not delivered at all."""
-    name, data, last_id = "", list[str](), None
+    name, data, last_id, told_id = "", list[str](), None, None
     for line in _lines(chunks):
         if not line:
-            if data:
-                yield ServerEvent(name, "\n".join(data), last_id)
-            name, data = "", []
+            if data or last_id != told_id:
+                yield ServerEvent(name, "\n".join(data) if data else None, last_id)
+            name, data, told_id = "", [], last_id
             continue
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")

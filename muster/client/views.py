@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 
 
-class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it was when the API was asked."""
+class _Heading(msgspec.Struct, frozen=True, kw_only=True):
+    """What every view of a job begins with."""
 
     job_id: str
-    job_uid: str
-    """Its identity for ever; the id may be used again."""
     name: str | None
     status: str
     reason: str | None
@@ -26,6 +24,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+
+
+class JobView(_Heading, frozen=True, kw_only=True):
+    """A job as it was when the API was asked."""
+
+    job_uid: str
+    """Its identity for ever; the id may be used again."""
     exit_code: int | None
     is_terminal: bool
     stop_requested: bool
@@ -36,6 +41,26 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobView]
+
+
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would become of a job, were it submitted."""
+
+    job_id: str
+    """The one that was asked for, or one like it would get."""
+    message: str | None
+    """What one should know about places nobody chose."""
+    launcher: str
+    world_size: int
+    command: list[str] | None
+    """What every rank becomes; None: `program`."""
+    program: str | None
+    """What is trained; None: the built-in classifier."""
+    shards: int | None
+    """Of the data set, or in synchronous mode of a step; None: the command's business."""
+    shards_per_rank: list[int] | None
+    spec: dict[str, Any]
+    """Everything that was asked for, defaults filled in."""
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,18 +91,9 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     exit_signal: int | None
 
 
-class SummaryView(msgspec.Struct, frozen=True, kw_only=True):
+class SummaryView(_Heading, frozen=True, kw_only=True):
     """How far a job has come, and each of its ranks."""
 
-    job_id: str
-    name: str | None
-    status: str
-    reason: str | None
-    message: str | None
-    world_size: int
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
     step: int
     """Summed over the ranks; in synchronous mode the steps of the one model."""
     total_steps: int | None
@@ -212,12 +228,52 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints_deleted: bool
 
 
+class NotDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    job_id: str
+    detail: str
+    """Why, and what to do about it."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    detail: str
+
+
+class Checks(msgspec.Struct, frozen=True, kw_only=True):
+    database: Check
+    coordinator: Check
+    disk: Check
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the service has everything that it needs."""
+
+    status: str
+    version: str | None
+    """None, and what is wrong unsaid, to whoever may not read."""
+    uptime_seconds: float
+    checks: Checks
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """Which service answers."""
+
+    app: str
+    api: str
+    schema_revision: str | None
+    database: str = ""
+    data_dir: str = ""
+    """On its own machine."""
+
+
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     deleted: int
     job_ids: list[str]
-    """The jobs that were deleted."""
+    """The jobs that were deleted; where it was only tried, that would be."""
     skipped: list[str]
     """Jobs that matched and are not over."""
+    failed: list[NotDeleted] = []
+    """Jobs that are over and could not be deleted, where the server says so."""
     freed_bytes: int = 0
     """What the files of those jobs held, where the server counts them."""

@@ -43,6 +43,13 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stop_grace_seconds: float
     pulse_seconds: float
     """Between two signs of life of its own, see `muster.contracts.messages.Pulse`."""
+    secrets: dict[str, str] = {}
+    """The job's references by the names of their variables, see `muster.contracts.secrets`."""
+    safe: str = ""
+    """The directory that ``file:`` references are about."""
+    lent: dict[str, str] = {}
+    """What the service lends of its environment: each of the job's ``env:`` references that can be
+    followed, by its name. It is in this value and in no environment but that of ranks."""
     adopted: tuple[AdoptedRank, ...] = ()
     """Every process of the job that is to live on. What else runs of the job is ended first."""
 

@@ -14,7 +14,9 @@ import msgspec
 
 from muster.contracts.batches import SAMPLES_PER_SHARD_MIN, fits_shards, is_power_of_two
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.secrets import LENT
 from muster.contracts.spec import (
+    ENVIRONMENT_NAME_PATTERN,
     JOB_ID_PATTERN,
     LIMITS,
     PROGRAM_WANTED,
@@ -25,7 +27,7 @@ from muster.contracts.spec import (
     is_program,
     usual_mode,
 )
-from muster.contracts.token import sha256_of
+from muster.contracts.token import id_in, sha256_of
 from muster.contracts.variables import (
     choice,
     integer,
@@ -50,6 +52,9 @@ their pulse likewise."""
 
 TLS_CERTFILE: Final = "MUSTER_TLS_CERTFILE"
 
+CA_FILE: Final = "MUSTER_CA_FILE"
+"""To a client the certificates that it trusts in place of the system's."""
+
 MARK: Final = "MUSTER_MARK"
 """Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
 what it leaves behind can be told from what is not ours."""
@@ -71,13 +76,17 @@ TEMPLATE_FD: Final = "MUSTER_TEMPLATE_FD"
 """The descriptor of a template's channel to its agent."""
 
 TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
-"""To a service one more token, of scope admin; to a client the one that it shows."""
+"""To a service one more token, of scope admin, unless it is one that some service made; to a
+client the one that it shows."""
 
 TOKEN_LENGTH_MIN: Final = 32
 """Of a token that a person made up: `openssl rand -hex 32` gives 64."""
 
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of the pipe that ends with the keeper of a service."""
+
+CONNECTIONS_AT_ONCE: Final = 128
+"""Of one client: a browser opens six, a script that forgets to close them any number."""
 
 _PLACES_OF_SLURM: Final = {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 """Of the service itself, in an allocation; Lightning takes them for those of the rank."""
@@ -127,6 +136,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
         """Read the product settings; `cores` is the machine's number of processors."""
         _refuse_s3(environ)
+        names_lent(environ)
         data_dir = Path(
             environ.get("MUSTER_DATA_DIR")
             or Path(environ.get("HOME", "/")) / ".local" / "share" / "muster"
@@ -184,19 +194,43 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
             ),
             requests_at_once=integer(environ, "MUSTER_REQUESTS_AT_ONCE", 64, low=1, high=10_000),
             connections_at_once=integer(
-                environ, "MUSTER_CONNECTIONS_AT_ONCE", 128, low=1, high=10_000
+                environ, "MUSTER_CONNECTIONS_AT_ONCE", CONNECTIONS_AT_ONCE, low=1, high=10_000
             ),
         )
 
 
+def is_clients_token(environ: Mapping[str, str]) -> bool:
+    """Whether MUSTER_TOKEN is of the form that services make.
+
+    Whoever exported it means to show it to another service, and not to open their own to all who
+    have it.
+    """
+    return id_in(environ.get(TOKEN, "")) is not None
+
+
 def _token_sha256(environ: Mapping[str, str]) -> str | None:
     text = environ.get(TOKEN)
-    if not text:
+    if not text or is_clients_token(environ):
         return None
     if len(text) < TOKEN_LENGTH_MIN or not re.fullmatch(r"[!-~]+", text):
         wanted = f"{TOKEN_LENGTH_MIN} or more letters and digits (try: openssl rand -hex 32)"
         raise InvalidEnvironment(TOKEN, "…", wanted)  # what it says is nobody's business
     return sha256_of(text)
+
+
+def names_lent(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return which variables of a service its jobs may ask for, as secrets.
+
+    Raises `InvalidEnvironment` for what is no name, and for the service's own keys.
+    """
+    text = environ.get(LENT, "")
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if not all(re.fullmatch(ENVIRONMENT_NAME_PATTERN, name) for name in names):
+        raise InvalidEnvironment(LENT, text, "a list of variables' names, separated by commas")
+    if names & NOT_FOR_RANKS:
+        wanted = f"a list without {', '.join(sorted(names & NOT_FOR_RANKS))}, which is no job's"
+        raise InvalidEnvironment(LENT, text, wanted)
+    return names
 
 
 def api_url(environ: Mapping[str, str]) -> str:

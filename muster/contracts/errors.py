@@ -4,23 +4,32 @@ MusterError
 ├── IllegalMove            a state machine was asked for a move its table does not have
 ├── InvalidSpec            a job was described in a way that cannot be run: the person's to mend
 ├── InvalidEnvironment     an environment variable says something that cannot be meant
+├── BegunOtherwise         what is to go on under an id is not what has begun under it
 ├── WireError              the other end of a connection broke the protocol
+├── SecretUnavailable      muster/contracts/secrets.py
+├── InvalidSecret          muster/safe.py
 ├── PoolError …            muster/contracts/pool.py
 ├── CollectiveError …      muster/collectives/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── DatasetError …         muster/datasets/errors.py
+├── NotHere                muster/ports.py
 ├── InvalidProgram         muster/program.py
 ├── ProgramRaised          muster/program.py
 ├── Differs                muster/synchronous/taking_up.py
 ├── ClientError …          muster/client/errors.py
 ├── StoreError …           store/errors.py
 ├── Problem …              api/problems.py: what a client is answered
-├── BegunOtherwise         coordinator/foreground.py
 ├── Exposed                api/exposure.py
+├── LockedOut              api/exposure.py
 ├── InvalidCertificate     api/exposure.py
-├── PortTaken              api/__main__.py and cli/up.py, each in its own words
-├── AlreadyUp              cli/up.py
+├── PortTaken              api/__main__.py and cli/household.py, each in its own words
+├── AlreadyUp              cli/office.py
+├── NoDataDirectory        cli/office.py
+├── NotUp                  cli/detached.py
+├── InvalidPreferences     cli/preferences.py
+├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
+├── WhoseUnsaid            cli/held.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py
 └── InvalidJobFile         cli/job_file.py
@@ -70,6 +79,17 @@ class InvalidEnvironment(MusterError):
     def __init__(self, name: str, value: str, wanted: str) -> None:
         super().__init__(f"{name}={value!r} is not {wanted}: correct it or unset it")
         self.name = name
+
+
+class BegunOtherwise(MusterError):
+    """An unfinished job of that id was described otherwise."""
+
+    def __init__(self, job_id: str, fields: Sequence[str]) -> None:
+        super().__init__(
+            f"{job_id} has begun with another {', '.join(fields)}, and is not over: describe it as "
+            "then to go on, or choose another id"
+        )
+        self.fields = tuple(fields)
 
 
 class WireError(MusterError):

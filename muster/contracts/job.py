@@ -38,6 +38,13 @@ class JobStatus(StrEnum):
 
 TERMINAL: Final = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED})
 
+EXIT_CODES: Final[Mapping[JobStatus, int]] = {
+    JobStatus.COMPLETED: 0,
+    JobStatus.FAILED: 1,
+    JobStatus.STOPPED: 8,
+}
+"""What a process ends with that has seen a job to its end; no other end of one is 8."""
+
 _S = JobStatus
 TRANSITIONS: Final[Mapping[JobStatus, frozenset[JobStatus]]] = {
     _S.QUEUED: frozenset({_S.STARTING, _S.STOPPED, _S.FAILED}),
@@ -92,6 +99,8 @@ class Reason(StrEnum):
     INVALID_PROGRAM = "invalid_program"
     INVALID_DATASET = "invalid_dataset"
     INVALID_CHECKPOINT = "invalid_checkpoint"
+    SECRET_UNAVAILABLE = "secret_unavailable"  # noqa: S105  a word
+    """What the job refers to is not there, or not kept as a secret is."""
     STOPPED_BY_USER = "stopped_by_user"
 
 

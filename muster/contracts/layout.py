@@ -3,7 +3,10 @@
 <data_dir>/
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   coordinator.json                where the coordinator listens for agents, replaced atomically
+  up.lock, up.json                held by `muster up`; who that is and where, replaced atomically
+  up.log                          what a detached `muster up` and its services have to say
   datasets/synthetic/             made for a job that named no data set
+  secrets/                        what jobs refer to as file:NAME, see `muster.safe`
   jobs/<job_id>/
     uid                           whose files these are: an id may be used again, a uid never
     logs/rank_00000.000.log       stdout and stderr of rank 0, incarnation 0
@@ -107,8 +110,24 @@ class DataDirectory:
         return self.root / "coordinator.json"
 
     @property
+    def keeper_lock(self) -> Path:
+        return self.root / "up.lock"
+
+    @property
+    def keeper(self) -> Path:
+        return self.root / "up.json"
+
+    @property
+    def keeper_log(self) -> Path:
+        return self.root / "up.log"
+
+    @property
     def synthetic_dataset(self) -> Path:
         return self.root / "datasets" / "synthetic"
+
+    @property
+    def secrets(self) -> Path:
+        return self.root / "secrets"
 
     def job(self, job_id: str) -> JobFiles:
         return JobFiles(self.root / "jobs" / job_id)

@@ -123,6 +123,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What a synchronous job trains: ``file.py:Name`` or ``package.module:Name``. None: the
     built-in classifier."""
     env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    """More of the environment, by reference: see `muster.contracts.secrets`."""
     working_dir: str | None = None
     heartbeat_timeout: float = 10.0
     """Seconds without a heartbeat after which a rank that beats is killed and replaced."""

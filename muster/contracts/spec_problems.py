@@ -12,6 +12,7 @@ from muster.contracts.batches import (
 )
 from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId
+from muster.contracts.secrets import REFERENCE_WANTED, Reference
 from muster.contracts.spec import (
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,
@@ -61,6 +62,8 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _batch_problems(spec)
     yield from _mapping_problems("env", spec.env)
     yield from _mapping_problems("labels", spec.labels)
+    yield from _mapping_problems("secrets", spec.secrets)
+    yield from _secret_problems(spec)
     if _size_bytes(spec.env) > ENVIRONMENT_LIMIT_BYTES:
         yield FieldProblem("env", f"is longer than {ENVIRONMENT_LIMIT_BYTES} bytes as JSON")
     if spec.resume_from is not None and not re.fullmatch(JOB_ID_PATTERN, spec.resume_from):
@@ -163,8 +166,17 @@ def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldP
     for name, value in mapping.items():
         yield from _string_problems(field, name)
         yield from _string_problems(field, value)
-        if field == "env" and not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):
+        if field in {"env", "secrets"} and not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):
             yield FieldProblem(field, f"{name!r} is not the name of an environment variable")
+
+
+def _secret_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    for name, text in spec.secrets.items():
+        if Reference.parse(text) is None:
+            # What was written there may be the secret itself.
+            yield FieldProblem("secrets", f"{name!r} is no reference: write {REFERENCE_WANTED}")
+        if name in spec.env:
+            yield FieldProblem("secrets", f"{name!r} is in env as well: leave one of them out")
 
 
 def _string_problems(field: str, value: str) -> Iterator[FieldProblem]:

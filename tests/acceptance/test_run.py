@@ -32,6 +32,15 @@ def test_what_follows_the_script_is_the_scripts(terminal: Terminal) -> None:
     assert "[0] ['--help', '-n', '4', '--', 'x y']\n" in output
 
 
+def test_a_script_has_the_persons_environment(terminal: Terminal) -> None:
+    name = script(terminal, "import os; print(os.environ['HF_TOKEN'])")
+    # Of a service it would be for those jobs that ask for it.
+    lent = {"MUSTER_SECRET_ENV": "HF_TOKEN", "HF_TOKEN": "of this shell"}
+    code, output = terminal.run(*RUN, name, **lent)
+    assert code == 0, output
+    assert "[0] of this shell\n" in output
+
+
 def test_a_gang_is_started_again_as_a_whole(terminal: Terminal) -> None:
     name = script(
         terminal,
@@ -84,8 +93,8 @@ def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
     assert "the same command with --job-id mine goes on" in output
     assert not terminal.left_running()
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", "true")
-    assert code == 1
-    assert "mine has begun with another command or number of ranks, and is not over" in output
+    assert code == 6
+    assert "mine has begun with another command, and is not over" in output
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", name)
     assert code == 0, output
     assert "start 0" not in output, "that was shown before"

@@ -223,3 +223,12 @@ def command_of(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
     except OSError:
         return []
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_it_comes_up_at_an_address_of_ipv6(tmp_path: Path) -> None:
+    household = Household(tmp_path, MUSTER_HOST="::1")
+    household.start()
+    answer = household.request("GET", "/jobs")
+    assert (answer.status_code, answer.url.host) == (200, "::1")
+    household.close()

@@ -110,11 +110,16 @@ class StandIn:
         self._tenure.commit([JobWrite(change=change, **rows)])
 
     def move(
-        self, job_id: str, *path: JobStatus, workers: tuple[Worker, ...] = (), exit_code: int = 0
+        self,
+        job_id: str,
+        *path: JobStatus,
+        workers: tuple[Worker, ...] = (),
+        exit_code: int = 0,
+        message: str | None = None,
     ) -> None:
         for status in path or (self.jobs.get(JobId(job_id)).status,):
             job = self.jobs.get(JobId(job_id))
-            change = replace(_unchanged(job), status=status)
+            change = replace(_unchanged(job), status=status, message=message or job.message)
             if status in {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED}:
                 change = replace(change, finished_at=utc_now(), exit_code=exit_code)
             self._tenure.commit([JobWrite(change=change, workers=workers)])

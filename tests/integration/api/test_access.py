@@ -186,6 +186,24 @@ def test_a_token_is_shown_once_and_ends_when_it_is_revoked(
     assert not [secret for secret in secrets if secret.encode() in kept]
 
 
+def test_what_one_token_was_answered_is_not_told_to_the_next_of_its_name(
+    locked: Service, credentials: Credentials
+) -> None:
+    made = []
+    with asking(locked, credentials["environment"]) as client:
+        for _ in range(2):
+            text = client.post("/tokens", json={"name": "heir", "scope": "submit"}).json()["token"]
+            with asking(locked, f"Bearer {text}") as holder:
+                key = {"Idempotency-Key": "k"}
+                answers = [holder.post("/jobs", json={}, headers=key) for _ in range(2)]
+            assert "idempotency-replayed" not in answers[0].headers
+            assert answers[1].headers["idempotency-replayed"] == "true"
+            made.append({answer.json()["job_id"] for answer in answers})
+            client.delete("/tokens/heir")
+    assert [len(ids) for ids in made] == [1, 1]
+    assert made[0] != made[1]
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -231,3 +249,20 @@ def test_an_event_says_who_asked_for_it(locked: Service, credentials: Credential
         ("pause_requested", "MUSTER_TOKEN"),
         ("stop_requested", "MUSTER_TOKEN"),
     ]
+
+
+def test_who_only_looks_sees_the_names_in_an_environment(
+    locked: Service, credentials: Credentials
+) -> None:
+    env = {"HF_TOKEN": "hf_shown_to_few", "LR": "0.1"}
+    with asking(locked, credentials["submit"]) as client:
+        job = client.post("/jobs", json={"command": ["true"], "env": env}).json()
+        assert job["spec"]["env"] == env
+        assert "env shows HF_TOKEN" in job["message"]
+        assert client.get(f"/jobs/{job['job_id']}").json()["spec"]["env"] == env
+    with asking(locked, credentials["read"]) as client:
+        seen = client.get(f"/jobs/{job['job_id']}").json()
+        listed = client.get("/jobs").text
+        waited = client.get(f"/jobs/{job['job_id']}?wait=0.1").text
+    assert seen["spec"] == job["spec"] | {"env": {"HF_TOKEN": "…", "LR": "…"}}
+    assert "hf_shown_to_few" not in listed + waited

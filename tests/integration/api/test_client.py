@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
@@ -20,7 +20,7 @@ from muster.contracts.job import JobStatus
 VIEWS = {
     name: kind
     for name, kind in vars(views).items()
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and not name.startswith("_")
 }
 
 JSON_TYPES = {
@@ -183,3 +183,13 @@ def test_lines_are_followed_over_the_death_of_the_api(
     heard += following
     assert [(line.rank, line.line) for line in heard] == [(1, line) for line in said]
     assert not list(muster.job(job).logs(follow=True, tail=0))
+
+
+def test_events_are_told_as_they_happen(muster: Client, stand_in: StandIn, job: str) -> None:
+    following = muster.job(job).follow_events()
+    assert next(following).message == "the job was submitted"
+    stand_in.move(job, JobStatus.STARTING, JobStatus.RUNNING, JobStatus.COMPLETED)
+    rest = [event.message for event in following]
+    assert rest == [event.message for event in muster.job(job).events()][1:]
+    with pytest.raises(ValueError, match="carries no times"):
+        muster.job(job).logs(since=datetime(2026, 1, 1, tzinfo=UTC), follow=True)

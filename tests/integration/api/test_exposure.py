@@ -13,6 +13,8 @@ import pytest
 from integration.api.service import DEADLINE_SECONDS, Service
 
 from muster.contracts.token import Scope
+from muster.peers import endpoint
+from muster.socket_owners import plain
 from store.database import Database
 from store.tokens import Tokens
 
@@ -58,20 +60,39 @@ def unstarted(tmp_path_factory: pytest.TempPathFactory) -> Service:
 
 def test_by_default_it_listens_to_this_machine_only(service: Service) -> None:
     listening = [
-        fields[1]
+        endpoint(fields[1])
         for table in ("tcp", "tcp6")
         for fields in map(str.split, Path("/proc/net", table).read_text().splitlines()[1:])
         if fields[3] == "0A"
     ]
-    loopback = int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder)
-    ours = [place for place in listening if place.endswith(f":{service.port:04X}")]
-    assert ours == [f"{loopback:08X}:{service.port:04X}"]
+    addresses = [address for address, port in listening if port == service.port]
+    assert addresses == [plain("127.0.0.1")]
 
 
 def test_without_a_token_no_other_machine_is_listened_to(unstarted: Service) -> None:
     said = refused_start(unstarted, MUSTER_HOST=ANYWHERE, MUSTER_ALLOW_PLAIN_HTTP="1")
     assert said.startswith(f"api: refusing to listen on {ANYWHERE}")
     assert "muster token create NAME --scope admin" in said
+
+
+def test_where_everybody_needs_a_token_and_there_is_none_it_does_not_start(
+    unstarted: Service,
+) -> None:
+    said = refused_start(unstarted, MUSTER_REQUIRE_TOKEN="1")  # noqa: S106  a switch
+    assert said.startswith("api: refusing to start with MUSTER_REQUIRE_TOKEN")
+    assert "muster token create NAME --scope admin" in said
+
+
+def test_a_token_of_another_service_opens_nothing_here(tmp_path: Path) -> None:
+    token = f"mst_{'a' * 12}_{'b' * 64}"
+    service = Service(tmp_path, MUSTER_TOKEN=token)
+    service.start()
+    shown = {"Authorization": f"Bearer {token}"}
+    assert httpx.get(f"{service.url}/jobs", headers=shown).status_code == 401
+    assert httpx.get(f"{service.url}/jobs").status_code == 200
+    service.end(signal.SIGKILL)
+    assert "MUSTER_TOKEN is a token that some service made" in service.log.read_text()
+    assert token not in service.log.read_text()
 
 
 def test_a_token_in_the_clear_is_refused(unstarted: Service) -> None:

@@ -22,6 +22,16 @@ def test_a_world_size_alone_is_enough(client: httpx.Client) -> None:
     assert client.get(answer.headers["location"]).json() == job
 
 
+def test_a_job_may_be_sent_as_the_yaml_in_which_it_is_kept(client: httpx.Client) -> None:
+    told = {"Content-Type": "application/yaml"}
+    made = client.post("/jobs", content="name: kept  # here\nworld_size: 3\n", headers=told)
+    assert (made.status_code, made.json()["name"], made.json()["world_size"]) == (201, "kept", 3)
+    refused = client.post("/jobs", content="name: kept\nworld_siz: 3\n", headers=told)
+    assert refused.json()["errors"][0]["loc"] == ["body", "world_siz"]
+    too_much = client.post("/jobs", content=b"name: " + b"x" * (1 << 16), headers=told)
+    assert (too_much.status_code, too_much.json()["type"]) == (413, "/problems/body-too-large")
+
+
 def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
     def submit(world_size: int) -> httpx.Response:
         return client.post(
@@ -35,6 +45,24 @@ def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
     assert other.status_code == 422
     long = client.post("/jobs", json={}, headers={"Idempotency-Key": "k" * 256})
     assert long.status_code == 422
+
+
+def test_a_repetition_is_answered_though_the_job_has_saved_or_is_deleted(
+    service: Service, client: httpx.Client, stand_in: StandIn, name: str
+) -> None:
+    def submit() -> httpx.Response:
+        key = {"Idempotency-Key": name}
+        return client.post("/jobs", json={"job_id": name, "env": {"A": "b"}}, headers=key)
+
+    first = submit()
+    save_something(service, name)
+    assert submit().json() == first.json()
+    stand_in.end(name)
+    client.delete(f"/jobs/{name}").raise_for_status()
+    late = submit()
+    assert (late.status_code, late.json()["job_uid"]) == (201, first.json()["job_uid"])
+    assert late.json()["spec"] == first.json()["spec"] | {"env": {}}
+    assert client.get(f"/jobs/{name}").status_code == 404
 
 
 def test_an_id_that_is_taken_is_a_conflict(client: httpx.Client, job: str) -> None:
@@ -170,7 +198,7 @@ def test_deleting_waits_for_the_end(  # noqa: PLR0913, PLR0917  a table and its 
     agent.write(job, 0, "line\n")
     kept = service.root / "checkpoints" / job
     kept.mkdir(parents=True)
-    (kept / "LATEST").write_text("step_1\n")
+    (kept / "LATEST").write_text("step_0000000001.g0000\n")
     stand_in.run(job)
     uid = client.get(f"/jobs/{job}").json()["job_uid"]
     answers = []
@@ -200,15 +228,14 @@ def test_without_a_coordinator_nobody_waits_for_an_end(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.resign()
-    answers = [
-        client.delete(f"/jobs/{job}?stop_first=true"),
-        client.post("/jobs/purge?stop_running=true&statuses=STOPPING"),
-    ]
+    refused = client.delete(f"/jobs/{job}?stop_first=true")
+    assert stand_in.jobs.get(JobId(job)).stop_request is None, "a refusal changes nothing"
+    purged = client.post("/jobs/purge?stop_running=true&statuses=QUEUED")
     health = client.get("/health").json()
     stand_in.take_office()
-    assert [answer.status_code for answer in answers] == [503, 200]
-    assert "make up" in answers[0].json()["detail"]
-    assert answers[1].json()["skipped"] == [job]
+    assert [refused.status_code, purged.status_code] == [503, 200]
+    assert "make up" in refused.json()["detail"]
+    assert job in purged.json()["skipped"]
     assert health["status"] == health["checks"]["coordinator"]["status"] == "degraded"
 
 
@@ -253,13 +280,29 @@ def test_purging_skips_what_runs_and_days_win_over_hours(
         "/jobs/purge",
         params={"older_than_days": 1, "older_than_hours": 0, "statuses": statuses},
     )
-    nothing = {"matched": 0, "deleted": 0, "job_ids": [], "skipped": [], "freed_bytes": 0}
-    assert young.json() == nothing
+    nothing = {"matched": 0, "deleted": 0, "freed_bytes": 0}
+    assert young.json() == nothing | {"job_ids": [], "skipped": [], "failed": []}
     found = client.post("/jobs/purge", params={"older_than_hours": 0, "statuses": statuses}).json()
     assert over in found["job_ids"]
     assert job in found["skipped"]
     assert found["matched"] == found["deleted"] + len(found["skipped"])
     assert client.post("/jobs/purge?older_then_days=1").status_code == 422
+    assert client.get(f"/jobs/{job}").status_code == 200
+
+
+def test_purging_tells_which_files_it_could_not_remove(
+    service: Service, client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "line\n")
+    stand_in.move(job, JobStatus.STOPPED)
+    root = service.files.job(job).root
+    uid = client.get(f"/jobs/{job}").json()["job_uid"]
+    root.with_name(f"{job}.{uid}").mkdir()
+    (root.with_name(f"{job}.{uid}") / "in-the-way").touch()
+    found = client.post("/jobs/purge", params={"statuses": "STOPPED"}).json()
+    assert job not in found["job_ids"] + found["skipped"]
+    (failed,) = (one for one in found["failed"] if one["job_id"] == job)
+    assert f"{root} could not be removed" in failed["detail"]
     assert client.get(f"/jobs/{job}").status_code == 200
 
 

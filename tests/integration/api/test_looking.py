@@ -42,7 +42,7 @@ def test_jobs_are_a_table_the_newest_first(muster: Muster, stand_in: StandIn, jo
     assert header.split() == [
         "job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age",
     ]  # fmt: skip
-    assert first.split()[:3] == [job, "RUNNING", "2"]
+    assert first.split()[:3] == [job, "RUNNING", "2/2"]
     only = muster("ls", "--status", "running", "-o", "name")
     assert only.stdout.splitlines()[0] == job
 
@@ -110,6 +110,33 @@ def test_lines_are_shown_with_their_ranks_and_followed_to_the_end(
     assert muster("logs", "-f", job).stdout == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
 
 
+def test_lines_are_chosen_by_text_and_by_time(
+    muster: Muster, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    stand_in.run(job, worker(0), worker(1))
+    agent.write(job, 0, "loss 1\nstep 1\n", at_micros=1_000_000)
+    agent.write(job, 0, "loss 2\n", at_micros=2_000_000_000_000_000)
+    assert muster("logs", job, "--grep", "loss", "--rank", "0").stdout == "loss 1\nloss 2\n"
+    assert muster("logs", job, "--since", "2001-01-01").stdout == "[rank 0] loss 2\n"
+    stand_in.move(job, JobStatus.COMPLETED)
+    followed = muster("logs", job, "-f", "--grep", "loss")
+    assert followed.stdout == "[rank 0] loss 1\n[rank 0] loss 2\n"
+    for words, sentence in [
+        (("--since", "soon"), "is no time: say 10m"),
+        (("--since", "1h", "-f"), "a stream carries no times"),
+    ]:
+        refused = muster("logs", job, *words)
+        assert refused.exit_code == ExitCode.USAGE
+        assert sentence in refused.stderr
+
+
+def test_events_are_followed_to_the_end(muster: Muster, stand_in: StandIn, job: str) -> None:
+    stand_in.end(job)
+    told = muster("events", job).stdout
+    assert told.splitlines()[0].endswith("the job was submitted")
+    assert muster("events", "-f", job).stdout == told
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [(JobStatus.COMPLETED, ExitCode.OK), (JobStatus.FAILED, ExitCode.FAILED)],
@@ -144,6 +171,16 @@ def test_jobs_are_removed_once_they_are_over(
     assert not stand_in.jobs.find(JobId(job))
 
 
+def test_no_job_is_ended_or_deleted_that_only_begins_so(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    stand_in.end(job)
+    for verb in ("stop", "rm", "chaos"):
+        refused = muster(verb, job[:-1])
+        assert f"if {job} is meant, say all of it" in str(refused.exception)
+    assert stand_in.jobs.find(JobId(job))
+
+
 def test_a_purge_asks_somebody_or_is_told(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
@@ -155,3 +192,41 @@ def test_a_purge_asks_somebody_or_is_told(
     purged = muster("purge", "--status", "STOPPED", "--yes")
     assert job in purged.stdout.splitlines()
     assert stand_in.jobs.find(JobId(other))
+
+
+def test_a_purge_tells_what_it_could_not_delete_and_why(
+    muster: Muster, service: Service, stand_in: StandIn, job: str
+) -> None:
+    stand_in.end(job)
+    root = service.files.job(job).root
+    root.mkdir(parents=True, exist_ok=True)
+    uid = stand_in.jobs.get(JobId(job)).uid
+    root.with_name(f"{job}.{uid}").mkdir()
+    (root.with_name(f"{job}.{uid}") / "in-the-way").touch()
+    purged = muster("purge", "--status", "STOPPED", "--yes")
+    assert purged.exit_code == ExitCode.FAILED
+    assert f"{job} is over and was not deleted: {root} could not be removed" in purged.stderr
+    assert "not over" not in purged.stderr
+
+
+def test_a_purge_that_is_only_tried_asks_nobody_and_takes_nothing(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    stand_in.end(job)
+    result = muster("purge", "--dry-run")
+    assert (result.exit_code, job in result.stdout.splitlines()) == (0, True)
+    assert "would be deleted" in result.stderr
+    assert muster("show", job).exit_code == 0
+
+
+def test_a_stop_is_told_with_its_reason_and_who_asked(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job)
+    assert muster("stop", job, "--reason", "the loss diverges").exit_code == 0
+    [event] = [
+        event
+        for event in json.loads(muster("events", job, "-o", "json").stdout)["events"]
+        if "the loss diverges" in event["message"]
+    ]
+    assert event["actor"]

@@ -6,17 +6,10 @@ import re
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
-import uvicorn
 from integration.api.service import Service
-from starlette.types import Receive, Scope, Send
-
-from api.protocol import DeadlineProtocol
 
 STATUS = re.compile(rb"HTTP/1.1 (\d{3})")
 
@@ -295,66 +288,3 @@ def test_unknown_paths_and_methods_are_problems_too(client: httpx.Client) -> Non
 def test_an_unknown_job_is_not_found(client: httpx.Client, method: str, path: str) -> None:
     answer = client.request(method, path)
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
-
-
-class _Impatient(DeadlineProtocol):
-    receipt_seconds = 0.2
-
-
-class _Narrow(DeadlineProtocol):
-    """Takes everybody for a stranger, and two connections from each."""
-
-    connections_at_once = 2
-
-    def _caller_uid(self) -> None:
-        return None
-
-
-@pytest.fixture
-def slow_service() -> Iterator[tuple[str, int]]:
-    """The same protocol with a short deadline, in this process."""
-    with served(_Impatient) as address:
-        yield address
-
-
-@contextmanager
-def served(protocol: type[DeadlineProtocol]) -> Iterator[tuple[str, int]]:
-    """A service of this process that answers nothing."""
-
-    async def answer(_scope: Scope, receive: Receive, _send: Send) -> None:
-        message = await receive()
-        while message.get("more_body"):
-            message = await receive()
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(answer, http=protocol, lifespan="off", log_level="critical")
-    )
-    running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    running.start()
-    yield listener.getsockname()
-    server.should_exit = True
-    running.join()
-
-
-def test_a_client_that_never_finishes_its_request_is_dropped(slow_service: tuple[str, int]) -> None:
-    for beginning in (b"", b"GET / HT", post(b"{}", Content_Length="100")[:-1]):
-        with socket.create_connection(slow_service, timeout=20) as client:
-            client.sendall(beginning)
-            received = b"".join(iter(lambda: client.recv(4096), b""))
-            assert status(received) == 408
-
-
-@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["without end", "in one piece"])
-def test_long_headers_are_refused(slow_service: tuple[str, int], end: bytes) -> None:
-    with socket.create_connection(slow_service, timeout=20) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (3 << 16) + end)
-        assert status(client.recv(4096)) == 431
-
-
-def test_a_stranger_with_all_the_connections_gets_no_more() -> None:
-    with served(_Narrow) as address, ExitStack() as opened:
-        for _ in range(2):
-            opened.enter_context(socket.create_connection(address, timeout=20)).sendall(b"GET")
-        with socket.create_connection(address, timeout=20) as another:
-            assert status(another.recv(4096)) == 429

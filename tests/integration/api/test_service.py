@@ -30,13 +30,17 @@ def test_probes_answer_without_a_coordinator(client: httpx.Client, stand_in: Sta
     assert [answer.json() for answer in answers] == [{"status": "ok"}] * 3
 
 
-def test_the_version_names_program_interface_and_tables(client: httpx.Client) -> None:
+def test_the_version_names_program_interface_and_tables(
+    client: httpx.Client, service: Service
+) -> None:
     health = client.get("/health").json()
     assert health["checks"]["disk"]["detail"].endswith("free")
     assert client.get("/version").json() == {
         "app": health["version"],
         "api": "v1",
         "schema_revision": HEAD,
+        "database": "sqlite",
+        "data_dir": str(service.files.root),
     }
 
 

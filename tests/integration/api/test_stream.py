@@ -95,6 +95,20 @@ def test_a_tail_begins_near_the_end(
     assert lines(found) == ["[rank 0] 2", "[rank 0] 3"]
 
 
+def test_who_asks_for_the_end_is_told_where_that_is_before_there_is_a_line(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "old\n")
+    stand_in.run(job)
+    path = f"/jobs/{job}/logs/stream"
+    with client.stream("GET", path, params={"tail": 0}) as response:
+        told = next(line for line in response.iter_lines() if line.startswith("id: "))
+    agent.write(job, 0, "while nobody looked\n")
+    stand_in.move(job, JobStatus.COMPLETED)
+    with client.stream("GET", path, params={"after": told.removeprefix("id: ")}) as response:
+        assert lines(list(events(response.iter_raw()))) == ["[rank 0] while nobody looked"]
+
+
 def test_history_is_in_the_order_of_time_across_ranks_and_incarnations(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
@@ -141,6 +155,27 @@ def test_the_stream_of_a_deleted_job_ends(
         stand_in.move(job, JobStatus.FAILED)
         client.delete(f"/jobs/{job}").raise_for_status()
         assert next(event for event in stream if event.kind).kind == "end"
+
+
+def test_a_reader_of_an_earlier_job_of_that_id_does_not_miss_the_beginning_of_this_one(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "of the first job\n")
+    stand_in.move(job, JobStatus.FAILED)
+    seen = everything(client, f"/jobs/{job}/logs/stream")[-1].id
+    client.delete(f"/jobs/{job}").raise_for_status()
+    client.post("/jobs", json={"job_id": job, "mode": "independent"}).raise_for_status()
+    agent.write(job, 0, "of the second job\n")
+    stand_in.move(job, JobStatus.FAILED)
+    refused = [
+        client.get(f"/jobs/{job}/logs/stream", headers={"Last-Event-ID": seen}),
+        client.get(f"/jobs/{job}/logs", params={"after": seen}),
+    ]
+    assert [answer.json()["type"] for answer in refused] == [
+        "/problems/position-of-another-job"
+    ] * 2
+    found = everything(client, f"/jobs/{job}/logs/stream")
+    assert lines(found) == ["[rank 0] of the second job"]
 
 
 @pytest.mark.parametrize("text", ["x", "0:1", "0.0:-1", "0.0:1,0.0:2", "0.0:1,", "9" * 30])

@@ -1,5 +1,6 @@
 """``muster submit``: what a person wrote, as the server holds it; and what is told of the rest."""
 
+import json
 import os
 import signal
 import subprocess
@@ -139,6 +140,25 @@ def test_what_cannot_be_a_job_is_told_with_its_place(
     assert stand_in.jobs.count(Selection()) == before
 
 
+def test_a_plan_is_told_and_nothing_is_submitted(
+    muster: Muster, stand_in: StandIn, tmp_path: Path, name: str
+) -> None:
+    before = stand_in.jobs.count(Selection())
+    planned = muster("submit", "--dry-run", "--id", name, "-n", "3")
+    assert planned.exit_code == ExitCode.OK
+    facts = dict(line.split("  ", 1) for line in planned.stdout.splitlines()[:-1])
+    assert (facts["job"].strip(), facts["ranks"].strip()) == (name, "3, synchronous")
+    assert facts["shards"].strip() == "32: 10 to 11 for each rank"
+    assert planned.stdout.splitlines()[-1] == "nothing was submitted: leave out --dry-run"
+    (tmp_path / "job.yaml").write_text("command: [python, -c, pass]\nworld_siz: 2\n")
+    refused = muster("submit", "--dry-run", "job.yaml")
+    assert (refused.exit_code, refused.stdout) == (ExitCode.USAGE, "")
+    assert refused.stderr.startswith("job.yaml:2:1: world_siz")
+    told = muster("submit", "--dry-run", "-o", "json", "--", "python", "train it.py")
+    assert json.loads(told.stdout)["command"] == ["python", "train it.py"]
+    assert stand_in.jobs.count(Selection()) == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -175,10 +195,10 @@ def test_who_watches_sees_the_end(
 
 
 def test_ctrl_c_goes_away_and_says_how_to_come_back(watching: Watching, stand_in: StandIn) -> None:
-    watching.see("0 of 4 ranks")
+    watching.see("0/4 ranks")
     watching.process.send_signal(signal.SIGINT)
     code, said = watching.ended()
-    assert code == ExitCode.OK
+    assert code == ExitCode.INTERRUPTED
     assert f"muster logs -f {watching.job_id}" in said
     assert f"muster stop {watching.job_id}" in said
     assert stand_in.jobs.get(JobId(watching.job_id)).status is JobStatus.QUEUED

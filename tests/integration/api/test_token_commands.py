@@ -42,7 +42,13 @@ def test_a_token_is_made_shown_and_revoked(
     assert client.get("/jobs", headers=mine).status_code == 200
     assert muster("token", "revoke", "ci").stdout == "ci opens nothing any more\n"
     assert client.get("/jobs", headers=mine).status_code == 401
-    assert "revoked" in muster("token", "ls").stdout
+    left = muster("token", "ls")
+    assert text[4:16] not in left.stdout
+    assert "revoked or expired: --all" in left.stderr
+    (line,) = [
+        one for one in muster("token", "ls", "--all").stdout.splitlines() if text[4:16] in one
+    ]
+    assert line.split()[3] == "revoked"
     assert text not in service.log.read_text()
 
 

@@ -3,11 +3,13 @@
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
-from integration.api.service import Service, StandIn
+from integration.api.service import DEADLINE_SECONDS, LOOK_SECONDS, Service, StandIn
 
 from muster.contracts.job import JobStatus
 
@@ -76,3 +78,19 @@ def test_who_waits_does_not_hold_up_the_end(
         assert service.end(signal.SIGTERM) == 0
         assert waiting.recv(65536).startswith(b"HTTP/1.1 200")
     service.start()
+
+
+def test_who_has_left_waits_no_longer_and_can_wait_again(tmp_path: Path) -> None:
+    token = "f" * 64
+    narrow = Service(tmp_path, MUSTER_TOKEN=token, MUSTER_REQUESTS_AT_ONCE="1")
+    narrow.start()
+    shown = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=narrow.url, headers=shown, timeout=DEADLINE_SECONDS) as client:
+        client.post("/jobs", json={"job_id": "a"}).raise_for_status()
+        with pytest.raises(httpx.ReadTimeout):
+            client.get("/jobs/a?wait=60", timeout=0.5)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while client.get("/jobs/a").status_code == 429:
+            assert time.monotonic() < deadline
+            time.sleep(LOOK_SECONDS)
+    narrow.end(signal.SIGKILL)

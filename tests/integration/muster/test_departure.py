@@ -133,6 +133,14 @@ def test_without_its_log_it_has_only_nothing_to_quote(run: Run, files: JobFiles)
     assert (own.exited.exit_code, own.exited.last_lines) == (3, ())
 
 
+def test_an_account_holds_no_secret(run: Run, files: JobFiles) -> None:
+    words = "print('refused:', os.environ['KEY'], flush=True); leave(3, account)"
+    _, own = run("-c", LEAVES + words, MUSTER_SECRETS="KEY", KEY="correct horse")
+    assert own is not None
+    assert own.exited.last_lines == ("refused: [secret]",)
+    assert b"correct horse" not in files.own_account(0, 3).read_bytes()
+
+
 def test_a_fork_that_runs_off_its_end_speaks_for_nobody(run: Run) -> None:
     fork = "if os.fork() == 0: leave(5, account)\nos.wait()\nleave(0, account)"
     code, own = run("-c", LEAVES + fork)

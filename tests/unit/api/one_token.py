@@ -30,12 +30,16 @@ class OneToken:
     token: Token = field(default_factory=the_token)
     is_away: bool = False
     is_read_only: bool = False
+    is_at_hand: bool = False
     noted: list[datetime] = field(default_factory=list)
 
     def find(self, token_id: str) -> Token | None:
         if self.is_away:
             raise StoreUnavailable("nobody there")
         return self.token if token_id == self.token.token_id else None
+
+    def at_hand(self, token_id: str) -> Token | None:
+        return self.token if self.is_at_hand and token_id == self.token.token_id else None
 
     def note_use(self, _token_id: str, now: datetime) -> None:
         self.noted.append(now)

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from api.exposure import Exposed, InvalidCertificate, check_certificate, refuse_exposure
+from api.exposure import (
+    Exposed,
+    InvalidCertificate,
+    LockedOut,
+    check_certificate,
+    refuse_exposure,
+    refuse_lockout,
+)
 from muster.contracts.environ import DoorSettings
 
 TOKEN = {"MUSTER_TOKEN": "t" * 32}
@@ -33,6 +40,15 @@ def test_elsewhere_a_token_and_a_safe_way_are_needed(address: str) -> None:
             listen(address, environ, is_any_token=is_any_token)
         listen(address, environ | TLS, is_any_token=is_any_token)
         listen(address, environ | PLAIN, is_any_token=is_any_token)
+
+
+def test_where_everybody_needs_a_token_there_has_to_be_one() -> None:
+    required = {"MUSTER_REQUIRE_TOKEN": "1"}
+    with pytest.raises(LockedOut, match="muster token create NAME --scope admin"):
+        refuse_lockout(DoorSettings.read(required), lambda: False)
+    refuse_lockout(DoorSettings.read({}), lambda: False)
+    refuse_lockout(DoorSettings.read(required), lambda: True)
+    refuse_lockout(DoorSettings.read(required | TOKEN), lambda: False)
 
 
 def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from api.door import Door
@@ -73,7 +74,7 @@ def answer_to(error: Exception) -> httpx.Response:
     ],
 )
 def test_each_error_has_its_document(error: Exception, status: int, kind: str) -> None:
-    with capture_logs() as logs:
+    with capture_logs(processors=[merge_contextvars]) as logs:
         answer = answer_to(error)
     problem: dict[str, Any] = answer.json()
     assert answer.headers["content-type"] == "application/problem+json"

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fastapi import Request
+from structlog.testing import capture_logs
 
 from api.desk import FrontDesk
 from api.problems import Problem
@@ -35,11 +37,30 @@ def desk(root: Path, *, database: str | None = None, coordinator: str | None = N
     return cast(FrontDesk, SimpleNamespace(**parts))
 
 
-def test_readiness_names_what_fails(tmp_path: Path) -> None:
+def asked_by(caller: str | None) -> Request:
+    """Return the request of somebody known, or of nobody."""
+    return Request({"type": "http", "state": {} if caller is None else {"caller": caller}})
+
+
+def test_readiness_tells_the_log_what_fails_and_nobody_else(tmp_path: Path) -> None:
     assert get_readiness(desk(tmp_path, coordinator="none is running")).status == "ok"
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(Problem) as refused, capture_logs() as logs:
         get_readiness(desk(tmp_path, database="the disk is gone"))
-    assert (refused.value.status, refused.value.detail) == (503, "database: the disk is gone")
+    assert (refused.value.status, refused.value.slug) == (503, "not-ready")
+    assert "disk" not in refused.value.detail
+    assert [log["reason"] for log in logs] == ["the disk is gone"]
+
+
+def test_who_may_not_read_is_told_no_more_than_what_is_well(tmp_path: Path) -> None:
+    gone = desk(tmp_path / "gone", database="sqlite:///secret")
+    found = health(gone, asked_by(None))
+    assert (found.status, found.version) == ("degraded", None)
+    assert [(name, check.status, check.detail) for name, check in found.checks] == [
+        ("database", "degraded", ""),
+        ("coordinator", "ok", ""),
+        ("disk", "degraded", ""),
+    ]
+    assert health(gone, asked_by("ci")).checks.database.detail == "sqlite:///secret"
 
 
 @pytest.mark.parametrize(
@@ -56,12 +77,12 @@ def test_a_disk_that_is_nearly_full_degrades(
 ) -> None:
     usage = Usage(total, total - free, free)
     monkeypatch.setattr(routes.shutil, "disk_usage", lambda _path: usage)
-    found = health(desk(tmp_path))
+    found = health(desk(tmp_path), asked_by("ci"))
     assert found.status == found.checks.disk.status == status
     assert f"{free >> 20} MiB" in found.checks.disk.detail
 
 
 def test_a_data_directory_that_is_gone_degrades(tmp_path: Path) -> None:
-    found = health(desk(tmp_path / "gone"))
+    found = health(desk(tmp_path / "gone"), asked_by("ci"))
     assert (found.status, found.checks.database.status) == ("degraded", "ok")
     assert "gone" in found.checks.disk.detail

@@ -81,6 +81,38 @@ def test_a_use_that_cannot_be_noted_turns_nobody_away(
     assert [log["action"] for log in logs] == ["token_use_lost"]
 
 
+def test_who_was_seen_a_moment_ago_is_known_without_the_database(
+    identities: Identities, tokens: OneToken, hand: Hand
+) -> None:
+    who(identities)
+    tokens.is_at_hand = tokens.is_away = True
+    assert who(identities) == "token:ci submit"
+    for text in (TEXT[:-1] + "0", "mst_"):
+        with pytest.raises(Problem):
+            who(identities, text)
+    hand.now += timedelta(minutes=2)  # a use is to be noted again, which a thread does
+    with pytest.raises(Problem):
+        who(identities)
+
+
+def test_what_is_no_token_of_a_store_is_not_looked_for_there(tokens: OneToken) -> None:
+    tokens.is_away = True
+    made_up = "0123456789abcdef" * 2
+    lone = Identities(
+        tokens, Hand(), own_uid=OWN_UID, require_token=False, token_sha256=sha256_of(made_up)
+    )
+    assert who(lone, made_up) == "MUSTER_TOKEN admin"
+    with pytest.raises(Unauthorized, match="none of this service"):
+        who(lone, made_up + "0")
+
+
+def test_where_a_token_is_required_the_own_user_is_nobody() -> None:
+    strict = Identities(OneToken(), Hand(), own_uid=OWN_UID, require_token=True, token_sha256=None)
+    assert not strict.is_own(OWN_UID)
+    with pytest.raises(Unauthorized, match="needs a token"):
+        who(strict, None, OWN_UID)
+
+
 def test_uses_are_noted_once_a_minute(identities: Identities, tokens: OneToken, hand: Hand) -> None:
     for _ in range(5):
         who(identities)

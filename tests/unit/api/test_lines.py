@@ -1,4 +1,4 @@
-"""Lines of a growing file, cut anywhere, read in any order."""
+"""Lines of a file from its end on, and what people see of them."""
 
 from pathlib import Path
 
@@ -7,9 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.logs import lines
-from api.logs.lines import LINE_LIMIT_BYTES, Follower, backwards, complete_size
-
-CHUNKS = st.lists(st.text("ab\n", max_size=12).map(str.encode), max_size=12)
+from api.logs.lines import LINE_LIMIT_BYTES, Line, backwards, complete_size, shown
 
 
 @pytest.fixture(params=[4, 32 * 1024])
@@ -19,65 +17,26 @@ def path(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     return tmp_path / "log"
 
 
-@pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(chunks=CHUNKS)
-def test_a_follower_hands_out_each_complete_line_once(path: Path, chunks: list[bytes]) -> None:
-    path.unlink(missing_ok=True)
-    follower = Follower(path, 0)
-    found = []
-    written = b""
-    for chunk in chunks:
-        written += chunk
-        path.write_bytes(written)
-        while got := follower.read(8):
-            found += got
-        assert follower.offset == written.rfind(b"\n") + 1
-    found += follower.rest()
-    assert [line.head for line in found] == written.split(b"\n")[: len(found)]
-    assert follower.offset == len(written)
-    assert [line.start for line in found] == [0, *[line.end for line in found]][: len(found)]
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=st.text("ab\n", max_size=60).map(str.encode))
 def test_backwards_is_forwards_reversed(path: Path, text: bytes) -> None:
     path.write_bytes(text)
-    follower = Follower(path, 0)
-    forwards = []
-    while got := follower.read(8):
-        forwards += got
-    forwards += follower.rest()
-    assert list(backwards(path, len(text))) == forwards[::-1]
+    found = list(backwards(path, len(text)))[::-1]
+    assert [line.head for line in found] == text.removesuffix(b"\n").split(b"\n")[: len(found)]
+    assert [line.end for line in found][:-1] == [line.start for line in found][1:]
+    assert sum(line.end - line.start for line in found) == len(text)
     assert complete_size(path) == text.rfind(b"\n") + 1
 
 
 def test_a_missing_file_has_no_lines(path: Path) -> None:
-    assert Follower(path, 0).read(100) == []
-    assert Follower(path, 0).rest() == []
     assert list(backwards(path, 0)) == []
     assert complete_size(path) == 0
 
 
-def test_a_file_that_shrank_begins_anew(path: Path) -> None:
-    path.write_bytes(b"long line\n")
-    follower = Follower(path, 10)
-    path.write_bytes(b"new\n")
-    assert [line.head for line in follower.read(100)] == [b"new"]
-
-
-def test_a_link_is_not_followed(path: Path) -> None:
-    secret = path.with_name("secret")
-    secret.write_bytes(b"secret\n")
-    path.symlink_to(secret)
-    assert Follower(path, 0).read(100) == []
-
-
 def test_an_endless_line_is_cut_and_counted(path: Path) -> None:
     path.write_bytes(b"x" * (LINE_LIMIT_BYTES + 7) + b"\nnext\n")
-    (cut, *_) = Follower(path, 0).read(1)
-    assert cut.text == "x" * LINE_LIMIT_BYTES + " … [7 bytes cut]"
-    assert [line.text for line in backwards(path, LINE_LIMIT_BYTES + 13)] == ["next", cut.text]
+    cut = "x" * LINE_LIMIT_BYTES + " … [7 bytes cut]"
+    assert [line.text for line in backwards(path, LINE_LIMIT_BYTES + 13)] == ["next", cut]
 
 
 @pytest.mark.parametrize(
@@ -94,3 +53,23 @@ def test_an_endless_line_is_cut_and_counted(path: Path) -> None:
 def test_what_people_see(path: Path, raw: bytes, text: str) -> None:
     path.write_bytes(raw)
     assert [line.text for line in backwards(path, len(raw))] == [text]
+
+
+@given(lines=st.lists(st.text("ab\r\xff", max_size=6).map(lambda line: line.encode("latin-1"))))
+def test_many_lines_look_as_each_does(lines: list[bytes]) -> None:
+    assert shown(b"\n".join(lines)) == "\n".join(map(shown, lines))
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    raw=st.text("ab\r\n", max_size=60).map(str.encode),
+    text=st.sampled_from(["a", "bb", "ab", "\\r", "b\\", "�", "\n", ""]),
+)
+def test_what_is_passed_over_does_not_hold_the_text(path: Path, raw: bytes, text: str) -> None:
+    path.write_bytes(raw)
+    everything = [line for line in backwards(path, len(raw)) if isinstance(line, Line)]
+    looked_at = list(backwards(path, len(raw), text))
+    assert [one.end for one in looked_at][1:] == [one.start for one in looked_at][:-1]
+    found = [line for line in looked_at if isinstance(line, Line) and text in line.text]
+    assert found == [line for line in everything if text in line.text]

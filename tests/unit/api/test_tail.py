@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from api.logs import tail as tails
-from api.logs.tail import Wanted, tail
+from api.logs.tail import LINE_COST_BYTES, Wanted, tail
 from muster.contracts.layout import TIME_MARK, JobFiles
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFiles:
     """Ten numbered lines, of which a search may look at four."""
-    monkeypatch.setattr(tails, "SEARCH_LIMIT_LINES", 4)
+    monkeypatch.setattr(tails, "SEARCH_LIMIT_BYTES", 4 * LINE_COST_BYTES)
     found = JobFiles(tmp_path)
     found.logs.mkdir()
     found.log(0, 0).write_text("".join(f"line {number}\n" for number in range(10)))

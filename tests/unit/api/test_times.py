@@ -43,3 +43,13 @@ def test_the_last_mark_until_then_says_how_much_was_written(
 
 def test_without_marks_nothing_is_known_to_have_been_written(tmp_path: Path) -> None:
     assert TimeIndex(tmp_path / "times").size_at(999) == 0
+
+
+def test_any_order_of_questions_has_the_same_answers(tmp_path: Path) -> None:
+    path = tmp_path / "times"
+    marks = [(7 * number, number) for number in range(1, 1000)]
+    path.write_bytes(b"".join(TIME_MARK.pack(*mark) for mark in marks))
+    index = TimeIndex(path)
+    for end in (1, 7, 8, 3500, 6993, 6994, 900, 901, 3000, 1, 6994):
+        expected = -(-end // 7) if end <= 6993 else None
+        assert index.at(end) == expected

@@ -1,13 +1,17 @@
 """What a fault brings is told, once, and then how it ended."""
 
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
 import pytest
+from summaries import RANK, rank, summary
 
 from cli.aftermath import LOOK_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, Aftermath, NotBack
+from muster.client.views import EventView, SummaryView
 
-BEFORE = {"rank": 1, "worker_id": "1.0", "state": "live", "pid": 7}
+TICKS = count()
+BEFORE = {**RANK, "rank": 1, "worker_id": "1.0"}
 GONE = {**BEFORE, "state": "exited", "pid": None}
 WHY = "it trains on"
 BACK = {**BEFORE, "worker_id": "1.1", "pid": 9}
@@ -19,17 +23,20 @@ class Job:
     def __init__(self, *looks: tuple[str, dict[str, Any]]) -> None:
         self._looks = iter(looks)
         self._last = looks[-1]
-        self._events = [{"at": "0", "message": "the job was submitted"}]
-        self._ticks = count(1)
+        self._events = [event("the job was submitted")]
 
-    def get(self, path: str) -> dict[str, Any]:
-        if path == "/jobs/a/events":
-            return {"events": list(self._events)}
-        assert path == "/jobs/a/summary"
+    def events(self) -> list[EventView]:
+        return list(self._events)
+
+    def summary(self) -> SummaryView:
         status, worker = next(self._looks, self._last)
-        message = f"rank 1 is {worker['state']}"
-        self._events.append({"at": str(next(self._ticks)), "message": message})
-        return {"status": status, "workers": [{"rank": 0, "worker_id": "0.0"}, worker]}
+        self._events.append(event(f"rank 1 is {worker['state']}"))
+        return summary(status=status, workers=[RANK, worker])
+
+
+def event(message: str) -> EventView:
+    at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=next(TICKS))
+    return EventView(at=at, kind="k", message=message, rank=1, incarnation=None)
 
 
 def sentences(job: Job) -> list[str]:
@@ -38,7 +45,7 @@ def sentences(job: Job) -> list[str]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    aftermath = Aftermath(job.get, "/jobs/a", BEFORE, WHY, monotonic=lambda: now[0], sleep=sleep)
+    aftermath = Aftermath(job, rank(**BEFORE), WHY, monotonic=lambda: now[0], sleep=sleep)
     told = []
     try:
         told.extend(aftermath.sentences())

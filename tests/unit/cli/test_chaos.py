@@ -5,20 +5,21 @@ import platform
 import signal
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from summaries import job, rank
 from typer import BadParameter
 
 from cli.chaos import FaultRefused, fault_named, process_of
+from muster.client.views import WorkerView
 from muster.contracts.environ import MARK
 from muster.processes import send_signal
 
-JOB = {"job_id": "points", "job_uid": "uid", "status": "RUNNING"}
+JOB = job(job_uid="uid")
 
 
-def worker(**said: object) -> dict[str, Any]:
-    return {"rank": 0, "pid": None, "node": platform.node(), "state": "live", **said}
+def worker(**said: object) -> WorkerView:
+    return rank(**{"pid": None, "node": platform.node(), **said})
 
 
 @pytest.fixture
@@ -59,17 +60,17 @@ def test_a_fault_that_there_is_not_is_refused_with_those_that_there_are() -> Non
 
 
 def test_the_mark_of_another_rank_or_job_is_not_enough(process: subprocess.Popen[bytes]) -> None:
-    ranks = [worker(pid=process.pid, rank=rank) for rank in range(2)]
+    ranks = [worker(pid=process.pid, rank=number) for number in range(2)]
     with pytest.raises(FaultRefused, match="mark of rank 1"):
         process_of(JOB, ranks, 1)
     with pytest.raises(FaultRefused, match="mark of rank 0"):
-        process_of({**JOB, "job_uid": "u"}, ranks, 0)
+        process_of(job(job_uid="u"), ranks, 0)
     assert process.poll() is None
 
 
 def test_a_job_that_is_over_and_a_rank_that_is_not_there_are_refused() -> None:
     with pytest.raises(FaultRefused, match="is COMPLETED"):
-        process_of({**JOB, "status": "COMPLETED"}, [worker()], 0)
+        process_of(job(status="COMPLETED"), [worker()], 0)
     with pytest.raises(FaultRefused, match="has no rank 7"):
         process_of(JOB, [worker()], 7)
     with pytest.raises(FaultRefused, match="ranks 0 to 1, choose with --rank"):

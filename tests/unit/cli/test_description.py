@@ -17,7 +17,7 @@ def described(
 ) -> Description:
     marks = {(field,): f"{line}:1" for line, field in enumerate(fields or {}, start=1)}
     file = None if fields is None else JobFile(name="job.yaml", fields=fields, marks=marks)
-    return Description(file=file, typed=typed, env=env or {})
+    return Description(file=file, typed=typed, mappings={"env": env or {}})
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def described(
         (described({"max_workers": 4}, max_workers=None), {"max_workers": None}),
         (described({"env": {"A": "a", "B": "b"}}, {"B": "c"}), {"env": {"A": "a", "B": "c"}}),
         (described({"env": None}, {"B": "c"}), {"env": {"B": "c"}}),
+        (described({"env": ["A=1"]}, {"B": "c"}), {"env": ["A=1"]}),
         (described(dataset_dir="a/../b"), {"dataset_dir": "/home/me/b"}),
         (described({"checkpoint_dir": "/saved"}), {"checkpoint_dir": "/saved"}),
         (described(dataset_dir=7), {"dataset_dir": 7}),
@@ -43,6 +44,13 @@ def test_a_description_means_the_same_wherever_it_is_read(
     said: Description, body: dict[str, Any]
 ) -> None:
     assert said.body(HERE) == body
+
+
+def test_secrets_that_are_typed_are_added_to_those_of_the_file() -> None:
+    fields = {"secrets": {"A": "file:a", "B": "file:b"}}
+    file = JobFile(name="job.yaml", fields=fields, marks={})
+    said = Description(file=file, typed={}, mappings={"env": {}, "secrets": {"B": "env:B"}})
+    assert said.body(HERE) == {"secrets": {"A": "file:a", "B": "env:B"}}
 
 
 @pytest.mark.parametrize(

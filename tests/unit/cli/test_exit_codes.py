@@ -13,7 +13,13 @@ from muster.client.errors import (
     WaitTimedOut,
     refusal,
 )
-from muster.contracts.errors import MusterError
+from muster.contracts.errors import (
+    BegunOtherwise,
+    FieldProblem,
+    InvalidEnvironment,
+    InvalidSpec,
+    MusterError,
+)
 from muster.contracts.job import TERMINAL
 
 
@@ -25,6 +31,9 @@ from muster.contracts.job import TERMINAL
         (Ambiguous("a", ["a1", "a2"]), ExitCode.USAGE),
         (WaitTimedOut("a", "RUNNING", 1.0), ExitCode.TIMED_OUT),
         (ClientError("what else there is"), ExitCode.FAILED),
+        (InvalidSpec([FieldProblem("job_id", "is no id")]), ExitCode.USAGE),
+        (InvalidEnvironment("MUSTER_PORT", "x", "a number"), ExitCode.USAGE),
+        (BegunOtherwise("a", ["command"]), ExitCode.CONFLICT),
         (MusterError("ours"), ExitCode.FAILED),
     ],
 )

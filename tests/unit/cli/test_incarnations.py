@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from summaries import RANK, summary
+
 from cli.incarnations import lines
 
 FAILED = {
@@ -24,7 +26,7 @@ ENDED: dict[str, Any] = {
 
 
 def test_the_job_comes_first_and_nothing_is_cut_where_there_is_no_terminal() -> None:
-    assert list(lines(FAILED, [ENDED], [], None)) == [
+    assert list(lines(summary(**FAILED), [ENDED], None)) == [
         "points is FAILED (no_progress): rank 0 failed; its log:",
         "  Traceback",
         "    line 3",
@@ -35,7 +37,7 @@ def test_the_job_comes_first_and_nothing_is_cut_where_there_is_no_terminal() -> 
 
 
 def test_a_terminal_gets_lines_that_fit_and_every_word() -> None:
-    shown = list(lines(FAILED, [ENDED], [], 60))
+    shown = list(lines(summary(**FAILED), [ENDED], 60))
     assert shown[-2:] == [
         "      exited with code 1 (/a/very/long/path/to/train.py,",
         "      line 12: NameError: name 'x')",
@@ -44,8 +46,7 @@ def test_a_terminal_gets_lines_that_fit_and_every_word() -> None:
 
 
 def test_a_job_without_processes_says_so() -> None:
-    queued = {**FAILED, "status": "QUEUED", "reason": None, "message": None}
-    assert list(lines(queued, [], [], 80)) == ["points is QUEUED", "none yet"]
+    assert list(lines(summary(status="QUEUED"), [], 80)) == ["a is QUEUED", "none yet"]
 
 
 def test_who_lives_has_come_as_far_as_it_says() -> None:
@@ -55,8 +56,8 @@ def test_who_lives_has_come_as_far_as_it_says() -> None:
         {**lives, "incarnation": 1, "step_at_start": 5},
         {**lives, "rank": 1, "step_at_start": 5},
     ]
-    workers = [{"worker_id": "0.1", "step": 9}, {"worker_id": "0.2", "step": 9}]
-    _, _, *rows = lines(FAILED | {"message": None}, found, workers, None)
+    workers = [{**RANK, "worker_id": name, "step": 9} for name in ("0.1", "0.2")]
+    _, _, *rows = lines(summary(workers=workers), found, None)
     assert [row.split()[-4:] for row in rows] == [
         ["-", "to", "-", "lives"],
         ["5", "to", "9", "lives"],

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 import typer
+from summaries import JOB, job
 
 from cli import pool
 from cli.pool import SUSPECT_AGENTS, audit, counted, verdict_of, workers
@@ -67,44 +68,22 @@ def test_an_audit_ends_with_one_sentence_and_its_exit_code(
     sentence: str,
     code: int,
 ) -> None:
-    job = {
-        "job_id": "a",
-        "status": status,
-        "is_terminal": status in {"COMPLETED", "FAILED"},
-        "spec": {"mode": mode},
-    }
+    whole = job(status=status, is_terminal=status in {"COMPLETED", "FAILED"}, spec={"mode": mode})
     audit = {"exactly_once": exactly_once, "epochs": epochs}
-    assert verdict_of(job, audit) == (sentence, code)
+    assert verdict_of(whole, audit) == (sentence, code)
 
 
 def test_one_rank_is_one() -> None:
     assert [counted(ranks) for ranks in (1, 2)] == ["1 rank", "2 ranks"]
 
 
-JOB = {
-    "job_id": "a",
-    "job_uid": "u",
-    "name": None,
-    "status": "COMPLETED",
-    "reason": None,
-    "message": None,
-    "world_size": 2,
-    "created_at": "2026-01-01T12:00:00Z",
-    "started_at": None,
-    "finished_at": None,
-    "exit_code": 0,
-    "is_terminal": True,
-    "stop_requested": False,
-    "pause_requested": False,
-    "spec": {"mode": "synchronous"},
-}
-
-
 def serve(monkeypatch: pytest.MonkeyPatch, found: Mapping[str, Any]) -> None:
     """Let the commands talk to a server that says what it is told to, by path."""
 
     def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={"/jobs/a": JOB, **found}[request.url.path])
+        return httpx.Response(
+            200, json={"/jobs/a": {**JOB, "status": "COMPLETED"}, **found}[request.url.path]
+        )
 
     @contextmanager
     def connected() -> Iterator[Client]:

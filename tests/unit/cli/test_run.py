@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from typer import BadParameter
+from typer.testing import CliRunner
 
-from cli.run import command_of, new_id, set_by_caller
+from cli.__main__ import app
+from cli.run import as_torchrun_spells_it, command_of, module_of, new_id, set_by_caller
 from muster.contracts.spec_problems import checked_job_id
 
 
@@ -21,6 +23,24 @@ def test_a_script_is_run_by_this_python_and_anything_else_is_a_command(tmp_path:
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadParameter, match=r"there is no script train\.py in"):
         command_of(["train.py"], tmp_path)
+
+
+def test_a_module_is_run_by_this_python() -> None:
+    words = ["package.train", "-m", "3"]
+    assert module_of(words) == (sys.executable, "-m", *words)
+
+
+def test_options_may_be_spelt_as_torchrun_spells_them() -> None:
+    assert as_torchrun_spells_it("--nproc_per_node") == "--nproc-per-node"
+
+
+def test_ranks_of_several_machines_are_refused_and_nothing_is_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path / "data"))
+    refused = CliRunner().invoke(app, ["run", "--nnodes", "2", "--max_restarts", "0", "true"])
+    assert (refused.exit_code, "on this machine alone" in refused.output) == (2, True)
+    assert not (tmp_path / "data").exists()
 
 
 def test_what_the_caller_has_set_holds_where_there_is_a_default() -> None:

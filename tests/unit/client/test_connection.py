@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import summaries
 
 from muster.client.client import Client
 from muster.client.connection import LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
@@ -16,29 +17,14 @@ from muster.client.errors import (
     NotFound,
     NotMuster,
     Refused,
+    Replaced,
+    Unconfirmed,
     Unreachable,
 )
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.errors import InvalidEnvironment
 
-JOB = {
-    "job_id": "a",
-    "job_uid": "u",
-    "name": None,
-    "status": "QUEUED",
-    "reason": None,
-    "message": None,
-    "world_size": 4,
-    "created_at": "2026-03-01T12:00:00Z",
-    "started_at": None,
-    "finished_at": None,
-    "exit_code": None,
-    "is_terminal": False,
-    "stop_requested": False,
-    "pause_requested": False,
-    "spec": {},
-    "of_a_later_release": True,
-}
+JOB = {**summaries.JOB, "status": "QUEUED", "of_a_later_release": True}
 
 Answer = httpx.Response | type[httpx.TransportError]
 
@@ -101,6 +87,16 @@ def test_who_wants_to_be_asked_later_than_one_waits_is_believed_at_once() -> Non
     with pytest.raises(Busy) as caught:
         scene.client().job("a")
     assert (caught.value.retry_after_seconds, scene.now) == (60.0, 0.0)
+
+
+def test_of_a_submission_that_was_lost_on_its_way_it_is_said_that_it_may_have_arrived() -> None:
+    scene = Scene(httpx.ReadTimeout, httpx.ConnectError)
+    with pytest.raises(Unconfirmed, match=r"may have been accepted all the same.*muster ps"):
+        scene.client().submit(world_size=1)
+    never_sent = Scene(httpx.ConnectError, problem(503), httpx.ConnectTimeout)
+    with pytest.raises(Unreachable) as caught:
+        never_sent.client().submit(world_size=1)
+    assert not isinstance(caught.value, Unconfirmed)
 
 
 def test_a_submission_is_repeated_with_its_key_and_the_next_one_has_another() -> None:
@@ -237,3 +233,58 @@ def test_the_next_page_is_asked_for_here_and_nowhere_else(link: str) -> None:
         "http://api/jobs?limit=1000",
         "http://api/jobs?limit=1&cursor=x",
     ]
+
+
+def test_a_wait_is_a_question_that_is_answered_late() -> None:
+    over = httpx.Response(200, json={**JOB, "status": "COMPLETED", "is_terminal": True})
+    scene = Scene(job(), job(), over)
+    assert scene.client().job("a").wait(until="running").is_terminal
+    assert _urls(scene.requests)[1:] == ["http://api/jobs/a?until=RUNNING&wait=30.0"] * 2
+    patience = scene.requests[1].extensions["timeout"]["read"]
+    assert patience == TIMEOUT_SECONDS + 30.0
+    assert scene.now < LONGEST_PAUSE_SECONDS
+
+
+def test_what_still_holds_is_not_given_again() -> None:
+    tag = 'W/"1"'
+    whole = httpx.Response(200, json={"jobs": []}, headers={"ETag": tag})
+    scene = Scene(whole, httpx.Response(304, headers={"ETag": tag}))
+    connection = scene.client().connection
+    first = connection.ask("GET", "/jobs/summaries")
+    again = connection.ask("GET", "/jobs/summaries", known_tag=first.tag)
+    assert [first.is_unchanged, again.is_unchanged] == [False, True]
+    assert [request.headers.get("If-None-Match") for request in scene.requests] == [None, tag]
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+def test_a_status_that_passes_is_waited_for_though_it_comes_without_our_words(status: int) -> None:
+    scene = Scene(httpx.Response(status, text="<html>Bad Gateway"), job())
+    with scene.client() as client:
+        assert client.job("a").id == "a"
+    scene = Scene(httpx.Response(status))
+    with scene.client() as client, pytest.raises(Busy, match="nobody to answer"):
+        client.job("a")
+
+
+def test_an_empty_choice_of_statuses_is_none_of_them_and_nobody_is_asked() -> None:
+    scene = Scene(problem(500))
+    with scene.client() as client:
+        assert list(client.jobs(status=[])) == []
+        assert client.purge(status=[], force=True).deleted == 0
+    assert scene.requests == []
+
+
+def test_another_job_of_the_same_id_is_not_taken_for_this_one() -> None:
+    scene = Scene(job(), httpx.Response(200, json={**JOB, "job_uid": "another"}))
+    with scene.client() as client:
+        held = client.job("a")
+        with pytest.raises(Replaced, match="a was deleted, and another job has its id"):
+            held.wait()
+    assert held.view.job_uid == "u"
+
+
+def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
+    scene = Scene(job())
+    with scene.client() as client, pytest.raises(ClientError, match="what JSON cannot say"):
+        client.submit(env={None: "x"})
+    assert scene.requests == []

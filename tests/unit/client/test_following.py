@@ -70,6 +70,12 @@ def test_one_goes_on_after_the_last_whole_event() -> None:
     assert later == [("", "0.0:2"), ("", "0.0:2"), ("", "0.0:2"), ("", "0.0:4")]
 
 
+def test_who_asked_for_the_end_goes_on_from_there_though_no_line_had_come() -> None:
+    scene = Scene(Broken(b"retry: 2000\nid: 0.0:7\n\n"), FIRST + END)
+    assert scene.lines(tail=0) == [(3, "a")]
+    assert scene.asked == [("tail=0", None), ("", "0.0:7")]
+
+
 def test_a_job_that_is_over_and_told_of_has_no_more_lines() -> None:
     assert Scene(Broken(FIRST), 204).lines() == [(3, "a")]
 

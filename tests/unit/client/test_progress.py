@@ -1,35 +1,12 @@
 """How far a job is, in one line: drawn over on a terminal, now and then elsewhere."""
 
 from io import StringIO
-from typing import Any
 
-import msgspec
 import pytest
+from summaries import summary
 
 from muster.client.progress import QUIET_SECONDS, Progress, duration, line_of
-from muster.client.views import SummaryView
 
-SAID: dict[str, Any] = {
-    "job_id": "a",
-    "name": None,
-    "status": "RUNNING",
-    "reason": None,
-    "message": None,
-    "world_size": 2,
-    "created_at": "2026-03-01T12:00:00Z",
-    "started_at": None,
-    "finished_at": None,
-    "step": 5,
-    "total_steps": 20,
-    "throughput_steps_per_sec": 2.5,
-    "eta_seconds": 75.2,
-    "loss": 0.25,
-    "checkpoints_saved": 0,
-    "last_checkpoint_step": None,
-    "restarts": 1,
-    "endings": {},
-    "workers": [],
-}
 UNKNOWN = {
     "step": 0,
     "total_steps": None,
@@ -40,10 +17,6 @@ UNKNOWN = {
 }
 
 
-def summary(**changes: object) -> SummaryView:
-    return msgspec.convert({**SAID, **changes}, SummaryView)
-
-
 class Terminal(StringIO):
     def isatty(self) -> bool:
         return True
@@ -51,20 +24,37 @@ class Terminal(StringIO):
 
 def test_a_line_says_what_is_known() -> None:
     assert line_of(summary()) == (
-        "a  RUNNING  step 5/20  loss 0.2500  2.5 steps/s  ETA 1 min 15 s  0 of 2 ranks  1 restart"
+        "a  RUNNING  step 5/20  loss 0.2500  2.5/s  ETA 1m15s  0/2 ranks  1 restart"
     )
-    assert line_of(summary(**UNKNOWN)) == "a  RUNNING  0 of 2 ranks"
+    assert line_of(summary(**UNKNOWN)) == "a  RUNNING  0/2 ranks"
     assert line_of(summary(**UNKNOWN, status="COMPLETED")) == "a  COMPLETED"
+
+
+@pytest.mark.parametrize("status", ["QUEUED", "STARTING", "RECOVERING", "PAUSED", "STOPPING"])
+def test_why_it_does_not_run_is_said_in_place_of_speed(status: str) -> None:
+    said = line_of(summary(status=status, message="rank 1 was killed\n  its log"))
+    assert said == f"a  {status}  step 5/20  0/2 ranks  1 restart  rank 1 was killed"
+
+
+def test_80_columns_are_enough_for_large_numbers_and_long_names() -> None:
+    far = {"step": 100_000, "total_steps": 128_000, "throughput_steps_per_sec": 100.5}
+    large = summary(**far, job_id="a" * 63, eta_seconds=8_300, restarts=12, world_size=8)
+    assert line_of(large, 79) == (
+        "RUNNING  100000/128000  loss 0.2500  100.5/s  ETA 2h18m  0/8 ranks  12 restarts"
+    )
+    assert len(line_of(large, 60)) == 60
+    assert line_of(large, 60).endswith("…")
+    assert line_of(summary(job_id="b" * 63), 79).startswith("RUNNING  step 5/20")
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0.4, "0 s"),
-        (59.6, "1 min 0 s"),
-        (3_599, "59 min 59 s"),
-        (7_260, "2 h 1 min"),
-        (90_000, "1 d 1 h"),
+        (0.4, "0s"),
+        (59.6, "1m0s"),
+        (3_599, "59m59s"),
+        (7_260, "2h1m"),
+        (90_000, "1d1h"),
     ],
 )
 def test_a_time_has_two_units(seconds: float, words: str) -> None:
@@ -77,13 +67,14 @@ def test_a_terminal_is_drawn_over_and_no_line_is_wider(monkeypatch: pytest.Monke
     progress = Progress(out, lambda: 0.0)
     for step in (1, 1, 2):
         progress.draw(summary(step=step))
-    progress.close(summary(step=3))
+    progress.draw_last(summary(step=3))
+    progress.close()
     assert out.getvalue().count("\n") == 1
     drawn = out.getvalue().rstrip("\n").split("\r")[1:]
     assert drawn == [
-        "a  RUNNING  step 1/\x1b[K",
-        "a  RUNNING  step 2/\x1b[K",
-        "a  RUNNING  step 3/\x1b[K",
+        "RUNNING  1/20  los…\x1b[K",
+        "RUNNING  2/20  los…\x1b[K",
+        "RUNNING  3/20  los…\x1b[K",
     ]
 
 
@@ -93,7 +84,8 @@ def test_elsewhere_there_is_no_colour_and_a_line_now_and_then() -> None:
     for step in range(1, 8):
         progress.draw(summary(step=step))
         now[0] += QUIET_SECONDS / 3
-    progress.close(summary(step=9))
+    progress.draw_last(summary(step=9))
+    progress.close()
     lines = out.getvalue().splitlines()
     assert [line.split()[3] for line in lines] == ["1/20", "4/20", "7/20", "9/20"]
     assert "\x1b" not in out.getvalue()

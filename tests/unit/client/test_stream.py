@@ -20,3 +20,9 @@ def test_events_are_whole_however_they_come(size: int) -> None:
         ServerEvent("", "a\n\n b \u2028 c \x0b d", "0.0:9"),
         ServerEvent("end", "{}", "0.0:12"),
     ]
+
+
+def test_where_to_go_on_is_told_before_there_is_a_line() -> None:
+    assert list(events_of([b"retry: 2000\nid: 0.0:9\n\n: ping\n\n"])) == [
+        ServerEvent("", None, "0.0:9")
+    ]

@@ -10,6 +10,7 @@ from muster.contracts.environ import (
     RankSettings,
     ServiceSettings,
     api_url,
+    is_clients_token,
     mark,
     rank_environment,
     spec_from_environment,
@@ -344,6 +345,14 @@ def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused_unsaid(token: s
     with pytest.raises(InvalidEnvironment, match="32 or more letters and digits") as caught:
         DoorSettings.read({"MUSTER_TOKEN": token})
     assert token not in str(caught.value)
+
+
+def test_a_token_that_a_service_made_is_not_one_more_of_another() -> None:
+    environ = {"MUSTER_TOKEN": f"mst_{'a' * 12}_{'b' * 64}"}
+    assert DoorSettings.read(environ).token_sha256 is None
+    assert is_clients_token(environ)
+    assert not is_clients_token({})
+    assert not is_clients_token({"MUSTER_TOKEN": "x1" * 16})
 
 
 # Values that cannot be meant

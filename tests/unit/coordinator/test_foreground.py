@@ -2,17 +2,21 @@
 
 import asyncio
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from store_samples import bring_to
 
 from coordinator import foreground
+from coordinator.foreground import Narrator
 from muster.contracts.environ import ServiceSettings
+from muster.contracts.errors import BegunOtherwise
 from muster.contracts.job import JobId, JobStatus
+from muster.contracts.spec import JobSpec
 from store.database import Database
 from store.errors import StoreUnavailable
 from store.jobs import Jobs
-from store.records import Job
+from store.records import Event, Job
 from store.workers import Workers
 
 PATH = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.COMPLETED)
@@ -44,6 +48,30 @@ def may_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> asyncio.Eve
     monkeypatch.setattr(foreground, "Service", Service)
     monkeypatch.setattr(foreground, "LOOK_SECONDS", 0.01)
     return event
+
+
+class Interrupted(Service):
+    """Ends before the job does."""
+
+    async def run(self) -> None:
+        bring_to(self._database, Jobs(self._database).get(JobId("one")), JobStatus.STARTING)
+
+
+class Listener(Narrator):
+    """Hears what the events say; nobody else does."""
+
+    heard: ClassVar[list[str]] = []
+
+    def hear(self, event: Event) -> None:
+        self.heard.append(event.message)
+
+
+def begin(tmp_path: Path, **fields: object) -> int:
+    """Run a job of this spec, or go on with it."""
+    spec = JobSpec(**{"command": ("true",), "world_size": 1, **fields})
+    environ = {"MUSTER_DATA_DIR": str(tmp_path / "state")}
+    settings = ServiceSettings.read(environ, cores=2)
+    return foreground.play(JobId("one"), spec, settings, environ, Listener)
 
 
 def run(tmp_path: Path) -> int:
@@ -95,3 +123,43 @@ def test_a_database_that_is_away_for_a_while_does_not_end_the_job(
     monkeypatch.setattr(Workers, "of_job", away)
     assert run(tmp_path) == 0
     assert refusals == 4
+
+
+OTHERWISE = [
+    ({"max_restarts": 0}, "another max_restarts, and"),
+    ({"restart_scope": "gang", "command": ("false",)}, "another command, restart_scope, and"),
+    ({"env": {"A": "b"}}, "another env, and"),
+    ({"world_size": 2}, "another world_size, and"),
+    ({"dataset_dir": "/elsewhere"}, "another dataset_dir, and"),
+]
+
+
+@pytest.mark.usefixtures("may_complete")
+def test_a_job_that_is_not_over_goes_on_only_as_it_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreground, "Service", Interrupted)
+    assert begin(tmp_path) == foreground.INTERRUPTED
+    for fields, sentence in OTHERWISE:
+        with pytest.raises(BegunOtherwise, match=sentence):
+            begin(tmp_path, **fields)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(BegunOtherwise, match="another working_dir, and"):
+        begin(tmp_path)
+
+
+def test_what_was_told_is_not_told_again_by_a_run_that_goes_on(
+    tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(Listener, "heard", heard)
+    monkeypatch.setattr(foreground, "Service", Interrupted)
+    begin(tmp_path)
+    assert heard == ["the job was submitted"]
+    monkeypatch.setattr(foreground, "Service", Service)
+    may_complete.set()
+    assert begin(tmp_path) == 0
+    assert heard == ["the job was submitted"]
+    assert begin(tmp_path) == 0
+    assert heard == ["the job was submitted"] * 2, "another job, of the same id"

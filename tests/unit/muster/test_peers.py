@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.peers import plain, user_in_tables, user_of
+from muster.peers import user_in_tables, user_of
+from muster.socket_owners import plain
 
 HEADING = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
 CLIENT = (ipaddress.ip_address("127.0.0.1"), 0x1234)
@@ -58,4 +59,5 @@ def test_a_real_connection_is_our_own() -> None:
         socket.create_connection(listener.getsockname()) as client,
     ):
         local, remote = client.getsockname(), client.getpeername()
-        assert user_of((plain(local[0]), local[1]), (plain(remote[0]), remote[1])) == os.getuid()
+        ends = (plain(local[0]), local[1]), (plain(remote[0]), remote[1])
+        assert user_of(*ends) == user_in_tables(*ends, Path("/proc/net")) == os.getuid()

@@ -12,7 +12,8 @@ from store_samples import (
     submit,
 )
 
-from muster.contracts.job import JobId
+from muster.contracts.job import JobId, JobUid
+from muster.contracts.spec import JobSpec
 from store.database import Database
 from store.errors import IdempotencyConflict, JobExists
 from store.idempotency import KEPT, Answers
@@ -29,6 +30,23 @@ def test_a_replay_gets_the_first_answer_whatever_became_of_the_job(
     jobs.delete(first.job_id, first.uid)
     assert submit(jobs, "c", key="k") == first
     assert everything(database)["jobs"] == []
+
+
+def test_an_answer_holds_no_environment_once_its_job_is_deleted(
+    database: Database, jobs: Jobs
+) -> None:
+    spec = JobSpec(name="kept", env={"KEY": "hunter2"})
+    key = idempotency_key("k")
+    first = jobs.create(JobId("a"), JobUid("u"), spec, message=None, idempotency=key)
+    finish(database, first)
+    answers = Answers(database, lambda: first.created_at)
+    assert answers.find(key) == first
+    jobs.delete(first.job_id, first.uid)
+    assert "hunter2" not in str(everything(database))
+    jobs.create(JobId("a"), JobUid("another"), spec, message=None, idempotency=None)
+    replayed = answers.find(key)
+    assert replayed is not None
+    assert (replayed.uid, replayed.spec.name, replayed.spec.env) == ("u", "kept", {})
 
 
 def test_a_replay_that_repeats_the_id_is_no_conflict_with_itself(jobs: Jobs) -> None:

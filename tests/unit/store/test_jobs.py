@@ -95,6 +95,16 @@ def test_paging_shows_each_of_a_thousand_jobs_once_while_new_ones_arrive(
     assert seen == [*ids(old)[::-1], "first"]
 
 
+def test_jobs_are_in_the_order_of_their_creation_whatever_a_clock_says(
+    jobs: Jobs, clock: SteppingClock
+) -> None:
+    clock.step = timedelta(hours=-1)
+    created = [submit(jobs, job_id) for job_id in ("c", "b", "a")]
+    assert ids(jobs.page(Selection(oldest_first=True), 10, None)) == ["c", "b", "a"]
+    later = Selection(created_after=created[0].created_at)
+    assert ids(jobs.page(later, 10, None)) == ["a", "b"]
+
+
 def test_a_filter_acts_on_the_status_a_person_sees(database: Database, jobs: Jobs) -> None:
     for name in ("queued", "running", "stopping", "over"):
         submit(jobs, name)
@@ -119,12 +129,18 @@ def labelled(jobs: Jobs, job_id: str, name: str | None = None, **labels: str) ->
     jobs.create(JobId(job_id), JobUid(f"uid-{job_id}"), spec, message=None, idempotency=None)
 
 
+STRANGE = 'it\'s "a\\b", {c}'
+STRANGE_NAMES = ("{", "}", "{=", "a,b", "NULL", "null", "it's", "two words", " ", "$", "[0]", "0")
+"""What the paths of a database give a meaning of their own."""
+
 FILTERS: list[tuple[Selection, list[str]]] = [
     (Selection(), ["c", "b", "a"]),
     (Selection(oldest_first=True), ["a", "b", "c"]),
     (Selection(name="näme\"'%"), ["b"]),
     (Selection(name="team"), []),
     (Selection(labels={"team": "red"}), ["b", "a"]),
+    *((Selection(labels={name: STRANGE}), ["c"]) for name in STRANGE_NAMES),
+    *((Selection(labels={name: "red"}), []) for name in STRANGE_NAMES),
     (Selection(labels={"team": "red", "a.b": "$"}), ["b"]),
     (Selection(labels={"team": "r%"}), []),
     (Selection(labels={"seed": "0"}), []),
@@ -143,7 +159,7 @@ def test_a_selection_is_what_all_its_filters_let_through(
 ) -> None:
     labelled(jobs, "a", team="red")
     labelled(jobs, "b", "näme\"'%", team="red", **{"a.b": "$"})
-    labelled(jobs, "c", team="blue")
+    labelled(jobs, "c", team="blue", **dict.fromkeys(STRANGE_NAMES, STRANGE))
     assert ids(jobs.page(selection, 10, None)) == found
     assert jobs.count(selection) == len(found)
 

@@ -1,4 +1,4 @@
-"""Tokens are kept as hashes, and never forgotten."""
+"""Tokens are kept as hashes, and forgotten a month after they have opened anything."""
 
 from datetime import timedelta
 
@@ -49,6 +49,24 @@ def test_a_name_is_free_again_once_its_token_is_revoked(database: Database, toke
     assert revoked.revoked_at is not None
     made(tokens, "ci")
     assert [token.revoked_at is None for token in tokens.all()] == [False, True]
+
+
+def test_what_has_opened_nothing_for_a_month_is_forgotten(
+    tokens: Tokens, clock: SteppingClock
+) -> None:
+    made(tokens, "for ever")
+    made(tokens, "expires", timedelta(days=1))
+    made(tokens, "revoked", timedelta(days=300))
+    tokens.revoke("revoked")
+    clock.now += timedelta(days=29)
+    made(tokens, "later")
+    assert len(tokens.all()) == 4
+    clock.now += timedelta(days=1)
+    made(tokens, "later still")
+    assert [token.name for token in tokens.all()] == ["for ever", "expires", "later", "later still"]
+    clock.now += timedelta(days=1)
+    made(tokens, "expires")
+    assert "revoked" not in {token.name for token in tokens.all()}
 
 
 def test_what_is_not_there_cannot_be_revoked(database: Database, tokens: Tokens) -> None:

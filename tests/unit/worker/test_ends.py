@@ -10,6 +10,7 @@ from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import Hello, RankExited, RankMessage, RankSaid, Refused, Warned
 from muster.exit_records import read_exit_record, record_of, write_own_account
+from muster.redaction import Redaction
 from worker.child import Child
 from worker.ends import Ends
 from worker.lives import UNSEEN, ExitStatus
@@ -93,6 +94,16 @@ def test_what_found_a_full_channel_is_told_after_all_and_nothing_twice(files: Jo
     account(files, 0, Hello(), warned, beat(step=9, stopping=True), REFUSED)
     over = child(files, DONE, Hello(), warned, beat(step=3))
     assert learnt(files, over) == ([beat(step=9, stopping=True), REFUSED], DONE)
+
+
+def test_what_was_heard_with_a_secret_and_written_down_without_is_not_told_twice(
+    files: JobFiles,
+) -> None:
+    account(files, 1, Warned(message="refused: [secret]"))
+    over = child(files, DONE, Warned(message="refused: correct horse"))
+    unheard, _ = Ends(files, Redaction(["correct horse"])).learn(over)
+    over.logbook.close()
+    assert unheard == []
 
 
 def test_who_was_killed_after_it_had_said_how_it_would_end_was_killed(files: JobFiles) -> None:

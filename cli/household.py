@@ -6,23 +6,23 @@ next start.
 """
 
 import asyncio
-import fcntl
 import http.client
 import json
 import signal
-import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
 from cli.keeper import Keeper
-from muster.contracts.environ import DEFAULT_PORT, ServiceSettings, own_url
+from cli.office import Office, sole_office
+from cli.welcome import next_steps
+from muster.contracts.environ import ServiceSettings, own_url
 from muster.contracts.errors import MusterError
-from muster.ports import free_port
+from muster.contracts.layout import DataDirectory
+from muster.ports import free_port, is_free
 from muster.remarks import remark
 
 LOOK_SECONDS: Final = 0.05
@@ -32,16 +32,6 @@ STUBBORN_SECONDS: Final = 5.0
 ECHO_SECONDS: Final = 0.5
 """Until then a second signal is the first one's echo: some senders signal a process and then its
 whole group. No person has read by then what the second one would do."""
-
-
-class AlreadyUp(MusterError):
-    """Somebody keeps these services already."""
-
-    def __init__(self, where: str, data_dir: Path) -> None:
-        super().__init__(
-            f"Muster is up already for {data_dir}, at {where}: use that one, or set "
-            "MUSTER_DATA_DIR for another"
-        )
 
 
 class PortTaken(MusterError):
@@ -59,38 +49,17 @@ def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
 
     Raises `AlreadyUp` or `PortTaken`, and then nothing was started.
     """
-    with _alone(settings.data_dir) as note:
-        port = _port(settings, environ)
-        environ = {**environ, "MUSTER_PORT": str(port)}
-        note(own_url(environ))
-        household = _Household(settings, environ)
-        return asyncio.run(household.run())
-
-
-@contextmanager
-def _alone(data_dir: Path) -> Iterator[Callable[[str], None]]:
-    """Hold the data directory's lock, which the kernel gives back however we end.
-
-    Yields a function that writes down where we are, for whoever comes second.
-    """
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / "up.lock").open("a+") as lock:
-        lock.seek(0)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyUp(lock.read().strip() or "a place it has yet to find", data_dir) from None
-
-        def note(where: str) -> None:
-            lock.truncate(0)
-            lock.write(where)
-            lock.flush()
-
-        yield note
+    with sole_office(DataDirectory(settings.data_dir)) as office:
+        environ = {**environ, "MUSTER_PORT": str(_port(settings, environ))}
+        office.publish(own_url(environ))
+        return asyncio.run(_Household(settings, environ, office).run())
 
 
 class _Household:
-    def __init__(self, settings: ServiceSettings, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: ServiceSettings, environ: Mapping[str, str], office: Office
+    ) -> None:
+        self._office = office
         self._url = own_url(environ)
         self._data_dir = settings.data_dir
         self._orphan_timeout_seconds = settings.orphan_timeout_seconds
@@ -116,22 +85,19 @@ class _Household:
     async def _welcome(self) -> None:
         """Say where we are once both services answer."""
         # Another process's readiness: there is no event to wait for.
-        while not await asyncio.to_thread(_is_healthy, self._url):  # noqa: ASYNC110
+        while not await asyncio.to_thread(is_healthy, self._url):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
         self._api.has_served = self._coordinator.has_served = True
         _say(f"ready at {self._url}, with its data in {self._data_dir}")
-        url = self._url
-        _say(
-            f"next:  curl {url}/jobs -H 'content-type: application/json' -d '{{\"world_size\": 4}}'"
-        )
-        port = urlsplit(self._url).port
-        if port != DEFAULT_PORT:
-            # By itself, so that it can be copied.
-            remark(f"export MUSTER_PORT={port}")
+        _say("next, in another terminal; `muster --help` has more:")
+        for line in next_steps(self._url, self._data_dir):
+            remark(line)
         _say("Ctrl-C lets every job save; they go on at the next start")
 
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
         """The coordinator first: while ranks save, the API still shows it."""
+        with suppress(OSError):  # a full disk keeps nobody from ending
+            self._office.publish(self._url, is_ending=True)
         if not coordinator.done():
             _say("ranks save and exit … (Ctrl-C again does not wait for them)")
         loop = asyncio.get_running_loop()
@@ -170,7 +136,7 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Return the port to use: the one asked for, the usual one, or a free one, said aloud."""
     if settings.port == 0:
         return free_port(settings.host)
-    if _is_free(settings.host, settings.port):
+    if is_free(settings.host, settings.port):
         return settings.port
     if environ.get("MUSTER_PORT"):
         raise PortTaken(settings.host, settings.port)
@@ -179,15 +145,7 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     return port
 
 
-def _is_free(host: str, port: int) -> bool:
-    try:
-        with socket.create_server((host, port)):
-            return True
-    except OSError:
-        return False
-
-
-def _is_healthy(url: str) -> bool:
+def is_healthy(url: str) -> bool:
     """Whether API and coordinator both answer."""
     connection = _connection(url)
     try:

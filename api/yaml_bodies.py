@@ -1,0 +1,106 @@
+"""Bodies in YAML: the file in which a person keeps a job can be sent as it is.
+
+Such a body is made JSON before anybody else sees it, so whatever holds for JSON holds for it. YAML
+can say more than that in few words: with aliases some lines become gigabytes, so they are refused.
+"""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+import yaml
+from anyio.to_thread import run_sync
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.problems import Problem, respond
+
+YAML_TYPES: Final = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
+
+LIMIT_BYTES: Final = 1 << 16
+DEPTH_LIMIT: Final = 50
+"""What is in a job is in few brackets; who reads thousands of them runs out of stack."""
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class YamlAsJson:
+    """Lets an application that knows JSON alone be spoken to in YAML."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _is_yaml(Request(scope).headers):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await run_sync(as_json, await _whole(Request(scope, receive)))
+        except ClientDisconnect:
+            return  # nobody waits for an answer
+        except Problem as problem:
+            await respond(problem, scope)(scope, receive, send)
+            return
+        await self._app(_of_json(scope, body), _said_once(body, receive), send)
+
+
+def as_json(text: bytes) -> bytes:
+    """Return what `text` says as JSON; raises `Problem`."""
+    try:
+        _refuse_riddles(text)
+        return json.dumps(yaml.load(text, _LOADER), default=str).encode()  # noqa: S506  a safe one
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _no_yaml(f"{said}{where}") from error
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise _no_yaml(str(error)) from error
+
+
+def _refuse_riddles(text: bytes) -> None:
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > DEPTH_LIMIT:
+            line = event.start_mark.line + 1
+            raise _no_yaml(f"write aliases out, and nest no deeper than {DEPTH_LIMIT}: line {line}")
+
+
+def _is_yaml(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() in YAML_TYPES
+
+
+async def _whole(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LIMIT_BYTES:
+            raise Problem(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                "body-too-large",
+                f"A body in YAML has {LIMIT_BYTES} bytes at most: send JSON.",
+            )
+    return body
+
+
+def _of_json(scope: Scope, body: bytes) -> Scope:
+    told = {b"content-type", b"content-length", b"transfer-encoding"}
+    headers = [(name, value) for name, value in scope["headers"] if name not in told]
+    length = (b"content-length", str(len(body)).encode())
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json"), length]}
+
+
+def _said_once(body: bytes, receive: Receive) -> Receive:
+    said: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receiving() -> Message:
+        return said.pop() if said else await receive()
+
+    return receiving
+
+
+def _no_yaml(why: str) -> Problem:
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-yaml", f"This body is no YAML: {why}.")

@@ -1,0 +1,94 @@
+"""``muster up -d``: a `muster up` that no terminal holds, waited for until it serves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from cli.household import is_healthy
+from cli.office import Holder, holder_of, open_in
+from cli.welcome import next_steps
+from muster.contracts.environ import ServiceSettings
+from muster.contracts.errors import MusterError
+from muster.contracts.layout import DataDirectory
+from muster.processes import is_running
+from muster.remarks import remark
+
+LOOK_SECONDS: Final = 0.05
+LAST_LINES: Final = 5
+"""Of the log of services that did not come up: their own sentence is among them."""
+
+
+class NotUp(MusterError):
+    """The services ended before they served."""
+
+    def __init__(self, log: Path, said: str) -> None:
+        super().__init__(f"the services did not come up; all they said is in {log}:\n{said}")
+
+
+def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
+    """Start the services, unless they run, and return once they serve; 0.
+
+    Raises `NotUp` if they end instead. Ctrl-C ends them.
+    """
+    files = DataDirectory(settings.data_dir)
+    holder = holder_of(files)
+    if holder is not None and not holder.is_ending:
+        remark(f"muster: up already, at {holder.url}, with its data in {files.root}")
+        return 0
+    if holder is not None:
+        _await_end(holder)
+    with open_in(files, files.keeper_log) as log:
+        already = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli", "up"],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        holder = _await_service(process, files)
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGTERM)
+        raise
+    if holder is None:
+        raise NotUp(files.keeper_log, _last_lines(files.keeper_log, already))
+    _say_where(holder, files)
+    return 0
+
+
+def _await_end(holder: Holder) -> None:
+    remark("muster: those before are ending; ranks save and exit …")
+    while is_running(holder.process):
+        time.sleep(LOOK_SECONDS)
+
+
+def _await_service(process: "subprocess.Popen[bytes]", files: DataDirectory) -> Holder | None:
+    """Return who serves, once that is so; None if the process ends before that."""
+    while process.poll() is None:
+        holder = holder_of(files)
+        if holder is not None and holder.process.pid == process.pid and is_healthy(holder.url):
+            return holder
+        time.sleep(LOOK_SECONDS)  # another process's readiness: there is no event to wait for
+    return None
+
+
+def _say_where(holder: Holder, files: DataDirectory) -> None:
+    remark(f"muster: ready at {holder.url}, with its data in {files.root}")
+    remark(f"muster: what it says is in {files.keeper_log}; it goes on until: muster down")
+    remark("muster: next; `muster --help` has more:")
+    for line in next_steps(holder.url, files.root):
+        remark(line)
+
+
+def _last_lines(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start, os.SEEK_SET)
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-LAST_LINES:])

@@ -1,0 +1,101 @@
+"""``muster down``: ends what `muster up` started for this data directory; ranks save first."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from cli.office import Holder, holder_of
+from muster.client import Client, ClientError
+from muster.client.views import SummaryList
+from muster.contracts.errors import MusterError
+from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.layout import DataDirectory
+from muster.processes import is_running, send_signal
+
+LOOK_SECONDS: Final = 0.2
+ANSWER_SECONDS: Final = 2.0
+"""The API may be on its way out, or stand still."""
+
+MOST: Final = 1000
+"""Jobs of one answer."""
+
+_LIVING: Final = sorted(set(JobStatus) - TERMINAL)
+
+
+class NotOurs(MusterError):
+    """Another user's services are not ours to end."""
+
+
+def end_services(data_dir: Path) -> None:
+    """End them and wait until they are gone; where nothing runs, say so."""
+    files = DataDirectory(data_dir)
+    holder = holder_of(files)
+    if holder is None:
+        typer.echo(f"nothing runs for {files.root}{_elsewhere(files.root)}", err=True)
+        return
+    if not holder.is_ending:  # a second signal would not wait for the ranks
+        _ask_to_end(holder)
+    typer.echo("ranks save and exit …", err=True)
+    _watch(holder)
+    typer.echo("down; jobs that are not over go on at the next: muster up", err=True)
+
+
+def _elsewhere(data_dir: Path) -> str:
+    """Return which services a person may have meant, if others answer where they would."""
+    try:
+        with Client(timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
+            there = client.version()
+    except MusterError:
+        return ""
+    if there.data_dir in {"", str(data_dir)}:
+        return f"; what answers at {client.url} was not started by `muster up`"
+    return f"; for others, at {client.url}: MUSTER_DATA_DIR={there.data_dir} muster down"
+
+
+def _ask_to_end(holder: Holder) -> None:
+    try:
+        send_signal(holder.process, signal.SIGTERM)
+        send_signal(holder.process, signal.SIGCONT)  # one that was stopped could not hear it
+    except PermissionError:
+        raise NotOurs(
+            f"the services, process {holder.process.pid}, are another user's to end"
+        ) from None
+
+
+def _watch(holder: Holder) -> None:
+    """Wait for the end, and show how many ranks still run."""
+    drawn = ""
+    with Client(holder.url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
+        while is_running(holder.process):
+            line = _ranks_left(client)
+            if line and line != drawn:
+                _draw(line)
+                drawn = line
+            time.sleep(LOOK_SECONDS)
+    if drawn and sys.stderr.isatty():
+        typer.echo(err=True)
+
+
+def _draw(line: str) -> None:
+    in_place = sys.stderr.isatty()
+    typer.echo(f"\r{line}\x1b[K" if in_place else line, nl=not in_place, err=True)
+
+
+def _ranks_left(client: Client) -> str:
+    """Return how many ranks run; nothing where nobody can say so any more."""
+    try:
+        answer = client.connection.ask(
+            "GET", "/jobs/summaries", query={"status": _LIVING, "limit": MOST}
+        )
+        jobs = answer.read_as(SummaryList).jobs
+    except ClientError:
+        return ""
+    left = [sum(worker.pid is not None for worker in job.workers) for job in jobs]
+    if not any(left):
+        return ""
+    count, of = sum(left), sum(map(bool, left))
+    return f"{count} rank{'s' * (count > 1)} of {of} job{'s' * (of > 1)} still run"

@@ -1,0 +1,73 @@
+"""Verbs whose work lies in a module that brings in much: here is only what they take.
+
+So ``muster VERB --help`` answers at once.
+"""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.output import Output, OutputOption
+
+if TYPE_CHECKING:
+    from muster.contracts.environ import ServiceSettings
+
+
+def up(
+    *,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Return once they serve; muster down ends them."),
+    ] = False,
+) -> None:
+    """Run the API and the coordinator here, until Ctrl-C. Either is restarted whenever it dies."""
+    from cli.detached import serve_detached  # noqa: PLC0415
+    from cli.household import serve  # noqa: PLC0415
+
+    begin = serve_detached if detach else serve
+    raise typer.Exit(begin(own_settings(), os.environ))
+
+
+def down() -> None:
+    """End the services that `muster up` keeps for this data directory.
+
+    As with Ctrl-C there: every rank saves and exits, and the jobs go on at the next start.
+    """
+    from cli.down import end_services  # noqa: PLC0415
+
+    end_services(own_settings().data_dir)
+
+
+def status(output: OutputOption = Output.TABLE) -> None:
+    """Show what runs: services, agents, versions, where the data is, and jobs by status.
+
+    Exit code 0 if all is well, 1 if something is missing, 3 if there is nothing.
+    """
+    from cli.status import tell  # noqa: PLC0415
+
+    raise typer.Exit(tell(own_settings().data_dir, output))
+
+
+def validate(output: OutputOption = Output.TABLE) -> None:
+    """Check this installation: each thing one line, and what to do where something is wrong.
+
+    Exit code 1 if there is a problem. Nothing is changed, and services need not run.
+    """
+    from cli.validate import examine  # noqa: PLC0415
+
+    raise typer.Exit(examine(output))
+
+
+def demo() -> None:
+    """Train one model while ranks come, die and go; compare the bits with a run of one rank."""
+    from cli.demo import show  # noqa: PLC0415
+
+    raise typer.Exit(show(own_settings(), os.environ))
+
+
+def own_settings() -> "ServiceSettings":
+    """Return the settings of the services that this environment means."""
+    from muster.contracts.environ import ServiceSettings  # noqa: PLC0415
+
+    return ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)

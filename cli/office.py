@@ -1,0 +1,112 @@
+"""Who keeps the services of a data directory: one `muster up` at most, and anybody may look who.
+
+The lock says that there is one, and the kernel gives it back however that one ends. The record
+beside it says who and where. It may outlive its holder, but never mean somebody else: a process is
+named by its pid, its start and the boot (docs/notes/command-line.md).
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from muster.contracts.errors import MusterError
+from muster.contracts.layout import DataDirectory
+from muster.contracts.process import ProcessRecord
+from muster.processes import is_running, myself
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A `muster up` that runs, or did."""
+
+    url: str
+    """Where its API is."""
+    process: ProcessRecord
+    log: str | None
+    """The file that it and its services speak to; None: a terminal, or a file of its caller's."""
+    is_ending: bool
+
+
+class AlreadyUp(MusterError):
+    """Somebody keeps these services already."""
+
+    def __init__(self, where: str, data_dir: Path) -> None:
+        super().__init__(
+            f"Muster is up already for {data_dir}, at {where}: use that one, or set "
+            "MUSTER_DATA_DIR for another"
+        )
+
+
+class NoDataDirectory(MusterError):
+    """The data directory cannot be made or written."""
+
+    def __init__(self, data_dir: Path, error: OSError) -> None:
+        super().__init__(
+            f"{data_dir} cannot hold the data ({error.strerror}): make it a directory that this "
+            "user may write to, or set MUSTER_DATA_DIR"
+        )
+
+
+class Office:
+    """Held by whoever keeps the services; made by `sole_office` alone."""
+
+    def __init__(self, files: DataDirectory) -> None:
+        self._files = files
+
+    def publish(self, url: str, *, is_ending: bool = False) -> None:
+        """Write down who we are and where; a reader sees the old record or the new one, whole."""
+        holder = Holder(
+            url=url, process=myself(), log=_own_log(self._files.keeper_log), is_ending=is_ending
+        )
+        temporary = self._files.keeper.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(holder))
+        temporary.replace(self._files.keeper)
+
+
+@contextmanager
+def sole_office(files: DataDirectory) -> Iterator[Office]:
+    """Hold the data directory's lock for a while.
+
+    Raises `AlreadyUp` if somebody else does, `NoDataDirectory` if there can be none.
+    """
+    with open_in(files, files.keeper_lock) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = holder_of(files)
+            where = holder.url if holder else "a place it has yet to find"
+            raise AlreadyUp(where, files.root) from None
+        yield Office(files)
+        files.keeper.unlink(missing_ok=True)
+
+
+def open_in(files: DataDirectory, path: Path) -> BinaryIO:
+    """Open a file of the data directory to write at its end, and make both if need be.
+
+    Raises `NoDataDirectory`.
+    """
+    try:
+        files.root.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        return path.open("ab")
+    except OSError as error:
+        raise NoDataDirectory(files.root, error) from error
+
+
+def holder_of(files: DataDirectory) -> Holder | None:
+    """Return the `muster up` that runs for this data directory, once it knows where it is."""
+    with suppress(OSError, msgspec.MsgspecError):
+        holder = msgspec.json.decode(files.keeper.read_bytes(), type=Holder)
+        return holder if is_running(holder.process) else None
+    return None
+
+
+def _own_log(log: Path) -> str | None:
+    """Return `log` if what we say on standard error goes there."""
+    with suppress(OSError):
+        return str(log) if os.path.samestat(os.fstat(2), log.stat()) else None
+    return None

@@ -1,0 +1,77 @@
+"""Most words of a command line are plain: to read them, pydantic need not be imported.
+
+Typer reads every value with pydantic, and that takes longer to import than all else a small
+command needs. Plain texts, whole numbers and choices are read here; everything else is left to
+Typer, and so is every refusal (docs/notes/command-line.md).
+"""
+
+import re
+from enum import Enum
+from typing import Any, Final, Self, get_args, get_origin
+
+from typer.core import TyperArgument, TyperOption
+from typer.models import ParameterInfo
+
+_NOT_PLAIN: Final = object()
+
+
+def read_plainly(command: Any) -> None:  # noqa: ANN401  Typer's own click
+    """Let a command, and those below it, read plain words by themselves."""
+    of_typer = command.get_params
+
+    def get_params(context: Any) -> list[Any]:  # noqa: ANN401  as above
+        parameters: list[Any] = of_typer(context)  # with one for --help, which nobody else lists
+        for parameter in parameters:
+            if not isinstance(parameter.get_runtime_param, _Reader):
+                parameter.get_runtime_param = _Reader(parameter)
+        return parameters
+
+    command.get_params = get_params
+    for below in getattr(command, "commands", {}).values():
+        read_plainly(below)
+
+
+class _Reader:
+    """Stands in the place of what Typer reads a parameter with."""
+
+    def __init__(self, parameter: TyperArgument | TyperOption) -> None:
+        self._kind = parameter.type_descriptor.annotation
+        self._info = parameter.type_descriptor.parameter_info
+        self._get_typers = parameter.get_runtime_param
+
+    def __call__(self) -> Self:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401  Typer's own
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        read = read_value(value, self._kind, self._info)
+        return self._get_typers().coerce(value, param, ctx) if read is _NOT_PLAIN else read
+
+
+def read_value(value: Any, kind: Any, info: ParameterInfo) -> Any:  # noqa: ANN401  of any kind
+    """Return `value` as one of `kind`, or `_NOT_PLAIN`."""
+    if get_origin(kind) is list and isinstance(value, list | tuple):
+        read = [_read_one(item, get_args(kind)[0], info) for item in value]
+        return _NOT_PLAIN if _NOT_PLAIN in read else read
+    return _read_one(value, kind, info)
+
+
+def _read_one(value: Any, kind: Any, info: ParameterInfo) -> Any:  # noqa: ANN401  of any kind
+    if info.parser is not None or not isinstance(kind, type):
+        return _NOT_PLAIN
+    if kind in {str, bool} and type(value) is kind:
+        return value
+    if issubclass(kind, Enum):
+        return next((word for word in kind if value in (word, word.value)), _NOT_PLAIN)
+    if kind is float and type(value) is float:  # a default
+        return _within(value, info)
+    if kind is int and re.fullmatch(r"[0-9]{1,18}", str(value)):
+        return _within(int(value), info)
+    return _NOT_PLAIN
+
+
+def _within(number: float, info: ParameterInfo) -> Any:  # noqa: ANN401  it, or not
+    is_above = info.min is None or number >= info.min
+    is_below = info.max is None or number <= info.max
+    return number if is_above and is_below else _NOT_PLAIN

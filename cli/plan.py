@@ -1,0 +1,45 @@
+"""What would become of a job, as ``muster submit --dry-run`` says it."""
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cli.output import Output, show
+
+if TYPE_CHECKING:
+    from muster.client.views import JobPlan
+
+
+def show_plan(plan: "JobPlan", output: Output) -> None:
+    """Print a plan; its name is the id that the job would have."""
+    import msgspec  # noqa: PLC0415  --help
+
+    show(output, msgspec.to_builtins(plan), _lines(plan), [plan.job_id])
+
+
+def _lines(plan: "JobPlan") -> Iterator[str]:
+    facts = dict(_facts(plan))
+    width = max(map(len, facts))
+    for name, text in facts.items():
+        yield f"{name:<{width}}  {text}"
+    yield "nothing was submitted: leave out --dry-run"
+
+
+def _facts(plan: "JobPlan") -> Iterator[tuple[str, str]]:
+    yield "job", plan.job_id
+    yield "ranks", f"{plan.world_size}, {plan.spec['mode']}"
+    yield "runs", shlex.join(plan.command) if plan.command else plan.program or "the classifier"
+    yield "started by", f"{plan.launcher} processes"
+    for name in ("working_dir", "dataset_dir", "checkpoint_dir"):
+        if plan.spec.get(name):
+            yield name.replace("_dir", " in"), plan.spec[name]
+    if plan.shards_per_rank is not None:
+        yield "shards", f"{plan.shards}: {_counts(plan.shards_per_rank)}"
+    if plan.message:
+        yield "note", plan.message
+
+
+def _counts(per_rank: list[int]) -> str:
+    """Return who gets how many; ranks that get equally many are one."""
+    least, most = min(per_rank), max(per_rank)
+    return f"{most} for each rank" if least == most else f"{least} to {most} for each rank"

@@ -1,0 +1,82 @@
+"""A terminal full of jobs."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from cli.job_rows import HEADER, row
+from muster.client.progress import duration
+from muster.client.views import SummaryView
+from muster.contracts.job import JobStatus
+
+COLUMNS: Final = HEADER[:-1]
+"""All but the age, so that 80 columns are enough."""
+
+LEFT: Final = 2
+"""So many columns are words; the others are numbers."""
+
+NAME_WIDTH_MIN: Final = 8
+
+FRAME_LINES: Final = 3
+"""Above and below the jobs: how many, the names of the columns, and what else is to be said."""
+
+STYLES: Final[Mapping[str, str]] = {
+    JobStatus.RUNNING: "green",
+    JobStatus.RECOVERING: "yellow",
+    JobStatus.FAILED: "red",
+    JobStatus.COMPLETED: "dim",
+    JobStatus.STOPPED: "dim",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why what is shown is old."""
+
+    error: Exception
+    since: datetime
+
+
+def screen(
+    jobs: Sequence[SummaryView], total: int, url: str, height: int, trouble: Trouble | None
+) -> Group:
+    """Return what to draw on a terminal of `height` lines; `total` counts all jobs there are."""
+    now = datetime.now(UTC)
+    shown = jobs[: max(1, height - FRAME_LINES)]
+    counts = Counter(job.status.lower() for job in jobs)
+    said = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return Group(
+        _line(f"{url}  {now:%H:%M:%S} UTC  {said or 'no job; submit one: muster submit --help'}"),
+        _table(shown, now),
+        _line(_footer(total - len(shown), trouble, now), "yellow" if trouble else "dim"),
+    )
+
+
+def _table(jobs: Sequence[SummaryView], now: datetime) -> Table:
+    drawn = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
+    first, *others = COLUMNS
+    drawn.add_column(first, no_wrap=True, overflow="ellipsis", ratio=1, min_width=NAME_WIDTH_MIN)
+    for number, name in enumerate(others, start=1):
+        drawn.add_column(name, no_wrap=True, justify="left" if number < LEFT else "right")
+    for job in jobs:
+        cells = ["-" if cell is None else str(cell) for cell in row(job, now)[: len(COLUMNS)]]
+        # As text: a name may hold what Rich takes for markup.
+        drawn.add_row(*map(Text, cells), style=STYLES.get(job.status, ""))
+    return drawn
+
+
+def _footer(hidden: int, trouble: Trouble | None, now: datetime) -> str:
+    if trouble is not None:
+        return f"as of {duration((now - trouble.since).total_seconds())} ago: {trouble.error}"
+    more = f"{hidden} more: --status chooses.  " if hidden > 0 else ""
+    return f"{more}Ctrl-C ends this, and no job"
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

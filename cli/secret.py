@@ -1,0 +1,61 @@
+"""``muster secret``: keep what jobs refer to as ``file:NAME``, on the machine of the service.
+
+It asks no service: whoever may write to the data directory may keep secrets there. No command
+shows one again.
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from muster.safe import Safe
+
+app = typer.Typer(
+    help="Secrets, which jobs refer to and nobody sees. They are files of the data directory.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(help="What jobs call it: file:NAME.", metavar="NAME")]
+
+
+@app.command("set")
+def keep(name: Name) -> None:
+    """Keep a secret, typed or from standard input: muster secret set hf-token < token.txt"""
+    text = _typed(name) if sys.stdin.isatty() else _read()
+    _safe().put(name, text)
+    typer.echo(f"kept; in a job: --secret VARIABLE=file:{name}", err=True)
+
+
+@app.command("ls")
+def show() -> None:
+    """Show the names of all secrets."""
+    for name in _safe().names():
+        typer.echo(name)
+
+
+@app.command("rm")
+def remove(name: Name) -> None:
+    """Remove a secret. Ranks that run have it; one that starts again does not, and ends its job."""
+    _safe().remove(name)
+    typer.echo(f"{name} is kept no longer", err=True)
+
+
+def _safe() -> "Safe":
+    from muster.contracts.environ import ServiceSettings  # noqa: PLC0415  --help
+    from muster.contracts.layout import DataDirectory  # noqa: PLC0415  --help
+    from muster.safe import Safe  # noqa: PLC0415  --help
+
+    settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+    return Safe(DataDirectory(settings.data_dir).secrets)
+
+
+def _typed(name: str) -> str:
+    return str(typer.prompt(name, hide_input=True, confirmation_prompt=True))
+
+
+def _read() -> str:
+    """Return standard input, as it is: `Safe` says what of it is no secret."""
+    return sys.stdin.buffer.read().decode(errors="surrogateescape")

@@ -1,0 +1,139 @@
+"""``muster status``: what runs, where, and whether everything is there that should be."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from cli.exit_codes import ExitCode
+from cli.office import Holder, holder_of
+from cli.output import Output, show
+from muster.client import Busy, Client, Unreachable
+from muster.client.progress import duration
+from muster.client.views import Health, Version
+from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.layout import DataDirectory
+
+Value = TypeVar("Value")
+
+ANSWER_SECONDS: Final = 5.0
+"""One that stands still is not waited for."""
+
+_CODES: Final = {
+    "ok": ExitCode.OK,
+    "degraded": ExitCode.FAILED,
+    "down": ExitCode.UNREACHABLE,
+}
+_WITH_AGENT: Final = sorted(set(JobStatus) - TERMINAL - {JobStatus.QUEUED})
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found. What could not be asked is None."""
+
+    status: str
+    """ok, degraded or down."""
+    url: str
+    up: Holder | None
+    """The `muster up` of this data directory; None where somebody else keeps the services."""
+    health: Health | None
+    version: Version | None
+    agents: Mapping[str, int] | None
+    """How many of those that jobs should have are running, stopped, gone or elsewhere."""
+    jobs: Mapping[str, int] | None
+    """How many there are, by status."""
+
+
+def tell(data_dir: Path, output: Output) -> ExitCode:
+    """Show what runs, and return what the command is to exit with."""
+    found = _look(holder_of(DataDirectory(data_dir)))
+    show(output, msgspec.to_builtins(found), _lines(found), [found.url])
+    return _CODES[found.status]
+
+
+def _look(up: Holder | None) -> Standing:
+    if os.environ.get("MUSTER_URL"):
+        up = None  # others are meant
+    url = up.url if up else None
+    with Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
+        health = _answer(client.health)
+        version = _answer(client.version) if health else None
+        agents = _answer(lambda: _agents(client)) if version else None
+        jobs = _answer(lambda: _jobs(client)) if version else None
+    return Standing(
+        status=_status(up, health, agents),
+        url=client.url,
+        up=up,
+        health=health,
+        version=version,
+        agents=agents,
+        jobs=jobs,
+    )
+
+
+def _status(up: Holder | None, health: Health | None, agents: Mapping[str, int] | None) -> str:
+    if health is None:
+        return "degraded" if up else "down"
+    if health.status != "ok" or agents is None or not set(agents) <= {"running", "elsewhere"}:
+        return "degraded"
+    return "ok"
+
+
+def _answer(question: Callable[[], Value]) -> Value | None:
+    """Return the answer; None where nobody gives one now."""
+    try:
+        return question()
+    except (Unreachable, Busy):
+        return None
+
+
+def _agents(client: Client) -> Mapping[str, int]:
+    found = [job.workers().agent for job in client.jobs(_WITH_AGENT)]
+    return Counter(state for state in found if state is not None)
+
+
+def _jobs(client: Client) -> Mapping[str, int]:
+    counts = {word: client.count(word) for word in JobStatus}
+    return {word.value: count for word, count in counts.items() if count}
+
+
+def _lines(found: Standing) -> Iterator[str]:
+    facts = list(_facts(found))
+    width = max(len(name) for name, _ in facts)
+    for name, text in facts:
+        yield f"{name:<{width}}  {text}"
+
+
+def _facts(found: Standing) -> Iterator[tuple[str, Any]]:
+    yield "status", found.status
+    yield "url", found.url if found.health else f"{found.url}, where nobody answers"
+    yield "up", _keeper(found)
+    if found.health is None:
+        return
+    checks = found.health.checks
+    yield "version", f"{found.health.version}, for {duration(found.health.uptime_seconds)}"
+    yield "coordinator", checks.coordinator.detail
+    yield "database", checks.database.detail
+    yield "disk", checks.disk.detail
+    if found.version is None:
+        return
+    yield "schema", f"{found.version.schema_revision}, {found.version.database}"
+    yield "data", found.version.data_dir
+    yield "agents", _counted(found.agents)
+    yield "jobs", _counted(found.jobs)
+
+
+def _keeper(found: Standing) -> str:
+    if found.up is None:
+        return "not here: muster up" if found.health is None else "not here, or not for this data"
+    state = "is ending" if found.up.is_ending else "runs"
+    log = f", its log {found.up.log}" if found.up.log else ""
+    return f"process {found.up.process.pid} {state}{log}"
+
+
+def _counted(counts: Mapping[str, int] | None) -> str:
+    if counts is None:
+        return "not known"
+    return ", ".join(f"{count} {word}" for word, count in counts.items()) or "none"

@@ -1,0 +1,58 @@
+"""``muster validate``: what of this installation works, and how to mend what does not."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import typer
+
+from cli.exit_codes import ExitCode
+from cli.findings import Check, Finding, Verdict, lines, problem, well
+from cli.heavy import own_settings
+from cli.machine_checks import machine_checks
+from cli.output import Output, show
+from cli.place_checks import place_checks
+from muster.contracts.environ import DoorSettings
+from muster.contracts.errors import MusterError
+
+USUAL_SLOTS = 1
+"""Where the settings cannot be read."""
+
+
+def examine(output: Output) -> ExitCode:
+    """Show what was found, and return what the command is to exit with."""
+    found = list(_findings())
+    show(output, [asdict(finding) for finding in found], lines(found), _wrong(found))
+    problems = [finding for finding in found if finding.verdict is Verdict.PROBLEM]
+    warnings = [finding for finding in found if finding.verdict is Verdict.WARNING]
+    typer.echo(f"{_counted(problems, 'problem')}, {_counted(warnings, 'warning')}", err=True)
+    return ExitCode.FAILED if problems else ExitCode.OK
+
+
+def _findings() -> Iterator[Finding]:
+    try:
+        settings = own_settings()
+        DoorSettings.read(os.environ)
+    except MusterError as error:
+        yield from map(_performed, machine_checks(USUAL_SLOTS))
+        yield problem("settings", str(error), "muster config show lists them all")
+        return
+    yield from map(_performed, machine_checks(settings.slots))
+    yield well("settings", "all can be read; see: muster config show")
+    yield from map(_performed, place_checks(settings, os.environ))
+
+
+def _performed(check: Check) -> Finding:
+    """Return what a check finds; what it meets unprepared is found as well."""
+    try:
+        return check()
+    except (MusterError, OSError) as error:
+        return problem("machine", str(error), "see that this user may do that")
+
+
+def _wrong(found: list[Finding]) -> list[str]:
+    return [finding.about for finding in found if finding.verdict is not Verdict.OK]
+
+
+def _counted(findings: list[Finding], word: str) -> str:
+    return f"{len(findings)} {word}{'s' * (len(findings) != 1)}"

@@ -1,0 +1,173 @@
+"""The checkpoints of a job that is deleted, removed without anything that lies beside them.
+
+Whoever submits a job names a directory, and the job: together they may name any directory there is.
+So nothing goes for where it lies. What goes has the name, the shape and the owner of what a vault
+of this job has written; whatever else is there stays, and so do the directories that hold it. No
+link is followed, whenever it was put there: each step is taken from a descriptor.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from muster.checkpoints.errors import CheckpointDamaged
+from muster.checkpoints.manifest import MANIFEST_LIMIT_BYTES, decode
+from muster.checkpoints.names import (
+    LATEST,
+    LATEST_LIMIT_BYTES,
+    MANIFEST,
+    STATE,
+    CheckpointName,
+    Fence,
+    generation_of_temporary,
+    parse_latest,
+)
+from muster.checkpoints.owner import Owner
+from muster.contracts.layout import rank_of_checkpoints
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_IS_NONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_STAYS: Final = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
+"""Somebody else has removed it, or has something in it."""
+
+
+class _Entry(NamedTuple):
+    """Something of the job's, in a directory whose descriptor is open for the moment."""
+
+    where: int
+    name: str
+    is_directory: bool = False
+
+
+def size_bytes(checkpoints: Path, owner: Owner) -> int | None:
+    """Return what `remove` would free; None if nothing there is the owner's. Raises OSError."""
+    sizes = [
+        os.stat(entry.name, dir_fd=entry.where, follow_symlinks=False).st_size
+        for entry in _entries(checkpoints, owner)
+        if not entry.is_directory
+    ]
+    return sum(sizes) if sizes else None
+
+
+def remove(checkpoints: Path, owner: Owner) -> bool:
+    """Remove what all ranks of a job have saved; return whether that was anything.
+
+    `checkpoints` goes as well, unless it holds something else. Raises OSError.
+    """
+    found = False
+    for entry in _entries(checkpoints, owner):
+        found = True
+        try:
+            (os.rmdir if entry.is_directory else os.unlink)(entry.name, dir_fd=entry.where)
+        except OSError as error:
+            if error.errno not in _STAYS:
+                raise
+    return found
+
+
+def _entries(checkpoints: Path, owner: Owner) -> Iterator[_Entry]:
+    """Yield what is the owner's, each directory after what is in it."""
+    with _opened(None, str(checkpoints.parent), _DIRECTORY & ~os.O_NOFOLLOW) as parent:
+        if parent is not None:
+            yield from _vault(parent, checkpoints.name, owner)
+
+
+def _vault(where: int, name: str, owner: Owner) -> Iterator[_Entry]:
+    """Yield what is in a vault, or in the directory of several, and that itself."""
+    found = False
+    with _opened(where, name) as directory:
+        for entry in () if directory is None else _content(directory, owner):
+            found = True
+            yield entry
+    if found:
+        yield _Entry(where, name, is_directory=True)
+
+
+def _content(vault: int, owner: Owner) -> Iterator[_Entry]:
+    names = os.listdir(vault)
+    is_shared = False
+    for name in names:
+        if rank_of_checkpoints(name) is not None:
+            yield from _vault(vault, name, owner)
+        elif CheckpointName.parse(name) is not None:
+            if _is_of(vault, name, owner):
+                yield from _checkpoint(vault, name)
+            else:
+                is_shared = True
+    if is_shared:
+        return  # what belongs to no checkpoint may be the other job's
+    for name in names:
+        if generation_of_temporary(name) is not None:
+            yield from _checkpoint(vault, name)
+        if Fence.parse(name) is not None or name == LATEST:
+            yield from _mark(vault, name)
+
+
+def _checkpoint(vault: int, name: str) -> Iterator[_Entry]:
+    """Yield a checkpoint, finished or not; the next LATEST has the name of one, and is a file."""
+    with _opened(vault, name) as directory:
+        if directory is not None:
+            files = (MANIFEST, STATE)
+            yield from (_Entry(directory, file) for file in files if _is_file(directory, file))
+    if directory is not None:
+        yield _Entry(vault, name, is_directory=True)
+    elif _is_file(vault, name):
+        yield _Entry(vault, name)
+
+
+def _mark(vault: int, name: str) -> Iterator[_Entry]:
+    is_ours = name != LATEST or parse_latest(_read(vault, LATEST, LATEST_LIMIT_BYTES)) is not None
+    if is_ours and _is_file(vault, name):
+        yield _Entry(vault, name)
+
+
+def _is_of(vault: int, name: str, owner: Owner) -> bool:
+    """Whether a directory may be the owner's checkpoint: it is none that says it is another's."""
+    with _opened(vault, name) as directory:
+        if directory is None:
+            return False
+        try:
+            content = _read(directory, MANIFEST, MANIFEST_LIMIT_BYTES)
+            return owner.owns(decode(content, name))
+        except CheckpointDamaged:
+            return True
+
+
+def _read(where: int, name: str, limit_bytes: int) -> bytes:
+    """Return what a file begins with; nothing of what is no file."""
+    try:
+        descriptor = os.open(name, _FILE, dir_fd=where)
+    except OSError:
+        return b""
+    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor has no path
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return file.read(limit_bytes) or b"" if is_file else b""
+
+
+def _is_file(where: int, name: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=where, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _opened(where: int | None, name: str, flags: int = _DIRECTORY) -> Iterator[int | None]:
+    """Open a directory; None is what is no directory, and a link is none."""
+    try:
+        descriptor = os.open(name, flags, dir_fd=where)
+    except OSError as error:
+        if error.errno not in _IS_NONE:
+            raise
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,168 @@
+"""The directory of an installation's secrets: a file each, of its own user and nobody else's.
+
+A secret that others could read is refused like one that is missing: who would go on with it would
+never learn of it. A name is one file of this directory, whatever it says: no link is followed.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from muster.checkpoints.durable import ensure_directory, replace_file
+from muster.checkpoints.filesystem import LocalFileSystem
+from muster.contracts.errors import MusterError
+from muster.contracts.secrets import (
+    SECRET_LIMIT_BYTES,
+    SECRET_NAME_PATTERN,
+    Reference,
+    SecretUnavailable,
+)
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_OTHERS: Final = 0o077
+
+_MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM})
+"""Another look would find the same; what else goes wrong is the moment's fault."""
+
+
+class InvalidSecret(MusterError):
+    """What is to be kept is no secret: it has no name that a file can have, or is no text."""
+
+
+class Safe:
+    """The secrets of one installation. Names are those of `Reference.name`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def read(self, name: str) -> str:
+        """Return a secret, without the newline at its end if there is one.
+
+        Raises `SecretUnavailable` for one that is missing, or open to others than this user;
+        OSError where nobody can look now.
+        """
+        reference = Reference("file", name)
+        try:
+            with _opened(self._directory, _DIRECTORY, None) as directory:
+                self._refuse_open(directory, self._directory, reference)
+                with _opened(name, _FILE, directory) as file:
+                    self._refuse_open(file, self._directory / name, reference)
+                    content = _content(file, reference)
+        except OSError as error:
+            if error.errno not in _MISSING:
+                raise
+            raise SecretUnavailable(
+                reference,
+                f"cannot be read: {self._directory / name} is {_fault(error)}. Whoever runs the "
+                f"service puts it there with: muster secret set {name}",
+            ) from error
+        return _text(content, reference)
+
+    def put(self, name: str, text: str) -> None:
+        """Keep a secret, durable, in place of an earlier one; raises `InvalidSecret`, OSError."""
+        content = _checked(name, text)
+        disk = LocalFileSystem()
+        ensure_directory(disk, str(self._directory))
+        self._directory.chmod(stat.S_IRWXU)
+        replace_file(disk, str(self._directory / name), content)
+
+    def names(self) -> list[str]:
+        """Return the names of all secrets, sorted."""
+        try:
+            found = os.listdir(self._directory)  # noqa: PTH208  names, not paths
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in found if _is_name(name) and not name.endswith(".tmp"))
+
+    def remove(self, name: str) -> None:
+        """Keep a secret no longer. Raises `SecretUnavailable` if it is not there."""
+        try:
+            (self._directory / _checked_name(name)).unlink()
+        except FileNotFoundError:
+            reference = Reference("file", name)
+            raise SecretUnavailable(reference, f"is not in {self._directory}") from None
+
+    def _refuse_open(self, descriptor: int, path: Path, reference: Reference) -> None:
+        """Raise `SecretUnavailable` if others than this user could read or write it."""
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise SecretUnavailable(
+                reference, f"is not used: {path} belongs to user {found.st_uid}, not to this one"
+            )
+        if found.st_mode & _OTHERS:
+            mode = stat.S_IMODE(found.st_mode)
+            raise SecretUnavailable(
+                reference,
+                f"is not used: {path} has mode {mode:04o}, which lets others in. Correct it with: "
+                f"chmod go= {path}",
+            )
+
+
+@contextmanager
+def _opened(path: str | Path, flags: int, directory: int | None) -> Iterator[int]:
+    descriptor = os.open(path, flags, dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _content(file: int, reference: Reference) -> bytes:
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise SecretUnavailable(reference, "is no file")
+    content = os.read(file, SECRET_LIMIT_BYTES + 1)
+    if len(content) > SECRET_LIMIT_BYTES:
+        raise SecretUnavailable(reference, f"is longer than {SECRET_LIMIT_BYTES} bytes")
+    return content
+
+
+def _text(content: bytes, reference: Reference) -> str:
+    try:
+        text = content.decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        # `from None`: the error holds what could not be decoded.
+        raise SecretUnavailable(reference, "is no text in UTF-8") from None
+    if not text or "\0" in text:
+        why = "holds a NUL, which no variable can" if text else "is empty"
+        raise SecretUnavailable(reference, why)
+    return text
+
+
+def _fault(error: OSError) -> str:
+    if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+        return "not there"
+    return "a link" if error.errno == errno.ELOOP else "not this user's to read"
+
+
+def _checked(name: str, text: str) -> bytes:
+    """Return what to write down."""
+    _checked_name(name)
+    content = text.removesuffix("\n").encode(errors="surrogateescape")
+    if len(content) > SECRET_LIMIT_BYTES:
+        raise InvalidSecret(f"{name} is longer than {SECRET_LIMIT_BYTES} bytes: nothing is kept")
+    try:
+        _text(content, Reference("file", name))
+    except SecretUnavailable as error:
+        raise InvalidSecret(f"{error}: nothing is kept") from None
+    return content
+
+
+def _checked_name(name: str) -> str:
+    if not _is_name(name) or name.endswith(".tmp"):
+        raise InvalidSecret(
+            f"{name!r} is no name of a secret: use letters, digits, '_', '-' and '.', and begin "
+            "with a letter or digit"
+        )
+    return name
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(SECRET_NAME_PATTERN, name, re.ASCII) is not None

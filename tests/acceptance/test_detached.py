@@ -1,0 +1,133 @@
+"""`muster up -d`, `status` and `down`: services that no terminal holds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from installation import DEADLINE_SECONDS, await_value, without_ours
+
+from cli.office import Holder
+from muster.contracts.layout import DataDirectory
+from muster.ports import free_port
+from muster.processes import is_running, mark_of, marked, myself, send_signal
+
+SLEEPER = "import time; time.sleep(600)"
+
+
+class House:
+    """A data directory, and what a person types for it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = DataDirectory(root / "data")
+        self.environ = {
+            **without_ours(os.environ),
+            "MUSTER_DATA_DIR": str(self.files.root),
+            "MUSTER_PORT": str(free_port()),
+        }
+
+    def say(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "cli", *words],
+            cwd=self.root,
+            env={**self.environ, **more},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+
+    def holder(self) -> Holder:
+        return msgspec.json.decode(self.files.keeper.read_bytes(), type=Holder)
+
+    def status(self) -> tuple[int, Any]:
+        said = self.say("status", "-o", "json")
+        return said.returncode, json.loads(said.stdout)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.say("down")
+
+
+def test_services_come_up_and_go_down_without_a_terminal(house: House) -> None:
+    up = house.say("up", "-d")
+    assert up.returncode == 0, up.stderr
+    holder = house.holder()
+    assert f"ready at {holder.url}, with its data in {house.files.root}" in up.stderr
+    assert f"export MUSTER_DATA_DIR={house.files.root}\n" in up.stderr
+
+    again = house.say("up", "-d")
+    assert (again.returncode, house.holder()) == (0, holder)
+    assert again.stderr == (
+        f"muster: up already, at {holder.url}, with its data in {house.files.root}\n"
+    )
+
+    words = ["submit", "-d", "--id", "sleeper", "-n", "1", "--", sys.executable, "-c", SLEEPER]
+    assert house.say(*words).returncode == 0
+    await_value(lambda: house.status()[1]["agents"] == {"running": 1}, lambda: str(house.status()))
+    code, standing = house.status()
+    assert (code, standing["status"]) == (0, "ok")
+    assert standing["version"]["data_dir"] == str(house.files.root)
+    assert standing["up"]["log"] == str(house.files.keeper_log)
+    assert sum(standing["jobs"].values()) == 1
+    uid = house.files.job("sleeper").owner.read_text().strip()
+
+    (agent,) = [one for one in marked(f"{uid}/") if mark_of(one.pid) == f"{uid}/agent"]
+    send_signal(agent, signal.SIGSTOP)
+    code, standing = house.status()
+    send_signal(agent, signal.SIGCONT)
+    assert (code, standing["status"], standing["agents"]) == (1, "degraded", {"stopped": 1})
+
+    down = house.say("down")
+    assert down.returncode == 0, down.stderr
+    assert down.stderr.splitlines()[0] == "ranks save and exit …"
+    assert not is_running(holder.process)
+    assert not marked(f"{uid}/")
+    assert "the job goes on at the next start" in house.files.keeper_log.read_text()
+
+    twice = house.say("down")
+    assert (twice.returncode, twice.stderr) == (0, f"nothing runs for {house.files.root}\n")
+    code, standing = house.status()
+    assert (code, standing["status"], standing["up"]) == (3, "down", None)
+
+
+def test_services_that_do_not_come_up_say_why(house: House) -> None:
+    up = house.say("up", "-d", MUSTER_DATABASE_URL="of no kind")
+    assert up.returncode == 1
+    assert up.stderr.startswith(
+        f"muster: the services did not come up; all they said is in {house.files.keeper_log}:\n"
+    )
+    assert "the database's URL is of no known kind" in up.stderr
+    assert not house.files.keeper.exists()
+
+
+@pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
+def test_a_place_where_there_can_be_no_data_is_a_sentence(
+    words: tuple[str, ...], house: House
+) -> None:
+    house.files.root.write_text("a file")
+    up = house.say(*words)
+    assert (up.returncode, up.stderr.count("\n")) == (1, 1)
+    assert up.stderr.startswith(f"muster: {house.files.root} cannot hold the data (")
+    assert house.files.root.read_text() == "a file"
+
+
+def test_a_record_of_somebody_who_is_gone_ends_nobody_who_has_his_number(house: House) -> None:
+    ours = myself()
+    house.files.root.mkdir(parents=True)
+    gone = replace(ours, start_ticks=ours.start_ticks - 1)
+    record = Holder(url="http://127.0.0.1:9", process=gone, log=None, is_ending=False)
+    house.files.keeper.write_bytes(msgspec.json.encode(record))
+    down = house.say("down")  # a signal would end this test
+    assert (down.returncode, down.stderr) == (0, f"nothing runs for {house.files.root}\n")

@@ -1,0 +1,12 @@
+"""Some of what `tests/escapes.py` tries, of every kind."""
+
+from pathlib import Path
+
+import escapes
+import pytest
+
+
+@pytest.mark.slow
+def test_nothing_that_is_said_of_a_job_leads_out_of_it(tmp_path: Path) -> None:
+    tried = escapes.attempt(tmp_path, every=25, seed=0)
+    assert escapes.is_good(tried), "\n".join(escapes.report(tried))

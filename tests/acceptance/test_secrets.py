@@ -1,0 +1,202 @@
+"""Ranks get their secrets, and nobody hears of them but whoever reads a rank's own log."""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from installation import DEADLINE_SECONDS, Installation, await_value, is_running, lent, restarts
+
+from muster.contracts.secrets import LENT as LENT_NAMES
+from muster.safe import Safe
+
+KEPT = "kept-in-a-file-4d1f"
+LENT = "lent-by-the-service-9c2e"
+
+SHOW = (
+    "import hashlib, os; "
+    "show = lambda name: print("
+    "name, hashlib.sha256(os.environ.get(name, '').encode()).hexdigest(), flush=True); "
+)
+"""Prints what tells whether a secret is the right one, and does not tell the secret."""
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def _lending(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Iterator[Installation]:
+    settings = {
+        "DATASET_DIR": str(dataset_dir),
+        LENT_NAMES: "LENT_VARIABLE",
+        "LENT_VARIABLE": LENT,
+        "NOT_LENT": "for nobody",
+    }
+    with Installation(tmp_path_factory.mktemp("lending"), **settings) as installation:
+        yield installation
+
+
+@pytest.fixture
+def lending(_lending: Installation) -> Iterator[Installation]:
+    """An installation with a secret in a file and one in its environment."""
+    Safe(_lending.files.secrets).put("kept", KEPT)
+    yield from lent(_lending)
+
+
+def python(*words: str) -> list[str]:
+    return [sys.executable, "-c", "".join(words)]
+
+
+def test_a_command_finds_its_secrets_in_its_environment(lending: Installation) -> None:
+    job_id = lending.submit(
+        world_size=2,
+        command=python(SHOW, "show('A'); show('B'); show('LENT_VARIABLE')"),
+        secrets={"A": "file:kept", "B": "env:LENT_VARIABLE"},
+    )
+    lending.complete(job_id)
+    for rank in range(2):
+        assert f"A {sha256(KEPT)}" in lending.log(job_id, rank)
+        assert f"B {sha256(LENT)}" in lending.log(job_id, rank)
+        # Under its own name it is inherited by nobody.
+        assert f"LENT_VARIABLE {sha256('')}" in lending.log(job_id, rank)
+    spec = lending.job(job_id)["spec"]
+    assert spec["secrets"] == {"A": "file:kept", "B": "env:LENT_VARIABLE"}
+
+
+def test_a_person_keeps_a_secret_and_names_it_when_submitting(lending: Installation) -> None:
+    def muster(*words: str, standard_input: str | None = None) -> str:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "cli", *words],
+            env={**lending.environment, "MUSTER_URL": lending.url},
+            input=standard_input,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    muster("secret", "set", "typed", standard_input="typed-by-a-person\n")
+    assert "typed" in muster("secret", "ls").splitlines()
+    job_id = muster(
+        *("submit", "--secret", "A=file:typed", "--set", "world_size=1", "-d", "--"),
+        *python(SHOW, "show('A')"),
+    ).strip()
+    lending.note(lending.job(job_id))
+    lending.complete(job_id)
+    assert f"A {sha256('typed-by-a-person')}" in lending.log(job_id)
+    assert "typed-by-a-person" not in muster("show", job_id, "-o", "json")
+
+
+def test_a_job_that_asks_for_none_inherits_none(lending: Installation) -> None:
+    job_id = lending.submit(world_size=1, command=python(SHOW, "show('LENT_VARIABLE')"))
+    lending.complete(job_id)
+    assert f"LENT_VARIABLE {sha256('')}" in lending.log(job_id)
+
+
+def test_a_program_trained_together_finds_them_too(lending: Installation, tmp_path: Path) -> None:
+    program = tmp_path / "telling.py"
+    program.write_text(f"{SHOW}\nshow('A')\nfrom muster.programs.classifier import Classifier\n")
+    job_id = lending.submit(
+        mode="synchronous",
+        world_size=2,
+        program="telling.py:Classifier",
+        working_dir=str(tmp_path),
+        secrets={"A": "file:kept"},
+    )
+    lending.complete(job_id)
+    assert f"A {sha256(KEPT)}" in lending.log(job_id)
+
+
+def test_a_rank_that_starts_again_gets_them_again_from_a_new_agent(lending: Installation) -> None:
+    job_id = lending.submit(
+        world_size=1,
+        command=python(SHOW, "show('A'); import time; time.sleep(600)"),
+        secrets={"A": "file:kept"},
+    )
+    lending.wait_until(job_id, is_running)
+    lending.restart_coordinator()
+    lending.kill(job_id, 0)
+    lending.wait_until(job_id, restarts(1))
+    await_value(
+        lambda: lending.log(job_id).count(sha256(KEPT)) == 2, lambda: lending.describe(job_id)
+    )
+
+
+@pytest.mark.parametrize(
+    ("reference", "why"),
+    [
+        ("env:NOT_LENT", "the secret env:NOT_LENT is not lent to jobs"),
+        ("env:MUSTER_TOKEN", "the secret env:MUSTER_TOKEN is not lent to jobs"),
+        ("env:HOME", "the secret env:HOME is not lent to jobs"),
+    ],
+)
+def test_what_is_not_lent_ends_the_job_with_a_sentence(
+    lending: Installation, reference: str, why: str
+) -> None:
+    job = lending.fail(lending.submit(world_size=1, command=["true"], secrets={"A": reference}))
+    assert job["reason"] == "secret_unavailable"
+    assert why in job["message"]
+    assert "for nobody" not in job["message"]
+
+
+def test_a_secret_that_was_removed_or_opened_ends_the_job_at_the_next_start(
+    lending: Installation,
+) -> None:
+    job_id = lending.submit(
+        world_size=1,
+        command=python("import time; time.sleep(600)"),
+        secrets={"A": "file:kept"},
+    )
+    lending.wait_until(job_id, is_running)
+    (lending.files.secrets / "kept").chmod(0o644)
+    lending.kill(job_id, 0)
+    job = lending.fail(job_id)
+    assert job["reason"] == "secret_unavailable"
+    assert "has mode 0644, which lets others in" in job["message"]
+    assert lending.see(job_id)["restarts"] == 1
+
+
+def test_a_missing_secret_is_refused_with_the_job(lending: Installation) -> None:
+    body = {"command": ["true"], "secrets": {"A": "file:none"}}
+    answer = lending.request("POST", "/jobs", json=body)
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["loc"] == ["body", "secrets"]
+    assert "`muster secret set none`" in error["msg"]
+
+
+def test_a_crash_with_a_secret_on_its_lips_is_told_without_it(lending: Installation) -> None:
+    write_down = (
+        "import json, os; told = 'refused: ' + os.environ['A']; "
+        "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(json.dumps({'message': told})); "
+        "raise SystemExit(told)"
+    )
+    job_id = lending.submit(
+        world_size=1, max_restarts=1, command=python(write_down), secrets={"A": "file:kept"}
+    )
+    job = lending.fail(job_id)
+    assert "refused: [secret]" in job["message"]
+    told = [job, lending.see(job_id), *lending.events(job_id)]
+    told.append(lending.request("GET", f"/jobs/{job_id}/incarnations").text)
+    assert KEPT not in str(told)
+    assert KEPT in lending.log(job_id)
+
+
+def test_an_environment_that_holds_a_key_is_remarked_on(lending: Installation) -> None:
+    job_id = lending.submit(world_size=1, command=["true"], env={"HF_TOKEN": "x" * 20})
+    submitted, *_ = lending.events(job_id)
+    assert "env shows HF_TOKEN" in f"{submitted['message']} {lending.job(job_id)['message']}"
+
+
+def test_services_do_not_start_that_lend_their_own_keys(tmp_path: Path) -> None:
+    installation = Installation(tmp_path, **{LENT_NAMES: "MUSTER_TOKEN"})
+    installation.api.start()
+    assert installation.api.process is not None
+    assert installation.api.process.wait(30) == 1
+    assert LENT_NAMES in installation.api.log.read_text()
+    installation.api.process = None

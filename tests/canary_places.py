@@ -1,0 +1,101 @@
+"""Where a secret could turn up: files, answers, rows, processes. Each is looked through for all."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import httpx
+from sqlalchemy import MetaData, create_engine, select
+
+from muster.processes import mark_of
+
+LOOK_SECONDS = 0.05
+
+
+@dataclass
+class Search:
+    """Looks for secrets, by their names, and counts what it has looked at by place."""
+
+    canaries: dict[str, str]
+    """Values by what they are; more may come."""
+    looked_at: Counter[str] = field(default_factory=Counter)
+    hits: dict[str, set[str]] = field(default_factory=dict)
+    """By place: which secret, and in what."""
+
+    def look(self, place: str, what: str, content: str) -> set[str]:
+        """Note what of `content` should not be in this place; return the names of that."""
+        self.looked_at[place] += 1
+        found = {name for name, value in self.canaries.items() if value in content}
+        self.hits.setdefault(place, set()).update(f"{name} in {what}" for name in found)
+        return found
+
+
+def files_below(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield every file and its content, its own name included: one may be called like a secret."""
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            where = str(path.relative_to(root))
+            yield where, f"{where}\n{path.read_text(errors='replace')}"
+
+
+def answers(client: httpx.Client) -> Iterator[tuple[str, str]]:
+    """Yield every answer of every GET route, of every job there is."""
+    jobs = [job["job_id"] for job in client.get("/jobs").json()["jobs"]]
+    for path, methods in client.get("/openapi.json").json()["paths"].items():
+        if "get" not in methods:
+            continue
+        for filled in [path.replace("{job_id}", job) for job in jobs] if "{" in path else [path]:
+            answer = client.get(filled)
+            yield filled, f"{answer.headers}\n{answer.text}"
+
+
+def rows(database_url: str) -> Iterator[tuple[str, str]]:
+    """Yield every row of every table."""
+    engine = create_engine(database_url)
+    tables = MetaData()
+    try:
+        with engine.connect() as connection:
+            tables.reflect(connection)
+            for table in tables.sorted_tables:
+                for row in connection.execute(select(table)):
+                    yield f"a row of {table.name}", repr(tuple(row))
+    finally:
+        engine.dispose()
+
+
+class ProcessWatch:
+    """Reads the command line of every process of this machine, and the environment of agents."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._known: set[tuple[str, str]] = set()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(LOOK_SECONDS):
+            for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
+                self._look("command lines of processes", pid, "cmdline")
+                mark = mark_of(int(pid))
+                if mark is not None and mark.partition("/")[2] in {"agent", "template", "warden"}:
+                    self._look("environments of agents", pid, "environ")
+
+    def _look(self, place: str, pid: str, file: str) -> None:
+        try:
+            content = Path("/proc", pid, file).read_text(errors="replace")
+        except OSError:
+            return
+        if (pid, content) not in self._known:
+            self._known.add((pid, content))
+            self._search.look(place, f"that of {pid}", content)

@@ -1,0 +1,134 @@
+"""``muster checkpoint``, from the command line to the files of a job."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from integration.api.service import Service
+from typer.testing import CliRunner, Result
+from vaults import Rank, owner
+
+from cli.__main__ import app
+from cli.held import WhoseUnsaid
+from muster.checkpoints.errors import CheckpointMissing, NotExported
+from muster.checkpoints.filesystem import LocalFileSystem
+from muster.checkpoints.names import LATEST, STATE
+
+Muster = Callable[..., Result]
+
+
+@pytest.fixture
+def muster(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Muster:
+    monkeypatch.setenv("MUSTER_URL", service.url)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+
+    def said(*words: str) -> Result:
+        return CliRunner().invoke(app, words)
+
+    return said
+
+
+@pytest.fixture
+def saved(service: Service, client: httpx.Client, job: str) -> Path:
+    """Three checkpoints of rank 0 of a job, and one of rank 1."""
+    uid = client.get(f"/jobs/{job}").json()["job_uid"]
+    directory = service.root / "checkpoints" / job
+    for rank, steps in ((0, (1, 2, 3)), (1, (3,))):
+        place = directory / f"worker_{rank}"
+        whose = owner(uid=uid, rank=rank)
+        vault = Rank(LocalFileSystem(), whose, keep_last=3, directory=place)
+        vault.save(*steps)
+        vault.vault.close()
+    return directory
+
+
+def damage(directory: Path, step: int) -> Path:
+    [file] = directory.glob(f"worker_0/step_{step:010d}*/{STATE}")
+    file.write_bytes(file.read_bytes()[:-1])
+    return file
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_list_says_which_is_current_and_which_is_damaged(
+    muster: Muster, job: str, saved: Path
+) -> None:
+    damage(saved, 3)
+    lines = muster("checkpoint", "ls", job).stdout.splitlines()
+    assert lines[0].split()[:4] == ["whose", "step", "epoch", "size"]
+    rows = [(line.split()[1], line.split()[2], line.split()[-1]) for line in lines[1:]]
+    assert rows == [
+        ("0", "3", "damaged"),
+        ("0", "2", "current"),
+        ("0", "1", "intact"),
+        ("1", "3", "current"),
+    ]
+    assert max(map(len, lines)) < 80
+    told = json.loads(muster("checkpoint", "ls", str(saved), "-o", "json").stdout)
+    assert [one["state"] for one in told] == [row[2] for row in rows]
+    assert "is not what was written" in told[0]["damage"]
+
+
+def test_a_damaged_file_is_named(muster: Muster, job: str, saved: Path) -> None:
+    assert muster("checkpoint", "verify", job).exit_code == 0
+    file = damage(saved, 2)
+    result = muster("checkpoint", "verify", job)
+    assert result.exit_code == 1
+    [line] = [line for line in result.stdout.splitlines() if "step 2" in line]
+    assert str(file) in line
+    assert muster("checkpoint", "verify", job, "-o", "name").stdout == f"{file.parent}\n"
+    (saved / "worker_1" / LATEST).unlink()
+    assert f"{saved}/worker_1/{LATEST} is missing" in muster("checkpoint", "verify", job).stdout
+
+
+def test_what_is_in_it_is_shown(muster: Muster, job: str, saved: Path) -> None:
+    with pytest.raises(WhoseUnsaid, match="choose with --rank"):
+        raise muster("checkpoint", "show", job).exception or AssertionError
+    lines = muster("checkpoint", "show", f"{job}:2", "--rank", "0").stdout.splitlines()
+    assert lines[2].split() == ["step", "2,", "saved", "by", "generation", "0"]
+    assert [line.split()[:4] for line in lines[-2:]] == [
+        ["bias", "float64", "scalar", "8"],
+        ["weights", "float32", "40", "160"],
+    ]
+    *_, newest_of_rank_1 = muster("checkpoint", "ls", job, "-o", "name").stdout.splitlines()
+    told = json.loads(muster("checkpoint", "show", f"{saved}/worker_1", "-o", "json").stdout)
+    assert told == json.loads(muster("checkpoint", "show", newest_of_rank_1, "-o", "json").stdout)
+    digest = muster("digest", job).stdout.splitlines()
+    assert digest[1] == f"rank 1  step 3  sha256 {told['sha256']}"
+    again = json.loads(muster("digest", job, "-o", "json").stdout)
+    assert again[1] == {"whose": "rank 1", "step": 3, "sha256": told["sha256"]}
+
+
+@pytest.mark.usefixtures("saved")
+def test_two_are_compared_bit_by_bit(muster: Muster, job: str) -> None:
+    same = muster("checkpoint", "diff", f"{job}:2", f"{job}:2", "--rank", "0")
+    assert (same.exit_code, same.stdout.startswith("equal bits")) == (0, True)
+    other = muster("checkpoint", "diff", f"{job}:1", job, "--rank", "0")
+    assert other.exit_code == 1
+    rows = {line.split()[0]: line.split() for line in other.stdout.splitlines()[1:]}
+    assert rows["weights"][-2:] == ["40", "2"]
+    assert rows["position.step"] == ["position.step", "1", "3", "-", "-"]
+    told = json.loads(
+        muster("checkpoint", "diff", f"{job}:1", job, "--rank", "0", "-o", "json").stdout
+    )
+    assert not told["equal"]
+
+
+@pytest.mark.usefixtures("saved")
+def test_arrays_are_exported_once(muster: Muster, job: str, tmp_path: Path) -> None:
+    words = ("checkpoint", "export", job, "model.npz", "--rank", "1")
+    result = muster(*words)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "model.npz holds 2 arrays of step 3\n"
+    with np.load(tmp_path / "model.npz") as found:
+        assert found["weights"][0] == 3
+    assert isinstance(muster(*words).exception, NotExported)
+
+
+def test_where_nothing_lies_the_next_thing_to_do_is_said(muster: Muster, job: str) -> None:
+    result = muster("checkpoint", "ls", job)
+    assert isinstance(result.exception, CheckpointMissing)
+    assert "has saved nothing yet, or on another machine" in str(result.exception)

@@ -1,0 +1,79 @@
+"""What a person sees on a terminal of 80 columns: the line of a job, and ``muster top``."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from integration.api.service import Service, StandIn
+from screens import COLUMNS, Screen
+from store_samples import worker
+
+from cli.exit_codes import ExitCode
+from muster.contracts.job import JobStatus
+
+Opened = Callable[..., Screen]
+
+
+@pytest.fixture
+def screen(service: Service, tmp_path: Path) -> Iterator[Opened]:
+    def opened(*words: str) -> Screen:
+        screen = Screen(*words, environment={"MUSTER_URL": service.url}, directory=tmp_path)
+        screens.append(screen)
+        return screen
+
+    screens: list[Screen] = []
+    yield opened
+    for screen in screens:
+        screen.__exit__()
+
+
+def test_the_line_of_a_job_says_how_far_it_is_and_else_why_not(
+    screen: Opened, stand_in: StandIn, elastic: str
+) -> None:
+    far = worker(0, step=123_456, total_steps=1_234_560, throughput_steps_per_sec=123.4, loss=0.5)
+    stand_in.move(elastic, workers=(far,))
+    watching = screen("wait", elastic)
+    watching.see(r"RUNNING  step 123456/1234560  loss 0\.5000  123\.4/s  ETA 2h30m  1/4 ranks")
+    lost = "rank 1 was ended by signal 9 (SIGKILL); restart 1 of 3 after a crash, as it happens"
+    stand_in.move(elastic, JobStatus.RECOVERING, message=f"{lost}\n  the end of its log")
+    watching.see("RECOVERING  123456/1234560  1/4 ranks  rank 1 was ended by signal")
+    stand_in.move(elastic, JobStatus.PAUSED, message="too few ranks")
+    watching.see("PAUSED  step 123456/1234560  1/4 ranks  too few ranks")
+    stand_in.move(elastic, JobStatus.RUNNING, JobStatus.COMPLETED, message="all is well")
+    assert watching.end() == 0
+    *drawn, _end = watching.drawings()
+    assert max(map(len, drawn)) < COLUMNS
+
+
+def test_a_job_that_waits_says_for_what(screen: Opened, stand_in: StandIn, job: str) -> None:
+    stand_in.move(job, JobStatus.QUEUED, message="waits for 2 of 4 slots; 1 is free")
+    watching = screen("wait", job)
+    watching.see("QUEUED  0/2 ranks  waits for 2 of 4 slots; 1 is free")
+    watching.type("\x03")
+    assert watching.end() == ExitCode.INTERRUPTED
+    assert f"come back:  muster wait {job}" in watching.written
+
+
+def test_what_is_said_after_the_line_stands_below_it(screen: Opened, job: str) -> None:
+    watching = screen("wait", job, "--timeout", "0.1")
+    assert watching.end() == ExitCode.TIMED_OUT
+    drawn, said = watching.drawings()
+    assert "QUEUED  0/2 ranks" in drawn
+    assert said == f"muster: {job} is QUEUED after 0.1 s of waiting: it goes on"
+
+
+def test_top_shows_what_goes_on_until_ctrl_c(
+    screen: Opened, stand_in: StandIn, service: Service, elastic: str
+) -> None:
+    top = screen("top", "--interval", "0.2")
+    top.see(rf"{elastic[:8]}.*RUNNING +0/4")
+    stand_in.move(elastic, workers=(worker(0, step=7, total_steps=10, loss=0.25),))
+    top.see(r"RUNNING +1/4 +7/10 +0\.2500")
+    service.end(signal.SIGKILL)
+    top.see("as of [0-9]+s ago: nobody answers")
+    service.start()
+    stand_in.move(elastic, workers=(worker(0, step=8, total_steps=10, loss=0.25),))
+    top.see(r"RUNNING +1/4 +8/10 +0\.2500")
+    top.type("\x03")
+    assert top.end() == 0

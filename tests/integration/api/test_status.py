@@ -1,0 +1,34 @@
+"""`muster status` and `down` of services that nobody keeps with `muster up`."""
+
+from pathlib import Path
+
+import pytest
+from integration.api.service import Service, StandIn
+from typer.testing import CliRunner
+
+from cli.__main__ import app
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, service: Service, tmp_path: Path) -> None:
+    monkeypatch.setenv("MUSTER_PORT", str(service.port))
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("MUSTER_URL", raising=False)
+
+
+def test_what_is_missing_is_named_and_told_by_the_exit_code(stand_in: StandIn) -> None:
+    well = CliRunner().invoke(app, ["status"])
+    stand_in.resign()
+    ill = CliRunner().invoke(app, ["status"])
+    stand_in.take_office()
+    assert (well.exit_code, ill.exit_code) == (0, 1)
+    assert "status       ok\n" in well.output
+    assert "no coordinator is running" in ill.output
+
+
+def test_services_for_other_data_are_not_ended_and_their_place_is_named(service: Service) -> None:
+    down = CliRunner().invoke(app, ["down"])
+    assert down.exit_code == 0
+    assert f"MUSTER_DATA_DIR={service.files.root} muster down" in down.output
+    assert service.process is not None
+    assert service.process.poll() is None

@@ -1,0 +1,68 @@
+"""The loads of `load_streams.py`, small: what was read is right, however long it took."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from installation import await_value
+from stream_follow import follow
+from stream_history import arrivals, questions, write_log
+from stream_rate import lines_in, received, stream_request
+from stream_stage import Stage
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with Stage(tmp_path_factory.mktemp("stage")) as running:
+        yield running
+
+
+def test_a_crowd_gets_every_line_once_over_two_services(stage: Stage) -> None:
+    found = asyncio.run(follow(stage, clients=40, lines_per_second=100, seconds=1, seed=1))
+    assert not found.faults
+    assert found.exit_code == 0
+    assert found.resumed >= 40
+
+
+def test_a_long_log_begins_to_arrive_whatever_is_asked_of_it(stage: Stage) -> None:
+    stage.run("long")
+    files = stage.files("long")
+    lines = write_log(files.log(0, 0), files.times(0, 0), 8 << 20)
+    asked = questions("long", lines)
+    found = dict(arrivals(stage.service.port, stage.pid, asked, read_on_bytes=1 << 20))
+    assert found.keys() == asked.keys()
+
+
+def test_a_stream_has_every_line_of_the_file(stage: Stage) -> None:
+    stage.run("whole")
+    files = stage.files("whole")
+    write_log(files.log(0, 0), files.times(0, 0), 4 << 20)
+    stage.finish("whole")
+    _, answer = received(stage.service.port, stream_request("whole"))
+    assert lines_in(answer) == files.log(0, 0).read_text().splitlines()
+
+
+def test_readers_who_vanish_leave_nothing_behind(stage: Stage) -> None:
+    stage.run("left")
+    stage.files("left").log(0, 0).write_text("line\n" * 1000)
+    vanish(stage, after_bytes=1)  # the database is open, and all threads are there
+    before = open_files(stage)
+    for number in range(60):
+        vanish(stage, after_bytes=number % 3 * 1000)
+    await_value(lambda: open_files(stage) <= before, lambda: f"{open_files(stage)} > {before}")
+
+
+def vanish(stage: Stage, *, after_bytes: int) -> None:
+    """Begin to read a stream, and reset the connection."""
+    with socket.create_connection(("127.0.0.1", stage.service.port)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(stream_request("left"))
+        while after_bytes > 0:
+            after_bytes -= len(connection.recv(after_bytes))
+
+
+def open_files(stage: Stage) -> int:
+    return len(list(Path(f"/proc/{stage.pid}/fd").iterdir()))

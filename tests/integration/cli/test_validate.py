@@ -1,0 +1,134 @@
+"""`muster validate`: what is wrong is found, and nothing is changed by looking."""
+
+import json
+import resource
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.__main__ import app
+from cli.machine_checks import machine_checks
+from cli.settings import values
+from store.database import Database
+
+
+@pytest.fixture(autouse=True)
+def data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in values({}):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+    return tmp_path / "data"
+
+
+def found() -> tuple[int, dict[str, Any]]:
+    said = CliRunner().invoke(app, ["validate", "-o", "json"])
+    return said.exit_code, {one["about"]: one for one in json.loads(said.stdout)}
+
+
+def test_a_good_machine_has_no_problem_and_is_left_as_it_was(data_dir: Path) -> None:
+    code, findings = found()
+    assert code == 0, findings
+    assert {finding["verdict"] for finding in findings.values()} <= {"ok", "warning"}
+    assert findings["database"]["seen"].endswith("its tables to be made")
+    assert not data_dir.exists()
+
+
+def test_each_thing_is_a_line_and_the_alias_does_the_same() -> None:
+    said = CliRunner().invoke(app, ["doctor"])
+    assert [line for line in said.stdout.splitlines() if line.startswith("ok       python ")]
+    assert said.stderr.startswith("0 problems, ")
+
+
+def test_a_place_that_cannot_be_written_is_a_problem_with_its_variable(data_dir: Path) -> None:
+    data_dir.write_text("a file")
+    code, findings = found()
+    assert code == 1
+    assert findings["data"]["verdict"] == "problem"
+    assert "MUSTER_DATA_DIR" in findings["data"]["fix"]
+
+
+def test_a_setting_that_cannot_be_meant_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_PORT", "eight thousand")
+    code, findings = found()
+    assert code == 1
+    assert "MUSTER_PORT" in findings["settings"]["seen"]
+    assert "python" in findings
+
+
+def test_a_port_of_somebody_else_is_a_problem_where_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MUSTER_PORT", str(taken.getsockname()[1]))
+        code, findings = found()
+    assert code == 1
+    assert findings["port"]["verdict"] == "problem"
+
+
+def test_a_host_that_is_not_this_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_HOST", "192.0.2.1")  # of nobody, by RFC 5737
+    monkeypatch.setenv("MUSTER_PORT", "8099")
+    code, findings = found()
+    assert code == 1
+    assert "192.0.2.1" in findings["port"]["seen"]
+
+
+def test_an_open_door_without_a_key_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_HOST", "0.0.0.0")  # noqa: S104  it is refused
+    code, findings = found()
+    assert code == 1
+    assert findings["door"]["verdict"] == "problem"
+
+
+def test_a_door_with_a_lock_and_nobody_who_has_a_key_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MUSTER_HOST", "0.0.0.0")  # noqa: S104  it is refused
+    monkeypatch.setenv("MUSTER_ALLOW_PLAIN_HTTP", "1")
+    assert "there is no token yet" in found()[1]["door"]["seen"]
+    monkeypatch.setenv("MUSTER_TOKEN", "0123456789abcdef" * 4)
+    assert found()[1]["door"]["verdict"] == "ok"
+
+
+def test_secrets_that_others_could_read_are_a_problem(data_dir: Path) -> None:
+    secrets = data_dir / "secrets"
+    secrets.mkdir(parents=True, mode=0o700)
+    (secrets / "key").touch(mode=0o600)
+    assert found()[1]["secrets"]["seen"].startswith("1 in ")
+    (secrets / "key").chmod(0o644)
+    code, findings = found()
+    assert code == 1
+    assert findings["secrets"]["fix"] == f"chmod -R go= {secrets}"
+
+
+def test_the_schema_of_a_database_is_named_and_not_migrated(data_dir: Path) -> None:
+    data_dir.mkdir()
+    database = Database.open(f"sqlite:///{data_dir}/muster.db")
+    revision = database.revision()
+    database.close()
+    assert found()[1]["database"]["seen"].endswith(f"schema {revision}")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite:///{}/damaged.db", "mysql://there/it"])
+def test_a_database_that_cannot_be_read_is_a_problem(
+    url: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir.mkdir()
+    (data_dir / "damaged.db").write_bytes(b"this is no database at all" * 100)
+    monkeypatch.setenv("MUSTER_DATABASE_URL", url.format(data_dir))
+    code, findings = found()
+    assert code == 1
+    assert findings["database"]["verdict"] == "problem"
+
+
+@pytest.mark.parametrize(("soft", "verdict"), [(256, "problem"), (1024, "warning"), (9999, "ok")])
+def test_few_descriptors_are_warned_of_and_very_few_are_a_problem(
+    soft: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (soft, soft))
+    findings = [check() for check in machine_checks(1)]
+    assert [one.verdict for one in findings if one.about == "descriptors"] == [verdict]

@@ -1,0 +1,34 @@
+"""A token is known for a second after it was found, and not after it was revoked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.remembered import FRESH_SECONDS, RememberedTokens
+from muster.contracts.token import Scope
+from store.database import Database
+
+
+@dataclass
+class Hand:
+    """A clock that stands still."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_was_found_is_at_hand_until_it_is_old_or_revoked(tmp_path: Path) -> None:
+    hand = Hand()
+    database = Database.open(f"sqlite:///{tmp_path}/muster.db")
+    tokens = RememberedTokens(database, hand)
+    token, _ = tokens.create("ci", Scope.READ, lifetime=None, created_by=None)
+    assert tokens.at_hand(token.token_id) is None
+    assert tokens.find(token.token_id) == tokens.at_hand(token.token_id) == token
+    hand.now += FRESH_SECONDS
+    assert tokens.at_hand(token.token_id) is None
+    tokens.find(token.token_id)
+    tokens.revoke("ci")
+    assert tokens.at_hand(token.token_id) is None
+    assert tokens.find("nobody") is tokens.at_hand("nobody") is None
+    database.close()

@@ -1,0 +1,81 @@
+"""A delete takes what is the job's, whatever others delete and submit meanwhile."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from store_samples import finish, submit
+
+from api.removal import Removal, delete_all
+from muster.attic import claim
+from muster.contracts.job import JobId
+from muster.contracts.layout import DataDirectory
+from store.database import Database
+from store.jobs import Jobs
+from store.records import Job
+
+pytestmark = pytest.mark.slow  # a database of its own
+
+GONE = Removal(delete_logs=True, stop_first=False, force=False, actor="ada")
+
+
+class Late(Jobs):
+    """Shows the jobs of a while ago to whoever only looks."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.seen: dict[JobId, Job] = {}
+
+    def find(self, job_id: JobId) -> Job | None:
+        return self.seen.get(job_id) or super().find(job_id)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = Database.open(f"sqlite:///{tmp_path}/muster.db")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def desk(database: Database, tmp_path: Path) -> SimpleNamespace:
+    """What of a front desk a delete uses of jobs that are over."""
+    return SimpleNamespace(jobs=Late(database), files=DataDirectory(tmp_path / "data"))
+
+
+def over(database: Database, desk: SimpleNamespace, uid: str) -> Job:
+    """Return a job that is over and has written a line."""
+    job = finish(database, submit(desk.jobs, "a", uid=uid))
+    files = desk.files.job(job.job_id)
+    claim(files, job.uid)
+    files.logs.mkdir()
+    files.log(0, 0).write_text(f"by {uid}\n")
+    return job
+
+
+def test_a_delete_that_comes_late_spares_the_next_job_of_that_id(
+    database: Database, desk: SimpleNamespace
+) -> None:
+    old = over(database, desk, "old")
+    shutil.rmtree(desk.files.job(old.job_id).root)
+    desk.jobs.delete(old.job_id, old.uid)
+    new = over(database, desk, "new")
+    desk.jobs.seen = {old.job_id: old}
+    assert asyncio.run(delete_all(desk, [old], GONE)) == []
+    assert desk.files.job(new.job_id).log(0, 0).read_text() == "by new\n"
+    assert desk.jobs.get(new.job_id) == new
+
+
+def test_a_delete_that_was_cut_short_is_finished_by_the_next(
+    database: Database, desk: SimpleNamespace
+) -> None:
+    job = over(database, desk, "old")
+    files = desk.files.job(job.job_id)
+    aside = files.root.rename(files.root.with_name(f"a.{job.uid}"))
+    (removed,) = asyncio.run(delete_all(desk, [job], GONE))
+    assert removed.view.logs_deleted
+    assert not aside.exists()
+    assert desk.jobs.find(job.job_id) is None

@@ -1,0 +1,38 @@
+"""What YAML says, as JSON; and what it may not say."""
+
+import json
+
+import pytest
+
+from api.problems import Problem
+from api.yaml_bodies import DEPTH_LIMIT, as_json
+
+
+def test_what_yaml_says_is_said_in_json() -> None:
+    text = "name: r\u00e9sum\u00e9\nworld_size: 2\nenv:\n  DAY: 2026-03-01\ncommand: [a, 'b: c']\n"
+    assert json.loads(as_json(text.encode())) == {
+        "name": "r\u00e9sum\u00e9",
+        "world_size": 2,
+        "env": {"DAY": "2026-03-01"},
+        "command": ["a", "b: c"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"a: [1, 2", "at line 2, column 1"),
+        (b"a: &x [1]\nb: *x", "write aliases out"),
+        (b"[" * (DEPTH_LIMIT + 1), "nest no deeper"),
+        (b"[" * 60_000, "nest no deeper"),
+        (b"a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
+        (b"? [a]\n: b", "unhashable|keys must be"),
+        (b"\xff\xfe\xff", "This body is no YAML"),
+        (b"a: b\n---\nc: d", "expected a single document"),
+        (b"a: " + b"9" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_what_json_cannot_say_or_nobody_should_is_refused(text: bytes, why: str) -> None:
+    with pytest.raises(Problem, match=why) as refused:
+        as_json(text)
+    assert (refused.value.status, refused.value.slug) == (422, "invalid-yaml")

@@ -1,0 +1,79 @@
+"""Arrays for other programs: whole, never pickled, never over something else."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vaults import NOON, owner, position
+
+from muster.checkpoints.errors import NotExported
+from muster.checkpoints.export import REST, export
+from muster.checkpoints.filesystem import LocalFileSystem
+from muster.checkpoints.reader import Checkpoint
+from muster.checkpoints.shelves import shelves
+from muster.checkpoints.vault import Vault
+
+STATE = {
+    "layer/0": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "../up": np.float64(7),
+    "file": np.array([True]),
+    "best": float("inf"),
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    vault = Vault(
+        files=LocalFileSystem(),
+        directory=tmp_path / "job",
+        owner=owner(),
+        keep_last=1,
+        clock=lambda: NOON,
+        warn=pytest.fail,
+    )
+    vault.save(5, position(5), STATE)
+    vault.close()
+    [shelf] = shelves(tmp_path / "job")
+    return shelf.newest()
+
+
+def test_an_archive_has_the_arrays_by_their_names(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    target = tmp_path / "model.npz"
+    assert export(checkpoint, target) == 3
+    with np.load(target, allow_pickle=False) as found:
+        assert set(found.files) == {"layer/0", "../up", "file"}
+        assert all(np.array_equal(found[name], STATE[name]) for name in found.files)
+
+
+def test_a_directory_has_a_file_for_each_and_one_for_the_rest(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    target = tmp_path / "model"
+    assert export(checkpoint, target) == 3
+    names = sorted(path.name for path in target.iterdir())
+    assert names == ["..%2Fup.npy", REST, "file.npy", "layer%2F0.npy"]
+    assert np.array_equal(np.load(target / "layer%2F0.npy"), STATE["layer/0"])
+    rest = json.loads((target / REST).read_text())
+    assert (rest["position"]["step"], rest["values"]) == (5, {"best": {"__float__": "inf"}})
+
+
+@pytest.mark.parametrize("name", ["model.npz", "model"])
+def test_nothing_is_written_over(tmp_path: Path, checkpoint: Checkpoint, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(NotExported, match="is there already"):
+        export(checkpoint, tmp_path / name)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["model.npz", "model"])
+def test_nothing_half_is_left(
+    tmp_path: Path, checkpoint: Checkpoint, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array", full)
+    with pytest.raises(NotExported, match="failed: No space left"):
+        export(checkpoint, tmp_path / name)
+    assert not (tmp_path / name).exists()

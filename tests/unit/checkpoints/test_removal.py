@@ -1,0 +1,144 @@
+"""A job's checkpoints go, and nothing that lies beside them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from vaults import Rank, owner
+
+from muster.checkpoints.filesystem import LocalFileSystem
+from muster.checkpoints.names import CheckpointName
+from muster.checkpoints.removal import remove, size_bytes
+
+OWNER = owner()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints" / "job"
+
+
+def save(directory: Path, *steps: int, uid: str = "uid") -> None:
+    rank = Rank(
+        files=LocalFileSystem(), directory=directory, owner=owner(uid=uid, generation=len(uid))
+    )
+    rank.save(*steps)
+
+
+def tree(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def test_vaults_of_all_ranks_are_removed_with_their_directory(checkpoints: Path) -> None:
+    save(checkpoints, 1, 2, 3)
+    save(checkpoints / "worker_0", 1, 2, 3)
+    save(checkpoints / "worker_11", 1)
+    assert (size_bytes(checkpoints, OWNER) or 0) > 1000
+    assert remove(checkpoints, OWNER)
+    assert tree(checkpoints.parent) == []
+
+
+def test_what_is_not_there_is_nothing_to_remove(checkpoints: Path) -> None:
+    checkpoints.parent.mkdir()
+    assert size_bytes(checkpoints, OWNER) is None
+    assert not remove(checkpoints, OWNER)
+    assert not remove(checkpoints / "none" / "job", OWNER)
+    assert not remove(Path("/dev/null/job"), OWNER)
+
+
+def test_a_removal_that_was_cut_short_is_repeated(checkpoints: Path) -> None:
+    save(checkpoints, 1, 2)
+    (checkpoints / str(CheckpointName(3, 2)) / "manifest.json").unlink()
+    (checkpoints / str(CheckpointName(3, 1))).rename(
+        checkpoints / ".step_0000000001.g0003.gone.tmp"
+    )
+    assert remove(checkpoints, OWNER)
+    assert not checkpoints.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "precious.txt",
+        "LATEST.bak",
+        "step_1/file",
+        "worker_0/model.pt",
+        "worker_x/LATEST",
+        "step_0000000001.g0003/notes.txt",
+        ".ssh/id_rsa",
+    ],
+)
+def test_whatever_else_is_there_stays(checkpoints: Path, name: str) -> None:
+    save(checkpoints, 1, 2)
+    save(checkpoints / "worker_0", 1)
+    (checkpoints / name).parent.mkdir(exist_ok=True)
+    (checkpoints / name).write_text("precious")
+    assert remove(checkpoints, OWNER)
+    left = [path for path in tree(checkpoints) if not (checkpoints / path).is_dir()]
+    assert left == [name]
+
+
+def test_a_directory_without_checkpoints_is_left_as_it_is(checkpoints: Path) -> None:
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "LATEST").write_text("release 7\n")
+    (checkpoints / "worker_0").mkdir()
+    (checkpoints / "empty").mkdir()
+    before = tree(checkpoints)
+    assert size_bytes(checkpoints, OWNER) is None
+    assert not remove(checkpoints, OWNER)
+    assert tree(checkpoints) == before
+
+
+def test_an_empty_directory_is_nobodys(checkpoints: Path) -> None:
+    checkpoints.mkdir(parents=True)
+    assert not remove(checkpoints, OWNER)
+    assert checkpoints.is_dir()
+
+
+def test_another_jobs_checkpoints_stay_with_what_may_belong_to_them(checkpoints: Path) -> None:
+    save(checkpoints, 1, uid="another")
+    theirs = tree(checkpoints)
+    save(checkpoints / "worker_1", 1)
+    assert remove(checkpoints, OWNER)
+    assert tree(checkpoints) == theirs
+
+
+def test_a_job_that_has_taken_over_an_earlier_one_goes_with_it(checkpoints: Path) -> None:
+    save(checkpoints, 1, uid="earlier")
+    save(checkpoints, 2)
+    assert remove(checkpoints, owner(uid=None))
+    assert not checkpoints.exists()
+
+
+Swap = Callable[[Path, Path], object]
+
+
+def _link(at: Path, to: Path) -> None:
+    at.rename(at.with_name(f"{at.name}.moved"))
+    at.symlink_to(to)
+
+
+@pytest.mark.parametrize(
+    "swapped", ["", "worker_0", "step_0000000001.g0003", "step_0000000001.g0003/manifest.json"]
+)
+def test_a_link_is_left_alone_and_so_is_what_it_leads_to(
+    checkpoints: Path, tmp_path: Path, swapped: str
+) -> None:
+    save(checkpoints, 1)
+    save(checkpoints / "worker_0", 1)
+    precious = tmp_path / "precious"
+    save(precious, 1)
+    _link(checkpoints / swapped if swapped else checkpoints, precious)
+    before = tree(precious)
+    remove(checkpoints, OWNER)
+    assert tree(precious) == before
+    assert (checkpoints / swapped).is_symlink()
+
+
+def test_a_link_called_latest_is_no_mark_of_ours(checkpoints: Path, tmp_path: Path) -> None:
+    save(checkpoints, 1)
+    latest = tmp_path / "latest"
+    (checkpoints / "LATEST").rename(latest)
+    (checkpoints / "LATEST").symlink_to(latest)
+    assert remove(checkpoints, OWNER)
+    assert (tree(checkpoints), latest.exists()) == (["LATEST"], True)

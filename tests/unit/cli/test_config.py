@@ -1,0 +1,80 @@
+"""Settings as they are shown: all of them, where they are from, and no secret."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+import muster.contracts.environ
+from cli.__main__ import app
+from cli.config import origin_of
+from cli.settings import values, variable_of
+from muster.contracts.environ import DoorSettings, ServiceSettings
+
+FIELDS = [
+    field.name for kind in (ServiceSettings, DoorSettings) for field in msgspec.structs.fields(kind)
+]
+
+SECRET = "0123456789abcdef" * 4
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in values({}):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_setting_is_shown_by_the_variable_it_is_read_from(field: str) -> None:
+    assert variable_of(field) in values({})
+    source = Path(muster.contracts.environ.__file__).read_text()
+    assert f'"{variable_of(field)}"' in source
+
+
+def test_what_is_set_is_told_from_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_PORT", "8100")
+    monkeypatch.setenv("MUSTER_SLOTS", "")
+    said = CliRunner().invoke(app, ["config", "show", "-o", "json"])
+    shown = {one["name"]: (one["value"], one["origin"]) for one in json.loads(said.stdout)}
+    assert shown["MUSTER_PORT"] == ("8100", "environment")
+    assert shown["MUSTER_SLOTS"][1] == "default"
+    assert shown["MUSTER_URL"] == ("http://127.0.0.1:8100", "default")
+    assert origin_of("MUSTER_SLOTS", {}, {}) == "default"
+
+
+def test_the_origin_is_a_column_of_its_own() -> None:
+    plain = CliRunner().invoke(app, ["config", "show"]).stdout.splitlines()
+    whole = CliRunner().invoke(app, ["config", "show", "--origin"]).stdout.splitlines()
+    assert plain[0].split() == ["name", "value"]
+    assert whole[0].split() == ["name", "value", "origin"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{SECRET}@there/db",
+        f"postgresql://me:a@b{SECRET}@there/db",
+        f"postgresql://me:a/{SECRET}@there/db",
+        f"postgresql://there/db?user=me&password={SECRET}&sslmode=require",
+    ],
+)
+def test_no_secret_is_shown_but_that_there_is_one(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_DATABASE_URL", url)
+    monkeypatch.setenv("MUSTER_TOKEN", SECRET)
+    said = CliRunner().invoke(app, ["config", "show", "--origin"])
+    assert said.exit_code == 0
+    assert SECRET not in said.output
+    assert [line.split() for line in said.stdout.splitlines() if "MUSTER_TOKEN" in line] == [
+        ["MUSTER_TOKEN", "***", "environment"]
+    ]
+
+
+def test_a_misspelt_setting_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_PROT", "8100")
+    said = CliRunner().invoke(app, ["config", "show"])
+    assert said.stderr == "MUSTER_PROT is no setting: did you mean MUSTER_PORT?\n"

@@ -1,0 +1,74 @@
+"""What ``muster top`` asks for and draws."""
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from rich.console import Console
+from summaries import SUMMARY
+
+from cli.screen import screen
+from cli.top import Overview, top
+from muster import Client
+from muster.client.views import SummaryView
+
+
+def overview(answer: Callable[[httpx.Request], httpx.Response]) -> Overview:
+    return Overview(Client("http://api", transport=httpx.MockTransport(answer)), [])
+
+
+def said(**statuses: str) -> httpx.Response:
+    jobs = [{**SUMMARY, "job_id": name, "status": status} for name, status in statuses.items()]
+    headers = {"ETag": 'W/"1"', "X-Total-Count": "7"}
+    return httpx.Response(200, json={"jobs": jobs}, headers=headers)
+
+
+def test_what_has_not_changed_is_not_given_again() -> None:
+    tags = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tags.append(request.headers.get("If-None-Match"))
+        return said(a="RUNNING") if len(tags) == 1 else httpx.Response(304)
+
+    seen = overview(answer)
+    for _ in range(3):
+        seen.look()
+        assert [job.job_id for job in seen.in_order()] == ["a"]
+    assert tags == [None, 'W/"1"', 'W/"1"']
+    assert seen.total == 7
+
+
+def drawn(jobs: list[SummaryView], total: int, height: int) -> list[str]:
+    console = Console(width=80, height=height, force_terminal=False)
+    with console.capture() as written:
+        console.print(screen(jobs, total, "http://api", height, None))
+    return [line.rstrip() for line in written.get().splitlines()]
+
+
+def test_who_goes_on_is_first_and_80_columns_and_the_height_are_enough() -> None:
+    last = "[bold]" + 63 * "x"
+    seen = overview(lambda _: said(b="FAILED", **{last: "RECOVERING"}, d="QUEUED"))
+    seen.look()
+    lines = drawn(seen.in_order(), seen.total, height=5)
+    assert lines[0].startswith("http://api")
+    assert lines[0].endswith("1 recovering, 1 queued, 1 failed")
+    assert lines[1].split() == [
+        "job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts",
+    ]  # fmt: skip
+    assert lines[2].startswith("[bold]xx")
+    assert lines[2].split()[1:] == ["RECOVERING", "0/2", "5/20", "0.2500", "2.5", "1m15s", "1"]
+    assert lines[3].split()[:2] == ["d", "QUEUED"]
+    assert lines[4].startswith("5 more: --status chooses")
+    assert max(map(len, lines)) <= 80
+
+
+def test_off_a_terminal_it_is_printed_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connected() -> Client:
+        return Client("http://api", transport=httpx.MockTransport(lambda _: said(a="RUNNING")))
+
+    monkeypatch.setattr("cli.top.connected", connected)
+    top()
+    header, line = capsys.readouterr().out.splitlines()
+    assert (header.split()[0], line.split()[:3]) == ("job", ["a", "RUNNING", "0/2"])
