@@ -26,6 +26,7 @@ from api.exposure import check_certificate, refuse_exposure, refuse_lockout
 from api.feeds import Feeds
 from api.glances import Glance, Glances
 from api.identity import Identities
+from api.intake import Intake
 from api.limits import Limits
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
@@ -169,6 +170,7 @@ def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> Fron
     def lease() -> Lease | None:
         return leases.current(COORDINATOR_LEASE)
 
+    nudge = Nudge(lease, monotonic=time.monotonic)
     return FrontDesk(
         database=database,
         jobs=jobs,
@@ -181,7 +183,8 @@ def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> Fron
         tokens=tokens,
         glances=glances,
         coordinator=CoordinatorWatch(lease, monotonic=time.monotonic),
-        nudge=Nudge(lease, monotonic=time.monotonic),
+        nudge=nudge,
+        intake=Intake(jobs.create_all, nudge),
         submitter=Submitter(
             settings=settings,
             working_dir=Path.cwd(),

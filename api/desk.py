@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from api.feeds import Feeds
 from api.glances import Glances
 from api.identity import Caller
+from api.intake import Intake
 from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.searches import Searches
@@ -46,6 +47,7 @@ class FrontDesk:
     nudge: Nudge
     """To be called when a row for the coordinator was written."""
     submitter: Submitter
+    intake: Intake
     files: DataDirectory
     feeds: Feeds
     searches: Searches

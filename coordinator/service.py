@@ -54,7 +54,7 @@ class Service:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.hand_over)
         loop.add_signal_handler(signal.SIGINT, self.shut_down)
-        nudges, address = await listen(self._stir)
+        nudges, address = await listen(self._nudge)
         self._candidate = Candidate(
             self._leases, owner=uuid.uuid4().hex, process=myself(), address=address
         )
@@ -134,6 +134,6 @@ class Service:
         elif self._candidate is not None:
             self._candidate.is_patient = False
 
-    def _stir(self) -> None:
+    def _nudge(self) -> None:
         if self._supervisor is not None:
-            self._supervisor.stir()
+            self._supervisor.nudge()

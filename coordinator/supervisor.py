@@ -36,6 +36,12 @@ POLL_SECONDS: Final = 0.25
 """How often the database is asked whether anybody else has written, should a nudge be lost. The
 asking costs microseconds; waking up an idle process twenty times a second does not."""
 
+LONG_ROUND_SECONDS: Final = 0.05
+"""Through all jobs, from the look at the rows to the last commit."""
+
+RESTS: Final = 2
+"""How often that time passes before a nudge is followed again. What agents say does not wait."""
+
 COMMIT_AFTER_SECONDS: Final[Mapping[Haste, float]] = {
     Haste.AT_ONCE: 0.0,
     Haste.PROGRESS: 1.0,
@@ -71,6 +77,8 @@ class Supervisor:
         self._inbox: deque[tuple[JobUid, Happening, Moment]] = deque()
         self._stirred = asyncio.Event()
         self._performer = Performer(attendants, self.hear)
+        self._rests_until = 0.0
+        self._is_nudged = False
         self._committed_at = 0.0
         self._retry_at = 0.0
         self._failing_since: float | None = None
@@ -107,6 +115,18 @@ class Supervisor:
         """Look at the rows now: somebody has written."""
         self._stirred.set()
 
+    def nudge(self) -> None:
+        """Look at the rows soon: at once, unless the last look has taken long.
+
+        Among thousands of jobs it does, and whoever submits them needs the machine as well.
+        """
+        rest = self._rests_until - self._clock()
+        if rest <= 0:
+            self.stir()
+        elif not self._is_nudged:
+            self._is_nudged = True
+            asyncio.get_running_loop().call_later(rest, self.stir)
+
     def hear(self, uid: JobUid, happening: Happening) -> None:
         """Put a happening into the inbox, with the time it came."""
         self._inbox.append((uid, happening, self._now()))
@@ -135,9 +155,11 @@ class Supervisor:
         with self._wakefulness.watched():
             while not self._is_done():
                 await self._wait()
+                began = self._clock()
                 self._fold_inbox()
                 await self._look_around()
                 await self._act()
+                self._rest_from(began)
             await self._commit_at_last()
 
     async def take_over(self) -> None:
@@ -165,6 +187,13 @@ class Supervisor:
         await self._stirred.wait()
         alarm.cancel()
         self._stirred.clear()
+        self._is_nudged = False
+
+    def _rest_from(self, began: float) -> None:
+        now = self._clock()
+        took = now - began
+        if took > LONG_ROUND_SECONDS:
+            self._rests_until = now + RESTS * took
 
     def _overslept(self, seconds: float) -> None:
         """Let every job know that for so long nobody could be heard.

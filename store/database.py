@@ -1,9 +1,9 @@
 """The door to the rows: transactions that begin right, and errors that are sentences."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from sqlalchemy import Column, ColumnElement, Connection, Table, func, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -12,7 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from store import schema
 from store.backend import Backend, Insert
 from store.breaker import Breaker
-from store.company import Company
+from store.company import Result, Work, write_together
 from store.errors import StoreUnavailable
 from store.postgres import PostgresBackend
 from store.sqlite import SqliteBackend
@@ -20,8 +20,6 @@ from store.sqlite import SqliteBackend
 BUSY_TIMEOUT_SECONDS: Final = 10.0
 """How long a reader or a writer waits for others. Writers are few and short, so that a longer
 wait means that somebody is stuck."""
-
-Result = TypeVar("Result")
 
 
 class Database:
@@ -40,7 +38,6 @@ class Database:
         # Two, since a writer that is stuck need not keep anybody from reading.
         self._readers_breaker = Breaker()
         self._writers_breaker = Breaker()
-        self._company = Company(self._transaction)
 
     @classmethod
     def open(cls, url: str, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS) -> "Database":
@@ -83,15 +80,20 @@ class Database:
         with self._writers_breaker.attempt(), self._transaction() as connection:
             yield connection
 
-    def write(self, work: Callable[[Connection], Result]) -> Result:
-        """Return what `work` returns, which it does in a transaction as of `writing`.
+    def write_together(self, works: Sequence[Work[Result]]) -> list[Result | Exception]:
+        """Do all `works` in one transaction as of `writing`; return what each returns or raises.
 
-        Others who write in this way at the same time share that transaction, and what they have
-        written in it is seen. So `work` refuses, with a `StoreError`, only what it has not begun
-        to write; whatever else it raises undoes its own write and nobody else's.
+        Each sees what those before it have written. So it refuses, with a `StoreError`, only what
+        it has not begun to write; whatever else it raises undoes its own write and no other's.
         """
-        with self._writers_breaker.attempt():
-            return self._company.write(work)
+        try:
+            with self._writers_breaker.attempt():
+                outcomes = write_together(self._transaction, works)
+                if outcomes and isinstance(outcomes[0], StoreUnavailable):
+                    raise outcomes[0]
+        except StoreUnavailable as error:
+            return [error] * len(works)
+        return outcomes
 
     def upsert(self, table: Table, kept: Collection[str] = ()) -> Insert:
         """Return the statement that inserts a row, or replaces the one with the same key.
@@ -111,9 +113,10 @@ class Database:
         )
 
     def insert_new(self, table: Table) -> Insert:
-        """Return the statement that inserts a row, or none where its key is taken."""
+        """Return the statement that inserts a row, or none where its key is taken: `rowcount`."""
         insert = self._backend.insert(table)
-        return insert.on_conflict_do_nothing(index_elements=list(table.primary_key))
+        new = insert.on_conflict_do_nothing(index_elements=list(table.primary_key))
+        return new.execution_options(preserve_rowcount=True)
 
     def json(self, column: Column[Any]) -> ColumnElement[Any]:
         """Return a column of JSON text as something one can look into: ``json(c)["name"]``."""

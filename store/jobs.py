@@ -1,6 +1,6 @@
 """The API's side of a job: what is wanted. What became of it is written by `store.tenure`."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Select, bindparam, delete, func, select, tupl
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 from store.clock import Clock, utc_now
+from store.company import Work
 from store.database import Database
 from store.errors import JobChanged, JobExists, JobMissing, JobNotTerminal
 from store.idempotency import AnswerBook, IdempotencyKey, find_answer
@@ -67,12 +68,35 @@ class Jobs:
         With a key that was used before for the same request, the job as it was first answered.
         Raises `JobExists` or `IdempotencyConflict`.
         """
+        work = self.creation(
+            job_id, uid, spec, message=message, idempotency=idempotency, actor=actor
+        )
+        (outcome,) = self.create_all([work])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def create_all(self, creations: Sequence[Work[Job]]) -> list[Job | Exception]:
+        """Do what `creation` has prepared, in one transaction; return what `create` would."""
+        return self._database.write_together(creations)
+
+    def creation(
+        self,
+        job_id: JobId,
+        uid: JobUid,
+        spec: JobSpec,
+        *,
+        message: str | None,
+        idempotency: IdempotencyKey | None,
+        actor: str | None = None,
+    ) -> Work[Job]:
+        """Return what `create` would do, for `create_all`."""
 
         def write(connection: Connection) -> Job:
-            now = _next_moment(connection, self._clock())
+            now = self._clock()
             if idempotency and (answered := find_answer(connection, idempotency, now)):
                 return answered
-            job = _submitted(job_id, uid, spec, message, now)
+            job = _submitted(job_id, uid, spec, message, _next_moment(connection, now))
             if connection.execute(self._insert, values_of(job)).rowcount == 0:
                 raise JobExists(job_id)
             event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
@@ -81,7 +105,7 @@ class Jobs:
                 self._answers.keep(connection, idempotency, job, now)
             return job
 
-        return self._database.write(write)
+        return write
 
     def find(self, job_id: JobId) -> Job | None:
         with self._database.reading() as connection:

@@ -111,7 +111,11 @@ class _Honest:
 
     def __init__(self, plan: Plan) -> None:
         self._port = plan.port
-        self._looks = [get(f"/jobs/{plan.job_id}"), get("/jobs?limit=50"), get("/jobs/summaries")]
+        self._looks = [
+            get(f"/jobs/{plan.job_id}"),
+            get("/jobs?limit=50"),
+            get("/jobs/summaries?limit=50"),
+        ]
         self.waits: list[float] = []
         self.faults: list[str] = []
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from typing import TypeAlias
 
 import msgspec
 
@@ -21,6 +22,9 @@ STRANGER = 60_000
 
 LORISES_EACH = 60
 """Of one stranger and one token: fewer than each may have."""
+
+LORIS_SECONDS = 0.04
+"""Between one and the next: 200 are there before the first is closed."""
 
 DRIBBLE_SECONDS = 0.5
 PATIENCE_SECONDS = 20.0
@@ -101,6 +105,10 @@ class Connection:
         return True
 
 
+Owing: TypeAlias = Callable[[Connection, str], Awaitable[bool]]
+"""Owes a request over a connection, with a token; returns whether that was closed in the end."""
+
+
 class Besiegers:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -112,7 +120,7 @@ class Besiegers:
         async with asyncio.TaskGroup() as group:
             for number in range(self._plan.lorises):
                 kind, crowd = kinds[number % len(kinds)], number // LORISES_EACH
-                group.create_task(self._loris(kind, crowd))
+                group.create_task(self._loris(kind, crowd, number * LORIS_SECONDS))
             for _ in range(FLOODERS):
                 group.create_task(self._flood())
             group.create_task(self._long_headers())
@@ -123,7 +131,8 @@ class Besiegers:
 
     # Those who owe something
 
-    async def _loris(self, owes: Callable[[Connection, str], Awaitable[bool]], crowd: int) -> None:
+    async def _loris(self, owes: Owing, crowd: int, delay_seconds: float) -> None:
+        await asyncio.sleep(delay_seconds)
         token = self._plan.tokens[crowd_name(crowd)]
         while self._goes_on():
             async with _connected(self._plan.port, crowd) as connection:

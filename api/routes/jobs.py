@@ -52,7 +52,7 @@ router = APIRouter(tags=["jobs"])
     | {200: {"model": JobPlan, "description": "What a job would be, in a dry run."}},
     dependencies=[SUBMIT],
 )
-def create_job(
+async def create_job(
     *,
     asked: JobRequest,
     desk: Desk,
@@ -67,32 +67,31 @@ def create_job(
     With an `Idempotency-Key` a repetition answers as the first time and creates nothing.
     """
     if dry_run:
-        return Response(_planned(asked, desk).model_dump_json(), media_type="application/json")
+        planned = await run_sync(_planned, asked, desk)
+        return Response(planned.model_dump_json(), media_type="application/json")
     key = _key(caller.principal, idempotency_key, asked)
     uid = JobUid(desk.submitter.random_hex())
-    job = _created(asked, desk, uid, key, caller.name)
-    if job.uid == uid:
-        desk.nudge()
-    else:
+    job = await _created(asked, desk, uid, key, caller.name)
+    if job.uid != uid:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"{request.scope['path']}/{job.job_id}"
     response.headers["ETag"] = job_tag(job)
     return job_view(job)
 
 
-def _created(
+async def _created(
     asked: JobRequest, desk: FrontDesk, uid: JobUid, key: IdempotencyKey | None, actor: str
 ) -> Job:
     """Return the new job, or the one that `key` has been answered with before."""
     try:
-        submission = _prepared(asked, desk)
+        submission = await run_sync(_prepared, asked, desk)
     except MusterError:
         # The job that this repeats may be what is in the way now, or what it needed is gone.
-        job = desk.answers.find(key) if key else None
+        job = await run_sync(desk.answers.find, key) if key else None
         if job is None:
             raise
         return job
-    return desk.jobs.create(
+    creation = desk.jobs.creation(
         submission.job_id,
         uid,
         submission.spec,
@@ -100,6 +99,7 @@ def _created(
         idempotency=key,
         actor=actor,
     )
+    return await desk.intake.take_in(creation)
 
 
 def _planned(asked: JobRequest, desk: FrontDesk) -> JobPlan:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from stories import Story, beat
 
+from coordinator import happenings
 from coordinator.actions import StartAgent
 from coordinator.charge import Charge
 from coordinator.happenings import Happening
@@ -170,5 +171,39 @@ def test_what_calls_for_no_decision_waits_until_something_does(
         assert office.charge.snapshot.ranks[0].step == 3
         office.supervisor.leave()
         await serving
+
+    asyncio.run(coordinate())
+
+
+def test_after_a_long_round_a_nudge_waits_and_what_is_heard_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coordinator.supervisor.POLL_SECONDS", 3600.0)
+    clock = Clock()
+    office = Office(Story.running(world_size=1, heartbeat_timeout=10_000).job, clock)
+
+    def a_long_round() -> None:
+        clock.now += 100
+
+    async def looked(times: int) -> None:
+        while office.roster.looks < times:  # noqa: ASYNC110  it only counts
+            await asyncio.sleep(0.001)
+
+    async def coordinate() -> None:
+        office.tenure.meanwhile.append(a_long_round)
+        running = asyncio.create_task(office.supervisor.run())
+        office.supervisor.nudge()
+        await looked(1)
+        await asyncio.sleep(0.1)  # until it waits again
+        rounds = office.roster.looks
+        office.supervisor.nudge()
+        await asyncio.sleep(0.1)
+        assert office.roster.looks == rounds
+        office.hear(Pulse(stopped=()))
+        assert office.roster.looks == rounds
+        office.hear(happenings.Overslept(seconds=0.0))
+        await looked(rounds + 1)
+        office.supervisor.leave()
+        await running
 
     asyncio.run(coordinate())

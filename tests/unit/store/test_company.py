@@ -1,44 +1,41 @@
 """Writes share a transaction, and nothing else."""
 
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-from store_samples import submit
+from store_samples import everything, idempotency_key, submit
 
-from muster.contracts.job import JobId
-from store.company import Company
+from muster.contracts.job import JobId, JobUid
+from muster.contracts.spec import JobSpec
+from store.company import write_together
 from store.database import Database
 from store.errors import JobExists, JobMissing, StoreError, StoreUnavailable
 from store.jobs import Jobs
-
-DEADLINE_SECONDS = 20.0
 
 Write = Callable[[Any], str]
 
 
 class Ledger:
-    """Transactions that take no time, but for the first, which waits until it is let go."""
+    """Transactions, each a list of what was written in it."""
 
     def __init__(self) -> None:
+        self.begun = 0
         self.committed: list[list[str]] = []
-        self.begun = threading.Event()
-        self.let_go = threading.Event()
         self.trouble: StoreError | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[list[str]]:
-        self.begun.set()
-        assert self.let_go.wait(DEADLINE_SECONDS)
+        self.begun += 1
         written: list[str] = []
         yield written
         if self.trouble is not None:
             raise self.trouble
         self.committed.append(written)
+
+    def outcomes(self, *works: Write) -> list[str | Exception]:
+        return write_together(self.transaction, works)  # type: ignore[arg-type]  # as a connection
 
 
 def writes(name: str) -> Write:
@@ -56,65 +53,59 @@ def raises(error: Exception) -> Write:
     return write
 
 
-def outcomes(ledger: Ledger, first: Write, *others: Write) -> list[str | Exception | None]:
-    """Let `others` come while `first` is being committed; return what each is told."""
-    company = Company(ledger.transaction)  # type: ignore[arg-type]  # a list for a connection
-    with ThreadPoolExecutor(1 + len(others)) as threads:
-        told: list[Future[str]] = [threads.submit(company.write, first)]
-        assert ledger.begun.wait(DEADLINE_SECONDS)
-        told += [threads.submit(company.write, other) for other in others]
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while company.waiting < len(others):
-            assert time.monotonic() < deadline, "they do not come"
-            time.sleep(0.001)
-        ledger.let_go.set()
-    return [each.exception() or each.result() for each in told]
-
-
-def test_those_who_wait_while_another_is_committed_share_the_next_transaction() -> None:
+def test_those_who_write_together_share_a_transaction() -> None:
     ledger = Ledger()
-    assert sorted(outcomes(ledger, *map(writes, "abcde"))) == list("ABCDE")  # type: ignore[type-var]
-    assert ledger.committed[0] == ["a"]
-    assert [sorted(written) for written in ledger.committed[1:]] == [["b", "c", "d", "e"]]
+    assert ledger.outcomes(*map(writes, "abc")) == ["A", "B", "C"]
+    assert ledger.committed == [["a", "b", "c"]]
 
 
 def test_who_is_refused_is_told_and_nobody_else() -> None:
     ledger, refusal = Ledger(), JobMissing(JobId("gone"))
-    told = outcomes(ledger, writes("a"), raises(refusal), writes("b"))
-    assert told == ["A", refusal, "B"]
-    assert ledger.committed == [["a"], ["b"]]
+    assert ledger.outcomes(writes("a"), raises(refusal), writes("b")) == ["A", refusal, "B"]
+    assert ledger.committed == [["a", "b"]]
 
 
 def test_what_goes_wrong_with_one_is_undone_and_the_others_are_written_without_it() -> None:
     ledger, fault = Ledger(), ValueError("no such value")
-    told = outcomes(ledger, writes("a"), writes("b"), raises(fault), writes("c"))
-    assert told == ["A", "B", fault, "C"]
-    assert ledger.committed[0] == ["a"]
-    assert sorted(ledger.committed[1:]) == [["b"], ["c"]]
+    assert ledger.outcomes(writes("a"), raises(fault), writes("b")) == ["A", fault, "B"]
+    assert ledger.committed == [["a"], ["b"]]
 
 
-def test_when_the_database_is_away_everybody_who_waits_is_told_at_once() -> None:
+def test_when_the_database_is_away_all_are_told_after_one_attempt() -> None:
     ledger = Ledger()
     ledger.trouble = StoreUnavailable("away")
-    assert outcomes(ledger, *map(writes, "abc")) == [ledger.trouble] * 3
+    assert ledger.outcomes(*map(writes, "abc")) == [ledger.trouble] * 3
+    assert ledger.begun == 1
     assert ledger.committed == []
 
 
-def test_who_comes_after_the_trouble_is_served() -> None:
-    ledger = Ledger()
-    ledger.let_go.set()
-    company = Company(ledger.transaction)  # type: ignore[arg-type]  # a list for a connection
-    ledger.trouble = StoreUnavailable("away")
-    with pytest.raises(StoreUnavailable):
-        company.write(writes("a"))
-    ledger.trouble = None
-    assert company.write(writes("b")) == "B"
-    assert ledger.committed == [["b"]]
+def test_of_those_who_want_one_id_the_first_gets_it(database: Database, jobs: Jobs) -> None:
+    spec = JobSpec(world_size=2)
+    outcomes = jobs.create_all(
+        [
+            jobs.creation(JobId(name), JobUid(uid), spec, message=None, idempotency=None)
+            for name, uid in (("a", "1"), ("b", "2"), ("a", "3"))
+        ]
+    )
+    assert isinstance(outcomes[2], JobExists)
+    rows = everything(database)
+    assert [(row[0], row[1]) for row in rows["jobs"]] == [("a", "1"), ("b", "2")]
+    assert len(rows["events"]) == 2
 
 
-def test_of_many_at_once_each_gets_its_own_job_or_its_own_refusal(
-    database: Database, jobs: Jobs
-) -> None:
+def test_of_those_under_one_key_the_first_is_the_job_and_the_answer_to_all(jobs: Jobs) -> None:
+    key, spec = idempotency_key("k"), JobSpec(world_size=2)
+    outcomes = jobs.create_all(
+        [
+            jobs.creation(JobId(name), JobUid(name), spec, message=None, idempotency=key)
+            for name in "abc"
+        ]
+    )
+    assert outcomes == [jobs.get(JobId("a"))] * 3
+    assert len(jobs.unfinished()) == 1
+
+
+def test_many_threads_may_write_at_once(jobs: Jobs) -> None:
     names = [f"job-{number % 10}" for number in range(40)]
 
     def attempt(place: int) -> str | None:
@@ -126,13 +117,4 @@ def test_of_many_at_once_each_gets_its_own_job_or_its_own_refusal(
     with ThreadPoolExecutor(8) as threads:
         found = [name for name in threads.map(attempt, range(len(names))) if name]
     assert sorted(found) == sorted(set(names))
-    assert sorted(job.job_id for job in Jobs(database).unfinished()) == sorted(found)
-
-
-def test_of_many_at_once_under_one_key_one_is_the_job_and_all_are_answered_with_it(
-    jobs: Jobs,
-) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        found = threads.map(lambda n: submit(jobs, f"job-{n}", uid=f"uid-{n}", key="k"), range(8))
-    assert len({job.uid for job in found}) == 1
-    assert len(jobs.unfinished()) == 1
+    assert sorted(job.job_id for job in jobs.unfinished()) == sorted(found)
