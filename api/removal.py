@@ -21,7 +21,7 @@ from anyio.to_thread import run_sync
 from api.desk import FrontDesk
 from api.problems import Conflict, Problem
 from api.schemas import Deleted, NotDeleted
-from muster.attic import set_aside
+from muster.attic import aside_of, set_aside
 from muster.checkpoints.owner import Owner
 from muster.checkpoints.removal import remove, size_bytes
 from muster.contracts.job import JobId, JobStatus, StopRequest
@@ -172,9 +172,10 @@ def _patience_seconds(job: Job, request: StopRequest) -> float:
 
 
 def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Deleted:
-    aside = _set_aside(desk, job)
     checkpoints = _checkpoints(job, removal)
+    # First, as they go by their owner: if they cannot go, the job is still all there.
     checkpoints_deleted = checkpoints is not None and _remove_checkpoints(checkpoints, job)
+    aside = _set_aside(desk, job)
     if removal.delete_logs:
         _remove_tree(aside)
     desk.jobs.delete(job.job_id, job.uid)
@@ -199,15 +200,16 @@ def _set_aside(desk: FrontDesk, job: Job) -> Path:
 def _foreseen(desk: FrontDesk, job: Job, removal: Removal) -> Removed:
     checkpoints = _checkpoints(job, removal)
     held = None if checkpoints is None else _size_of_checkpoints(checkpoints, job)
-    logs = desk.files.job(job.job_id).root if removal.delete_logs else None
+    files = desk.files.job(job.job_id)
+    # Those aside are of a delete that was cut short.
+    logs = (files.root, aside_of(files, job.uid).root) if removal.delete_logs else ()
     view = Deleted(
         job_id=job.job_id,
         deleted=True,
         logs_deleted=removal.delete_logs,
         checkpoints_deleted=held is not None,
     )
-    freed = (held or 0) + (_size_bytes(logs) if logs else 0)
-    return Removed(view=view, freed_bytes=freed)
+    return Removed(view=view, freed_bytes=(held or 0) + sum(map(_size_bytes, logs)))
 
 
 def _checkpoints(job: Job, removal: Removal) -> Path | None:
