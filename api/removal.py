@@ -133,7 +133,7 @@ async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> 
 
 
 def _ask_for_end(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
-    desk.request_stop(job.job_id, request, None, actor=actor)
+    desk.request_stop(job.job_id, request, None, actor=actor, uid=job.uid)
 
 
 async def _ended(desk: FrontDesk, job: Job, request: StopRequest) -> Job:

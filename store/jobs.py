@@ -173,14 +173,17 @@ class Jobs:
         why: str | None = None,
         *,
         actor: str | None = None,
+        uid: JobUid | None = None,
     ) -> Job:
         """Ask for the end of a job, and return it as it then is.
 
         A job that is over stays as it is, and so does a request at least as strong as this one.
-        `why` is for people. Raises `JobMissing`.
+        `why` is for people. Raises `JobMissing`, also if the id is not that of the job `uid` now.
         """
         with self._database.writing() as connection:
             job = get_job(connection, job_id)
+            if uid not in {None, job.uid}:
+                raise JobMissing(job_id)
             if job.is_terminal or job.stop_request in (request, StopRequest.FORCED):
                 return job
             now = self._clock()

@@ -245,6 +245,15 @@ def test_to_stop_nobody_is_an_error(jobs: Jobs) -> None:
         jobs.request_stop(JobId("nobody"), GRACEFUL, None)
 
 
+def test_who_means_a_job_that_is_gone_does_not_stop_the_next_one_of_its_id(
+    database: Database, jobs: Jobs
+) -> None:
+    job = submit(jobs, "a", uid="new")
+    with nothing_moves(database), pytest.raises(JobMissing):
+        jobs.request_stop(job.job_id, FORCED, None, uid=JobUid("old"))
+    assert jobs.request_stop(job.job_id, FORCED, None, uid=job.uid).stop_request is FORCED
+
+
 def test_a_job_has_the_size_it_was_scaled_to_last(database: Database, jobs: Jobs) -> None:
     job = submit(jobs, "a")
     assert (job.world_size, job.wanted_world_size) == (2, None)
