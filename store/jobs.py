@@ -28,12 +28,17 @@ from store.rows import (
 from store.selection import Selection, conditions
 from store.tables import JOBS
 
+_IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL))
+"""By "in", so that the index can be used."""
 _UNFINISHED: Final = (
     select(JOBS.c.job_id, JOBS.c.uid, JOBS.c.version)
-    .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
+    .where(_IS_UNFINISHED)
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
 _THESE: Final = select(JOBS).where(JOBS.c.job_id.in_(bindparam("ids", expanding=True)))
+_NOT_OVER: Final = select(JOBS.c.uid).where(
+    JOBS.c.uid.in_(bindparam("uids", expanding=True)), _IS_UNFINISHED
+)
 _AT_ONCE: Final = 500
 """Ids in one statement."""
 _NEWEST: Final = select(func.max(JOBS.c.created_at))
@@ -153,6 +158,18 @@ class Jobs:
                 read = connection.execute(_THESE, {"ids": new[start : start + _AT_ONCE]})
                 found |= {job.row_version: job for job in map(job_of, read)}
         return [found[row.uid, row.version] for row in rows]
+
+    def not_over(self, uids: Collection[JobUid]) -> set[JobUid]:
+        """Return which of these jobs are not over; one that is gone is."""
+        asked = list(uids)
+        with self._database.reading() as connection:
+            return {
+                uid
+                for start in range(0, len(asked), _AT_ONCE)
+                for uid in connection.execute(
+                    _NOT_OVER, {"uids": asked[start : start + _AT_ONCE]}
+                ).scalars()
+            }
 
     def finished_before(
         self, cutoff: datetime | None, statuses: Collection[JobStatus]

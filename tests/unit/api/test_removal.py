@@ -50,9 +50,7 @@ def desk(database: Database, tmp_path: Path) -> SimpleNamespace:
     return SimpleNamespace(jobs=Late(database), files=DataDirectory(tmp_path / "data"))
 
 
-def over(
-    database: Database, desk: SimpleNamespace, uid: str, spec: JobSpec | None = None
-) -> Job:
+def over(database: Database, desk: SimpleNamespace, uid: str, spec: JobSpec | None = None) -> Job:
     """Return a job that is over and has written a line."""
     job = finish(database, submit(desk.jobs, "a", uid=uid, spec=spec))
     files = desk.files.job(job.job_id)

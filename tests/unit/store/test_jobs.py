@@ -192,6 +192,13 @@ def test_of_what_is_known_only_what_has_changed_is_read_again(jobs: Jobs) -> Non
     assert found[1] == changed
 
 
+def test_of_some_jobs_it_is_known_which_are_not_over(database: Database, jobs: Jobs) -> None:
+    open_job, over = submit(jobs, "open"), finish(database, submit(jobs, "over"))
+    submit(jobs, "nobody-asked")
+    assert jobs.not_over({open_job.uid, over.uid, JobUid("gone")}) == {open_job.uid}
+    assert jobs.not_over([]) == set()
+
+
 def test_age_counts_from_the_end_and_from_the_creation_while_there_is_none(
     database: Database, jobs: Jobs
 ) -> None:
