@@ -80,7 +80,8 @@ def _refuse_missing(asked: JobSpec, completed: Completed) -> None:
 def _refuse_no_directory(field: str, path: Path) -> None:
     with answering_for(field):
         if not path.is_dir():
-            raise invalid_field("body", field, f"{path} is not a directory")
+            hint = "make one with muster dataset" if field == "dataset_dir" else None
+            raise invalid_field("body", field, f"{path} is not a directory", hint)
 
 
 def _refuse_no_program(reference: str | None, working_dir: Path) -> None:

@@ -117,7 +117,7 @@ def process_of(job: "JobView", workers: Sequence["WorkerView"], rank: int) -> Pr
     """
     name = job.job_id
     if job.status in TERMINAL:
-        raise FaultRefused(f"{name} is {job.status}: choose a job that runs, see muster ps")
+        raise FaultRefused(f"{name} is {job.status}: choose a job that runs: muster ps -s RUNNING")
     worker = next((it for it in workers if it.rank == rank), None)
     if worker is None:
         last = len(workers) - 1

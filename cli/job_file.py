@@ -40,7 +40,8 @@ class JobFile:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise InvalidJobFile(f"{name} cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise InvalidJobFile(f"{name} cannot be read: {why}") from error
         fields, marks = _parsed(name, text)
         if not isinstance(fields, dict):
             raise InvalidJobFile(f"{name}:1:1: write fields of a job, such as world_size: 4")
@@ -60,9 +61,34 @@ def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, str]]:
         return yaml.safe_load(text), marks
     except yaml.MarkedYAMLError as error:
         at = f":{_mark(error.problem_mark)}" if error.problem_mark else ""
-        raise InvalidJobFile(f"{name}{at}: {error.problem or error.context}") from error
+        raise InvalidJobFile(f"{name}{at}: {_trouble(error, text)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidJobFile(f"{name} is no YAML: {error}") from error
+
+
+def _trouble(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return what is wrong; of what was opened and not closed, also where it was opened."""
+    said = str(error.problem or error.context)
+    began, found = error.context_mark, error.problem_mark
+    if open_ := _unclosed(text):
+        return f"{said} (nothing closes the bracket at {_mark(open_)})"
+    if not error.problem or not error.context or began is None or began == found:
+        return said
+    return f"{said} ({error.context} that begins at {_mark(began)})"
+
+
+def _unclosed(text: str) -> yaml.Mark | None:
+    """Return where the innermost bracket is that is open at the end."""
+    opened = list[yaml.Mark]()
+    try:
+        for token in yaml.scan(text):
+            if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
+                opened.append(token.start_mark)
+            elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
+                del opened[-1:]
+    except yaml.YAMLError:  # it is not read to its end
+        return None
+    return opened[-1] if opened else None
 
 
 def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, str]]:
