@@ -84,9 +84,7 @@ def test_plain_words_are_read_without_typer(
 
 
 @pytest.mark.parametrize("missing", ["type_descriptor", "get_runtime_param"])
-def test_a_typer_that_keeps_nothing_there_reads_its_words_itself(
-    missing: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_typer_that_keeps_nothing_there_reads_its_words_itself(missing: str) -> None:
     class Silent:
         """A parameter of another Typer, in which nobody looked for plain words."""
 

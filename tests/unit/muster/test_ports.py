@@ -46,5 +46,5 @@ def test_a_port_that_is_not_ours_to_take_is_not_called_taken(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    with pytest.raises(NotToBeHad, match="port 80 .Permission denied.*MUSTER_PORT"):
+    with pytest.raises(NotToBeHad, match=r"port 80 .Permission denied.*MUSTER_PORT"):
         is_free("127.0.0.1", 80)
