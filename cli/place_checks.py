@@ -18,7 +18,7 @@ from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.room import is_nearly_full
-from muster.ports import NotHere, is_free
+from muster.ports import NotHere, NotToBeHad, is_free
 
 SLOW_SECONDS: Final = 0.05
 """A disk that takes longer to make a small write durable slows every submission and checkpoint."""
@@ -128,6 +128,8 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
             return well("port", f"{where} is free")
     except NotHere as error:
         return problem("port", str(error), "`ip address` shows those of this machine")
+    except NotToBeHad as error:
+        return problem("port", str(error), "choose another with MUSTER_PORT")
     if environ.get("MUSTER_PORT"):
         fix = "stop what listens there, or choose another with MUSTER_PORT"
         return problem("port", f"{where} is taken", fix)
