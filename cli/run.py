@@ -30,6 +30,12 @@ _DEFAULT: Final = JobSpec()
 UNTOLD: Final = frozenset({"submitted", "rank_started", "rank_exited"})
 """Events of every job. Why a rank is gone that is started again is told with the job's status."""
 
+OWN_WORDS: Final[Mapping[str, str]] = {
+    "job_stopping": "interrupted; ranks are saving and exiting",
+    "job_queued": "",
+}
+"""Of events that speak of a service: here is none, and what goes on is told in the end."""
+
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -205,8 +211,9 @@ class _Terminal:
         self._relay.pass_on()
 
     def hear(self, event: "Event") -> None:
-        if event.kind not in UNTOLD:
-            _say(event.message)
+        sentence = OWN_WORDS.get(event.kind, event.message)
+        if sentence and event.kind not in UNTOLD:
+            _say(sentence)
 
     def note(self, workers: "Sequence[Worker]") -> None:
         """Ranks print how far they are, if they want to."""
