@@ -25,7 +25,7 @@ class JobFile:
 
     name: str
     fields: Mapping[str, Any]
-    marks: Mapping[Place, str]
+    marks: Mapping[Place, tuple[int, int]]
     """Line and column, from 1, of each field and of what is in it."""
 
     @classmethod
@@ -49,12 +49,17 @@ class JobFile:
 
     def place(self, place: Place) -> str:
         """Return ``job.yaml:4:3`` of the nearest thing that has a line."""
+        line, column = self.line_and_column(place)
+        return f"{self.name}:{line}:{column}"
+
+    def line_and_column(self, place: Place) -> tuple[int, int]:
+        """Return where the nearest thing is that has a line."""
         while place and place not in self.marks:
             place = place[:-1]
-        return f"{self.name}:{self.marks.get(place, '1:1')}"
+        return self.marks.get(place, (1, 1))
 
 
-def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, str]]:
+def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, tuple[int, int]]]:
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         marks = dict(_marks(root, ())) if root else {}
@@ -91,16 +96,16 @@ def _unclosed(text: str) -> yaml.Mark | None:
     return opened[-1] if opened else None
 
 
-def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, str]]:
+def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, tuple[int, int]]]:
     if isinstance(node, yaml.MappingNode):
         seen = set[str]()
         for key, value in node.value:
             _refuse_twice(key, seen)
-            yield (*place, key.value), _mark(key.start_mark)
+            yield (*place, key.value), _position(key.start_mark)
             yield from _marks(value, (*place, key.value))
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield (*place, index), _mark(item.start_mark)
+            yield (*place, index), _position(item.start_mark)
             yield from _marks(item, (*place, index))
 
 
@@ -115,5 +120,10 @@ def _refuse_twice(key: yaml.Node, seen: set[str]) -> None:
     seen.add(key.value)
 
 
+def _position(mark: yaml.Mark) -> tuple[int, int]:
+    return mark.line + 1, mark.column + 1
+
+
 def _mark(mark: yaml.Mark) -> str:
-    return f"{mark.line + 1}:{mark.column + 1}"
+    line, column = _position(mark)
+    return f"{line}:{column}"

@@ -91,6 +91,8 @@ def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
     output, _ = first.communicate(timeout=DEADLINE_SECONDS)
     assert first.returncode == 130, output
     assert "the same command with --job-id mine goes on" in output
+    assert "muster: interrupted; ranks are saving and exiting" in output
+    assert "service" not in output
     assert not terminal.left_running()
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", "true")
     assert code == 6
