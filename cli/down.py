@@ -3,6 +3,7 @@
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -37,10 +38,12 @@ def end_services(data_dir: Path) -> None:
     if holder is None:
         typer.echo(f"nothing runs for {files.root}{_elsewhere(files.root)}", err=True)
         return
-    if not holder.is_ending:  # a second signal would not wait for the ranks
-        _ask_to_end(holder)
-    typer.echo("ranks save and exit …", err=True)
-    _watch(holder)
+    with ExitStack() as stack:
+        client = _audience(holder, stack)
+        if not holder.is_ending:  # a second signal would not wait for the ranks
+            _ask_to_end(holder)
+        typer.echo("ranks save and exit …", err=True)
+        _watch(holder, client)
     typer.echo("down; jobs that are not over go on at the next: muster up", err=True)
 
 
@@ -66,16 +69,25 @@ def _ask_to_end(holder: Holder) -> None:
         ) from None
 
 
-def _watch(holder: Holder) -> None:
+def _audience(holder: Holder, stack: ExitStack) -> Client | None:
+    """Return whom to ask how many ranks run; None if a setting of ours forbids it."""
+    try:
+        client = Client(holder.url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0)
+    except MusterError as error:  # services end without it
+        typer.echo(f"how many ranks still run cannot be told: {error}", err=True)
+        return None
+    return stack.enter_context(client)
+
+
+def _watch(holder: Holder, client: Client | None) -> None:
     """Wait for the end, and show how many ranks still run."""
     drawn = ""
-    with Client(holder.url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
-        while is_running(holder.process):
-            line = _ranks_left(client)
-            if line and line != drawn:
-                _draw(line)
-                drawn = line
-            time.sleep(LOOK_SECONDS)
+    while is_running(holder.process):
+        line = _ranks_left(client) if client else ""
+        if line and line != drawn:
+            _draw(line)
+            drawn = line
+        time.sleep(LOOK_SECONDS)
     if drawn and sys.stderr.isatty():
         typer.echo(err=True)
 

@@ -16,10 +16,11 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
+from api.preflight import refuse_door
 from cli.keeper import Keeper
 from cli.office import Office, sole_office
 from cli.welcome import next_steps
-from muster.contracts.environ import ServiceSettings, own_url
+from muster.contracts.environ import DoorSettings, ServiceSettings, own_url
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.ports import free_port, is_free
@@ -47,10 +48,11 @@ class PortTaken(MusterError):
 def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Run the services until a signal; return the exit code.
 
-    Raises `AlreadyUp` or `PortTaken`, and then nothing was started.
+    Raises `AlreadyUp`, `PortTaken` or what `refuse_door` does, and then nothing was started.
     """
     with sole_office(DataDirectory(settings.data_dir)) as office:
         environ = {**environ, "MUSTER_PORT": str(_port(settings, environ))}
+        refuse_door(settings, DoorSettings.read(environ))
         office.publish(own_url(environ))
         return asyncio.run(_Household(settings, environ, office).run())
 

@@ -105,6 +105,19 @@ def holder_of(files: DataDirectory) -> Holder | None:
     return None
 
 
+def is_held(files: DataDirectory) -> bool:
+    """Whether somebody holds the data directory's lock now, known or not yet."""
+    try:
+        with files.keeper_lock.open("rb") as lock:
+            # Shared, so that two who look do not see each other; given back at once.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _own_log(log: Path) -> str | None:
     """Return `log` if what we say on standard error goes there."""
     with suppress(OSError):
