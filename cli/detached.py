@@ -50,7 +50,8 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
         return 0
     if holder is not None:
         _await_end(holder)
-    refuse_door(settings, DoorSettings.read(environ))
+    door = DoorSettings.read(environ)
+    refuse_door(settings, door)
     _set_aside_if_long(files.keeper_log)
     with open_in(files, files.keeper_log) as log:
         remark(f"muster: starting, with the data in {files.root} …")
@@ -70,7 +71,7 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
         raise
     if holder is None:
         raise NotUp(files.keeper_log, _last_lines(files.keeper_log, already))
-    _say_where(holder, files)
+    _say_where(holder, files, door)
     return 0
 
 
@@ -104,11 +105,11 @@ def _set_aside_if_long(log: Path) -> None:
             log.replace(log.with_name(f"{log.name}.1"))
 
 
-def _say_where(holder: Holder, files: DataDirectory) -> None:
+def _say_where(holder: Holder, files: DataDirectory, door: DoorSettings) -> None:
     remark(f"muster: ready at {holder.url}, with its data in {files.root}")
     remark(f"muster: what it says is in {files.keeper_log}; it goes on until: muster down")
     remark("muster: next; `muster --help` has more:")
-    for line in next_steps(holder.url, files.root):
+    for line in next_steps(holder.url, files.root, door):
         remark(line)
 
 

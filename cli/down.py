@@ -9,6 +9,7 @@ from typing import Final
 
 import typer
 
+from cli.elsewhere import ANSWER_SECONDS, answering, of_others
 from cli.office import Holder, holder_of
 from muster.client import Client, ClientError
 from muster.client.views import SummaryList
@@ -18,9 +19,6 @@ from muster.contracts.layout import DataDirectory
 from muster.processes import is_running, send_signal
 
 LOOK_SECONDS: Final = 0.2
-ANSWER_SECONDS: Final = 2.0
-"""The API may be on its way out, or stand still."""
-
 MOST: Final = 1000
 """Jobs of one answer."""
 
@@ -49,14 +47,12 @@ def end_services(data_dir: Path) -> None:
 
 def _elsewhere(data_dir: Path) -> str:
     """Return which services a person may have meant, if others answer where they would."""
-    try:
-        with Client(timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
-            there = client.version()
-    except MusterError:
+    found = answering()
+    if found is None:
         return ""
-    if there.data_dir in {"", str(data_dir)}:
-        return f"; what answers at {client.url} was not started by `muster up`"
-    return f"; for others, at {client.url}: MUSTER_DATA_DIR={there.data_dir} muster down"
+    url, there = found
+    others = of_others(url, there, data_dir)
+    return f"; {others or f'what answers at {url} was not started by `muster up`'}"
 
 
 def _ask_to_end(holder: Holder) -> None:
@@ -72,7 +68,12 @@ def _ask_to_end(holder: Holder) -> None:
 def _audience(holder: Holder, stack: ExitStack) -> Client | None:
     """Return whom to ask how many ranks run; None if a setting of ours forbids it."""
     try:
-        client = Client(holder.url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0)
+        client = Client(
+            holder.url,
+            timeout_seconds=ANSWER_SECONDS,
+            retry_seconds=0,
+            ca_file=holder.ca_file,
+        )
     except MusterError as error:  # services end without it
         typer.echo(f"how many ranks still run cannot be told: {error}", err=True)
         return None
