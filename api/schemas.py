@@ -181,6 +181,7 @@ class Version(BaseModel):
     schema_revision: str | None = Field(description="Of the database's tables.")
     database: str = Field(description="Its kind: sqlite or postgresql.")
     data_dir: str = Field(description="Where the service keeps its files, on its own machine.")
+    checkpoint_dir: str = Field(description="Where jobs keep checkpoints that name no directory.")
 
 
 class FieldErrorView(BaseModel):

@@ -125,8 +125,8 @@ def _refuse_no_secret(asked: JobSpec, directory: Path) -> None:
             raise invalid_field(
                 "body",
                 "secrets",
-                f"there is no secret {reference}: whoever runs the service keeps one with "
-                f"`muster secret set {reference.name}`",
+                f"there is no secret {reference} in {directory}: whoever runs the service keeps "
+                f"one there with `muster secret set {reference.name}`",
             )
 
 

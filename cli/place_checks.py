@@ -3,7 +3,6 @@
 import ipaddress
 import os
 import shutil
-import socket
 import sqlite3
 import statistics
 import tempfile
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from api.preflight import inspect_database, refuse_door
 from cli.findings import Check, Finding, problem, warning, well
 from cli.office import holder_of
 from muster.contracts.environ import DoorSettings, ServiceSettings
@@ -98,10 +98,8 @@ def _clock(directory: Path) -> Finding:
 
 
 def _database(settings: ServiceSettings) -> Finding:
-    from store.inspection import inspect  # noqa: PLC0415  brings in SQLAlchemy
-
     try:
-        found = inspect(settings.database_url)
+        found = inspect_database(settings.database_url)
     except MusterError as error:
         fix = "MUSTER_DATABASE_URL names it; unset, it is a file in the data directory"
         return problem("database", str(error), fix)
@@ -137,24 +135,10 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
 
 
 def _door(settings: ServiceSettings, door: DoorSettings) -> Finding:
-    from api.exposure import (  # noqa: PLC0415  brings in TLS
-        Exposed,
-        InvalidCertificate,
-        check_certificate,
-        refuse_exposure,
-    )
-    from store.inspection import is_any_token  # noqa: PLC0415  brings in SQLAlchemy
-
-    host = settings.host
     try:
-        address = str(socket.getaddrinfo(host, None)[0][4][0])
-        if door.tls_certfile is not None:
-            check_certificate(door.tls_certfile, door.tls_keyfile)
-        refuse_exposure(host, address, door, lambda: is_any_token(settings.database_url))
-    except (Exposed, InvalidCertificate) as error:
+        address = refuse_door(settings, door)
+    except MusterError as error:
         return problem("door", str(error), "SECURITY.md has the ways to let others in")
-    except OSError as error:
-        return problem("door", f"{host}: {error.strerror}", "set MUSTER_HOST to an own address")
     if ipaddress.ip_address(address).is_loopback:
         return well("door", "open to this user on this machine")
     return well("door", f"open to other machines, {'with' if door.tls_certfile else 'without'} TLS")

@@ -40,7 +40,7 @@ class Safe:
     """The secrets of one installation. Names are those of `Reference.name`."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
 
     def read(self, name: str) -> str:
         """Return a secret, without the newline at its end if there is one.
@@ -50,17 +50,17 @@ class Safe:
         """
         reference = Reference("file", name)
         try:
-            with _opened(self._directory, _DIRECTORY, None) as directory:
-                self._refuse_open(directory, self._directory, reference)
+            with _opened(self.directory, _DIRECTORY, None) as directory:
+                self._refuse_open(directory, self.directory, reference)
                 with _opened(name, _FILE, directory) as file:
-                    self._refuse_open(file, self._directory / name, reference)
+                    self._refuse_open(file, self.directory / name, reference)
                     content = _content(file, reference)
         except OSError as error:
             if error.errno not in _MISSING:
                 raise
             raise SecretUnavailable(
                 reference,
-                f"cannot be read: {self._directory / name} is {_fault(error)}. Whoever runs the "
+                f"cannot be read: {self.directory / name} is {_fault(error)}. Whoever runs the "
                 f"service puts it there with: muster secret set {name}",
             ) from error
         return _text(content, reference)
@@ -69,14 +69,14 @@ class Safe:
         """Keep a secret, durable, in place of an earlier one; raises `InvalidSecret`, OSError."""
         content = _checked(name, text)
         disk = LocalFileSystem()
-        ensure_directory(disk, str(self._directory))
-        self._directory.chmod(stat.S_IRWXU)
-        replace_file(disk, str(self._directory / name), content)
+        ensure_directory(disk, str(self.directory))
+        self.directory.chmod(stat.S_IRWXU)
+        replace_file(disk, str(self.directory / name), content)
 
     def names(self) -> list[str]:
         """Return the names of all secrets, sorted."""
         try:
-            found = os.listdir(self._directory)  # noqa: PTH208  names, not paths
+            found = os.listdir(self.directory)  # noqa: PTH208  names, not paths
         except FileNotFoundError:
             return []
         return sorted(name for name in found if _is_name(name) and not name.endswith(".tmp"))
@@ -84,10 +84,10 @@ class Safe:
     def remove(self, name: str) -> None:
         """Keep a secret no longer. Raises `SecretUnavailable` if it is not there."""
         try:
-            (self._directory / _checked_name(name)).unlink()
+            (self.directory / _checked_name(name)).unlink()
         except FileNotFoundError:
             reference = Reference("file", name)
-            raise SecretUnavailable(reference, f"is not in {self._directory}") from None
+            raise SecretUnavailable(reference, f"is not in {self.directory}") from None
 
     def _refuse_open(self, descriptor: int, path: Path, reference: Reference) -> None:
         """Raise `SecretUnavailable` if others than this user could read or write it."""

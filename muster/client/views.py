@@ -264,6 +264,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     database: str = ""
     data_dir: str = ""
     """On its own machine."""
+    checkpoint_dir: str = ""
+    """Of jobs that name none; on its own machine as well."""
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):

@@ -94,6 +94,15 @@ def test_a_door_with_a_lock_and_nobody_who_has_a_key_is_a_problem(
     assert found()[1]["door"]["verdict"] == "ok"
 
 
+def test_a_lock_on_the_own_door_and_nobody_who_has_a_key_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MUSTER_REQUIRE_TOKEN", "1")
+    code, findings = found()
+    assert (code, findings["door"]["verdict"]) == (1, "problem")
+    assert "there is no token" in findings["door"]["seen"]
+
+
 def test_secrets_that_others_could_read_are_a_problem(data_dir: Path) -> None:
     secrets = data_dir / "secrets"
     secrets.mkdir(parents=True, mode=0o700)
