@@ -41,8 +41,14 @@ class Redaction:
     @classmethod
     def of_rank(cls, environ: Mapping[str, str]) -> Self:
         """Return that of what a rank holds, from the rank's own environment."""
+        redaction = cls()
+        redaction.learn_of_rank(environ)
+        return redaction
+
+    def learn_of_rank(self, environ: Mapping[str, str]) -> None:
+        """Take out as well what a rank with this environment holds."""
         names = environ.get(HELD, "").split(",")
-        return cls(environ[name] for name in names if name in environ)
+        self.learn(environ[name] for name in names if name in environ)
 
     def learn(self, values: Iterable[str]) -> None:
         """Take these out as well from now on."""
