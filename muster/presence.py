@@ -17,6 +17,7 @@ from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import Beat, Hello, Orphaned, RankMessage, Warned
 from muster.program import ProgramRaised
+from muster.redaction import Redaction
 from muster.refusals import refusal_of
 from muster.remarks import remark
 from muster.voice import Heart, Voice
@@ -101,7 +102,7 @@ class Presence:
             sys.__excepthook__(kind, error, trace)
             return
         # First: a reader of the log may hold up who writes to it, or end us.
-        refusal = refusal_of(error)
+        refusal = refusal_of(error, Redaction.of_rank(os.environ))
         if refusal is not None:
             self._voice.say_patiently(refusal)
         if isinstance(error, ProgramRaised) and error.__cause__ is not None:

@@ -171,15 +171,24 @@ def _below(pids: Iterable[int]) -> list[int]:
 
 def mark_of(pid: int) -> str | None:
     """Return the mark in the environment a process was started with; None if it has none."""
-    try:
-        environment = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return None
     start = f"{MARK}=".encode()
-    for entry in environment.split(b"\0"):
+    for entry in _entries(pid):
         if entry.startswith(start):
             return entry[len(start) :].decode(errors="replace").rstrip()
     return None
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment a process was started with; empty if it is not to be had."""
+    pairs = (entry.partition(b"=") for entry in _entries(pid))
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
+
+
+def _entries(pid: int) -> list[bytes]:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _surely(is_meant: Callable[[int], bool]) -> Iterator[ProcessRecord]:

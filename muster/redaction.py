@@ -41,8 +41,14 @@ class Redaction:
     @classmethod
     def of_rank(cls, environ: Mapping[str, str]) -> Self:
         """Return that of what a rank holds, from the rank's own environment."""
+        redaction = cls()
+        redaction.learn_of_rank(environ)
+        return redaction
+
+    def learn_of_rank(self, environ: Mapping[str, str]) -> None:
+        """Take out as well what a rank with this environment holds."""
         names = environ.get(HELD, "").split(",")
-        return cls(environ[name] for name in names if name in environ)
+        self.learn(environ[name] for name in names if name in environ)
 
     def learn(self, values: Iterable[str]) -> None:
         """Take these out as well from now on."""
@@ -50,6 +56,12 @@ class Redaction:
         longer = {line for line in lines if len(line) >= REDACTED_LENGTH_MIN}
         # The longest first: another may be a part of it.
         self._lines = sorted(longer.union(self._lines), key=len, reverse=True)
+
+    def without(self, text: str) -> str:
+        """Return a text without the secrets that are known; to be cut after that, if at all."""
+        for line in self._lines:
+            text = text.replace(line, REDACTION)
+        return text
 
     def of(self, told: Told) -> Told:
         """Return what is told, without the secrets that are known."""
@@ -59,8 +71,8 @@ class Redaction:
             case RankSaid():
                 return msgspec.structs.replace(told, message=self._said(told.message))
             case RankExited():
-                lines = tuple(map(self._without, told.last_lines))
-                error = None if told.error is None else self._without(told.error)
+                lines = tuple(map(self.without, told.last_lines))
+                error = None if told.error is None else self.without(told.error)
                 return msgspec.structs.replace(told, last_lines=lines, error=error)
             case _:
                 return told
@@ -68,12 +80,7 @@ class Redaction:
     def _said(self, message: RankMessage) -> RankMessage:
         match message:
             case Warned() | Refused() | Raised() | Stranded() | Disputed():
-                words = self._without(message.message)
+                words = self.without(message.message)
                 return msgspec.structs.replace(message, message=words)
             case _:
                 return message
-
-    def _without(self, text: str) -> str:
-        for line in self._lines:
-            text = text.replace(line, REDACTION)
-        return text

@@ -21,6 +21,7 @@ from muster.datasets.errors import (
     ShardUnreadable,
 )
 from muster.program import InvalidProgram, ProgramRaised
+from muster.redaction import Redaction
 
 _REASONS: Final[Mapping[type[MusterError], Reason]] = {
     DatasetMissing: Reason.INVALID_DATASET,
@@ -39,16 +40,14 @@ MESSAGE_LIMIT: Final = 8192
 """Characters of a reason: a longer message would not fit into the channel, and not be heard."""
 
 
-def refusal_of(error: MusterError) -> Refused | Raised | None:
+def refusal_of(error: MusterError, redaction: Redaction) -> Refused | Raised | None:
     """Return what to tell the agent, or None if starting again may help.
 
     What a program raised may help once: that it comes again is for the coordinator to see.
     """
+    # Cut last: in half of a secret nobody would recognize it.
+    sentence = speakable(redaction.without(str(error))[:MESSAGE_LIMIT])
     if isinstance(error, ProgramRaised):
-        return Raised(step=error.step, message=_sentence(error))
+        return Raised(step=error.step, message=sentence)
     reason = _REASONS.get(type(error))
-    return None if reason is None else Refused(reason=reason, message=_sentence(error))
-
-
-def _sentence(error: MusterError) -> str:
-    return speakable(str(error)[:MESSAGE_LIMIT])
+    return None if reason is None else Refused(reason=reason, message=sentence)

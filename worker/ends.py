@@ -12,7 +12,7 @@ from muster.contracts.agent import AdoptedRank
 from muster.contracts.endings import OF_A_SHELL
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
-from muster.contracts.messages import RankExited, RankSaid, Refused, StartRank
+from muster.contracts.messages import ERROR_LIMIT, RankExited, RankSaid, Refused, StartRank
 from muster.contracts.secrets import SecretUnavailable
 from muster.exit_records import (
     read_exit_record,
@@ -148,7 +148,9 @@ class Ends:
         )
 
     def _error_of(self, child: Child) -> str | None:
-        return error_in(self._files.error_file(child.rank, child.incarnation))
+        error = error_in(self._files.error_file(child.rank, child.incarnation))
+        # Cut last: in half of a secret nobody would recognize it.
+        return None if error is None else self._redaction.without(error)[:ERROR_LIMIT]
 
 
 def _may_be_killed(ending: ExitStatus) -> bool:

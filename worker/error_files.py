@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.messages import ERROR_LIMIT
 from muster.strange_files import content_of
 
 FILE_LIMIT_BYTES: Final = 1 << 20
@@ -30,10 +29,10 @@ _DECODER: Final = msgspec.json.Decoder(_ErrorFile)
 
 
 def error_in(path: Path) -> str | None:
-    """Return the error in one line or several, bounded; None if there is none that makes sense."""
+    """Return the error in one line or several; None if there is none that makes sense."""
     try:
         said = _DECODER.decode(content_of(path, FILE_LIMIT_BYTES)).message
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     words = said if isinstance(said, str) else said.message
-    return words.strip()[:ERROR_LIMIT] or None
+    return words.strip() or None

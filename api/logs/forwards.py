@@ -16,7 +16,10 @@ from api.logs.lines import LINE_LIMIT_BYTES, line_at, read, shown, size_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Whole lines: the bytes [start, end) of their file, the last line end included."""
+    """Whole lines: the bytes [start, end) of their file, the last line end included.
+
+    Or a piece of a line, without one.
+    """
 
     start: int
     end: int
@@ -58,7 +61,10 @@ class Follower:
         """No line end lies between `offset` and here: a growing line is searched only once."""
 
     def read(self) -> list[Stretch]:
-        """Return the complete lines of a block, or one long line; nothing if there is none."""
+        """Return the complete lines of a block, or one long line; nothing if there is none.
+
+        Of a line that is longer than `PIECE_BYTES` it is the next piece, however long that line is.
+        """
         size = size_of(self._path)
         if size < self.offset:
             # Shorter than what was handed out: it is another file, which begins anew.
@@ -66,10 +72,15 @@ class Follower:
         end = int(min(size, self._limit))
         found: list[Stretch] = []
         while self._searched < end and not found:
-            block = read(self._path, self._searched, min(lines.BLOCK_BYTES, end - self._searched))
+            # One byte more than a piece: a line end there is the end of this line.
+            beyond = min(end, self.offset + lines.PIECE_BYTES + 1)
+            count = min(lines.BLOCK_BYTES, beyond - self._searched)
+            block = read(self._path, self._searched, count)
             if not block:
                 break
             found += self._split(block)
+            if not found and self._searched - self.offset > lines.PIECE_BYTES:
+                found.append(self._next_piece())
         return found
 
     def rest(self) -> list[Stretch]:
@@ -80,6 +91,11 @@ class Follower:
         alone = self._alone(self.offset, end)
         self.offset = self._searched = end
         return [alone]
+
+    def _next_piece(self) -> Stretch:
+        start = self.offset
+        self.offset += lines.PIECE_BYTES
+        return self._alone(start, self.offset)
 
     def _split(self, block: bytes) -> Iterator[Stretch]:
         start = self._searched

@@ -1,7 +1,8 @@
 """Lines of one log file, and how people see them; backwards from a place, in blocks.
 
-A file is never read whole, and a line is never longer than `LINE_LIMIT_BYTES` in memory however
-long it is on disk: a rank may write what it likes.
+A rank may write what it likes, and no line end at all. So of a line no more than `LINE_LIMIT_BYTES`
+are kept, and one that is longer than `PIECE_BYTES` is several lines to us, each a piece of it:
+nobody looks any further for a line end.
 """
 
 import os
@@ -21,24 +22,32 @@ _REPLACED: Final = "\ufffd"
 BLOCK_BYTES: Final = 32 * 1024
 """Small, since a job may have thousands of ranks; at least twice `LINE_LIMIT_BYTES`."""
 
+PIECE_BYTES: Final = 8 * BLOCK_BYTES
+"""Where so many bytes hold no line end, they are a line as they are."""
+
 SEARCH_BYTES: Final = 8 * BLOCK_BYTES
 """What is looked through at once, and not kept, where a text was not found for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line and where it lies: the bytes [start, end) of its file, line end included."""
+    """One line, or a piece of one, and where it lies: the bytes [start, end) of its file.
+
+    They include the line end, if there is one.
+    """
 
     start: int
     end: int
     head: bytes
     """Its first `LINE_LIMIT_BYTES` bytes, without the line end."""
+    cut_bytes: int
+    """How many more there are before the line end."""
 
     @property
     def marked(self) -> bytes:
         """Its head; what was cut off is counted."""
-        cut = self.end - self.start - 1 - len(self.head)
-        return self.head + f" … [{cut} bytes cut]".encode() if cut > 0 else self.head
+        cut = self.cut_bytes
+        return self.head + f" … [{cut} bytes cut]".encode() if cut else self.head
 
     @property
     def text(self) -> str:
@@ -75,29 +84,36 @@ def complete_size(path: Path) -> int:
 
 
 def line_end_before(path: Path, end: int) -> int:
-    """Return where the last line ends that is complete below `end`; 0 if none is."""
-    while end > 0:
-        start = max(end - BLOCK_BYTES, 0)
-        newline = read(path, start, end - start).rfind(b"\n")
+    """Return where the last line ends that is complete below `end`; 0 if none is.
+
+    That is `end` in the midst of a line that is longer than a piece.
+    """
+    lowest = max(end - PIECE_BYTES, 0)
+    place = end
+    while place > lowest:
+        start = max(place - BLOCK_BYTES, lowest)
+        newline = read(path, start, place - start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
-        end = start
-    return 0
+        place = start
+    return end if lowest else 0
 
 
-def backwards(path: Path, end: int, text: str | None = None) -> Iterator[Line | Passed]:
-    """Yield the lines below `end`, the last one first; if `text` is wanted, not all of the others.
+def backwards(
+    path: Path, end: int, text: str | None = None, begin: int = 0
+) -> Iterator[Line | Passed]:
+    """Yield the lines of [begin, end), the last one first; of those without `text` not all.
 
-    A block without it is passed over as a whole.
+    A block without it is passed over as a whole. A line that begins before `begin` is a piece.
     """
     block = _Block(path, None if text is None or _REPLACED in text else text)
-    while end > 0:
+    while end > begin:
         if passed := block.passed(end):
             yield passed
             end = passed.start
             continue
         # The byte at end - 1 is this line's own end, unless the line is unfinished.
-        start = block.line_start(end - 1)
+        start = max(block.line_start(end - 1), begin)
         yield block.line(start, end)
         end = start
 
@@ -131,20 +147,22 @@ class _Block:
         return Passed(start=first, end=end) if has_whole_line else None
 
     def line_start(self, before: int) -> int:
-        """Return where the line begins whose line end is at `before` or later."""
-        while before > 0:
+        """Return where the line, or its last piece, begins whose end is at `before` or later."""
+        lowest = max(before + 1 - PIECE_BYTES, 0)
+        while before > lowest:
             if not self._covers(before):
                 self._load(before)
             newline = self._bytes.rfind(b"\n", 0, before - self._start)
             if newline >= 0:
-                return self._start + newline + 1
+                return max(self._start + newline + 1, lowest)
             before = self._start
-        return 0
+        return lowest
 
     def line(self, start: int, end: int) -> Line:
         """Return the line that fills [start, end)."""
         if self._start <= start and end <= self._start + len(self._bytes):
-            return _headed(start, end, self._bytes[start - self._start : end - self._start])
+            raw = self._bytes[start - self._start : end - self._start]
+            return _headed(start, end, raw, raw)
         return line_at(self._path, start, end)
 
     def _load(self, end: int) -> None:
@@ -167,12 +185,17 @@ class _Block:
 
 
 def line_at(path: Path, start: int, end: int) -> Line:
-    """Return the line that fills [start, end) of a file."""
-    return _headed(start, end, read(path, start, min(end - start, LINE_LIMIT_BYTES + 1)))
+    """Return the line, or the piece of one, that fills [start, end) of a file."""
+    raw = read(path, start, min(end - start, LINE_LIMIT_BYTES + 1))
+    # What is longer than what is shown of it is looked at once more: does it have a line end?
+    last = raw if len(raw) == end - start else read(path, end - 1, 1)
+    return _headed(start, end, raw, last)
 
 
-def _headed(start: int, end: int, raw: bytes) -> Line:
-    return Line(start=start, end=end, head=raw.partition(b"\n")[0][:LINE_LIMIT_BYTES])
+def _headed(start: int, end: int, raw: bytes, last: bytes) -> Line:
+    head = raw.partition(b"\n")[0][:LINE_LIMIT_BYTES]
+    cut_bytes = end - start - last.endswith(b"\n") - len(head)
+    return Line(start=start, end=end, head=head, cut_bytes=cut_bytes)
 
 
 def read(path: Path, start: int, count: int) -> bytes:

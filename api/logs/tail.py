@@ -15,7 +15,7 @@ from api.logs.times import Micros, TimeIndex
 from muster.contracts.layout import JobFiles, LogName
 
 SEARCH_LIMIT_BYTES: Final = 32 << 20
-"""Most that is looked at for one answer: less than a tenth of a second of a processor."""
+"""Most that is looked at for one answer, beside a line of each rank: well below a second."""
 
 LINE_COST_BYTES: Final = 128
 """What a line counts for at least that is taken apart: so two seconds are the most."""
@@ -95,17 +95,23 @@ def tail(files: JobFiles, wanted: Wanted, count: int) -> Tail:
 
 
 def tail_position(files: JobFiles, rank: int | None, count: int) -> Position:
-    """Return the place from which the last `count` complete lines, and all later ones, follow."""
+    """Return the place from which the last `count` complete lines, and all later ones, follow.
+
+    Fewer lines, if so many are longer than `SEARCH_LIMIT_BYTES`.
+    """
     logs = logs_by_rank(files, rank)
 
     def complete(name: LogName) -> Span:
         return 0, complete_size(files.log(name.rank, name.incarnation))
 
     lines = _merged(_backwards(files, logs[one], complete) for one in logs)
-    newest = islice((line for line in lines if isinstance(line, LogLine)), count)
     position: dict[int, Place] = {}
-    for line in newest:
+    looked_at = 0
+    for line in islice((line for line in lines if isinstance(line, LogLine)), count):
         position[line.name.rank] = (line.name.incarnation, line.line.start)
+        looked_at += line.line.end - line.line.start
+        if looked_at >= SEARCH_LIMIT_BYTES:
+            break
     return {**_ends(files, logs, position), **position}
 
 
@@ -162,9 +168,7 @@ def _backwards(
     for name in reversed(names):
         index = TimeIndex(files.times(name.rank, name.incarnation))
         start, end = span_of(name)
-        for found in backwards(files.log(name.rank, name.incarnation), end, text):
-            if found.start < start:
-                break
+        for found in backwards(files.log(name.rank, name.incarnation), end, text, start):
             micros = index.at(found.end)
             key = key if micros is None else min(key, micros)
             yield key, found if isinstance(found, Passed) else LogLine(name, found, micros)

@@ -99,3 +99,42 @@ def test_an_endless_line_is_cut_and_counted(path: Path) -> None:
     found = everything(Follower(path, 0))
     assert text(found) == f"first\n{cut}\nnext"
     assert found[-1].end == path.stat().st_size
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(written=st.text("ab\n", max_size=60).map(str.encode), again=st.integers(0, 6))
+def test_a_long_line_comes_in_pieces_without_a_byte_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes, again: int
+) -> None:
+    monkeypatch.setattr(lines, "PIECE_BYTES", 5)
+    path.write_bytes(written)
+    found = everything(Follower(path, 0))
+    # Another goes on behind any of them, as after an id.
+    place = found[min(again, len(found)) - 1].end if found and again else 0
+    later = Follower(path, place)
+    found = [one for one in found if one.end <= place] + everything(later) + later.rest()
+    assert [one.start for one in found] == [0, *[one.end for one in found]][: len(found)]
+    assert b"".join(written[one.start : one.end] for one in found) == written
+    assert all(len(line) <= 5 for one in found for line in one.raw.split(b"\n"))
+    assert sum(len(one.raw.replace(b"\n", b"")) for one in found) == len(written) - written.count(
+        b"\n"
+    )
+
+
+def test_a_line_that_fills_a_piece_is_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "PIECE_BYTES", 8)
+    path.write_bytes(b"exactly8\nlonger than 8\n")
+    assert text(everything(Follower(path, 0))) == "exactly8\nlonger t\nhan 8"
+
+
+def test_one_look_reads_no_more_than_a_piece_of_a_line_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        log.truncate(2 << 30)
+    follower = Follower(path, 0)
+    (piece,) = follower.read()
+    assert (piece.start, piece.end) == (0, lines.PIECE_BYTES)
+    cut = lines.PIECE_BYTES - LINE_LIMIT_BYTES
+    assert piece.text == "\0" * LINE_LIMIT_BYTES + f" … [{cut} bytes cut]"
+    assert follower.offset == lines.PIECE_BYTES

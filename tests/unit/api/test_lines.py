@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.logs import lines
-from api.logs.lines import LINE_LIMIT_BYTES, Line, backwards, complete_size, shown
+from api.logs.lines import LINE_LIMIT_BYTES, PIECE_BYTES, Line, backwards, complete_size, shown
 
 
 @pytest.fixture(params=[4, 32 * 1024])
@@ -37,6 +37,57 @@ def test_an_endless_line_is_cut_and_counted(path: Path) -> None:
     path.write_bytes(b"x" * (LINE_LIMIT_BYTES + 7) + b"\nnext\n")
     cut = "x" * LINE_LIMIT_BYTES + " … [7 bytes cut]"
     assert [line.text for line in backwards(path, LINE_LIMIT_BYTES + 13)] == ["next", cut]
+
+
+def test_the_bytes_that_are_cut_off_an_unfinished_line_are_counted_too(path: Path) -> None:
+    path.write_bytes(b"x" * (LINE_LIMIT_BYTES + 7))
+    (line,) = backwards(path, LINE_LIMIT_BYTES + 7)
+    assert isinstance(line, Line)
+    assert line.text == "x" * LINE_LIMIT_BYTES + " … [7 bytes cut]"
+
+
+def test_a_line_without_end_is_read_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "PIECE_BYTES", 8)
+    path.write_bytes(b"first\n" + bytes(range(65, 85)) + b"\nlast")
+    found = [line.text for line in backwards(path, 31) if isinstance(line, Line)]
+    assert found == ["last", "NOPQRST", "FGHIJKLM", "ABCDE", "first"]
+    assert complete_size(path) == 27
+    path.write_bytes(b"first\n" + b"x" * 20)
+    assert complete_size(path) == 26, "its pieces are lines"
+
+
+def test_what_begins_before_is_shown_from_there_on(path: Path) -> None:
+    path.write_bytes(b"first\nsecond\n")
+    assert [line.text for line in backwards(path, 13, begin=3) if isinstance(line, Line)] == [
+        "second",
+        "st",
+    ]
+
+
+def test_of_a_log_of_two_gigabytes_without_a_line_end_little_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    taken = counted(monkeypatch)
+    with path.open("wb") as log:
+        log.truncate(2 << 30)
+    assert complete_size(path) == 2 << 30
+    last = next(backwards(path, 2 << 30))
+    assert (last.start, last.end) == ((2 << 30) - PIECE_BYTES, 2 << 30)
+    assert sum(taken) < 3 * PIECE_BYTES
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return how many bytes each read of a log takes, from now on."""
+    taken: list[int] = []
+    really = lines.read
+
+    def read(path: Path, start: int, count: int) -> bytes:
+        taken.append(count)
+        return really(path, start, count)
+
+    monkeypatch.setattr(lines, "read", read)
+    return taken
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from api.logs import tail as tails
-from api.logs.tail import LINE_COST_BYTES, Wanted, tail
+from api.logs.tail import LINE_COST_BYTES, Wanted, tail, tail_position
 from muster.contracts.layout import TIME_MARK, JobFiles
 
 
@@ -48,3 +48,14 @@ def test_an_unfinished_line_belongs_to_what_was_written_by_then(files: JobFiles)
     early, late = (tail(files, Wanted(until=micros), 9) for micros in (100, 200))
     assert [line.line.text for line in early.lines] == ["one"]
     assert [line.line.text for line in late.lines] == ["one", "two"]
+
+
+def test_a_place_for_the_last_lines_is_not_looked_for_without_end(files: JobFiles) -> None:
+    assert tail_position(files, 0, 3) == {0: (0, 7 * len("line 0\n"))}
+    files.log(0, 0).write_text(f"{'long' * LINE_COST_BYTES}\n" * 3)
+    assert tail_position(files, 0, 3) == {0: (0, 2 * (4 * LINE_COST_BYTES + 1))}
+
+
+def test_the_lines_behind_a_place_in_a_long_one_begin_there(files: JobFiles) -> None:
+    found = tail(files, Wanted(after={0: (0, 59)}), 3)
+    assert [line.line.text for line in found.lines] == ["e 8", "line 9"]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.log_end import LAST_BYTES, LAST_LINES, last_lines
+from muster.log_end import LAST_BYTES, LAST_LINES, TOO_LONG, last_lines
 
 
 def end_of(path: Path, written: bytes) -> tuple[str, ...]:
@@ -29,10 +29,13 @@ def test_the_last_lines_are_quoted(tmp_path: Path, written: bytes, quoted: tuple
     assert end_of(tmp_path / "log", written) == quoted
 
 
-def test_a_line_without_end_is_quoted_from_its_end(tmp_path: Path) -> None:
-    (line,) = end_of(tmp_path / "log", b"x" * 100_000 + b"end")
-    assert len(line) == LAST_BYTES
-    assert line.endswith("xend")
+def test_of_a_line_without_end_nothing_is_quoted_but_that_it_is_there(tmp_path: Path) -> None:
+    assert end_of(tmp_path / "log", b"x" * 100_000 + b"end") == (TOO_LONG,)
+
+
+def test_half_a_line_is_not_quoted_as_it_may_be_half_a_secret(tmp_path: Path) -> None:
+    written = b"correct horse battery staple\n" + b"x" * (LAST_BYTES - 10) + b"\nend\n"
+    assert end_of(tmp_path / "log", written) == ("x" * (LAST_BYTES - 10), "end")
 
 
 def test_no_more_than_ten_lines_are_quoted(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from muster.datasets.errors import (
     ShardChanged,
     ShardUnreadable,
 )
-from muster.refusals import refusal_of
+from muster.redaction import Redaction
+from muster.refusals import MESSAGE_LIMIT, refusal_of
 
 HERE = Path("/data")
 SHARD = HERE / "shard_00000.txt"
@@ -44,7 +45,7 @@ SHARD = HERE / "shard_00000.txt"
 def test_what_a_restart_would_only_meet_again_is_refused(
     error: MusterError, reason: Reason
 ) -> None:
-    assert refusal_of(error) == Refused(reason=reason, message=str(error))
+    assert refusal_of(error, Redaction()) == Refused(reason=reason, message=str(error))
 
 
 @pytest.mark.parametrize(
@@ -56,10 +57,20 @@ def test_what_a_restart_would_only_meet_again_is_refused(
     ],
 )
 def test_what_may_pass_is_tried_again(error: MusterError) -> None:
-    assert refusal_of(error) is None
+    assert refusal_of(error, Redaction()) is None
 
 
 def test_a_reason_without_end_is_cut_so_that_it_is_heard() -> None:
-    refused = refusal_of(DatasetEmpty(HERE, "\N{SNOWMAN}" * 100_000))
+    refused = refusal_of(DatasetEmpty(HERE, "\N{SNOWMAN}" * 100_000), Redaction())
     assert refused is not None
     assert len(encode(refused)) < 1 << 16
+
+
+def test_a_secret_is_taken_out_before_a_reason_is_cut_in_the_middle_of_it() -> None:
+    value = "correct horse battery staple"
+    whole = str(DatasetEmpty(HERE, ""))
+    error = DatasetEmpty(HERE, "x" * (MESSAGE_LIMIT - len(whole) - 15) + value)
+    refused = refusal_of(error, Redaction([value]))
+    assert refused is not None
+    assert "correct" in str(error)[:MESSAGE_LIMIT], "it would be cut in the middle of it"
+    assert "correct" not in refused.message

@@ -1,5 +1,6 @@
 """How a child ended, as far as anybody of ours can know."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +9,15 @@ from stories import beat
 
 from muster.contracts.job import Reason
 from muster.contracts.layout import JobFiles
-from muster.contracts.messages import Hello, RankExited, RankMessage, RankSaid, Refused, Warned
+from muster.contracts.messages import (
+    ERROR_LIMIT,
+    Hello,
+    RankExited,
+    RankMessage,
+    RankSaid,
+    Refused,
+    Warned,
+)
 from muster.exit_records import read_exit_record, record_of, write_own_account
 from muster.redaction import Redaction
 from worker.child import Child
@@ -129,3 +138,14 @@ def test_an_end_goes_with_the_error_that_the_program_has_written_down(files: Job
     recorded = read_exit_record(files, 1, 2, None)
     assert recorded is not None
     assert recorded.exited.error == "ValueError: no", "for whoever was away"
+
+
+@pytest.mark.parametrize("shown", range(1, 20))
+def test_a_long_error_is_cut_when_the_secrets_are_out_of_it(files: JobFiles, shown: int) -> None:
+    words = "x" * (ERROR_LIMIT - shown) + "correct horse battery staple"
+    files.error_file(1, 2).write_text(json.dumps({"message": words}))
+    failed = ExitStatus(exit_code=1, signal=None)
+    over = child(files, failed)
+    end = Ends(files, Redaction(["correct horse battery staple"])).record(over, failed)
+    over.logbook.close()
+    assert end.exited.error == ("x" * (ERROR_LIMIT - shown) + "[secret]")[:ERROR_LIMIT]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.messages import ERROR_LIMIT
 from worker.error_files import FILE_LIMIT_BYTES, error_in
 
 
@@ -24,11 +23,6 @@ def test_the_message_of_torchs_record_is_found(path: Path) -> None:
 def test_a_message_may_be_a_mere_text(path: Path) -> None:
     path.write_text('{"message": " signal 11 \\n", "errorCode": 3}')
     assert error_in(path) == "signal 11"
-
-
-def test_a_long_message_is_cut(path: Path) -> None:
-    path.write_text(json.dumps({"message": "x" * (ERROR_LIMIT + 1)}))
-    assert error_in(path) == "x" * ERROR_LIMIT
 
 
 @pytest.mark.parametrize(

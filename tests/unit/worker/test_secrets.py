@@ -13,6 +13,13 @@ from worker.secrets import Secrets
 
 VALUE = "correct horse battery staple"
 
+GONE = AdoptedRank(
+    rank=0,
+    incarnation=0,
+    process=ProcessRecord(pid=2**22 + 1, start_ticks=1, boot_id="boot", node="here"),
+    mark="uid/0/0",
+)
+
 
 @pytest.fixture(autouse=True)
 def safe(tmp_path: Path) -> Safe:
@@ -67,17 +74,30 @@ def test_what_the_service_does_not_lend_is_not_to_be_had(tmp_path: Path) -> None
         Secrets.of(assignment(tmp_path, A="env:HOME")).variables()
 
 
-def test_an_agent_that_adopts_ranks_knows_what_they_hold(tmp_path: Path) -> None:
-    process = ProcessRecord(pid=1, start_ticks=1, boot_id="boot", node="here")
-    rank = AdoptedRank(rank=0, incarnation=0, process=process, mark="uid/0/0")
-    secrets = Secrets.of(assignment(tmp_path, rank, A="file:token"))
-    said = RankSaid(rank=0, incarnation=0, message=Warned(message=VALUE))
-    assert VALUE not in repr(secrets.redaction.of(said))
+def test_an_agent_that_adopts_ranks_knows_what_the_references_lead_to(tmp_path: Path) -> None:
+    secrets = Secrets.of(assignment(tmp_path, GONE, A="file:token"))
+    assert VALUE not in told_by(secrets, VALUE)
 
 
-def test_an_agent_adopts_ranks_whose_secrets_are_gone(safe: Safe, tmp_path: Path) -> None:
-    process = ProcessRecord(pid=1, start_ticks=1, boot_id="boot", node="here")
-    rank = AdoptedRank(rank=0, incarnation=0, process=process, mark="uid/0/0")
+def test_it_knows_the_others_when_one_of_them_is_gone(safe: Safe, tmp_path: Path) -> None:
+    safe.put("other", "another value")
     safe.remove("token")
+    references = {"A": "file:token", "B": "file:other", "C": "env:LENT"}
+    secrets = Secrets.of(assignment(tmp_path, GONE, **references))
+    assert told_by(secrets, "another value, lent by the service") == "[secret], [secret]"
     with pytest.raises(SecretUnavailable):
-        Secrets.of(assignment(tmp_path, rank, A="file:token")).variables()
+        secrets.variables()
+
+
+def test_a_start_that_fails_for_one_has_learnt_the_others(tmp_path: Path) -> None:
+    secrets = Secrets.of(assignment(tmp_path, A="file:token", B="file:other"))
+    with pytest.raises(SecretUnavailable):
+        secrets.variables()
+    assert told_by(secrets, VALUE) == "[secret]"
+
+
+def told_by(secrets: Secrets, words: str) -> str:
+    said = RankSaid(rank=0, incarnation=0, message=Warned(message=words))
+    redacted = secrets.redaction.of(said).message
+    assert isinstance(redacted, Warned)
+    return redacted.message
