@@ -118,7 +118,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     )
     if dry_run:
         with connected() as client, _telling_places(described):
-            show_plan(client.plan(described.body(Path.cwd())), output or Output.TABLE)
+            asked = described.body(Path.cwd())
+            show_plan(client.plan(asked), asked, output or Output.TABLE)
         return
     from muster.client.views import JobView  # noqa: PLC0415  --help
 

@@ -5,6 +5,7 @@ ClientError
 │   ├── HungUp         somebody is there who ends the connection in place of an answer
 │   └── Unconfirmed    nobody answers any more, and the order may have arrived
 ├── Untrusted          somebody is there who cannot prove by a certificate who he is
+├── NoCertificates     the file that says whom to trust cannot be used
 ├── NotMuster          somebody answers, and it is not our API
 ├── Refused            the API answered with a problem document; the message says what to do next
 │   ├── Invalid        422  one or more fields cannot be accepted: `errors` says which
@@ -86,6 +87,10 @@ class Unconfirmed(Unreachable):
 
 class Untrusted(ClientError):
     """No word was said: what is there has no certificate that is trusted here, or speaks no TLS."""
+
+
+class NoCertificates(ClientError):
+    """Nothing was asked: nobody would have been trusted."""
 
 
 class NotMuster(ClientError):

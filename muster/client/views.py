@@ -49,7 +49,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     """The one that was asked for, or one like it would get."""
     message: str | None
-    """What one should know about places nobody chose."""
+    """What one should know about places nobody chose, and whether the command will run."""
     launcher: str
     world_size: int
     command: list[str] | None

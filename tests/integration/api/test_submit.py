@@ -156,6 +156,12 @@ def test_a_plan_is_told_and_nothing_is_submitted(
     assert refused.stderr.startswith("job.yaml:2:1: world_siz")
     told = muster("submit", "--dry-run", "-o", "json", "--", "python", "train it.py")
     assert json.loads(told.stdout)["command"] == ["python", "train it.py"]
+    assert f"there is no train it.py in {tmp_path}" in json.loads(told.stdout)["message"]
+    plain = muster("submit", "--dry-run", "--", "pyhton", "x")
+    assert "command: pyhton is not found in PATH" in plain.stdout
+    assert "dataset in" not in plain.stdout
+    named = muster("submit", "--dry-run", "--set", f"dataset_dir={tmp_path}", "--", "true")
+    assert f"dataset in     {tmp_path}" in named.stdout
     assert stand_in.jobs.count(Selection()) == before
 
 
