@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from muster.client import Client
 from muster.contracts.errors import MusterError
 
 ANSWER_SECONDS: Final = 2.0
@@ -23,6 +22,8 @@ def others_than(data_dir: Path) -> str | None:
 
 def answering() -> tuple[str, str] | None:
     """Return where somebody answers, and where their data is."""
+    from muster.client import Client  # noqa: PLC0415  brings in httpx
+
     try:
         with Client(timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
             return client.url, client.version().data_dir
