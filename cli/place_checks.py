@@ -19,15 +19,13 @@ from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.room import is_nearly_full
 from muster.ports import NotHere, NotToBeHad, is_free
+from muster.safe import Safe
 
 SLOW_SECONDS: Final = 0.05
 """A disk that takes longer to make a small write durable slows every submission and checkpoint."""
 
 WRITES: Final = 5
 SKEW_SECONDS: Final = 2.0
-
-FOR_OTHERS: Final = 0o077
-"""What a file's mode grants to others than its user."""
 
 FAR_KINDS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs", "lustre"})
 """File systems of other machines, whose locks SQLite had better not trust."""
@@ -145,14 +143,11 @@ def _door(settings: ServiceSettings, door: DoorSettings) -> Finding:
 
 
 def _secrets(directory: Path) -> Finding:
-    if not directory.is_dir():
-        return well("secrets", "none are kept")
-    kept = list(directory.iterdir())
-    bare = [file.name for file in (directory, *kept) if file.lstat().st_mode & FOR_OTHERS]
-    if bare:
-        seen = f"open to other users, so no job gets them: {', '.join(bare)}"
-        return problem("secrets", seen, f"chmod -R go= {directory}")
-    return well("secrets", f"{len(kept)} in {directory}")
+    safe = Safe(directory)
+    faults = list(safe.faults())
+    if faults:
+        return problem("secrets", "; ".join(faults), "keep it anew: muster secret set NAME")
+    return well("secrets", f"{len(safe.names())} in {directory}")
 
 
 def _nearest(directory: Path) -> Path:

@@ -3,7 +3,9 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,11 +19,15 @@ from muster.client.progress import duration
 from muster.client.views import Health, Version
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.layout import DataDirectory
+from muster.remarks import remark
 
 Value = TypeVar("Value")
 
 ANSWER_SECONDS: Final = 5.0
 """One that stands still is not waited for."""
+
+PATIENCE_SECONDS: Final = 1.5
+"""A person who has heard nothing for so long is told what is waited for."""
 
 _CODES: Final = {
     "ok": ExitCode.OK,
@@ -57,11 +63,14 @@ def tell(data_dir: Path, output: Output) -> ExitCode:
 
 
 def _look(up: Holder | None) -> Standing:
-    if os.environ.get("MUSTER_URL"):
+    if up and os.environ.get("MUSTER_URL", up.url).rstrip("/") != up.url:
         up = None  # others are meant
     url, ca_file = (up.url, up.ca_file) if up else (None, None)
     doubt = None
-    with Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0, ca_file=ca_file) as client:
+    with (
+        Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0, ca_file=ca_file) as client,
+        _said_if_it_lasts(f"asking {client.url} …"),
+    ):
         try:
             health = _answer(client.health)
         except Untrusted as error:
@@ -81,6 +90,16 @@ def _look(up: Holder | None) -> Standing:
         jobs=jobs,
         doubt=doubt,
     )
+
+
+@contextmanager
+def _said_if_it_lasts(sentence: str) -> Iterator[None]:
+    saying = Timer(PATIENCE_SECONDS, remark, [f"muster: {sentence}"])
+    saying.start()
+    try:
+        yield
+    finally:
+        saying.cancel()
 
 
 def _status(up: Holder | None, health: Health | None, agents: Mapping[str, int] | None) -> str:
@@ -123,7 +142,7 @@ def _facts(found: Standing, data_dir: Path) -> Iterator[tuple[str, Any]]:
     if found.health is None:
         yield "data", data_dir
         if found.doubt:
-            yield "to do", found.doubt
+            yield "note", found.doubt
         return
     checks = found.health.checks
     yield "version", f"{found.health.version}, for {duration(found.health.uptime_seconds)}"
@@ -137,9 +156,9 @@ def _facts(found: Standing, data_dir: Path) -> Iterator[tuple[str, Any]]:
     yield "checkpoints", found.version.checkpoint_dir
     yield "agents", _counted(found.agents)
     yield "jobs", _counted(found.jobs)
-    others = of_others(found.url, found.version.data_dir, data_dir)
-    if others:
-        yield "to do", others
+    if not os.environ.get("MUSTER_URL"):  # else they are meant
+        others = of_others(found.url, found.version.data_dir, data_dir)
+        yield from [("note", others)] if others else []
 
 
 def _keeper(found: Standing) -> str:

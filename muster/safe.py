@@ -81,6 +81,14 @@ class Safe:
             return []
         return sorted(name for name in found if _is_name(name) and not name.endswith(".tmp"))
 
+    def faults(self) -> Iterator[str]:
+        """Yield a sentence on each secret that no job gets, though it is there; raises OSError."""
+        for name in self.names():
+            try:
+                self.read(name)
+            except SecretUnavailable as error:
+                yield str(error)
+
     def remove(self, name: str) -> None:
         """Keep a secret no longer. Raises `SecretUnavailable` if it is not there."""
         try:

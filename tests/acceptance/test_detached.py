@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,28 @@ def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) 
     assert down.returncode == 0, down.stderr
     assert "how many ranks still run cannot be told: " in down.stderr
     assert not is_running(holder.process)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+@pytest.mark.parametrize(
+    ("name", "status", "note"),
+    [("IP:127.0.0.1", "ok", None), ("DNS:train.example", "degraded", "Set MUSTER_URL to a name")],
+)
+def test_a_certificate_of_ones_own_is_believed_of_ones_own_services(
+    house: House, name: str, status: str, note: str | None
+) -> None:
+    words = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+        f" -keyout key.pem -out own.pem -subj /CN=muster -addext subjectAltName={name}"
+    )
+    subprocess.run(words.split(), cwd=house.root, capture_output=True, check=True)
+    tls = {"MUSTER_TLS_CERTFILE": "own.pem", "MUSTER_TLS_KEYFILE": "key.pem"}
+    up = house.say("up", "-d", **tls)
+    assert up.returncode == 0, up.stderr
+    assert f"export MUSTER_CA_FILE={house.root}/own.pem\n" in up.stderr
+    _, standing = house.status()
+    assert (standing["status"], standing["up"]["url"]) == (status, house.holder().url)
+    assert (note or "None") in str(standing["doubt"])
 
 
 def test_a_long_log_is_begun_anew_and_the_one_before_is_kept(house: House) -> None:
