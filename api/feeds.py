@@ -19,6 +19,7 @@ from api.logs.follow import IsOver, JobFollower
 from api.logs.position import Position, format_event_id
 from api.logs.tail import tail_position
 from api.shelf import Event, Kept, Shelf
+from api.sse import encoded
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory, JobFiles
 from store.records import Job
@@ -170,9 +171,7 @@ def _event(uid: JobUid, reader: JobFollower, is_over: IsOver) -> Event | None:
     batch = reader.next_batch(is_over)
     if batch is None:
         return None
-    data = batch.text.replace("\n", "\ndata: ")
-    wire = f"id: {format_event_id(uid, batch.position)}\ndata: {data}\n\n".encode()
-    return Event(wire, batch.position)
+    return Event(encoded(format_event_id(uid, batch.position), batch.text), batch.position)
 
 
 def _everything(_name: object) -> bool:
