@@ -7,10 +7,8 @@ anything, and misses nothing.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from anyio import CapacityLimiter
@@ -20,22 +18,13 @@ from api.glances import Glance, Glances, is_over_in
 from api.logs.follow import IsOver, JobFollower
 from api.logs.position import Position, format_event_id
 from api.logs.tail import tail_position
+from api.shelf import Event, Kept, Shelf
+from api.sse import encoded
 from muster.contracts.job import JobUid
 from muster.contracts.layout import DataDirectory, JobFiles
 from store.records import Job
 
 POLL_SECONDS: Final = 0.1
-
-KEPT_EVENTS: Final = 64
-"""Six seconds of a job that writes little, or four megabytes of one that writes much."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Lines of logs as they go over the wire, and the position behind them."""
-
-    wire: bytes
-    position: Position
 
 
 class Feed:
@@ -49,6 +38,7 @@ class Feed:
         look: Callable[[], Awaitable[Glance | None]],
         is_closing: Callable[[], bool],
         readers: CapacityLimiter,
+        kept: Kept,
     ) -> None:
         self._uid = uid
         self._files = files
@@ -59,7 +49,7 @@ class Feed:
         self._count = 0
         self._position: Position = {}
         """Behind all events so far."""
-        self._kept: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._kept = kept
         self._moved = asyncio.Event()
         self._opened = asyncio.Event()
         self.listeners = 0
@@ -68,6 +58,7 @@ class Feed:
 
     def close(self) -> None:
         self._reading.cancel()
+        self._kept.close()
 
     async def end(self) -> Glance | None:
         """Return how the job was last seen, when there is nothing more to read."""
@@ -147,6 +138,7 @@ class Feeds:
         self._glances = glances
         self._is_closing = is_closing
         self._readers = readers
+        self._shelf = Shelf()
         self._feeds: dict[tuple[JobUid, int | None], Feed] = {}
 
     @asynccontextmanager
@@ -172,16 +164,14 @@ class Feeds:
             return glance if glance is not None and glance.job.uid == job.uid else None
 
         files = self._files.job(job.job_id)
-        return Feed(job.uid, files, rank, look, self._is_closing, self._readers)
+        return Feed(job.uid, files, rank, look, self._is_closing, self._readers, self._shelf.kept())
 
 
 def _event(uid: JobUid, reader: JobFollower, is_over: IsOver) -> Event | None:
     batch = reader.next_batch(is_over)
     if batch is None:
         return None
-    data = batch.text.replace("\n", "\ndata: ")
-    wire = f"id: {format_event_id(uid, batch.position)}\ndata: {data}\n\n".encode()
-    return Event(wire, batch.position)
+    return Event(encoded(format_event_id(uid, batch.position), batch.text), batch.position)
 
 
 def _everything(_name: object) -> bool:

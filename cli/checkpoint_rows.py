@@ -11,6 +11,7 @@ import numpy as np
 
 from cli.sizes import size
 from cli.tables import Cell, table
+from muster.checkpoints.comparison import shape
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Checkpoint
 from muster.checkpoints.shelves import Found, Shelf
@@ -110,7 +111,7 @@ def _array_row(array: Mapping[str, Any]) -> tuple[Cell, ...]:
     return (
         array["name"],
         array["dtype"],
-        "x".join(map(str, array["shape"])) or "scalar",
+        shape(array["shape"]),
         array["size_bytes"],
         f"{array['sha256'][:SHOWN_DIGITS]}…",
     )

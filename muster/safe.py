@@ -1,15 +1,16 @@
 """The directory of an installation's secrets: a file each, of its own user and nobody else's.
 
 A secret that others could read is refused like one that is missing: who would go on with it would
-never learn of it. A name is one file of this directory, whatever it says: no link is followed.
+never learn of it. A name is one file of this directory, or refused, and no link is followed.
 """
 
 import errno
+import fcntl
 import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +50,8 @@ class Safe:
         OSError where nobody can look now.
         """
         reference = Reference("file", name)
+        if not _is_name(name):
+            raise SecretUnavailable(reference, "is none that could be kept: that is no name of one")
         try:
             with _opened(self.directory, _DIRECTORY, None) as directory:
                 self._refuse_open(directory, self.directory, reference)
@@ -71,15 +74,18 @@ class Safe:
         disk = LocalFileSystem()
         ensure_directory(disk, str(self.directory))
         self.directory.chmod(stat.S_IRWXU)
-        replace_file(disk, str(self.directory / name), content)
+        self._sweep()
+        with self._locked(fcntl.LOCK_SH):
+            replace_file(disk, str(self.directory / name), content)
 
     def names(self) -> list[str]:
         """Return the names of all secrets, sorted."""
+        self._sweep()
         try:
             found = os.listdir(self.directory)  # noqa: PTH208  names, not paths
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if _is_name(name) and not name.endswith(".tmp"))
+        return sorted(filter(_is_name, found))
 
     def faults(self) -> Iterator[str]:
         """Yield a sentence on each secret that no job gets, though it is there; raises OSError."""
@@ -91,11 +97,29 @@ class Safe:
 
     def remove(self, name: str) -> None:
         """Keep a secret no longer. Raises `SecretUnavailable` if it is not there."""
+        _check_name(name)
+        self._sweep()
         try:
-            (self.directory / _checked_name(name)).unlink()
+            (self.directory / name).unlink()
         except FileNotFoundError:
             reference = Reference("file", name)
             raise SecretUnavailable(reference, f"is not in {self.directory}") from None
+
+    def _sweep(self) -> None:
+        """Remove what those have left who were killed while they kept a secret, as far as one may.
+
+        Whoever is at it now holds the lock.
+        """
+        with suppress(OSError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for path in self.directory.glob("*.tmp"):
+                if not path.is_dir():
+                    path.unlink()
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        with _opened(self.directory, _DIRECTORY, None) as directory:
+            fcntl.flock(directory, kind)
+            yield
 
     def _refuse_open(self, descriptor: int, path: Path, reference: Reference) -> None:
         """Raise `SecretUnavailable` if others than this user could read or write it."""
@@ -152,8 +176,8 @@ def _fault(error: OSError) -> str:
 
 def _checked(name: str, text: str) -> bytes:
     """Return what to write down."""
-    _checked_name(name)
-    content = text.removesuffix("\n").encode(errors="surrogateescape")
+    _check_name(name)
+    content = text.encode(errors="surrogateescape")
     if len(content) > SECRET_LIMIT_BYTES:
         raise InvalidSecret(f"{name} is longer than {SECRET_LIMIT_BYTES} bytes: nothing is kept")
     try:
@@ -163,14 +187,15 @@ def _checked(name: str, text: str) -> bytes:
     return content
 
 
-def _checked_name(name: str) -> str:
-    if not _is_name(name) or name.endswith(".tmp"):
+def _check_name(name: str) -> None:
+    if not _is_name(name):
         raise InvalidSecret(
             f"{name!r} is no name of a secret: use letters, digits, '_', '-' and '.', and begin "
             "with a letter or digit"
         )
-    return name
 
 
 def _is_name(name: str) -> bool:
-    return re.fullmatch(SECRET_NAME_PATTERN, name, re.ASCII) is not None
+    """Whether it is one of a secret, and not of what is being written down."""
+    is_one = re.fullmatch(SECRET_NAME_PATTERN, name, re.ASCII) is not None
+    return is_one and not name.endswith(".tmp")

@@ -10,16 +10,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from load_figures import Figure, report
 from stream_follow import Followed, follow
 from stream_history import MIB, READ_ON_BYTES, arrivals, questions, write_log
 from stream_rate import lines_in, plain_copies, received, stream_request
 from stream_stage import Stage
-
-from cli.tables import table
 
 DELAY_SECONDS = 0.5
 END_SECONDS = 5.0
@@ -29,19 +27,6 @@ SHARE_OF_COPY = 1 / 20
 
 RATE_ROUNDS = 7
 SHOWN_FAULTS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A row of the table; without a goal it is there to be known."""
-
-    what: str
-    found: str
-    goal: str | None = None
-    is_met: bool = True
-
-    def cells(self) -> tuple[str, str, str | None, str]:
-        return self.what, self.found, self.goal, "" if self.is_met else "MISSED"
 
 
 def figures(asked: argparse.Namespace) -> Iterator[Figure]:
@@ -151,8 +136,7 @@ def main() -> int:
     parser.add_argument("--copied", type=int, default=64, help="MiB that one reader gets (64)")
     parser.add_argument("--seed", type=int, default=0, help="who leaves, and when (0)")
     found = list(figures(parser.parse_args()))
-    rows = [figure.cells() for figure in found]
-    for line in table(("what", "found", "goal", ""), rows):
+    for line in report(found):
         print(line)  # noqa: T201  what a person asked for
     return int(not all(figure.is_met for figure in found))
 

@@ -9,7 +9,6 @@ from typing import Annotated, Final
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request, Response
-from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
 from api.access import READ
@@ -25,11 +24,11 @@ from api.problems import JobNotFound, invalid_field
 from api.queries import KnownJobId
 from api.responses import refusals
 from api.schemas import LogTail
+from api.sse import beginning, encoded
 from store.records import Job
 
 EVENTS: Final = "text/event-stream"
 
-RETRY_MILLISECONDS: Final = 2000
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 60
 """A reader that takes nothing for this long is gone."""
@@ -131,9 +130,8 @@ async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Respon
 
 async def _events(
     desk: FrontDesk, job: Job, rank: int | None, position: Position
-) -> AsyncIterator[bytes | ServerSentEvent]:
-    # Whoever loses us before the first line has been told, too, where it was to begin.
-    yield ServerSentEvent(retry=RETRY_MILLISECONDS, id=format_event_id(job.uid, position), sep="\n")
+) -> AsyncIterator[bytes]:
+    yield beginning(format_event_id(job.uid, position))
     async with desk.feeds.of(job, rank) as feed:
         async for event in feed.follow(position):
             position = event.position
@@ -144,7 +142,7 @@ async def _events(
         yield _end(job, glance, position)
 
 
-def _end(followed: Job, glance: Glance | None, position: Position) -> ServerSentEvent:
+def _end(followed: Job, glance: Glance | None, position: Position) -> bytes:
     job = glance.job if glance else None
     said = {
         "job_id": followed.job_id,
@@ -153,8 +151,7 @@ def _end(followed: Job, glance: Glance | None, position: Position) -> ServerSent
         "message": job.message if job else "the job was deleted",
         "exit_code": job.exit_code if job else None,
     }
-    behind = format_event_id(followed.uid, position)
-    return ServerSentEvent(json.dumps(said), event="end", id=behind, sep="\n")
+    return encoded(format_event_id(followed.uid, position), json.dumps(said), "end")
 
 
 def _check_rank(job: Job, rank: int | None) -> None:

@@ -4,7 +4,7 @@ Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals the same N
 differ is then said in numbers, for people.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +59,13 @@ def _differences(first: State, second: State) -> Iterator[Difference]:
 def describe(value: Any) -> str:  # noqa: ANN401  whatever a state holds
     """Return an array's type and shape, or any other value as it is written."""
     if isinstance(value, np.ndarray):
-        return f"{value.dtype} {shape(value)}"
+        return f"{value.dtype} {shape(value.shape)}"
     return repr(value)
 
 
-def shape(array: Array) -> str:
+def shape(dimensions: Iterable[int]) -> str:
     """Return ``64x10``; an array without dimensions is a ``scalar``."""
-    return "x".join(map(str, array.shape)) or "scalar"
+    return "x".join(map(str, dimensions)) or "scalar"
 
 
 def _described(state: State, name: str) -> str | None:

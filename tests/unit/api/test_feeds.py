@@ -10,12 +10,15 @@ from anyio import CapacityLimiter
 from unit.api.jobs import JOB
 
 from api import feeds as feeds_module
-from api.feeds import Event, Feeds
+from api import shelf
+from api.feeds import Feeds
 from api.glances import Glance, Glances
 from api.logs import follow
+from api.logs.follow import JobFollower
 from api.logs.position import Position
+from api.shelf import Event
 from muster.contracts.job import JobId, JobStatus
-from muster.contracts.layout import DataDirectory
+from muster.contracts.layout import DataDirectory, JobFiles
 
 OVER = replace(JOB, status=JobStatus.COMPLETED)
 
@@ -97,23 +100,56 @@ def test_many_who_come_at_any_time_get_every_line_once(world: World) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("limit", ["KEPT_EVENTS", "KEPT_BYTES"])
 def test_who_is_too_slow_for_the_feed_misses_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(feeds_module, "KEPT_EVENTS", 2)
+    monkeypatch.setattr(shelf, limit, 2)
+    opened_by: list[asyncio.Task[object] | None] = []
 
-    async def story() -> None:
+    class Opened(JobFollower):
+        def __init__(
+            self,
+            files: JobFiles,
+            rank: int | None,
+            position: Position,
+            until: Position | None = None,
+        ) -> None:
+            super().__init__(files, rank, position, until)
+            opened_by.append(asyncio.current_task())
+
+    monkeypatch.setattr(feeds_module, "JobFollower", Opened)
+
+    async def keep_up(heard: list[str], has_heard: asyncio.Event) -> None:
+        async with world.feeds.of(JOB, None) as feed:
+            async for event in feed.follow({}):
+                heard += lines(event)
+                has_heard.set()
+
+    async def fall_behind() -> list[str]:
+        heard: list[str] = []
+        has_heard = asyncio.Event()
+        quick = asyncio.create_task(keep_up(heard, has_heard))
         found = []
         async with world.feeds.of(JOB, None) as feed:
             async for event in feed.follow({}):
                 found += lines(event)
-                # The feed reads what is written now, in more events than it keeps.
                 if world.written < 300:
                     world.write(60)
-                    await asyncio.sleep(0.05)
+                    # The feed has read that, in more events than it keeps, when another has it.
+                    while len(heard) < world.written:
+                        has_heard.clear()
+                        await has_heard.wait()
                 else:
                     world.job = OVER
-        check(world, found)
+        await quick
+        return found
+
+    async def story() -> None:
+        slow = asyncio.create_task(fall_behind())
+        async with asyncio.timeout(30):
+            check(world, await slow)
+        assert opened_by.count(slow) > 1, "it never fell behind"
 
     world.write(2)
     asyncio.run(story())

@@ -1,5 +1,6 @@
 """Secrets are read from where they are kept, and from nowhere else."""
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,40 @@ def test_what_was_put_in_comes_out(safe: Safe, directory: Path) -> None:
 def test_one_newline_at_the_end_is_cut_and_no_other_byte(safe: Safe, directory: Path) -> None:
     (directory / "token").write_bytes(b" -----BEGIN\nkey\n-----END \n\n")
     assert safe.read("token") == " -----BEGIN\nkey\n-----END \n"
+
+
+@pytest.mark.parametrize("text", [VALUE, f"{VALUE}\n", f"{VALUE}\n\n", "\n\n"])
+def test_what_is_put_in_loses_no_more_than_one_newline(safe: Safe, text: str) -> None:
+    safe.put("token", text)
+    assert safe.read("token") == text.removesuffix("\n")
+
+
+Use = Callable[[Safe], object]
+
+
+@pytest.mark.parametrize(
+    "use", [lambda safe: safe.put("other", VALUE), Safe.names, lambda safe: safe.remove("token")]
+)
+def test_what_somebody_left_who_was_killed_is_swept_up(
+    safe: Safe, directory: Path, use: Use
+) -> None:
+    left = directory / "token.0123456789abcdef.tmp"
+    left.write_text(VALUE)
+    use(safe)
+    assert not left.exists()
+
+
+def test_what_somebody_writes_just_now_is_left_alone(safe: Safe, directory: Path) -> None:
+    unfinished = directory / "token.0123456789abcdef.tmp"
+    unfinished.write_text(VALUE)
+    writing = os.open(directory, os.O_RDONLY)
+    fcntl.flock(writing, fcntl.LOCK_SH)
+    try:
+        safe.put("other", VALUE)
+        assert safe.names() == ["other", "token"]
+        assert unfinished.exists()
+    finally:
+        os.close(writing)
 
 
 def test_a_new_value_takes_the_place_of_the_old_one(safe: Safe) -> None:
@@ -108,6 +143,8 @@ def test_no_name_leads_out_of_the_directory(safe: Safe, directory: Path, name: s
         safe.put(name, VALUE)
     with pytest.raises(InvalidSecret, match="is no name of a secret"):
         safe.remove(name)
+    with pytest.raises(SecretUnavailable, match="no name of one"):
+        safe.read(name)
     assert [path.name for path in directory.iterdir()] == ["token"]
 
 
