@@ -61,7 +61,7 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
 
 def test_a_key_that_no_variable_names_is_said_to_be_missing(tmp_path: Path) -> None:
     certfile, keyfile = tmp_path / "cert.pem", tmp_path / "key.pem"
-    with pytest.raises(InvalidCertificate, match="MUSTER_TLS_KEYFILE.*; it is not set"):
+    with pytest.raises(InvalidCertificate, match=r"MUSTER_TLS_KEYFILE.*; it is not set"):
         check_certificate(certfile, None)
     with pytest.raises(InvalidCertificate) as caught:
         check_certificate(certfile, keyfile)
