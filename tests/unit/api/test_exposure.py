@@ -57,3 +57,12 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
     for path in (shopping_list, tmp_path / "nowhere.pem", tmp_path):
         with pytest.raises(InvalidCertificate, match=f"{path}.*MUSTER_TLS_CERTFILE is to name"):
             check_certificate(path, None)
+
+
+def test_a_key_that_no_variable_names_is_said_to_be_missing(tmp_path: Path) -> None:
+    certfile, keyfile = tmp_path / "cert.pem", tmp_path / "key.pem"
+    with pytest.raises(InvalidCertificate, match=r"MUSTER_TLS_KEYFILE.*; it is not set"):
+        check_certificate(certfile, None)
+    with pytest.raises(InvalidCertificate) as caught:
+        check_certificate(certfile, keyfile)
+    assert "it is not set" not in str(caught.value)
