@@ -21,6 +21,9 @@ HEADER: Final = (
     "age",
 )
 
+SPARE: Final = ("steps/s", "restarts", "ETA", "loss", "age", "ranks")
+"""The columns that a narrow terminal is shown without, the first of them first."""
+
 
 def row(job: "SummaryView", now: datetime) -> tuple[Cell, ...]:
     """Return the cells of a job as of `now`."""

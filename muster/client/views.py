@@ -144,6 +144,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int | None
     actor: str | None = None
     """Who asked for it; None: nobody from outside."""
+    event_id: int | None = None
+    """Its place among the job's; None: the server is of an earlier version."""
 
 
 class EventList(msgspec.Struct, frozen=True, kw_only=True):
