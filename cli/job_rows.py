@@ -47,7 +47,7 @@ def ranks_of(job: "SummaryView") -> str:
     """Return how many ranks it has; while it goes on, how many of them have a process."""
     if job.status in TERMINAL:
         return str(job.world_size)
-    return f"{sum(worker.pid is not None for worker in job.workers)}/{job.world_size}"
+    return f"{job.living}/{job.world_size}"
 
 
 def progress_of(job: "SummaryView | WorkerView") -> str | None:

@@ -106,6 +106,11 @@ class SummaryView(_Heading, frozen=True, kw_only=True):
     endings: dict[str, int]
     workers: list[WorkerView]
 
+    @property
+    def living(self) -> int:
+        """How many ranks have a process."""
+        return sum(worker.pid is not None for worker in self.workers)
+
 
 class SummaryList(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[SummaryView]

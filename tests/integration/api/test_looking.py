@@ -169,7 +169,10 @@ def test_jobs_are_removed_once_they_are_over(
     for one in (job, other):
         stand_in.end(one)
     assert muster("stop", job).stdout == f"{job} is STOPPED already\n"
-    assert muster("rm", job, other).stdout == f"{job} is deleted\n{other} is deleted\n"
+    assert muster("rm", job).stdout == f"{job} is deleted\n"
+    kept = muster("rm", "--keep-logs", other)
+    assert kept.stdout == f"{other} is deleted\n"
+    assert kept.stderr.startswith(f"its logs: jobs/{other}.")
     assert not stand_in.jobs.find(JobId(job))
 
 
