@@ -110,6 +110,7 @@ class SummaryList(BaseModel):
 
 
 class EventView(BaseModel):
+    event_id: int | None = Field(description="Its place: later ones are asked for with `after`.")
     at: datetime
     kind: str
     message: str

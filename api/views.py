@@ -56,6 +56,7 @@ def job_seen_by(caller: Caller, job: Job) -> JobView:
 def event_view(event: Event) -> EventView:
     """Return the public face of an event's row."""
     return EventView(
+        event_id=event.event_id,
         at=event.at,
         kind=event.kind,
         message=event.message,

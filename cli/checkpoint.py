@@ -59,7 +59,7 @@ def show_one(which: Which, rank: Rank = None, output: OutputOption = Output.TABL
 def verify(where: Where, output: OutputOption = Output.TABLE) -> None:
     """Read every byte of a job's checkpoints and hold it against what was saved.
 
-    Exit code 1 if a file is damaged; it is named.
+    Exit code 1 if a file is damaged; it is named, with -o name by its path alone.
     """
     from cli.checkpoint_rows import entry  # noqa: PLC0415  brings in numpy
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from cli.sizes import size
 from cli.tables import Cell, table
+from cli.times import shown
 from muster.checkpoints.comparison import shape
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Checkpoint
@@ -49,7 +50,7 @@ def row(shelf: Shelf, one: Found) -> tuple[Cell, ...]:
         said["step"],
         said["epoch"],
         None if one.manifest is None else size(said["size_bytes"]),
-        saved_at and saved_at[:19].replace("T", " "),
+        saved_at and shown(saved_at),
         saved_at and _age(saved_at),
         said["state"],
     )
@@ -94,7 +95,7 @@ def lines_of(body: Mapping[str, Any]) -> Iterator[str]:
         "job": body["job_id"],
         "rank": f"{body['rank']} of {body['world_size']}",
         "step": f"{body['step']}, saved by generation {body['generation']}",
-        "saved at": f"{body['saved_at'][:19].replace('T', ' ')} UTC",
+        "saved at": f"{shown(body['saved_at'])} UTC",
         "sha256": body["sha256"],
         "position": json.dumps(body["position"])[1:-1].replace('"', ""),
         **{f"value {name}": json.dumps(value) for name, value in sorted(body["values"].items())},

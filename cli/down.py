@@ -107,7 +107,7 @@ def _ranks_left(client: Client) -> str:
         jobs = answer.read_as(SummaryList).jobs
     except ClientError:
         return ""
-    left = [sum(worker.pid is not None for worker in job.workers) for job in jobs]
+    left = [job.living for job in jobs]
     if not any(left):
         return ""
     count, of = sum(left), sum(map(bool, left))

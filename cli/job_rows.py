@@ -21,6 +21,9 @@ HEADER: Final = (
     "age",
 )
 
+SPARE: Final = ("steps/s", "restarts", "ETA", "loss", "age", "ranks")
+"""The columns that a narrow terminal is shown without, the first of them first."""
+
 
 def row(job: "SummaryView", now: datetime) -> tuple[Cell, ...]:
     """Return the cells of a job as of `now`."""
@@ -44,7 +47,7 @@ def ranks_of(job: "SummaryView") -> str:
     """Return how many ranks it has; while it goes on, how many of them have a process."""
     if job.status in TERMINAL:
         return str(job.world_size)
-    return f"{sum(worker.pid is not None for worker in job.workers)}/{job.world_size}"
+    return f"{job.living}/{job.world_size}"
 
 
 def progress_of(job: "SummaryView | WorkerView") -> str | None:

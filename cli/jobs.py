@@ -1,15 +1,18 @@
 """``muster ps`` and ``show``: which jobs there are, and how one of them is."""
 
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from cli.connected import Job, Statuses, connected
-from cli.job_rows import HEADER, progress_of, row
+from cli.job_rows import HEADER, SPARE, progress_of, row
 from cli.output import Output, OutputOption, show
-from cli.tables import NAME_WIDTH, Cell, shortened, table
+from cli.tables import NAME_WIDTH, Cell, narrowed, shortened, table
+from cli.times import shown
 from muster.client.paths import path_of
 
 if TYPE_CHECKING:
@@ -30,12 +33,19 @@ def ps(status: Statuses = None, limit: Limit = 20, output: OutputOption = Output
         )
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
-    lines = table(HEADER, [row(job, now) for job in jobs])
+    lines = table(*_fitting([row(job, now) for job in jobs]))
     show(output, answer.read_as(object), lines, [job.job_id for job in jobs])
     if answer.total is not None and answer.total > len(jobs):
         typer.echo(f"{answer.total - len(jobs)} more: --limit", err=True)
     elif not jobs:
         typer.echo("no job; submit one: muster submit --help", err=True)
+
+
+def _fitting(rows: Sequence[Sequence[Cell]]) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+    """Return the table that a terminal can show with no line broken in two; all of it elsewhere."""
+    if not sys.stdout.isatty():
+        return HEADER, rows
+    return narrowed(HEADER, rows, shutil.get_terminal_size().columns, SPARE)
 
 
 def show_job(job: Job, output: OutputOption = Output.TABLE) -> None:
@@ -77,7 +87,7 @@ def _facts(job: "JobView", summary: "SummaryView") -> Iterator[tuple[str, str | 
         ("started", job.started_at),
         ("finished", job.finished_at),
     ):
-        yield name, None if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+        yield name, None if moment is None else f"{shown(moment)} UTC"
 
 
 def _saved(summary: "SummaryView") -> str | None:

@@ -8,6 +8,7 @@ import typer
 from cli.connected import Job, connected
 from cli.output import Output, OutputOption, show
 from cli.tables import NAME_WIDTH, shortened, table
+from cli.times import shown
 from muster.client.paths import path_of
 
 if TYPE_CHECKING:
@@ -165,5 +166,5 @@ def _checkpoint_row(checkpoint: Mapping[str, Any]) -> tuple[str | int | None, ..
         checkpoint["epoch"],
         checkpoint["generation"],
         shortened(checkpoint["digest"], HASH_WIDTH),
-        checkpoint["saved_at"][:19].replace("T", " "),
+        shown(checkpoint["saved_at"]),
     )

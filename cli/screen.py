@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from cli.job_rows import HEADER, row
+from cli.tables import cropped
 from muster.client.progress import duration
 from muster.client.views import SummaryView
 from muster.contracts.job import JobStatus
@@ -33,6 +35,20 @@ STYLES: Final[Mapping[str, str]] = {
     JobStatus.COMPLETED: "dim",
     JobStatus.STOPPED: "dim",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """An id, as much of it as there is room for: its end tells it from others as its begin does."""
+
+    text: str
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(cropped(self.text, options.max_width), no_wrap=True)
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        longest = min(len(self.text), options.max_width)
+        return Measurement(min(longest, NAME_WIDTH_MIN), longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +76,15 @@ def screen(
 
 def _table(jobs: Sequence[SummaryView], now: datetime) -> Table:
     drawn = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
-    first, *others = COLUMNS
+    first, *rest = COLUMNS
     drawn.add_column(first, no_wrap=True, overflow="ellipsis", ratio=1, min_width=NAME_WIDTH_MIN)
-    for number, name in enumerate(others, start=1):
+    for number, name in enumerate(rest, start=1):
         drawn.add_column(name, no_wrap=True, justify="left" if number < LEFT else "right")
     for job in jobs:
-        cells = ["-" if cell is None else str(cell) for cell in row(job, now)[: len(COLUMNS)]]
+        _, *others = row(job, now)[: len(COLUMNS)]
         # As text: a name may hold what Rich takes for markup.
-        drawn.add_row(*map(Text, cells), style=STYLES.get(job.status, ""))
+        cells = [Text("-" if cell is None else str(cell)) for cell in others]
+        drawn.add_row(_Name(job.job_id), *cells, style=STYLES.get(job.status, ""))
     return drawn
 
 

@@ -1,14 +1,25 @@
 """``muster logs`` and ``events``: what a job's ranks say, and what happened to it."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from cli.connected import Job, attached, connected
 from cli.output import Output, OutputOption, show
-from cli.times import moment_of
+from cli.times import moment_of, shown
 from muster.client.paths import path_of
+
+if TYPE_CHECKING:
+    from muster.client.views import LogLineView
+
+
+class LogFormat(StrEnum):
+    """What ``-o`` takes where lines come one by one, perhaps for ever."""
+
+    JSON = "json"
+
 
 LINES_LIMIT: Final = 10_000
 """Of one answer."""
@@ -42,6 +53,10 @@ Since = Annotated[
     typer.Option(parser=_moment, metavar="TIME", help="Only what is younger: 10m, 2h, or a date."),
 ]
 Grep = Annotated[str | None, typer.Option(metavar="TEXT", help="Only lines that hold this text.")]
+LogOutput = Annotated[
+    LogFormat | None,
+    typer.Option("--output", "-o", help="json: an object for each line. Default: the lines."),
+]
 Last = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most events to show.")]
 
 
@@ -53,6 +68,7 @@ def logs(
     tail: Tail = None,
     since: Since = None,
     grep: Grep = None,
+    output: LogOutput = None,
 ) -> None:
     """Show the lines that a job's ranks have written, all of them or one's.
 
@@ -63,9 +79,24 @@ def logs(
         raise typer.BadParameter("a stream carries no times: say --tail, or leave out -f")
     if since is not None and tail is None:
         tail = LINES_LIMIT
+    said = _as_json if output else _as_text if rank is None else _as_text_of_one
     with attached(job) as found:
         for line in found.logs(rank, tail, since=since, grep=grep, follow=follow):
-            typer.echo(line.line if rank is not None else f"[rank {line.rank}] {line.line}")
+            typer.echo(said(line))
+
+
+def _as_json(line: "LogLineView") -> str:
+    import msgspec  # noqa: PLC0415  --help
+
+    return msgspec.json.encode(line).decode()
+
+
+def _as_text(line: "LogLineView") -> str:
+    return f"[rank {line.rank}] {line.line}"
+
+
+def _as_text_of_one(line: "LogLineView") -> str:
+    return line.line
 
 
 def events(
@@ -80,11 +111,11 @@ def events(
         if output is not Output.TABLE:
             raise typer.BadParameter("-f shows what happens in sentences: leave out -o")
         with attached(job) as found:
-            for event in found.follow_events():
-                typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.message}")
+            for event in found.follow_events(limit):
+                typer.echo(f"{shown(event.at)}  {event.message}")
         return
     with connected() as client:
         body = client.connection.get(path_of(client.job(job).id, "events"), {"limit": limit})
     said = body["events"]
-    lines = (f"{event['at'][:19].replace('T', ' ')}  {event['message']}" for event in said)
+    lines = (f"{shown(event['at'])}  {event['message']}" for event in said)
     show(output, body, lines, (event["kind"] for event in said))

@@ -31,5 +31,29 @@ def shortened(text: str | None, width: int) -> str | None:
     return text if text is None or len(text) <= width else f"{text[: width - 1]}…"
 
 
+def cropped(text: str, width: int) -> str:
+    """Return `text`, cut in the middle to `width` characters if it is longer: ids end in a draw."""
+    if len(text) <= width:
+        return text
+    tail = max(0, width - 1) // 2
+    return f"{text[: max(0, width - 1) - tail]}…{text[len(text) - tail :]}"
+
+
+def narrowed(
+    header: Sequence[str], rows: Sequence[Sequence[Cell]], width: int, spare: Iterable[str]
+) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+    """Return as much of a table as `width` characters hold: without the first columns of `spare`.
+
+    What is not spare stays, even where it is too wide.
+    """
+    for name in spare:
+        if max(map(len, table(header, rows))) <= width:
+            break
+        place = header.index(name)
+        header = (*header[:place], *header[place + 1 :])
+        rows = [(*row[:place], *row[place + 1 :]) for row in rows]
+    return header, rows
+
+
 def _text(cell: Cell) -> str:
     return UNKNOWN if cell is None else str(cell)

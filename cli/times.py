@@ -1,4 +1,4 @@
-"""Times as people type them: ``90d``, ``12h``, ``30m``, or a moment as in ISO 8601."""
+"""Times as people type and read them: ``90d``, ``12h``, ``30m``, and moments to the second."""
 
 import re
 from collections.abc import Mapping
@@ -26,3 +26,9 @@ def moment_of(text: str, now: datetime) -> datetime | None:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
+
+
+def shown(moment: datetime | str) -> str:
+    """Return a moment of UTC as people read it; a text is one as the API writes it."""
+    text = moment if isinstance(moment, str) else moment.isoformat()
+    return text[:19].replace("T", " ")

@@ -7,8 +7,9 @@ from urllib.parse import quote
 import typer
 
 from cli.connected import connected
+from cli.output import Output, OutputOption, show
 from cli.tables import table
-from cli.times import seconds_of
+from cli.times import seconds_of, shown
 from muster.contracts.token import SECONDS_LIMIT, Scope
 
 _HEADER: Final = ("name", "scope", "id", "state", "created (UTC)", "by", "expires", "last used")
@@ -51,16 +52,16 @@ def create(
     )
 
 
-@app.command("ls")
-def show(*, every: Every = False) -> None:
+@app.command()
+def ls(*, every: Every = False, output: OutputOption = Output.TABLE) -> None:
     """Show who may come in, and when they last did."""
     with connected() as client:
         found = client.connection.get("/tokens")["tokens"]
-    shown = [token for token in found if every or token["is_valid"]]
-    for line in table(_HEADER, map(_row, shown)):
-        typer.echo(line)
-    if len(shown) < len(found):
-        typer.echo(f"{len(found) - len(shown)} revoked or expired: --all", err=True)
+    listed = [token for token in found if every or token["is_valid"]]
+    names = (token["name"] for token in listed)
+    show(output, {"tokens": listed}, table(_HEADER, map(_row, listed)), names)
+    if len(listed) < len(found):
+        typer.echo(f"{len(found) - len(listed)} revoked or expired: --all", err=True)
 
 
 @app.command()
@@ -101,4 +102,4 @@ def _state(token: Mapping[str, Any]) -> str:
 
 
 def _moment(text: str | None) -> str | None:
-    return text and text[:16].replace("T", " ")
+    return text and shown(text)[:16]

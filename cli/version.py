@@ -2,9 +2,10 @@
 
 from importlib.metadata import version as installed_version
 
-import typer
+from cli.output import Output, OutputOption, show
 
 
-def version() -> None:
+def version(output: OutputOption = Output.TABLE) -> None:
     """Show the version of this installation."""
-    typer.echo(f"muster {installed_version('muster-train')}")
+    number = installed_version("muster-train")
+    show(output, {"version": number}, [f"muster {number}"], [number])

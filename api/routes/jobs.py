@@ -40,6 +40,8 @@ KEY_LIMIT = 255
 """Longest Idempotency-Key: what the clients that send one are used to."""
 
 EVENTS_LIMIT = 1000
+NUMBER_LIMIT = 2**63 - 1
+"""The largest number that a database keeps."""
 
 router = APIRouter(tags=["jobs"])
 
@@ -240,9 +242,14 @@ def list_events(
     job_id: KnownJobId,
     desk: Desk,
     limit: Annotated[int, Query(ge=1, le=EVENTS_LIMIT)] = EVENTS_LIMIT,
+    after: Annotated[int | None, Query(ge=0, le=NUMBER_LIMIT)] = None,
 ) -> EventList:
+    """Answer with the last events, or with the first ones after that of the `event_id` `after`."""
     desk.jobs.get(job_id)
-    events = desk.events.of_job(job_id, limit)
+    if after is None:
+        events = desk.events.of_job(job_id, limit)
+    else:
+        events = desk.events.following(job_id, after, limit)
     return EventList(job_id=job_id, events=[event_view(event) for event in events])
 
 

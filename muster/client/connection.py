@@ -135,8 +135,8 @@ class Connection:
                 wait_seconds = max(pause, _retry_after(error))
                 if not is_repeatable or self.monotonic() + wait_seconds > until:
                     if key is not None and may_be_done:
-                        raise Unconfirmed(error) from error
-                    raise
+                        raise Unconfirmed(error) from None
+                    raise error from None  # what HTTP says of it adds nothing to the sentence
             self.sleep(wait_seconds)
         raise AssertionError  # there is always another pause
 

@@ -83,9 +83,13 @@ class Job:
         """Return what it has proved of its reading, with the last epochs and checkpoints."""
         return self._get("audit", limit=last).read_as(AuditView)
 
-    def events(self, limit: int = 1000) -> list[EventView]:
-        """Return what happened to it, oldest first."""
-        return self._get("events", limit=limit).read_as(EventList).events
+    def events(self, limit: int = 1000, *, after: int | None = None) -> list[EventView]:
+        """Return the last `limit` things that happened to it, oldest first.
+
+        With the `event_id` of one, as `after`, the first ones that came after that.
+        """
+        asked = _said(limit=limit, after=after)
+        return self._get("events", **asked).read_as(EventList).events
 
     def incarnations(self) -> Iterator[IncarnationView]:
         """Yield every process of its ranks, the newest first, page by page."""
@@ -95,16 +99,18 @@ class Job:
             yield from answer.read_as(IncarnationList).incarnations
             page = answer.next_page
 
-    def follow_events(self) -> Iterator[EventView]:
-        """Yield what has happened to it, oldest first, and what happens until it is over."""
+    def follow_events(self, limit: int = 1000) -> Iterator[EventView]:
+        """Yield the last `limit` things that happened to it, oldest first, and all to come."""
         last: EventView | None = None
         is_over = self.refresh().is_terminal
         while True:
             # Looked at after the job: what it came to its end by is among them.
-            for event in news(self.events(), last):
+            known = None if last is None else last.event_id
+            came = news(self.events(limit if last is None else 1000, after=known), last)
+            for event in came:
                 yield event
                 last = event
-            if is_over:
+            if is_over and not came:
                 return
             is_over = self._await("terminal", LOOK_SECONDS)
 

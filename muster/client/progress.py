@@ -77,8 +77,7 @@ def _facts(summary: SummaryView) -> Iterator[str]:
     if summary.status == JobStatus.RUNNING or is_over:
         yield from _speed(summary)
     if not is_over:
-        living = sum(worker.pid is not None for worker in summary.workers)
-        yield f"{living}/{summary.world_size} ranks"
+        yield f"{summary.living}/{summary.world_size} ranks"
     if summary.restarts:
         yield f"{summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
     # While it runs there is nothing to explain, and of its end somebody else tells.

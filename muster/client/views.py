@@ -106,6 +106,11 @@ class SummaryView(_Heading, frozen=True, kw_only=True):
     endings: dict[str, int]
     workers: list[WorkerView]
 
+    @property
+    def living(self) -> int:
+        """How many ranks have a process."""
+        return sum(worker.pid is not None for worker in self.workers)
+
 
 class SummaryList(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[SummaryView]
@@ -144,6 +149,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int | None
     actor: str | None = None
     """Who asked for it; None: nobody from outside."""
+    event_id: int | None = None
+    """Its place among the job's; None: the server is of an earlier version."""
 
 
 class EventList(msgspec.Struct, frozen=True, kw_only=True):

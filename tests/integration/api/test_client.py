@@ -186,10 +186,14 @@ def test_lines_are_followed_over_the_death_of_the_api(
 
 
 def test_events_are_told_as_they_happen(muster: Client, stand_in: StandIn, job: str) -> None:
+    first, *_ = muster.job(job).events()
+    assert muster.job(job).events(after=0)[0] == first
+    assert first not in muster.job(job).events(after=first.event_id)
     following = muster.job(job).follow_events()
     assert next(following).message == "the job was submitted"
     stand_in.move(job, JobStatus.STARTING, JobStatus.RUNNING, JobStatus.COMPLETED)
     rest = [event.message for event in following]
     assert rest == [event.message for event in muster.job(job).events()][1:]
+    assert list(muster.job(job).follow_events(1)) == muster.job(job).events()[-1:]
     with pytest.raises(ValueError, match="carries no times"):
         muster.job(job).logs(since=datetime(2026, 1, 1, tzinfo=UTC), follow=True)

@@ -106,6 +106,8 @@ def test_lines_are_shown_with_their_ranks_and_followed_to_the_end(
     agent.write(job, 1, "c\n", at_micros=2_000_000)
     assert muster("logs", job).stdout == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
     assert muster("logs", job, "--rank", "0", "--tail", "1").stdout == "b\n"
+    objects = map(json.loads, muster("logs", job, "-o", "json").stdout.splitlines())
+    assert [(one["rank"], one["line"]) for one in objects] == [(0, "a"), (0, "b"), (1, "c")]
     stand_in.move(job, JobStatus.COMPLETED)
     assert muster("logs", "-f", job).stdout == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
 
@@ -167,7 +169,10 @@ def test_jobs_are_removed_once_they_are_over(
     for one in (job, other):
         stand_in.end(one)
     assert muster("stop", job).stdout == f"{job} is STOPPED already\n"
-    assert muster("rm", job, other).stdout == f"{job} is deleted\n{other} is deleted\n"
+    assert muster("rm", job).stdout == f"{job} is deleted\n"
+    kept = muster("rm", "--keep-logs", other)
+    assert kept.stdout == f"{other} is deleted\n"
+    assert kept.stderr.startswith(f"its logs: jobs/{other}.")
     assert not stand_in.jobs.find(JobId(job))
 
 

@@ -67,7 +67,7 @@ def test_top_shows_what_goes_on_until_ctrl_c(
     screen: Opened, stand_in: StandIn, service: Service, elastic: str
 ) -> None:
     top = screen("top", "--interval", "0.2")
-    top.see(rf"{elastic[:8]}.*RUNNING +0/4")
+    top.see(rf"{elastic[:4]}.*{elastic[-4:]} +RUNNING +0/4")
     stand_in.move(elastic, workers=(worker(0, step=7, total_steps=10, loss=0.25),))
     top.see(r"RUNNING +1/4 +7/10 +0\.2500")
     service.end(signal.SIGKILL)

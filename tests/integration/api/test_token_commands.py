@@ -1,5 +1,6 @@
 """``muster token``, from the command line to the rows and back to the door."""
 
+import json
 import re
 from collections.abc import Callable
 
@@ -38,6 +39,8 @@ def test_a_token_is_made_shown_and_revoked(
     assert header.split()[:4] == ["name", "scope", "id", "state"]
     assert line.split()[:4] == ["ci", "submit", text[4:16], "valid"]
     assert text[17:] not in line
+    listed = json.loads(muster("token", "ls", "-o", "json").stdout)["tokens"]
+    assert text[4:16] in [token["token_id"] for token in listed]
     mine = {"Authorization": f"Bearer {text}"}
     assert client.get("/jobs", headers=mine).status_code == 200
     assert muster("token", "revoke", "ci").stdout == "ci opens nothing any more\n"

@@ -1,4 +1,6 @@
-from cli.tables import shortened, table
+import pytest
+
+from cli.tables import cropped, narrowed, shortened, table
 
 
 def test_columns_are_as_wide_as_they_have_to_be_and_numbers_stand_to_the_right() -> None:
@@ -21,3 +23,21 @@ def test_what_is_too_long_is_cut_and_says_so() -> None:
         "",
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    ("width", "said"), [(10, "abcdefghij"), (5, "ab…ij"), (4, "ab…j"), (1, "…")]
+)
+def test_an_id_is_cut_in_its_middle(width: int, said: str) -> None:
+    assert cropped("abcdefghij", width) == said
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    [(80, ("job", "a", "b")), (13, ("job", "a", "b")), (12, ("job", "a")), (1, ("job",))],
+)
+def test_a_narrow_table_keeps_what_it_cannot_do_without(width: int, left: tuple[str, ...]) -> None:
+    header, rows = narrowed(("job", "a", "b"), [("long-id", 1, 2)], width, ["b", "a"])
+    assert header == left
+    assert rows[0][0] == "long-id"
+    assert len(rows[0]) == len(left)

@@ -46,7 +46,7 @@ def drawn(jobs: list[SummaryView], total: int, height: int) -> list[str]:
 
 
 def test_who_goes_on_is_first_and_80_columns_and_the_height_are_enough() -> None:
-    last = "[bold]" + 63 * "x"
+    last = "[bold]" + 63 * "x" + "yz"
     seen = overview(lambda _: said(b="FAILED", **{last: "RECOVERING"}, d="QUEUED"))
     seen.look()
     lines = drawn(seen.in_order(), seen.total, height=5)
@@ -56,6 +56,7 @@ def test_who_goes_on_is_first_and_80_columns_and_the_height_are_enough() -> None
         "job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts",
     ]  # fmt: skip
     assert lines[2].startswith("[bold]xx")
+    assert lines[2].split()[0].endswith("xxyz"), "the end of an id tells it from others"
     assert lines[2].split()[1:] == ["RECOVERING", "0/2", "5/20", "0.2500", "2.5", "1m15s", "1"]
     assert lines[3].split()[:2] == ["d", "QUEUED"]
     assert lines[4].startswith("5 more: --status chooses")

@@ -1,6 +1,7 @@
 """The table of verbs against the verbs themselves."""
 
 import inspect
+import json
 
 import pytest
 from typer.core import TyperCommand, TyperGroup
@@ -10,6 +11,11 @@ from cli.__main__ import app
 from cli.verbs import ALIASES, HEADINGS, VERBS
 
 LINE = 80
+
+
+def test_the_version_can_be_read_by_programs() -> None:
+    shown = CliRunner().invoke(app, ["version", "-o", "json"])
+    assert set(json.loads(shown.stdout)) == {"version"}
 
 
 @pytest.mark.parametrize("name", VERBS)
