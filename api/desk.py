@@ -50,8 +50,8 @@ class FrontDesk:
     intake: Intake
     files: DataDirectory
     feeds: Feeds
-    searches: Searches
     """What streams follow."""
+    searches: Searches
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
     version: str

@@ -40,18 +40,27 @@ class Intake:
         return await told
 
     async def _store_all(self) -> None:
-        while taken := self._taken():
-            try:
-                outcomes = await run_sync(self._stored, [creation for creation, _ in taken])
-            except Exception as error:  # noqa: BLE001  whatever it is, they are waiting to hear it
-                outcomes = [error] * len(taken)
-            if isinstance(outcomes[0], StoreUnavailable):
-                # Who has come since has waited for the same: nobody need wait for it twice.
-                taken += self._taken()
-                outcomes = [outcomes[0]] * len(taken)
-            for (_, told), outcome in zip(taken, outcomes, strict=True):
-                _tell(told, outcome)
-        self._storing = None
+        try:
+            while taken := self._taken():
+                try:
+                    await self._store_together(taken)
+                finally:
+                    _dismiss(taken)
+        finally:
+            self._storing = None
+            _dismiss(self._taken())
+
+    async def _store_together(self, taken: _Waiting) -> None:
+        try:
+            outcomes = await run_sync(self._stored, [creation for creation, _ in taken])
+        except Exception as error:  # noqa: BLE001  whatever it is, they are waiting to hear it
+            outcomes = [error] * len(taken)
+        if isinstance(outcomes[0], StoreUnavailable):
+            # Who has come since has waited for the same: nobody need wait for it twice.
+            taken += self._taken()
+            outcomes = [outcomes[0]] * len(taken)
+        for (_, told), outcome in zip(taken, outcomes, strict=True):
+            _tell(told, outcome)
 
     def _taken(self) -> _Waiting:
         taken, self._waiting = self._waiting, []
@@ -70,3 +79,9 @@ def _tell(told: asyncio.Future[Job], outcome: Job | Exception) -> None:
         told.set_exception(outcome)
     else:
         told.set_result(outcome)
+
+
+def _dismiss(waiting: _Waiting) -> None:
+    """Let those go who were told nothing, as the service ends: nobody else ever would."""
+    for _, told in waiting:
+        told.cancel()

@@ -99,14 +99,15 @@ class DeadlineProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_closing:
             return
-        self._expect_request()
+        if self._is_answered():
+            self._expect_request()  # what comes during an answer begins none, or ends it
         self._headers_pending_bytes += len(data)
         super().data_received(data)
         if self._headers_pending_bytes > HEADERS_LIMIT_BYTES and self._receipt is not None:
             self._turn_away(_headers_too_large())
 
     def on_message_begin(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._is_answered():
             self._answer_no_more()
             raise _EnoughRead
         super().on_message_begin()
@@ -141,6 +142,8 @@ class DeadlineProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._reader.trust()
+        if self._is_answered():
+            self._reader.watch()  # nothing more is written, and so nothing else would look
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP: uvicorn calls it whenever its parser stops, also by our will."""
@@ -148,6 +151,10 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def _unread(self) -> None:
         self._hang_up("unread-answer")
+
+    def _is_answered(self) -> bool:
+        """Whether no request waits for the rest of its answer."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _expect_request(self) -> None:
         if self._receipt is None:
@@ -198,7 +205,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._is_closing = True
         request_id = uuid.uuid4().hex
         self._tell(problem.slug, status=int(problem.status), request_id=request_id)
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+        if self._is_answered() or not self.cycle.response_started:
             self.transport.write(_as_bytes(problem, request_id))
         self.transport.close()
         self._farewell = self.loop.call_later(self.farewell_seconds, self.transport.abort)

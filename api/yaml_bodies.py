@@ -6,6 +6,7 @@ can say more than that in few words: with aliases some lines become gigabytes, s
 
 import json
 from collections.abc import Mapping
+from datetime import date
 from http import HTTPStatus
 from typing import Final
 
@@ -49,7 +50,7 @@ def as_json(text: bytes) -> bytes:
     """Return what `text` says as JSON; raises `Problem`."""
     try:
         _refuse_riddles(text)
-        return json.dumps(yaml.load(text, _LOADER), default=str).encode()  # noqa: S506  a safe one
+        return json.dumps(yaml.load(text, _LOADER), default=_text_of_date).encode()  # noqa: S506  a safe one
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -57,6 +58,13 @@ def as_json(text: bytes) -> bytes:
         raise _no_yaml(f"{said}{where}") from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise _no_yaml(str(error)) from error
+
+
+def _text_of_date(value: object) -> str:
+    """Return a date as it was written, more or less; nothing else of YAML's own has a word."""
+    if isinstance(value, date):
+        return str(value)
+    raise TypeError(f"write it as text, JSON has no {type(value).__name__}")
 
 
 def _refuse_riddles(text: bytes) -> None:

@@ -17,7 +17,10 @@ Result = TypeVar("Result")
 Transaction: TypeAlias = Callable[[], AbstractContextManager[Connection]]
 
 Work: TypeAlias = Callable[[Connection], Result]
-"""One write. It raises a `StoreError` only before it has written anything."""
+"""One write. It raises a `StoreError` only before it has written anything.
+
+It may be done twice, once its first time is undone: what it keeps elsewhere must bear that.
+"""
 
 
 def write_together(

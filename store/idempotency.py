@@ -89,7 +89,7 @@ class AnswerBook:
         """Keep `job` as the answer, and now and then forget those nobody asks for any more."""
         if self._forgotten_at is None or now - self._forgotten_at >= FORGET_EVERY:
             connection.execute(_FORGET, {"until": now - KEPT})
-            self._forgotten_at = now
+            self._forgotten_at = now  # if this is undone they go a minute later, which is as good
         connection.execute(
             self._keep,
             {

@@ -92,7 +92,7 @@ class Client:
         """
         body = {**(spec or {}), **fields}
         answer = self.connection.ask(
-            "POST", "/jobs", query={"dry_run": True}, body=body, key=uuid.uuid4().hex
+            "POST", "/jobs", query={"dry_run": True}, body=body, is_repeatable=True
         )
         return answer.read_as(JobPlan)
 

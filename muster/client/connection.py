@@ -41,6 +41,10 @@ SILENCE_SECONDS: Final = 45.0
 PASSING: Final = frozenset({408, 429, 502, 503, 504})
 """Statuses that pass, whoever says them."""
 
+UNSURE: Final = frozenset({502, 503, 504})
+"""What a proxy says also of a request that it has passed on, or the API when the database is lost
+at the very moment of a commit."""
+
 Query: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
 
 Value = TypeVar("Value")
@@ -103,7 +107,7 @@ class Connection:
     def close(self) -> None:
         self._http.close()
 
-    def ask(
+    def ask(  # noqa: PLR0913  all by name, and few at a time
         self,
         method: str,
         path: str,
@@ -111,16 +115,19 @@ class Connection:
         query: Query | None = None,
         body: object = None,
         key: str | None = None,
+        is_repeatable: bool | None = None,
         known_tag: str | None = None,
         read_seconds: float | None = None,
     ) -> Answer:
         """Return the answer; raises `Unreachable`, `NotMuster` or what `Refused` has below it.
 
         `key` is an idempotency key, with which an order is repeated as if it were a question;
+        `is_repeatable` says of what has no key whether it is one (None: as its method says);
         `known_tag` is of an answer that need not be given again while it holds; `read_seconds` is
         how long the answer may take, where it takes longer than others.
         """
-        is_repeatable = method == "GET" or key is not None
+        if is_repeatable is None:
+            is_repeatable = method == "GET" or key is not None
         until = self.monotonic() + self._retry_seconds
         request = self._request(method, path, query, body)
         request.headers.update(_present({"Idempotency-Key": key, "If-None-Match": known_tag}))
@@ -158,7 +165,7 @@ class Connection:
                     response.read()
                     raise _refusal(self.url, response)
                 yield response
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise _unanswered(self.url, error) from error
 
     def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
@@ -174,7 +181,7 @@ class Connection:
     def _answer(self, request: httpx.Request) -> Answer:
         try:
             response = self._http.send(request)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise _unanswered(self.url, error) from error
         if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
             raise _refusal(self.url, response)
@@ -219,18 +226,18 @@ def _present(headers: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if value is not None}
 
 
-def _unanswered(url: str, error: httpx.TransportError) -> ClientError:
+def _unanswered(url: str, error: httpx.RequestError) -> ClientError:
     """Return what it means that no answer came: nobody is there, or not whom we trust."""
-    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError | httpx.DecodingError):
         return HungUp(url)
     return untrusted(url, error) or Unreachable(url)
 
 
 def _may_have_arrived(error: Unreachable | Busy) -> bool:
-    """Whether the request was on its way before it was lost."""
-    return not isinstance(error, Busy) and not isinstance(
-        error.__cause__, httpx.ConnectError | httpx.ConnectTimeout
-    )
+    """Whether the request may have been carried out before its answer was lost."""
+    if isinstance(error, Busy):
+        return error.status in UNSURE
+    return not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
 
 
 def _path_of(link: str | None) -> str | None:

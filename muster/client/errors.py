@@ -3,7 +3,7 @@
 ClientError
 ├── Unreachable        nobody answers
 │   ├── HungUp         somebody is there who ends the connection in place of an answer
-│   └── Unconfirmed    nobody answers any more, and the order may have arrived
+│   └── Unconfirmed    no good answer came any more, and the order may have arrived
 ├── Untrusted          somebody is there who cannot prove by a certificate who he is
 ├── NoCertificates     the file that says whom to trust cannot be used
 ├── NotMuster          somebody answers, and it is not our API
@@ -81,7 +81,9 @@ class Unconfirmed(Unreachable):
 
     def __init__(self, lost: ClientError) -> None:
         ClientError.__init__(
-            self, f"{lost}. It may have been accepted all the same: before you repeat it, muster ps"
+            self,
+            f"{str(lost).removesuffix('.')}. It may have been accepted all the same: before you "
+            "repeat it, muster ps",
         )
 
 
@@ -153,7 +155,11 @@ class Conflict(Refused):
 
 
 class Busy(Refused):
-    """Not now; nothing was changed. Also what a proxy says that finds nobody behind it."""
+    """Not now, and with 408 or 429 nothing was changed.
+
+    With 502, 503 and 504 that is likely: a proxy may have passed the request on, and a database
+    that is lost may have kept it.
+    """
 
 
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {

@@ -1,5 +1,6 @@
 """What a connection may cost: time, memory and a place among others. Hostile bytes on a socket."""
 
+import asyncio
 import errno
 import json
 import re
@@ -84,9 +85,11 @@ def served(kind: type[DeadlineProtocol], app: ASGIApp = silent) -> Iterator[tupl
     )
     running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     running.start()
-    yield listener.getsockname()
-    server.should_exit = server.force_exit = True
-    running.join()
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = server.force_exit = True
+        running.join()
 
 
 def until_closed(client: socket.socket) -> bytes:
@@ -129,10 +132,16 @@ def test_long_headers_are_refused(end: bytes) -> None:
         assert status(client.recv(4096)) == 431
 
 
-def test_a_client_that_takes_no_answer_is_dropped() -> None:
+@pytest.mark.parametrize("times_resumed", [0, 1])
+def test_a_client_that_takes_no_answer_is_dropped(times_resumed: int) -> None:
     dropped = threading.Event()
 
     class Watched(Impatient):
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            for _ in range(times_resumed):
+                self.resume_writing()  # as the loop does when little is left to be read
+
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             dropped.set()
@@ -217,6 +226,25 @@ def test_who_asks_again_before_the_answer_is_answered_once(service: Service) -> 
     assert answers.count(b"HTTP/1.1 ") == 1
     assert b"connection: close" in answers
     assert status(answers) == 200
+
+
+def test_a_stray_line_end_during_an_answer_does_not_end_it() -> None:
+    begun = threading.Event()
+
+    async def slow(_scope: Scope, _receive: Receive, send: Send) -> None:
+        begun.set()
+        await asyncio.sleep(3 * Impatient.receipt_seconds)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    with (
+        served(Impatient, slow) as address,
+        socket.create_connection(address, timeout=20) as client,
+    ):
+        client.sendall(GET)
+        assert begun.wait(20)
+        client.sendall(b"\r\n")
+        assert status(client.recv(4096)) == 204
 
 
 def test_an_answer_that_waits_is_the_only_one_and_learns_that_its_client_has_left() -> None:

@@ -25,7 +25,7 @@ class Store:
         self.nudges = 0
         self.begun = threading.Event()
         self.let_go = threading.Event()
-        self.trouble: Exception | None = None
+        self.trouble: BaseException | None = None
         self.intake = Intake(self._store, self._nudge)
 
     def _store(self, creations: Sequence[Work[Job]]) -> Outcomes:
@@ -98,6 +98,23 @@ def test_a_fault_leaves_nobody_waiting_and_the_next_is_served() -> None:
         assert (await store.intake.take_in(creates("b"))).job_id == "b"
 
     asyncio.run(story())
+
+
+class Ending(BaseException):
+    """What ends a service."""
+
+
+def test_when_the_service_ends_nobody_is_left_waiting() -> None:
+    store = Store()
+    store.trouble = Ending()
+
+    async def story() -> None:
+        told = await store.while_one_is_stored(creates("a"))
+        assert [type(each) for each in told] == [asyncio.CancelledError] * 2
+        store.trouble = None
+        assert (await store.intake.take_in(creates("b"))).job_id == "b"
+
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_SECONDS))
 
 
 def test_a_client_that_leaves_takes_nobody_along() -> None:

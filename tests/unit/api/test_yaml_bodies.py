@@ -27,6 +27,8 @@ def test_what_yaml_says_is_said_in_json() -> None:
         (b"[" * 60_000, "nest no deeper"),
         (b"a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
         (b"? [a]\n: b", "unhashable|keys must be"),
+        (b"a: !!binary aGVsbG8=", "JSON has no bytes"),
+        (b"a: !!set {b, c}", "JSON has no set"),
         (b"\xff\xfe\xff", "This body is no YAML"),
         (b"a: b\n---\nc: d", "expected a single document"),
         (b"a: " + b"9" * 5000, "Exceeds the limit"),

@@ -14,6 +14,7 @@ from muster.client.errors import (
     Busy,
     ClientError,
     Conflict,
+    HungUp,
     NotAllowed,
     NotFound,
     NotMuster,
@@ -27,7 +28,7 @@ from muster.contracts.errors import InvalidEnvironment
 
 JOB = {**summaries.JOB, "status": "QUEUED", "of_a_later_release": True}
 
-Answer = httpx.Response | type[httpx.TransportError]
+Answer = httpx.Response | type[httpx.RequestError]
 
 
 class Scene:
@@ -96,10 +97,31 @@ def test_of_a_submission_that_was_lost_on_its_way_it_is_said_that_it_may_have_ar
     scene = Scene(httpx.ReadTimeout, httpx.ConnectError)
     with pytest.raises(Unconfirmed, match=r"may have been accepted all the same.*muster ps"):
         scene.client().submit(world_size=1)
-    never_sent = Scene(httpx.ConnectError, problem(503), httpx.ConnectTimeout)
+    never_sent = Scene(httpx.ConnectError, problem(429), httpx.ConnectTimeout)
     with pytest.raises(Unreachable) as caught:
         never_sent.client().submit(world_size=1)
     assert not isinstance(caught.value, Unconfirmed)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_who_says_not_now_may_have_passed_the_submission_on(status: int) -> None:
+    with pytest.raises(Unconfirmed, match=r"Not so\. It may have been accepted"):
+        Scene(problem(status)).client().submit(world_size=1)
+
+
+def test_a_lost_plan_is_asked_again_and_may_not_have_been_accepted() -> None:
+    scene = Scene(httpx.ReadTimeout)
+    with pytest.raises(Unreachable) as caught:
+        scene.client().plan(world_size=1)
+    assert not isinstance(caught.value, Unconfirmed)
+    assert len(scene.requests) > 1
+    assert "Idempotency-Key" not in scene.requests[0].headers
+
+
+def test_an_answer_that_cannot_be_unpacked_is_none() -> None:
+    scene = Scene(httpx.DecodingError)
+    with pytest.raises(HungUp):
+        scene.client().job("a")
 
 
 def test_a_submission_is_repeated_with_its_key_and_the_next_one_has_another() -> None:
