@@ -23,13 +23,13 @@ from muster.contracts.secrets import (
     Reference,
     SecretUnavailable,
 )
-
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+from muster.strange_files import closing, open_directory, open_file
 
 _OTHERS: Final = 0o077
 
-_MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM})
+_MISSING: Final = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EACCES, errno.EPERM}
+)
 """Another look would find the same; what else goes wrong is the moment's fault."""
 
 
@@ -53,9 +53,9 @@ class Safe:
         if not _is_name(name):
             raise SecretUnavailable(reference, "is none that could be kept: that is no name of one")
         try:
-            with _opened(self.directory, _DIRECTORY, None) as directory:
+            with closing(open_directory(self.directory)) as directory:
                 self._refuse_open(directory, self.directory, reference)
-                with _opened(name, _FILE, directory) as file:
+                with closing(open_file(name, directory)) as file:
                     self._refuse_open(file, self.directory / name, reference)
                     content = _content(file, reference)
         except OSError as error:
@@ -117,7 +117,7 @@ class Safe:
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[None]:
-        with _opened(self.directory, _DIRECTORY, None) as directory:
+        with closing(open_directory(self.directory)) as directory:
             fcntl.flock(directory, kind)
             yield
 
@@ -137,19 +137,7 @@ class Safe:
             )
 
 
-@contextmanager
-def _opened(path: str | Path, flags: int, directory: int | None) -> Iterator[int]:
-    descriptor = os.open(path, flags, dir_fd=directory)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _content(file: int, reference: Reference) -> bytes:
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode):
-        raise SecretUnavailable(reference, "is no file")
     content = os.read(file, SECRET_LIMIT_BYTES + 1)
     if len(content) > SECRET_LIMIT_BYTES:
         raise SecretUnavailable(reference, f"is longer than {SECRET_LIMIT_BYTES} bytes")
@@ -171,6 +159,8 @@ def _text(content: bytes, reference: Reference) -> str:
 def _fault(error: OSError) -> str:
     if error.errno in {errno.ENOENT, errno.ENOTDIR}:
         return "not there"
+    if error.errno == errno.EINVAL:
+        return "no file"
     return "a link" if error.errno == errno.ELOOP else "not this user's to read"
 
 

@@ -11,6 +11,8 @@ import os
 import stat
 from typing import Final, Protocol, TypeAlias
 
+from muster.strange_files import closing, open_file
+
 Data: TypeAlias = bytes | bytearray | memoryview
 
 FILE_MODE: Final = 0o600
@@ -121,18 +123,11 @@ class LocalFileSystem:
         os.close(descriptor)
 
     def read(self, path: str, limit_bytes: int) -> bytearray:
-        # Not blocking: a pipe in a file's place must be an error, not a wait.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, flags)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
-            if status.st_size > limit_bytes:
+        with closing(open_file(path)) as descriptor:
+            size_bytes = os.fstat(descriptor).st_size
+            if size_bytes > limit_bytes:
                 raise OSError(errno.EFBIG, f"longer than {limit_bytes} bytes", path)
-            return _read_all(descriptor, status.st_size)
-        finally:
-            os.close(descriptor)
+            return _read_all(descriptor, size_bytes)
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)

@@ -9,8 +9,9 @@ link is followed, whenever it was put there: each step is taken from a descripto
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,9 +29,7 @@ from muster.checkpoints.names import (
 )
 from muster.checkpoints.owner import Owner
 from muster.contracts.layout import rank_of_checkpoints
-
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+from muster.strange_files import closing, open_directory, open_file, open_named_directory
 
 _IS_NONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _STAYS: Final = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
@@ -73,7 +72,7 @@ def remove(checkpoints: Path, owner: Owner) -> bool:
 
 def _entries(checkpoints: Path, owner: Owner) -> Iterator[_Entry]:
     """Yield what is the owner's, each directory after what is in it."""
-    with _opened(None, str(checkpoints.parent), _DIRECTORY & ~os.O_NOFOLLOW) as parent:
+    with _opened(partial(open_named_directory, checkpoints.parent)) as parent:
         if parent is not None:
             yield from _vault(parent, checkpoints.name, owner)
 
@@ -81,7 +80,7 @@ def _entries(checkpoints: Path, owner: Owner) -> Iterator[_Entry]:
 def _vault(where: int, name: str, owner: Owner) -> Iterator[_Entry]:
     """Yield what is in a vault, or in the directory of several, and that itself."""
     found = False
-    with _opened(where, name) as directory:
+    with _inner(where, name) as directory:
         for entry in () if directory is None else _content(directory, owner):
             found = True
             yield entry
@@ -111,7 +110,7 @@ def _content(vault: int, owner: Owner) -> Iterator[_Entry]:
 
 def _checkpoint(vault: int, name: str) -> Iterator[_Entry]:
     """Yield a checkpoint, finished or not; the next LATEST has the name of one, and is a file."""
-    with _opened(vault, name) as directory:
+    with _inner(vault, name) as directory:
         if directory is not None:
             files = (MANIFEST, STATE)
             yield from (_Entry(directory, file) for file in files if _is_file(directory, file))
@@ -129,7 +128,7 @@ def _mark(vault: int, name: str) -> Iterator[_Entry]:
 
 def _is_of(vault: int, name: str, owner: Owner) -> bool:
     """Whether a directory may be the owner's checkpoint: it is none that says it is another's."""
-    with _opened(vault, name) as directory:
+    with _inner(vault, name) as directory:
         if directory is None:
             return False
         try:
@@ -142,12 +141,11 @@ def _is_of(vault: int, name: str, owner: Owner) -> bool:
 def _read(where: int, name: str, limit_bytes: int) -> bytes:
     """Return what a file begins with; nothing of what is no file."""
     try:
-        descriptor = os.open(name, _FILE, dir_fd=where)
+        descriptor = open_file(name, where)
     except OSError:
         return b""
     with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor has no path
-        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return file.read(limit_bytes) or b"" if is_file else b""
+        return file.read(limit_bytes) or b""
 
 
 def _is_file(where: int, name: str) -> bool:
@@ -157,17 +155,19 @@ def _is_file(where: int, name: str) -> bool:
         return False
 
 
+def _inner(where: int, name: str) -> AbstractContextManager[int | None]:
+    return _opened(partial(open_directory, name, where))
+
+
 @contextmanager
-def _opened(where: int | None, name: str, flags: int = _DIRECTORY) -> Iterator[int | None]:
+def _opened(open_it: Callable[[], int]) -> Iterator[int | None]:
     """Open a directory; None is what is no directory, and a link is none."""
     try:
-        descriptor = os.open(name, flags, dir_fd=where)
+        descriptor = open_it()
     except OSError as error:
         if error.errno not in _IS_NONE:
             raise
         yield None
         return
-    try:
+    with closing(descriptor):
         yield descriptor
-    finally:
-        os.close(descriptor)
