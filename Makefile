@@ -64,7 +64,7 @@ fuzz: $(STAMP) ## 20 000 requests made from the API's document: 10 to 15 min (AR
 load: $(STAMP) ## many readers, submissions, jobs, keys: 5 to 10 min
 	$(BIN)/python tests/load_streams.py
 	$(BIN)/python tests/load_answers.py
-	$(BIN)/python tests/lost_replies.py --keys 1000 --duplicates 8
+	$(BIN)/python tests/lost_replies.py --keys 1000 --duplicates 8 --kills 25
 
 siege: $(STAMP) ## who must not get in, or out, or through: 5 min
 	$(BIN)/python tests/siege.py

@@ -190,6 +190,7 @@ def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> Fron
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=lambda: uuid.uuid4().hex,
+            checkpoint_dir_of=_checkpoint_dir_of(jobs),
         ),
         files=files,
         feeds=Feeds(
@@ -203,6 +204,14 @@ def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> Fron
         uptime_seconds=lambda: time.monotonic() - started,
         version=version("muster-train"),
     )
+
+
+def _checkpoint_dir_of(jobs: Jobs) -> Callable[[JobId], str | None]:
+    def find(job_id: JobId) -> str | None:
+        job = jobs.find(job_id)
+        return job.spec.checkpoint_dir if job else None
+
+    return find
 
 
 def _glance(jobs: Jobs, workers: Workers) -> Callable[[JobId], Glance | None]:

@@ -15,7 +15,7 @@ from api.liveness import CoordinatorWatch
 from api.nudge import Nudge
 from api.searches import Searches
 from api.submission import Submitter
-from muster.contracts.job import JobId, StopRequest
+from muster.contracts.job import JobId, JobUid, StopRequest
 from muster.contracts.layout import DataDirectory
 from store.commits import Commits
 from store.database import Database
@@ -64,9 +64,10 @@ class FrontDesk:
         *,
         actor: str,
         why: str | None = None,
+        uid: JobUid | None = None,
     ) -> Job:
-        """Ask for the end of a job, and let the coordinator know; raises `JobMissing`."""
-        job = self.jobs.request_stop(job_id, request, grace_seconds, why, actor=actor)
+        """Do as `Jobs.request_stop` does, and let the coordinator know."""
+        job = self.jobs.request_stop(job_id, request, grace_seconds, why, actor=actor, uid=uid)
         self.nudge()
         return job
 

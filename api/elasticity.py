@@ -1,6 +1,7 @@
 """Which jobs may be scaled and paused, and how far; independent ones may not, and are told why."""
 
 from api.problems import Conflict, invalid_field
+from store.errors import JobOver
 from store.records import Job
 
 
@@ -23,7 +24,9 @@ def check_world_size(job: Job, world_size: int) -> None:
 
 
 def check_pausable(job: Job) -> None:
-    """Raise `Conflict` unless the ranks of `job` take their steps together."""
+    """Raise `JobOver`, or `Conflict` unless the ranks of `job` take their steps together."""
+    if job.is_terminal:
+        raise JobOver(job.job_id, job.status)
     if job.spec.mode == "independent":
         raise Conflict(
             "never-pauses",

@@ -41,8 +41,12 @@ class InvalidCertificate(MusterError):
         super().__init__(
             f"no certificate and key can be read from {files} ({error.strerror or error}): "
             "MUSTER_TLS_CERTFILE is to name a PEM file with the certificate and its chain, "
-            "MUSTER_TLS_KEYFILE one with its key, without a password"
+            f"MUSTER_TLS_KEYFILE one with its key, without a password{_unset(keyfile)}"
         )
+
+
+def _unset(keyfile: Path | None) -> str:
+    return "" if keyfile else "; it is not set, so the first file was to hold the key as well"
 
 
 def refuse_lockout(door: DoorSettings, is_any_token: Callable[[], bool]) -> None:

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from api.conditional import Changed
+from api.field_words import field_words
 from api.problems import (
     Conflict,
     FieldError,
@@ -76,7 +77,7 @@ def _invalid_request(request: Request, error: Exception) -> Response:
     errors = [
         FieldError(
             loc=tuple(_plain(part) for part in found["loc"]),
-            msg=str(found["msg"]),
+            msg=field_words(found),
             type=str(found["type"]),
             hint=_hint(found, known),
         )

@@ -12,8 +12,8 @@ Problem                 carries status, type, a sentence and the fields that are
 ├── TooManyRequests     429  not now, from this client
 └── StoreAway           503  the database cannot be reached now
 
-A value that a client sent is never echoed: NaN or half a surrogate pair would make the answer
-itself unencodable.
+A value that a client sent is echoed only where it is short, and in ASCII: NaN or half a surrogate
+pair would make the answer itself unencodable.
 """
 
 import difflib

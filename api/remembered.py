@@ -20,9 +20,13 @@ class RememberedTokens(Tokens):
         super().__init__(database)
         self._monotonic = monotonic
         self._found: dict[str, tuple[Token, float]] = {}
+        self._revoked: set[str] = set()
+        """Ids are given once, and somebody may just be reading one of these."""
 
     def at_hand(self, token_id: str) -> Token | None:
         """Return the token if it was read a moment ago; asks nobody."""
+        if token_id in self._revoked:
+            return None
         token, at = self._found.get(token_id, (None, 0.0))
         return token if self._monotonic() - at < FRESH_SECONDS else None
 
@@ -35,5 +39,5 @@ class RememberedTokens(Tokens):
 
     def revoke(self, name: str) -> Token:
         token = super().revoke(name)
-        self._found.pop(token.token_id, None)
+        self._revoked.add(token.token_id)
         return token

@@ -21,7 +21,7 @@ from anyio.to_thread import run_sync
 from api.desk import FrontDesk
 from api.problems import Conflict, Problem
 from api.schemas import Deleted, NotDeleted
-from muster.attic import set_aside
+from muster.attic import aside_of, set_aside
 from muster.checkpoints.owner import Owner
 from muster.checkpoints.removal import remove, size_bytes
 from muster.contracts.job import JobId, JobStatus, StopRequest
@@ -75,7 +75,15 @@ async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
                 f"{job_id} is {job.status_shown}: stop it first (POST /jobs/{job_id}/stop), or "
                 "repeat with ?stop_first=true (a last checkpoint) or ?force=true (at once).",
             )
-        await _stop(desk, job, removal.request, removal.actor)
+        # Before anything is asked for: who is told "not now" finds nothing changed.
+        absence = await run_sync(desk.coordinator.absence)
+        if not _can_be_ended(job, absence):
+            raise Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "no-coordinator",
+                f"{job_id} cannot be ended now: {absence}, then repeat this call.",
+            )
+        await run_sync(_ask_for_end, desk, job, removal.request, removal.actor)
         job = await _ended(desk, job, removal.request)
     return await run_sync(_remove, desk, job, removal)
 
@@ -96,12 +104,8 @@ async def delete_all(
 
     Returns which, and which of them could not be deleted; one that cannot does not stop the rest.
     """
-    running = [job for job in jobs if not job.is_terminal]
-    if removal.request is not None and running:
-        for job in running:
-            with suppress(JobMissing):
-                await run_sync(_ask_for_end, desk, job, removal.request, removal.actor)
-        await _all_ended(desk, running, removal.request)
+    if removal.request is not None and not all(job.is_terminal for job in jobs):
+        await _end_all(desk, jobs, removal.request, removal.actor)
     done = [await run_sync(_remove_if_over, desk, job, removal) for job in jobs]
     return [removed for removed in done if removed is not None]
 
@@ -119,21 +123,28 @@ def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> Removed | No
         return NotDeleted(job_id=now.job_id, detail=conflict.detail)
 
 
-async def _stop(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
-    if job.status is JobStatus.QUEUED:
-        # Before anything is asked for: who is told "not now" finds nothing changed.
-        absence = await run_sync(desk.coordinator.absence)
-        if absence is not None:
-            raise Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "no-coordinator",
-                f"{job.job_id} cannot be ended now: {absence}, then repeat this call.",
-            )
-    await run_sync(_ask_for_end, desk, job, request, actor)
+async def _end_all(desk: FrontDesk, jobs: Sequence[Job], request: StopRequest, actor: str) -> None:
+    """Ask for the end of those that can be ended now, and wait for it as long as it may take."""
+    absence = await run_sync(desk.coordinator.absence)
+    asked = [job for job in jobs if not job.is_terminal and _can_be_ended(job, absence)]
+    for job in asked:
+        with suppress(JobMissing):
+            await run_sync(_ask_for_end, desk, job, request, actor)
+    patience_seconds = max((_patience_seconds(job, request) for job in asked), default=0.0)
+    deadline = asyncio.get_running_loop().time() + patience_seconds
+    waiting = {job.uid for job in asked}
+    while waiting and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(POLL_SECONDS)
+        waiting = await run_sync(desk.jobs.not_over, waiting)
+
+
+def _can_be_ended(job: Job, absence: str | None) -> bool:
+    """Whether somebody will act on a request: where a job runs, who is away will be back."""
+    return absence is None or job.status is not JobStatus.QUEUED
 
 
 def _ask_for_end(desk: FrontDesk, job: Job, request: StopRequest, actor: str) -> None:
-    desk.request_stop(job.job_id, request, None, actor=actor)
+    desk.request_stop(job.job_id, request, None, actor=actor, uid=job.uid)
 
 
 async def _ended(desk: FrontDesk, job: Job, request: StopRequest) -> Job:
@@ -151,19 +162,6 @@ async def _ended(desk: FrontDesk, job: Job, request: StopRequest) -> Job:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _all_ended(desk: FrontDesk, jobs: Sequence[Job], request: StopRequest) -> None:
-    patience = max(_patience_seconds(job, request) for job in jobs)
-    deadline = asyncio.get_running_loop().time() + patience
-    waiting = {job.uid for job in jobs}
-    if await run_sync(desk.coordinator.absence) is not None:
-        return
-    while asyncio.get_running_loop().time() < deadline:
-        unfinished = await run_sync(desk.jobs.unfinished)
-        if waiting.isdisjoint(job.uid for job in unfinished):
-            return
-        await asyncio.sleep(POLL_SECONDS)
-
-
 def _patience_seconds(job: Job, request: StopRequest) -> float:
     if request is StopRequest.FORCED:
         return MARGIN_SECONDS
@@ -172,9 +170,10 @@ def _patience_seconds(job: Job, request: StopRequest) -> float:
 
 
 def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Deleted:
-    aside = _set_aside(desk, job)
     checkpoints = _checkpoints(job, removal)
+    # First, as they go by their owner: if they cannot go, the job is still all there.
     checkpoints_deleted = checkpoints is not None and _remove_checkpoints(checkpoints, job)
+    aside = _set_aside(desk, job)
     if removal.delete_logs:
         _remove_tree(aside)
     desk.jobs.delete(job.job_id, job.uid)
@@ -199,15 +198,16 @@ def _set_aside(desk: FrontDesk, job: Job) -> Path:
 def _foreseen(desk: FrontDesk, job: Job, removal: Removal) -> Removed:
     checkpoints = _checkpoints(job, removal)
     held = None if checkpoints is None else _size_of_checkpoints(checkpoints, job)
-    logs = desk.files.job(job.job_id).root if removal.delete_logs else None
+    files = desk.files.job(job.job_id)
+    # Those aside are of a delete that was cut short.
+    logs = (files.root, aside_of(files, job.uid).root) if removal.delete_logs else ()
     view = Deleted(
         job_id=job.job_id,
         deleted=True,
         logs_deleted=removal.delete_logs,
         checkpoints_deleted=held is not None,
     )
-    freed = (held or 0) + (_size_bytes(logs) if logs else 0)
-    return Removed(view=view, freed_bytes=freed)
+    return Removed(view=view, freed_bytes=(held or 0) + sum(map(_size_bytes, logs)))
 
 
 def _checkpoints(job: Job, removal: Removal) -> Path | None:

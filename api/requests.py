@@ -88,7 +88,9 @@ class JobRequest(_Body):
         default=None,
         description="Directory of shards. Default: the server's, or a small synthetic data set.",
     )
-    checkpoint_dir: str | None = Field(default=None, description="Default: the server's.")
+    checkpoint_dir: str | None = Field(
+        default=None, description="Default: that of the job in resume_from, or the server's."
+    )
     command: list[str] | None = Field(
         default=None, description="The argv every rank becomes. Default: `program`."
     )

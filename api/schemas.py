@@ -44,7 +44,10 @@ class JobPlan(BaseModel):
     """What would become of a job, were it submitted."""
 
     job_id: str = Field(description="The one that was asked for, or one like it would get.")
-    message: str | None = Field(description="What one should know about places nobody chose.")
+    message: str | None = Field(
+        description="What one should know about places nobody chose, and whether the command will "
+        "run."
+    )
     launcher: str = Field(description="What starts the agent that starts the ranks.")
     world_size: int
     command: list[str] | None = Field(description="What every rank becomes; null: `program`.")
@@ -181,6 +184,7 @@ class Version(BaseModel):
     schema_revision: str | None = Field(description="Of the database's tables.")
     database: str = Field(description="Its kind: sqlite or postgresql.")
     data_dir: str = Field(description="Where the service keeps its files, on its own machine.")
+    checkpoint_dir: str = Field(description="Where jobs keep checkpoints that name no directory.")
 
 
 class FieldErrorView(BaseModel):

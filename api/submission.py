@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from api.problems import Conflict, invalid_field
 from api.requests import JobRequest
 from muster.checkpoints.errors import CheckpointMismatch
@@ -46,6 +48,8 @@ class Submitter:
     working_dir: Path
     clock: Callable[[], datetime]
     random_hex: Callable[[], str]
+    checkpoint_dir_of: Callable[[JobId], str | None]
+    """Of a job that is known; None for any other id."""
 
     def prepare(self, request: JobRequest) -> Submission:
         """Return what is to be stored.
@@ -55,11 +59,13 @@ class Submitter:
         """
         job_id = self._job_id(request)
         asked = checked(_spec(request))
+        earlier_dir = self._earlier_dir(asked)
         with answering_for("dataset_dir"):
-            completed = complete(asked, self.settings, self.working_dir)
+            completed = complete(_beside(asked, earlier_dir), self.settings, self.working_dir)
         _refuse_missing(asked, completed)
         _refuse_no_secret(asked, DataDirectory(self.settings.data_dir).secrets)
         _refuse_leftovers(job_id, completed)
+        _refuse_nothing_to_resume(completed, earlier_dir)
         return Submission(job_id=job_id, spec=completed.spec, message=_message(completed))
 
     def _job_id(self, request: JobRequest) -> JobId:
@@ -68,6 +74,20 @@ class Submitter:
         if request.job_id in RESERVED:
             raise invalid_field("body", "job_id", f"{request.job_id} is a path of this service")
         return checked_job_id(request.job_id)
+
+    def _earlier_dir(self, asked: JobSpec) -> str | None:
+        """Return where the job that this one goes on from has its checkpoints, if it is known."""
+        return asked.resume_from and self.checkpoint_dir_of(JobId(asked.resume_from))
+
+
+def _beside(asked: JobSpec, earlier_dir: str | None) -> JobSpec:
+    """Keep checkpoints where the earlier job does, unless another directory is named.
+
+    The default one may have changed since: it depends on where the service was started.
+    """
+    if earlier_dir is None or asked.checkpoint_dir is not None:
+        return asked
+    return msgspec.structs.replace(asked, checkpoint_dir=earlier_dir)
 
 
 def _refuse_missing(asked: JobSpec, completed: Completed) -> None:
@@ -80,7 +100,8 @@ def _refuse_missing(asked: JobSpec, completed: Completed) -> None:
 def _refuse_no_directory(field: str, path: Path) -> None:
     with answering_for(field):
         if not path.is_dir():
-            raise invalid_field("body", field, f"{path} is not a directory")
+            hint = "make one with muster dataset" if field == "dataset_dir" else None
+            raise invalid_field("body", field, f"{path} is not a directory", hint)
 
 
 def _refuse_no_program(reference: str | None, working_dir: Path) -> None:
@@ -104,8 +125,8 @@ def _refuse_no_secret(asked: JobSpec, directory: Path) -> None:
             raise invalid_field(
                 "body",
                 "secrets",
-                f"there is no secret {reference}: whoever runs the service keeps one with "
-                f"`muster secret set {reference.name}`",
+                f"there is no secret {reference} in {directory}: whoever runs the service keeps "
+                f"one there with `muster secret set {reference.name}`",
             )
 
 
@@ -127,11 +148,29 @@ def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:
                 f'"resume_from": "{job_id}" to go on from them, or choose another job_id '
                 "(or remove that directory).",
             )
-        if resume_from is not None:
-            source = checkpoints_of_job(completed.checkpoint_dir, resume_from)
-            if not holds_checkpoints(source):
-                raise invalid_field("body", "resume_from", f"{source} holds no checkpoints")
-            _refuse_other_mode(source, completed.spec.mode)
+
+
+def _refuse_nothing_to_resume(completed: Completed, earlier_dir: str | None) -> None:
+    resume_from = completed.spec.resume_from
+    if resume_from is None:
+        return
+    source = checkpoints_of_job(completed.checkpoint_dir, resume_from)
+    with answering_for("checkpoint_dir"):
+        if not holds_checkpoints(source):
+            where = _where_instead(completed, earlier_dir)
+            raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
+        _refuse_other_mode(source, completed.spec.mode)
+
+
+def _where_instead(completed: Completed, earlier_dir: str | None) -> str:
+    """Return where a person may find the checkpoints that are not in the directory looked at."""
+    earlier = completed.spec.resume_from
+    if earlier_dir is None:
+        return f", and no job {earlier} is known: checkpoint_dir names the directory above them"
+    if Path(earlier_dir) == completed.checkpoint_dir:
+        return ""
+    own = checkpoints_of_job(Path(earlier_dir), str(earlier))
+    return f"; those of job {earlier} are kept in {own}: leave checkpoint_dir out to go on there"
 
 
 def _refuse_other_mode(source: Path, mode: Mode) -> None:

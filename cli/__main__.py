@@ -47,6 +47,8 @@ def muster(
 
 def main() -> None:
     """Run a command; an error is a sentence and an exit code."""
+    # httpx has a command line of its own, of click and Rich, and goes without if it is not there.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     completion.prepare(os.environ)
     try:
         app()

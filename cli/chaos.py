@@ -14,6 +14,7 @@ import typer
 
 from cli.aftermath import Aftermath
 from cli.connected import NamedJob, connected
+from cli.misuse import Misuse
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
 from muster.contracts.process import ProcessRecord
@@ -56,6 +57,10 @@ _LINGERS: Final = {
 
 class FaultRefused(MusterError):
     """Nothing was signalled."""
+
+
+class NoSuchRank(FaultRefused, Misuse):
+    """The job has not so many."""
 
 
 def fault_named(word: str) -> FaultKind:
@@ -117,12 +122,12 @@ def process_of(job: "JobView", workers: Sequence["WorkerView"], rank: int) -> Pr
     """
     name = job.job_id
     if job.status in TERMINAL:
-        raise FaultRefused(f"{name} is {job.status}: choose a job that runs, see muster ps")
+        raise FaultRefused(f"{name} is {job.status}: choose a job that runs: muster ps -s RUNNING")
     worker = next((it for it in workers if it.rank == rank), None)
     if worker is None:
         last = len(workers) - 1
         there = f"the ranks 0 to {last}" if last else "rank 0 only"
-        raise FaultRefused(f"{name} has no rank {rank}: it has {there}, choose with --rank")
+        raise NoSuchRank(f"{name} has no rank {rank}: it has {there}, choose with --rank")
     pid, node = worker.pid, worker.node
     if pid is None:
         raise FaultRefused(

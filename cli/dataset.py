@@ -3,6 +3,7 @@
 Everything of ours is imported inside the commands, so that ``--help`` answers at once.
 """
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -75,7 +76,7 @@ def _write(out: Path, contents: "Contents", *, force: bool) -> None:
     held_out = f", {facts.held_out} more in test.jsonl" if facts.held_out else ""
     typer.echo(
         f"Wrote {facts.samples} samples in {facts.shards} shards to {out}{held_out}. "
-        f'Next: submit a job with "dataset_dir": "{out.absolute()}"'
+        f"Next: muster submit -n 2 --set dataset_dir={shlex.quote(str(out.absolute()))}"
     )
 
 

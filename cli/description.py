@@ -4,6 +4,7 @@ What is typed goes before the file. Relative paths are those of whoever types, s
 absolute before the server, which may run elsewhere, reads them.
 """
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from muster.client.errors import FieldError
 
 if TYPE_CHECKING:
     from cli.job_file import JobFile
+
+UNKNOWN_FIELD: Final = "extra_forbidden"
+"""How the API calls the error of a field that it does not know."""
+
+SEE_FIELDS: Final = "muster schema lists them"
 
 PATHS: Final = ("dataset_dir", "checkpoint_dir", "working_dir")
 
@@ -46,17 +52,27 @@ class Description:
         return body
 
     def sentences(self, errors: Sequence[FieldError]) -> Iterator[str]:
-        """Yield a line for each field that is wrong, with its place if the file has it."""
-        for error in errors:
+        """Yield a line for each field that is wrong, with its place if the file has it.
+
+        Those of the file come in the order of its lines, and what was typed after them.
+        """
+        for error in sorted(errors, key=self._order):
             # The first part says that it is of the body.
             place = error.loc[1:]
             where = ".".join(str(part) for part in place) or str(error.loc[0])
-            hint = f" ({error.hint})" if error.hint else ""
-            yield f"{self._at(place)}: {where}: {error.msg}{hint}"
+            said = error.hint or (SEE_FIELDS if error.type == UNKNOWN_FIELD else None)
+            hint = f" ({said})" if said else ""
+            at = self.file.place(place) if self.file and self._is_of_file(place) else "muster"
+            yield f"{at}: {where}: {error.msg}{hint}"
 
-    def _at(self, place: Sequence[str | int]) -> str:
-        is_of_file = place and self.file and place[0] in self.file.fields.keys() - self.typed.keys()
-        return self.file.place(tuple(place)) if self.file and is_of_file else "muster"
+    def _order(self, error: FieldError) -> tuple[float, ...]:
+        place = error.loc[1:]
+        is_of_file = self.file and self._is_of_file(place)
+        return self.file.line_and_column(place) if self.file and is_of_file else (math.inf,)
+
+    def _is_of_file(self, place: Sequence[str | int]) -> bool:
+        fields = self.file.fields if self.file else {}
+        return bool(place) and place[0] in fields.keys() - self.typed.keys()
 
 
 def _absolute(path: str, here: Path) -> str:

@@ -6,19 +6,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from api.preflight import refuse_door
 from cli.household import is_healthy
-from cli.office import Holder, holder_of, open_in
+from cli.office import Holder, holder_of, is_held, open_in
 from cli.welcome import next_steps
-from muster.contracts.environ import ServiceSettings
+from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.processes import is_running
 from muster.remarks import remark
 
 LOOK_SECONDS: Final = 0.05
+PATIENCE_SECONDS: Final = 5.0
+"""A person who has heard nothing for so long wonders."""
+
+LONG_BYTES: Final = 8 << 20
+
 LAST_LINES: Final = 5
 """Of the log of services that did not come up: their own sentence is among them."""
 
@@ -33,7 +40,8 @@ class NotUp(MusterError):
 def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Start the services, unless they run, and return once they serve; 0.
 
-    Raises `NotUp` if they end instead. Ctrl-C ends them.
+    Who starts them at the same time is waited for, too. Raises `NotUp` if they end instead, and
+    what `refuse_door` does before anything is started. Ctrl-C ends them.
     """
     files = DataDirectory(settings.data_dir)
     holder = holder_of(files)
@@ -42,7 +50,11 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
         return 0
     if holder is not None:
         _await_end(holder)
+    door = DoorSettings.read(environ)
+    refuse_door(settings, door)
+    _set_aside_if_long(files.keeper_log)
     with open_in(files, files.keeper_log) as log:
+        remark(f"muster: starting, with the data in {files.root} …")
         already = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli", "up"],
@@ -59,7 +71,7 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
         raise
     if holder is None:
         raise NotUp(files.keeper_log, _last_lines(files.keeper_log, already))
-    _say_where(holder, files)
+    _say_where(holder, files, door)
     return 0
 
 
@@ -70,20 +82,34 @@ def _await_end(holder: Holder) -> None:
 
 
 def _await_service(process: "subprocess.Popen[bytes]", files: DataDirectory) -> Holder | None:
-    """Return who serves, once that is so; None if the process ends before that."""
-    while process.poll() is None:
+    """Return who serves, once somebody does; None if all who would have ended before that.
+
+    The process is not alone if another was faster: then it has ended, and the other is waited for.
+    """
+    said = time.monotonic()
+    while process.poll() is None or is_held(files):
         holder = holder_of(files)
-        if holder is not None and holder.process.pid == process.pid and is_healthy(holder.url):
+        if holder is not None and not holder.is_ending and is_healthy(holder.url):
             return holder
+        if time.monotonic() > said + PATIENCE_SECONDS:
+            said = time.monotonic()
+            remark(f"muster: still starting; what it says is in {files.keeper_log} …")
         time.sleep(LOOK_SECONDS)  # another process's readiness: there is no event to wait for
     return None
 
 
-def _say_where(holder: Holder, files: DataDirectory) -> None:
+def _set_aside_if_long(log: Path) -> None:
+    """Begin the log anew once it is long; the one before is kept."""
+    with suppress(OSError):  # there is none, or no room to do that in: it grows on
+        if log.stat().st_size > LONG_BYTES:
+            log.replace(log.with_name(f"{log.name}.1"))
+
+
+def _say_where(holder: Holder, files: DataDirectory, door: DoorSettings) -> None:
     remark(f"muster: ready at {holder.url}, with its data in {files.root}")
     remark(f"muster: what it says is in {files.keeper_log}; it goes on until: muster down")
     remark("muster: next; `muster --help` has more:")
-    for line in next_steps(holder.url, files.root):
+    for line in next_steps(holder.url, files.root, door):
         remark(line)
 
 

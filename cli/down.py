@@ -3,11 +3,13 @@
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import typer
 
+from cli.elsewhere import ANSWER_SECONDS, answering, of_others
 from cli.office import Holder, holder_of
 from muster.client import Client, ClientError
 from muster.client.views import SummaryList
@@ -17,9 +19,6 @@ from muster.contracts.layout import DataDirectory
 from muster.processes import is_running, send_signal
 
 LOOK_SECONDS: Final = 0.2
-ANSWER_SECONDS: Final = 2.0
-"""The API may be on its way out, or stand still."""
-
 MOST: Final = 1000
 """Jobs of one answer."""
 
@@ -37,23 +36,23 @@ def end_services(data_dir: Path) -> None:
     if holder is None:
         typer.echo(f"nothing runs for {files.root}{_elsewhere(files.root)}", err=True)
         return
-    if not holder.is_ending:  # a second signal would not wait for the ranks
-        _ask_to_end(holder)
-    typer.echo("ranks save and exit …", err=True)
-    _watch(holder)
+    with ExitStack() as stack:
+        client = _audience(holder, stack)
+        if not holder.is_ending:  # a second signal would not wait for the ranks
+            _ask_to_end(holder)
+        typer.echo("ranks save and exit …", err=True)
+        _watch(holder, client)
     typer.echo("down; jobs that are not over go on at the next: muster up", err=True)
 
 
 def _elsewhere(data_dir: Path) -> str:
     """Return which services a person may have meant, if others answer where they would."""
-    try:
-        with Client(timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
-            there = client.version()
-    except MusterError:
+    found = answering()
+    if found is None:
         return ""
-    if there.data_dir in {"", str(data_dir)}:
-        return f"; what answers at {client.url} was not started by `muster up`"
-    return f"; for others, at {client.url}: MUSTER_DATA_DIR={there.data_dir} muster down"
+    url, there = found
+    others = of_others(url, there, data_dir)
+    return f"; {others or f'what answers at {url} was not started by `muster up`'}"
 
 
 def _ask_to_end(holder: Holder) -> None:
@@ -66,16 +65,30 @@ def _ask_to_end(holder: Holder) -> None:
         ) from None
 
 
-def _watch(holder: Holder) -> None:
+def _audience(holder: Holder, stack: ExitStack) -> Client | None:
+    """Return whom to ask how many ranks run; None if a setting of ours forbids it."""
+    try:
+        client = Client(
+            holder.url,
+            timeout_seconds=ANSWER_SECONDS,
+            retry_seconds=0,
+            ca_file=holder.ca_file,
+        )
+    except MusterError as error:  # services end without it
+        typer.echo(f"how many ranks still run cannot be told: {error}", err=True)
+        return None
+    return stack.enter_context(client)
+
+
+def _watch(holder: Holder, client: Client | None) -> None:
     """Wait for the end, and show how many ranks still run."""
     drawn = ""
-    with Client(holder.url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
-        while is_running(holder.process):
-            line = _ranks_left(client)
-            if line and line != drawn:
-                _draw(line)
-                drawn = line
-            time.sleep(LOOK_SECONDS)
+    while is_running(holder.process):
+        line = _ranks_left(client) if client else ""
+        if line and line != drawn:
+            _draw(line)
+            drawn = line
+        time.sleep(LOOK_SECONDS)
     if drawn and sys.stderr.isatty():
         typer.echo(err=True)
 

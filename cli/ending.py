@@ -24,7 +24,10 @@ Grace = Annotated[
 Reason = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="Why: the job's events tell it.")
 ]
-KeepLogs = Annotated[bool, typer.Option("--keep-logs", help="Leave the logs where they are.")]
+KeepLogs = Annotated[
+    bool,
+    typer.Option("--keep-logs", help="Move its files to JOB.UID, beside where they were."),
+]
 StopFirst = Annotated[bool, typer.Option("--stop", help="Stop it gracefully if it is not over.")]
 Force = Annotated[
     bool, typer.Option("--force", help="End it at once, and delete its checkpoints, too.")
@@ -67,6 +70,8 @@ def rm(
             found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
             too = ", with its checkpoints" if found.checkpoints_deleted else ""
             typer.echo(f"{job.id} is deleted{too}")
+            if keep_logs:
+                typer.echo(f"its logs: jobs/{job.id}.{job.view.job_uid} of the service", err=True)
 
 
 def purge(
@@ -93,7 +98,11 @@ def purge(
     for job_id in found.job_ids:
         typer.echo(job_id)
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
-    left = f", {len(found.skipped)} not over and left: --stop" if found.skipped else ""
+    left = (
+        f", {len(found.skipped)} not over and left (--stop ends and deletes those, too)"
+        if found.skipped
+        else ""
+    )
     typer.echo(f"{done}, {size(found.freed_bytes)}{left}", err=True)
     for one in found.failed:
         typer.echo(f"{one.job_id} is over and was not deleted: {one.detail}", err=True)

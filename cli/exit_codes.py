@@ -19,11 +19,13 @@
 from enum import IntEnum
 from typing import Final
 
+from cli.misuse import Misuse
 from muster.checkpoints.errors import CheckpointMissing
 from muster.client.errors import (
     Ambiguous,
     Conflict,
     Invalid,
+    NoCertificates,
     NotAllowed,
     NotFound,
     NotMuster,
@@ -57,7 +59,7 @@ class ExitCode(IntEnum):
 
 
 _OF_ERRORS: Final = (
-    ((Invalid, Ambiguous, InvalidSpec, InvalidEnvironment), ExitCode.USAGE),
+    ((Invalid, Ambiguous, InvalidSpec, InvalidEnvironment, Misuse, NoCertificates), ExitCode.USAGE),
     ((Unreachable, Untrusted, NotMuster), ExitCode.UNREACHABLE),
     (NotAllowed, ExitCode.NOT_ALLOWED),
     ((NotFound, Replaced, CheckpointMissing), ExitCode.NOT_FOUND),

@@ -4,6 +4,7 @@ So ``muster VERB --help`` answers at once.
 """
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,8 +24,12 @@ def up(
 ) -> None:
     """Run the API and the coordinator here, until Ctrl-C. Either is restarted whenever it dies."""
     from cli.detached import serve_detached  # noqa: PLC0415
+    from cli.elsewhere import unlike_here  # noqa: PLC0415
     from cli.household import serve  # noqa: PLC0415
 
+    another = unlike_here(os.environ, Path.cwd())
+    if another:
+        typer.echo(f"muster: {another}", err=True)
     begin = serve_detached if detach else serve
     raise typer.Exit(begin(own_settings(), os.environ))
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.connected import connected
+from cli.misuse import Misuse
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.names import CheckpointName
-from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_job
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Rank = Annotated[
 ]
 
 
-class WhoseUnsaid(MusterError):
+class WhoseUnsaid(Misuse):
     """Each rank has checkpoints of its own, and nobody said whose."""
 
 

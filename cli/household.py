@@ -13,13 +13,16 @@ import ssl
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from api.preflight import refuse_door
+from cli.certificate import own_names
 from cli.keeper import Keeper
 from cli.office import Office, sole_office
 from cli.welcome import next_steps
-from muster.contracts.environ import ServiceSettings, own_url
+from muster.contracts.environ import DoorSettings, ServiceSettings, own_url
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.ports import free_port, is_free
@@ -47,11 +50,13 @@ class PortTaken(MusterError):
 def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Run the services until a signal; return the exit code.
 
-    Raises `AlreadyUp` or `PortTaken`, and then nothing was started.
+    Raises `AlreadyUp`, `PortTaken` or what `refuse_door` does, and then nothing was started.
     """
     with sole_office(DataDirectory(settings.data_dir)) as office:
         environ = {**environ, "MUSTER_PORT": str(_port(settings, environ))}
-        office.publish(own_url(environ))
+        door = DoorSettings.read(environ)
+        refuse_door(settings, door)
+        office.publish(own_url(environ), _ca_file(door))
         return asyncio.run(_Household(settings, environ, office).run())
 
 
@@ -61,6 +66,7 @@ class _Household:
     ) -> None:
         self._office = office
         self._url = own_url(environ)
+        self._door = DoorSettings.read(environ)
         self._data_dir = settings.data_dir
         self._orphan_timeout_seconds = settings.orphan_timeout_seconds
         self._api = Keeper("api", _command("api"), environ, _say)
@@ -90,14 +96,14 @@ class _Household:
         self._api.has_served = self._coordinator.has_served = True
         _say(f"ready at {self._url}, with its data in {self._data_dir}")
         _say("next, in another terminal; `muster --help` has more:")
-        for line in next_steps(self._url, self._data_dir):
+        for line in next_steps(self._url, self._data_dir, self._door):
             remark(line)
         _say("Ctrl-C lets every job save; they go on at the next start")
 
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
         """The coordinator first: while ranks save, the API still shows it."""
         with suppress(OSError):  # a full disk keeps nobody from ending
-            self._office.publish(self._url, is_ending=True)
+            self._office.publish(self._url, _ca_file(self._door), is_ending=True)
         if not coordinator.done():
             _say("ranks save and exit … (Ctrl-C again does not wait for them)")
         loop = asyncio.get_running_loop()
@@ -119,6 +125,11 @@ class _Household:
             "does not wait: the next start takes the jobs up; without one within "
             f"{self._orphan_timeout_seconds:g} s their ranks save and exit by themselves"
         )
+
+
+def _ca_file(door: DoorSettings) -> Path | None:
+    """Return the certificate that clients have to be told of, if it is none that they know."""
+    return door.tls_certfile if door.tls_certfile and own_names(door.tls_certfile) else None
 
 
 def _command(module: str) -> list[str]:

@@ -25,7 +25,7 @@ class JobFile:
 
     name: str
     fields: Mapping[str, Any]
-    marks: Mapping[Place, str]
+    marks: Mapping[Place, tuple[int, int]]
     """Line and column, from 1, of each field and of what is in it."""
 
     @classmethod
@@ -40,7 +40,8 @@ class JobFile:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise InvalidJobFile(f"{name} cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise InvalidJobFile(f"{name} cannot be read: {why}") from error
         fields, marks = _parsed(name, text)
         if not isinstance(fields, dict):
             raise InvalidJobFile(f"{name}:1:1: write fields of a job, such as world_size: 4")
@@ -48,33 +49,63 @@ class JobFile:
 
     def place(self, place: Place) -> str:
         """Return ``job.yaml:4:3`` of the nearest thing that has a line."""
+        line, column = self.line_and_column(place)
+        return f"{self.name}:{line}:{column}"
+
+    def line_and_column(self, place: Place) -> tuple[int, int]:
+        """Return where the nearest thing is that has a line."""
         while place and place not in self.marks:
             place = place[:-1]
-        return f"{self.name}:{self.marks.get(place, '1:1')}"
+        return self.marks.get(place, (1, 1))
 
 
-def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, str]]:
+def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, tuple[int, int]]]:
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         marks = dict(_marks(root, ())) if root else {}
         return yaml.safe_load(text), marks
     except yaml.MarkedYAMLError as error:
         at = f":{_mark(error.problem_mark)}" if error.problem_mark else ""
-        raise InvalidJobFile(f"{name}{at}: {error.problem or error.context}") from error
+        raise InvalidJobFile(f"{name}{at}: {_trouble(error, text)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidJobFile(f"{name} is no YAML: {error}") from error
 
 
-def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, str]]:
+def _trouble(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return what is wrong; of what was opened and not closed, also where it was opened."""
+    said = str(error.problem or error.context)
+    began, found = error.context_mark, error.problem_mark
+    if open_ := _unclosed(text):
+        return f"{said} (nothing closes the bracket at {_mark(open_)})"
+    if not error.problem or not error.context or began is None or began == found:
+        return said
+    return f"{said} ({error.context} that begins at {_mark(began)})"
+
+
+def _unclosed(text: str) -> yaml.Mark | None:
+    """Return where the innermost bracket is that is open at the end."""
+    opened = list[yaml.Mark]()
+    try:
+        for token in yaml.scan(text):
+            if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
+                opened.append(token.start_mark)
+            elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
+                del opened[-1:]
+    except yaml.YAMLError:  # it is not read to its end
+        return None
+    return opened[-1] if opened else None
+
+
+def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, tuple[int, int]]]:
     if isinstance(node, yaml.MappingNode):
         seen = set[str]()
         for key, value in node.value:
             _refuse_twice(key, seen)
-            yield (*place, key.value), _mark(key.start_mark)
+            yield (*place, key.value), _position(key.start_mark)
             yield from _marks(value, (*place, key.value))
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield (*place, index), _mark(item.start_mark)
+            yield (*place, index), _position(item.start_mark)
             yield from _marks(item, (*place, index))
 
 
@@ -89,5 +120,10 @@ def _refuse_twice(key: yaml.Node, seen: set[str]) -> None:
     seen.add(key.value)
 
 
+def _position(mark: yaml.Mark) -> tuple[int, int]:
+    return mark.line + 1, mark.column + 1
+
+
 def _mark(mark: yaml.Mark) -> str:
-    return f"{mark.line + 1}:{mark.column + 1}"
+    line, column = _position(mark)
+    return f"{line}:{column}"

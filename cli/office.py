@@ -29,6 +29,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     log: str | None
     """The file that it and its services speak to; None: a terminal, or a file of its caller's."""
     is_ending: bool
+    ca_file: str | None = None
+    """What a client is to trust, where the API has a certificate that nobody else has signed."""
 
 
 class AlreadyUp(MusterError):
@@ -57,10 +59,14 @@ class Office:
     def __init__(self, files: DataDirectory) -> None:
         self._files = files
 
-    def publish(self, url: str, *, is_ending: bool = False) -> None:
+    def publish(self, url: str, ca_file: Path | None, *, is_ending: bool = False) -> None:
         """Write down who we are and where; a reader sees the old record or the new one, whole."""
         holder = Holder(
-            url=url, process=myself(), log=_own_log(self._files.keeper_log), is_ending=is_ending
+            url=url,
+            process=myself(),
+            log=_own_log(self._files.keeper_log),
+            is_ending=is_ending,
+            ca_file=str(ca_file) if ca_file else None,
         )
         temporary = self._files.keeper.with_suffix(".tmp")
         temporary.write_bytes(msgspec.json.encode(holder))
@@ -103,6 +109,19 @@ def holder_of(files: DataDirectory) -> Holder | None:
         holder = msgspec.json.decode(files.keeper.read_bytes(), type=Holder)
         return holder if is_running(holder.process) else None
     return None
+
+
+def is_held(files: DataDirectory) -> bool:
+    """Whether somebody holds the data directory's lock now, known or not yet."""
+    try:
+        with files.keeper_lock.open("rb") as lock:
+            # Shared, so that two who look do not see each other; given back at once.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _own_log(log: Path) -> str | None:

@@ -3,7 +3,6 @@
 import ipaddress
 import os
 import shutil
-import socket
 import sqlite3
 import statistics
 import tempfile
@@ -12,22 +11,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from api.preflight import inspect_database, refuse_door
 from cli.findings import Check, Finding, problem, warning, well
 from cli.office import holder_of
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.room import is_nearly_full
-from muster.ports import NotHere, is_free
+from muster.ports import NotHere, NotToBeHad, is_free
+from muster.safe import Safe
 
 SLOW_SECONDS: Final = 0.05
 """A disk that takes longer to make a small write durable slows every submission and checkpoint."""
 
 WRITES: Final = 5
 SKEW_SECONDS: Final = 2.0
-
-FOR_OTHERS: Final = 0o077
-"""What a file's mode grants to others than its user."""
 
 FAR_KINDS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs", "lustre"})
 """File systems of other machines, whose locks SQLite had better not trust."""
@@ -98,10 +96,8 @@ def _clock(directory: Path) -> Finding:
 
 
 def _database(settings: ServiceSettings) -> Finding:
-    from store.inspection import inspect  # noqa: PLC0415  brings in SQLAlchemy
-
     try:
-        found = inspect(settings.database_url)
+        found = inspect_database(settings.database_url)
     except MusterError as error:
         fix = "MUSTER_DATABASE_URL names it; unset, it is a file in the data directory"
         return problem("database", str(error), fix)
@@ -128,6 +124,8 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
             return well("port", f"{where} is free")
     except NotHere as error:
         return problem("port", str(error), "`ip address` shows those of this machine")
+    except NotToBeHad as error:
+        return problem("port", str(error), "choose another with MUSTER_PORT")
     if environ.get("MUSTER_PORT"):
         fix = "stop what listens there, or choose another with MUSTER_PORT"
         return problem("port", f"{where} is taken", fix)
@@ -135,38 +133,21 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
 
 
 def _door(settings: ServiceSettings, door: DoorSettings) -> Finding:
-    from api.exposure import (  # noqa: PLC0415  brings in TLS
-        Exposed,
-        InvalidCertificate,
-        check_certificate,
-        refuse_exposure,
-    )
-    from store.inspection import is_any_token  # noqa: PLC0415  brings in SQLAlchemy
-
-    host = settings.host
     try:
-        address = str(socket.getaddrinfo(host, None)[0][4][0])
-        if door.tls_certfile is not None:
-            check_certificate(door.tls_certfile, door.tls_keyfile)
-        refuse_exposure(host, address, door, lambda: is_any_token(settings.database_url))
-    except (Exposed, InvalidCertificate) as error:
+        address = refuse_door(settings, door)
+    except MusterError as error:
         return problem("door", str(error), "SECURITY.md has the ways to let others in")
-    except OSError as error:
-        return problem("door", f"{host}: {error.strerror}", "set MUSTER_HOST to an own address")
     if ipaddress.ip_address(address).is_loopback:
         return well("door", "open to this user on this machine")
     return well("door", f"open to other machines, {'with' if door.tls_certfile else 'without'} TLS")
 
 
 def _secrets(directory: Path) -> Finding:
-    if not directory.is_dir():
-        return well("secrets", "none are kept")
-    kept = list(directory.iterdir())
-    bare = [file.name for file in (directory, *kept) if file.lstat().st_mode & FOR_OTHERS]
-    if bare:
-        seen = f"open to other users, so no job gets them: {', '.join(bare)}"
-        return problem("secrets", seen, f"chmod -R go= {directory}")
-    return well("secrets", f"{len(kept)} in {directory}")
+    safe = Safe(directory)
+    faults = list(safe.faults())
+    if faults:
+        return problem("secrets", "; ".join(faults), "keep it anew: muster secret set NAME")
+    return well("secrets", f"{len(safe.names())} in {directory}")
 
 
 def _nearest(directory: Path) -> Path:

@@ -22,13 +22,21 @@ def read_plainly(command: Any) -> None:  # noqa: ANN401  Typer's own click
     def get_params(context: Any) -> list[Any]:  # noqa: ANN401  as above
         parameters: list[Any] = of_typer(context)  # with one for --help, which nobody else lists
         for parameter in parameters:
-            if not isinstance(parameter.get_runtime_param, _Reader):
+            if _is_readable(parameter) and not isinstance(parameter.get_runtime_param, _Reader):
                 parameter.get_runtime_param = _Reader(parameter)
         return parameters
 
     command.get_params = get_params
     for below in getattr(command, "commands", {}).values():
         read_plainly(below)
+
+
+def _is_readable(parameter: Any) -> bool:  # noqa: ANN401  Typer's own
+    """Whether Typer keeps here what we stand in for: of its own affairs it may change its mind."""
+    descriptor = getattr(parameter, "type_descriptor", None)
+    return hasattr(parameter, "get_runtime_param") and all(
+        hasattr(descriptor, name) for name in ("annotation", "parameter_info")
+    )
 
 
 class _Reader:

@@ -30,6 +30,12 @@ _DEFAULT: Final = JobSpec()
 UNTOLD: Final = frozenset({"submitted", "rank_started", "rank_exited"})
 """Events of every job. Why a rank is gone that is started again is told with the job's status."""
 
+OWN_WORDS: Final[Mapping[str, str]] = {
+    "job_stopping": "interrupted; ranks are saving and exiting",
+    "job_queued": "",
+}
+"""Of events that speak of a service: here is none, and what goes on is told in the end."""
+
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -38,7 +44,36 @@ Words = Annotated[
         show_default=False,
     ),
 ]
-Ranks = Annotated[int, typer.Option("-n", "--nproc-per-node", min=1, help="Number of ranks.")]
+
+
+def ranks_named(word: str | int) -> int:
+    """Return how many ranks a number is, or a word of torchrun's; raises `BadParameter`."""
+    if str(word).isdecimal() and int(word) > 0:
+        return int(word)
+    cores, accelerators = os.cpu_count() or 1, len(list(Path("/dev").glob("nvidia[0-9]*")))
+    match word:
+        case "cpu":
+            return cores
+        case "auto":
+            return accelerators or cores
+        case "gpu" if accelerators:
+            return accelerators
+        case "gpu":
+            raise typer.BadParameter("there is no GPU here: say a number, or cpu")
+        case _:
+            raise typer.BadParameter(f"{word!r} is no number of ranks: say 4, auto, cpu or gpu")
+
+
+Ranks = Annotated[
+    int,
+    typer.Option(
+        "-n",
+        "--nproc-per-node",
+        parser=ranks_named,
+        metavar="N",
+        help="Number of ranks: 4, cpu (one for each core), gpu, or auto (gpu if there is one).",
+    ),
+]
 Scope = Annotated[
     RestartScope,
     typer.Option(help="What is started again when a rank dies: all ranks, or that one."),
@@ -50,6 +85,29 @@ Standalone = Annotated[
     bool, typer.Option("--standalone", help="For torchrun's sake: it is always so.", hidden=True)
 ]
 Nodes = Annotated[int, typer.Option("--nnodes", help="For torchrun's sake: 1.", hidden=True)]
+Unneeded = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rdzv-backend",
+        "--rdzv-endpoint",
+        "--rdzv-id",
+        "--rdzv-conf",
+        "--master-addr",
+        "--master-port",
+        "--node-rank",
+        "--local-addr",
+        "--log-dir",
+        "--tee",
+        "-t",
+        "--redirects",
+        "-r",
+        "--monitor-interval",
+        "--start-method",
+        "--role",
+        help="For torchrun's sake: on one machine ranks find each other by themselves.",
+        hidden=True,
+    ),
+]
 Restarts = Annotated[int, typer.Option(min=0, help="Restarts of one rank after crashes.")]
 Id = Annotated[
     str | None,
@@ -80,6 +138,7 @@ def run(  # noqa: PLR0913  each option of a command is a parameter
     module: Module = False,
     standalone: Standalone = True,  # noqa: ARG001  whether or not it is said
     nodes: Nodes = 1,
+    unneeded: Unneeded = None,  # noqa: ARG001  whatever they say
 ) -> None:
     """Run a script on several ranks here and now, with no server; an unmodified torchrun script.
 
@@ -94,7 +153,7 @@ def run(  # noqa: PLR0913  each option of a command is a parameter
     if nodes != 1:
         raise typer.BadParameter("ranks are started on this machine alone: leave --nnodes out")
     spec = JobSpec(
-        command=module_of(words) if module else command_of(words, Path.cwd()),
+        command=module_of(words, Path.cwd()) if module else command_of(words, Path.cwd()),
         world_size=ranks,
         restart_scope=restart_scope,
         max_restarts=max_restarts,
@@ -118,8 +177,16 @@ def command_of(words: Sequence[str], directory: Path) -> tuple[str, ...]:
     return (sys.executable, *words)
 
 
-def module_of(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the argv of every rank that runs a module of this Python."""
+def module_of(words: Sequence[str], directory: Path) -> tuple[str, ...]:
+    """Return the argv of every rank that runs a module of this Python.
+
+    Raises `BadParameter` for one that is not there. Of a package's parts only it knows where they
+    are, once it is imported.
+    """
+    package, _, _ = words[0].partition(".")
+    places = [str(directory), *sys.path]
+    if not any(finder.find_spec(package, places) for finder in sys.meta_path):
+        raise typer.BadParameter(f"there is no module {package} in {directory} or this Python")
     return (sys.executable, "-m", *words)
 
 
@@ -144,8 +211,9 @@ class _Terminal:
         self._relay.pass_on()
 
     def hear(self, event: "Event") -> None:
-        if event.kind not in UNTOLD:
-            _say(event.message)
+        sentence = OWN_WORDS.get(event.kind, event.message)
+        if sentence and event.kind not in UNTOLD:
+            _say(sentence)
 
     def note(self, workers: "Sequence[Worker]") -> None:
         """Ranks print how far they are, if they want to."""

@@ -1,11 +1,11 @@
 """``muster secret``: keep what jobs refer to as ``file:NAME``, on the machine of the service.
 
-It asks no service: whoever may write to the data directory may keep secrets there. No command
+It needs no service: whoever may write to the data directory may keep secrets there. No command
 shows one again.
 """
 
-import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,15 +25,20 @@ Name = Annotated[str, typer.Argument(help="What jobs call it: file:NAME.", metav
 def keep(name: Name) -> None:
     """Keep a secret, typed or from standard input: muster secret set hf-token < token.txt"""
     text = _typed(name) if sys.stdin.isatty() else _read()
-    _safe().put(name, text)
-    typer.echo(f"kept; in a job: --secret VARIABLE=file:{name}", err=True)
+    safe = _safe()
+    safe.put(name, text)
+    typer.echo(f"kept in {safe.directory}; in a job: --secret VARIABLE=file:{name}", err=True)
+    _tell_of_others()
 
 
 @app.command("ls")
 def show() -> None:
     """Show the names of all secrets."""
-    for name in _safe().names():
+    safe = _safe()
+    for name in safe.names():
         typer.echo(name)
+    typer.echo(f"these are in {safe.directory}", err=True)
+    _tell_of_others()
 
 
 @app.command("rm")
@@ -44,12 +49,25 @@ def remove(name: Name) -> None:
 
 
 def _safe() -> "Safe":
-    from muster.contracts.environ import ServiceSettings  # noqa: PLC0415  --help
     from muster.contracts.layout import DataDirectory  # noqa: PLC0415  --help
     from muster.safe import Safe  # noqa: PLC0415  --help
 
-    settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
-    return Safe(DataDirectory(settings.data_dir).secrets)
+    return Safe(DataDirectory(_data_dir()).secrets)
+
+
+def _tell_of_others() -> None:
+    """Warn whoever may have meant the services that answer, and has named no or other data."""
+    from cli.elsewhere import others_than  # noqa: PLC0415  --help
+
+    others = others_than(_data_dir())
+    if others:
+        typer.echo(f"note: {others}", err=True)
+
+
+def _data_dir() -> Path:
+    from cli.heavy import own_settings  # noqa: PLC0415  --help
+
+    return own_settings().data_dir
 
 
 def _typed(name: str) -> str:

@@ -3,24 +3,31 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from cli.elsewhere import of_others
 from cli.exit_codes import ExitCode
 from cli.office import Holder, holder_of
 from cli.output import Output, show
-from muster.client import Busy, Client, Unreachable
+from muster.client import Busy, Client, Unreachable, Untrusted
 from muster.client.progress import duration
 from muster.client.views import Health, Version
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.layout import DataDirectory
+from muster.remarks import remark
 
 Value = TypeVar("Value")
 
 ANSWER_SECONDS: Final = 5.0
 """One that stands still is not waited for."""
+
+PATIENCE_SECONDS: Final = 1.5
+"""A person who has heard nothing for so long is told what is waited for."""
 
 _CODES: Final = {
     "ok": ExitCode.OK,
@@ -44,21 +51,32 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How many of those that jobs should have are running, stopped, gone or elsewhere."""
     jobs: Mapping[str, int] | None
     """How many there are, by status."""
+    doubt: str | None
+    """Why what answers for our own `muster up` is not believed to be it."""
 
 
 def tell(data_dir: Path, output: Output) -> ExitCode:
     """Show what runs, and return what the command is to exit with."""
     found = _look(holder_of(DataDirectory(data_dir)))
-    show(output, msgspec.to_builtins(found), _lines(found), [found.url])
+    show(output, msgspec.to_builtins(found), _lines(_facts(found, data_dir)), [found.url])
     return _CODES[found.status]
 
 
 def _look(up: Holder | None) -> Standing:
-    if os.environ.get("MUSTER_URL"):
+    if up and os.environ.get("MUSTER_URL", up.url).rstrip("/") != up.url:
         up = None  # others are meant
-    url = up.url if up else None
-    with Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0) as client:
-        health = _answer(client.health)
+    url, ca_file = (up.url, up.ca_file) if up else (None, None)
+    doubt = None
+    with (
+        Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0, ca_file=ca_file) as client,
+        _said_if_it_lasts(f"asking {client.url} …"),
+    ):
+        try:
+            health = _answer(client.health)
+        except Untrusted as error:
+            if up is None:
+                raise
+            health, doubt = None, str(error)
         version = _answer(client.version) if health else None
         agents = _answer(lambda: _agents(client)) if version else None
         jobs = _answer(lambda: _jobs(client)) if version else None
@@ -70,7 +88,18 @@ def _look(up: Holder | None) -> Standing:
         version=version,
         agents=agents,
         jobs=jobs,
+        doubt=doubt,
     )
+
+
+@contextmanager
+def _said_if_it_lasts(sentence: str) -> Iterator[None]:
+    saying = Timer(PATIENCE_SECONDS, remark, [f"muster: {sentence}"])
+    saying.start()
+    try:
+        yield
+    finally:
+        saying.cancel()
 
 
 def _status(up: Holder | None, health: Health | None, agents: Mapping[str, int] | None) -> str:
@@ -99,18 +128,21 @@ def _jobs(client: Client) -> Mapping[str, int]:
     return {word.value: count for word, count in counts.items() if count}
 
 
-def _lines(found: Standing) -> Iterator[str]:
-    facts = list(_facts(found))
+def _lines(found: Iterator[tuple[str, Any]]) -> Iterator[str]:
+    facts = list(found)
     width = max(len(name) for name, _ in facts)
     for name, text in facts:
         yield f"{name:<{width}}  {text}"
 
 
-def _facts(found: Standing) -> Iterator[tuple[str, Any]]:
+def _facts(found: Standing, data_dir: Path) -> Iterator[tuple[str, Any]]:
     yield "status", found.status
-    yield "url", found.url if found.health else f"{found.url}, where nobody answers"
+    yield "url", found.url if found.health or found.doubt else f"{found.url}, where nobody answers"
     yield "up", _keeper(found)
     if found.health is None:
+        yield "data", data_dir
+        if found.doubt:
+            yield "note", found.doubt
         return
     checks = found.health.checks
     yield "version", f"{found.health.version}, for {duration(found.health.uptime_seconds)}"
@@ -121,8 +153,12 @@ def _facts(found: Standing) -> Iterator[tuple[str, Any]]:
         return
     yield "schema", f"{found.version.schema_revision}, {found.version.database}"
     yield "data", found.version.data_dir
+    yield "checkpoints", found.version.checkpoint_dir
     yield "agents", _counted(found.agents)
     yield "jobs", _counted(found.jobs)
+    if not os.environ.get("MUSTER_URL"):  # else they are meant
+        others = of_others(found.url, found.version.data_dir, data_dir)
+        yield from [("note", others)] if others else []
 
 
 def _keeper(found: Standing) -> str:

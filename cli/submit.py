@@ -1,5 +1,6 @@
 """``muster submit``: a job from a file, from flags, or from a command after ``--``."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,19 @@ class WithCommand(TyperCommand):
             dashes = args.index("--")
             ctx.meta[COMMAND] = args[dashes + 1 :]
             args = args[:dashes]
-        return super().parse_args(ctx, args)
+        ctx.allow_extra_args = True
+        typed = list(args)
+        extra = super().parse_args(ctx, args)
+        if extra and not ctx.resilient_parsing:
+            ctx.fail(_with_dashes(typed, str(ctx.params["file"])))
+        return extra
+
+
+def _with_dashes(words: Sequence[str], first: str) -> str:
+    """Return what to say of a command without dashes before its `first` word."""
+    begin = words.index(first)
+    meant = shlex.join(["muster", "submit", *words[:begin], "--", *words[begin:]])
+    return f"write -- before the command: {meant}"
 
 
 File = Annotated[
@@ -55,7 +68,7 @@ Secrets = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field of POST /jobs, as in YAML."),
+    typer.Option("--set", metavar="FIELD=VALUE", help="Any field of a job, as in job.yaml."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and say its plan, no more.")]
 HowToShow = Annotated[
@@ -105,7 +118,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     )
     if dry_run:
         with connected() as client, _telling_places(described):
-            show_plan(client.plan(described.body(Path.cwd())), output or Output.TABLE)
+            asked = described.body(Path.cwd())
+            show_plan(client.plan(asked), asked, output or Output.TABLE)
         return
     from muster.client.views import JobView  # noqa: PLC0415  --help
 
@@ -152,17 +166,23 @@ def _values(words: Sequence[str]) -> dict[str, Any]:
     """Return what ``--set`` says, each value as YAML reads it."""
     import yaml  # noqa: PLC0415  only where it is asked for
 
-    try:
-        return {field: yaml.safe_load(text) for field, text in _pairs("--set", words).items()}
-    except (yaml.YAMLError, ValueError) as error:
-        raise typer.BadParameter(f"--set: {error}") from None
+    found = {}
+    for field, text in _pairs("--set", words, "FIELD=VALUE").items():
+        try:
+            found[field] = yaml.safe_load(text)
+        except yaml.MarkedYAMLError as error:
+            problem = error.problem or error.context
+            raise typer.BadParameter(f"--set {field}: {text!r} is no YAML: {problem}") from None
+        except (yaml.YAMLError, ValueError) as error:
+            raise typer.BadParameter(f"--set {field}: {text!r} is no YAML: {error}") from None
+    return found
 
 
-def _pairs(option: str, words: Sequence[str]) -> dict[str, str]:
+def _pairs(option: str, words: Sequence[str], wanted: str = "NAME=VALUE") -> dict[str, str]:
     found = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not name or not equals:
-            raise typer.BadParameter(f"{option} {word}: write NAME=VALUE")
+            raise typer.BadParameter(f"{option} {word}: write {wanted}")
         found[name] = text
     return found

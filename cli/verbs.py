@@ -111,6 +111,16 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
 ALIASES: Final[Mapping[str, str]] = {"doctor": "validate", "ls": "ps"}
 """Other words for a verb, which help does not name."""
 
+SAID_ELSEWHERE: Final[Mapping[str, str]] = {
+    "list": "ps",
+    "delete": "rm",
+    "remove": "rm",
+    "cancel": "stop",
+    "kill": "stop",
+    "describe": "show",
+}
+"""What other tools call it: whoever says that is told ours, as it may not do quite the same."""
+
 VERBS: Final[Mapping[str, Verb]] = {
     name: verb for verbs in HEADINGS.values() for name, verb in verbs.items()
 }

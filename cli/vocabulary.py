@@ -10,7 +10,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from cli.plain_words import read_plainly
 from cli.preferences import settle
-from cli.verbs import ALIASES, HEADINGS, VERBS
+from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VERBS
 
 
 class Vocabulary(TyperGroup):
@@ -26,6 +26,9 @@ class Vocabulary(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  Typer's own click
         """Put the verb in the place of its stand-in."""
+        meant = SAID_ELSEWHERE.get(args[0])
+        if meant is not None:
+            ctx.fail(f"there is no {args[0]}: muster {meant} is it. {VERBS[meant].help}")
         name, stand_in, rest = super().resolve_command(ctx, args)
         if name is None:
             return name, stand_in, rest

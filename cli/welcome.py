@@ -2,22 +2,58 @@
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
-from muster.contracts.environ import DEFAULT_PORT, ServiceSettings
+from cli.certificate import own_names
+from muster.contracts.environ import CA_FILE, DoorSettings, ServiceSettings, api_url
+
+LOCAL_NAMES: Final = ("127.0.0.1", "localhost", "::1")
+"""By which every service is known on its own machine."""
+
+NO_NAME: Final = "NAME"
+"""Written where only the person knows which names a certificate is for."""
 
 
-def next_steps(url: str, data_dir: Path) -> Iterator[str]:
+def next_steps(url: str, data_dir: Path, door: DoorSettings) -> Iterator[str]:
     """Yield lines to copy into another terminal: first what it has to be told, if anything."""
-    port = urlsplit(url).port
-    if port != DEFAULT_PORT:
-        yield f"export MUSTER_PORT={port}"
+    yield from _way_there(url, door)
     if data_dir != _usual_data_dir():
         yield f"export MUSTER_DATA_DIR={shlex.quote(str(data_dir))}"
     yield "muster submit -n 2 -- python train.py"
     yield "muster ps"
+
+
+def _way_there(url: str, door: DoorSettings) -> Iterator[str]:
+    port = str(urlsplit(url).port)
+    if url == api_url({}):
+        return
+    if url == api_url({"MUSTER_PORT": port}):
+        yield f"export MUSTER_PORT={port}"
+        return
+    names = own_names(door.tls_certfile) if door.tls_certfile else ()
+    yield f"export MUSTER_URL={_called(url, _name(url, door, names))}"
+    if names:
+        yield f"export {CA_FILE}={shlex.quote(str(door.tls_certfile))}"
+
+
+def _name(url: str, door: DoorSettings, names: Sequence[str]) -> str:
+    """Return a name by which a client may call the service, and that its certificate proves."""
+    host = urlsplit(url).hostname or ""
+    if door.tls_certfile is None:
+        return host
+    answered_to = [host, *LOCAL_NAMES, *sorted(door.allowed_hosts)]
+    if names:
+        return next((name for name in answered_to if name in names), NO_NAME)
+    # Nobody signs a certificate for the loopback of a machine.
+    return next((name for name in answered_to if name not in LOCAL_NAMES), NO_NAME)
+
+
+def _called(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{f'[{name}]' if ':' in name else name}:{parts.port}"
 
 
 def _usual_data_dir() -> Path:

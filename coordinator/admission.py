@@ -6,6 +6,10 @@ that a stream of small ones cannot starve it. A job larger than all slots runs w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+NAMED: Final = 3
+"""So many of those who hold slots are named; of the rest it is said how many they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,36 +19,63 @@ class Wait:
     message: str
 
 
-def admit(waiting: Sequence[int], *, used: int, slots: int) -> tuple[int, list[Wait]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """How many slots a job wants or holds."""
+
+    job_id: str
+    slots: int
+
+
+def admit(
+    waiting: Sequence[Claim], *, holding: Sequence[Claim], slots: int
+) -> tuple[int, list[Wait]]:
     """Return how many jobs from the head may start, and why each of the others waits.
 
-    `waiting` holds the slots that each job wants, in order of submission; `used` are taken.
+    `waiting` are in order of submission; `holding` have left the queue.
     """
+    held = list(holding)
     admitted = 0
-    for wanted in waiting:
-        if not _fits(wanted, used, slots):
+    for claim in waiting:
+        if not _fits(claim, held, slots):
             break
-        used += wanted
+        held.append(claim)
         admitted += 1
-    free = max(0, slots - used)
     return admitted, [
-        _wait(wanted, free, slots, ahead) for ahead, wanted in enumerate(waiting[admitted:])
+        _wait(claim.slots, held, slots, ahead) for ahead, claim in enumerate(waiting[admitted:])
     ]
 
 
-def _fits(wanted: int, used: int, slots: int) -> bool:
-    return used + wanted <= slots or used == 0
+def _fits(claim: Claim, held: Sequence[Claim], slots: int) -> bool:
+    return _used(held) + claim.slots <= slots or _used(held) == 0
 
 
-def _wait(wanted: int, free: int, slots: int, ahead: int) -> Wait:
+def _used(held: Sequence[Claim]) -> int:
+    return sum(claim.slots for claim in held)
+
+
+def _wait(wanted: int, held: Sequence[Claim], slots: int, ahead: int) -> Wait:
     if ahead:
         jobs = "1 job is" if ahead == 1 else f"{ahead} jobs are"
         return Wait(message=f"waits for {wanted} of {slots} slots; {jobs} ahead of it")
     if wanted > slots:
         return Wait(
-            message=f"needs {wanted} slots, more than the {slots} there are: it starts when no "
-            "other job runs"
+            message=f"needs {wanted} slots, more than the {slots} there are (MUSTER_SLOTS): it "
+            "starts when no other job runs"
         )
+    free = max(0, slots - _used(held))
     return Wait(
-        message=f"waits for {wanted} of {slots} slots; {free} {'is' if free == 1 else 'are'} free"
+        message=f"waits for {wanted} of {slots} slots (MUSTER_SLOTS); {free} "
+        f"{'is' if free == 1 else 'are'} free, {_holders(held)}"
+    )
+
+
+def _holders(held: Sequence[Claim]) -> str:
+    """Return who holds slots: whom to wait for, or to stop."""
+    names = [claim.job_id for claim in held if claim.slots]
+    more = len(names) - NAMED
+    listed = [*names[:NAMED], *([f"{more} more"] if more > 0 else [])]
+    *others, last = listed
+    return (
+        f"{', '.join(others)} and {last} hold the others" if others else f"{last} holds the others"
     )

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from coordinator import happenings
 from coordinator.actions import Move
-from coordinator.admission import admit
+from coordinator.admission import Claim, admit
 from coordinator.charge import Charge
 from coordinator.exit_records import unheard_ends
 from coordinator.incarnation_rows import ended_meanwhile
@@ -108,8 +108,15 @@ class Roster:
         ]
         if not waiting:
             return
-        wanted = [charge.snapshot.spec.world_size for charge in waiting]
-        admitted, waits = admit(wanted, used=self._used_slots(), slots=self._slots)
+        wanted = [
+            Claim(job_id=charge.snapshot.job_id, slots=charge.snapshot.spec.world_size)
+            for charge in waiting
+        ]
+        holding = [
+            Claim(job_id=charge.snapshot.job_id, slots=charge.snapshot.slots)
+            for charge in self.admitted()
+        ]
+        admitted, waits = admit(wanted, holding=holding, slots=self._slots)
         for charge in waiting[:admitted]:
             charge.decide([Move(status=JobStatus.STARTING, message=charge.snapshot.note)], now)
         for charge, wait in zip(waiting[admitted:], waits, strict=True):
@@ -119,9 +126,6 @@ class Roster:
     def release(self, charge: Charge) -> None:
         """Forget a job that is over."""
         self.charges.pop(charge.snapshot.uid, None)
-
-    def _used_slots(self) -> int:
-        return sum(charge.snapshot.slots for charge in self.admitted())
 
     async def _refresh(self, now: Moment) -> None:
         unfinished = await asyncio.to_thread(self._jobs.unfinished, self._rows)

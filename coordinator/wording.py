@@ -67,8 +67,9 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     # A job ends with the last fruitless end, and with the one after the last restart.
     if fruitless and rank.is_to_blame and most - fruitless <= limit - count + 1:
         failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
-        who = "all ranks are" if snapshot.is_gang else "it is"
-        return f"{sentence}; {who} started again ({failures})"
+        if snapshot.is_gang:
+            return f"{sentence}; all ranks are started again (rank {rank.rank}: {failures})"
+        return f"{sentence}; it is started again ({failures})"
     all_of_them = "all ranks are started again, " if snapshot.is_gang else ""
     return f"{sentence}; {all_of_them}restart {count} of {limit}{retry.occasion}"
 

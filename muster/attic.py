@@ -10,13 +10,18 @@ from muster.contracts.job import JobUid
 from muster.contracts.layout import JobFiles
 
 
+def aside_of(files: JobFiles, uid: JobUid) -> JobFiles:
+    """Return where the files of the job of this uid are once they are set aside."""
+    return JobFiles(files.root.with_name(f"{files.root.name}.{uid}"))
+
+
 def set_aside(files: JobFiles, uid: JobUid) -> JobFiles:
     """Keep a job's files, and return where: under a name that no job can have, as no id has a dot.
 
     Those of a job of another uid stay where they are. Nothing happens if there are none, as after a
     call that was cut short. Raises `OSError`.
     """
-    aside = JobFiles(files.root.with_name(f"{files.root.name}.{uid}"))
+    aside = aside_of(files, uid)
     if files.root.is_dir() and _owner_of(files) in {None, uid}:
         files.root.rename(aside.root)
     return aside

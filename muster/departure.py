@@ -9,7 +9,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from muster.contracts.environ import RankSettings
 from muster.contracts.layout import JobFiles
@@ -19,6 +19,9 @@ from muster.log_end import last_lines
 from muster.redaction import Redaction
 from muster.remarks import finish, remark
 from muster.voice import Voice
+
+INTERRUPTED: Final = 130
+"""What a shell expects of a program that Ctrl-C has ended."""
 
 
 class Account:
@@ -61,6 +64,12 @@ def last_word(error: BaseException) -> int:
     else:
         sys.excepthook(type(error), error, error.__traceback__)
     return 1
+
+
+def interrupted() -> int:
+    """Say of a rank that a person has started and ended by Ctrl-C what is left of it."""
+    remark("muster: interrupted: what it has saved stays, and the steps since then are lost")
+    return INTERRUPTED
 
 
 def leave(code: int, account: Account | None = None) -> NoReturn:

@@ -17,6 +17,16 @@ class NotHere(MusterError):
         )
 
 
+class NotToBeHad(MusterError):
+    """Nobody listens there, and we may not either."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        super().__init__(
+            f"cannot listen on {host} port {port} ({error.strerror}): choose another with "
+            "MUSTER_PORT; those below 1024 are usually root's"
+        )
+
+
 def free_port(host: str = DEFAULT_HOST) -> int:
     """Return a port of `host` that is free now; raises `NotHere`.
 
@@ -27,10 +37,12 @@ def free_port(host: str = DEFAULT_HOST) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether somebody could listen at `port` of `host` now; raises `NotHere`."""
+    """Whether nobody listens at `port` of `host` now; raises `NotHere`, `NotToBeHad`."""
     try:
         _bound(host, port)
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise NotToBeHad(host, port, error) from error
         return False
     return True
 

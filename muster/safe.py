@@ -41,7 +41,7 @@ class Safe:
     """The secrets of one installation. Names are those of `Reference.name`."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
 
     def read(self, name: str) -> str:
         """Return a secret, without the newline at its end if there is one.
@@ -53,17 +53,17 @@ class Safe:
         if not _is_name(name):
             raise SecretUnavailable(reference, "is none that could be kept: that is no name of one")
         try:
-            with closing(open_directory(self._directory)) as directory:
-                self._refuse_open(directory, self._directory, reference)
+            with closing(open_directory(self.directory)) as directory:
+                self._refuse_open(directory, self.directory, reference)
                 with closing(open_file(name, directory)) as file:
-                    self._refuse_open(file, self._directory / name, reference)
+                    self._refuse_open(file, self.directory / name, reference)
                     content = _content(file, reference)
         except OSError as error:
             if error.errno not in _MISSING:
                 raise
             raise SecretUnavailable(
                 reference,
-                f"cannot be read: {self._directory / name} is {_fault(error)}. Whoever runs the "
+                f"cannot be read: {self.directory / name} is {_fault(error)}. Whoever runs the "
                 f"service puts it there with: muster secret set {name}",
             ) from error
         return _text(content, reference)
@@ -72,30 +72,38 @@ class Safe:
         """Keep a secret, durable, in place of an earlier one; raises `InvalidSecret`, OSError."""
         content = _checked(name, text)
         disk = LocalFileSystem()
-        ensure_directory(disk, str(self._directory))
-        self._directory.chmod(stat.S_IRWXU)
+        ensure_directory(disk, str(self.directory))
+        self.directory.chmod(stat.S_IRWXU)
         self._sweep()
         with self._locked(fcntl.LOCK_SH):
-            replace_file(disk, str(self._directory / name), content)
+            replace_file(disk, str(self.directory / name), content)
 
     def names(self) -> list[str]:
         """Return the names of all secrets, sorted."""
         self._sweep()
         try:
-            found = os.listdir(self._directory)  # noqa: PTH208  names, not paths
+            found = os.listdir(self.directory)  # noqa: PTH208  names, not paths
         except FileNotFoundError:
             return []
         return sorted(filter(_is_name, found))
+
+    def faults(self) -> Iterator[str]:
+        """Yield a sentence on each secret that no job gets, though it is there; raises OSError."""
+        for name in self.names():
+            try:
+                self.read(name)
+            except SecretUnavailable as error:
+                yield str(error)
 
     def remove(self, name: str) -> None:
         """Keep a secret no longer. Raises `SecretUnavailable` if it is not there."""
         _check_name(name)
         self._sweep()
         try:
-            (self._directory / name).unlink()
+            (self.directory / name).unlink()
         except FileNotFoundError:
             reference = Reference("file", name)
-            raise SecretUnavailable(reference, f"is not in {self._directory}") from None
+            raise SecretUnavailable(reference, f"is not in {self.directory}") from None
 
     def _sweep(self) -> None:
         """Remove what those have left who were killed while they kept a secret, as far as one may.
@@ -103,13 +111,13 @@ class Safe:
         Whoever is at it now holds the lock.
         """
         with suppress(OSError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
-            for path in self._directory.glob("*.tmp"):
+            for path in self.directory.glob("*.tmp"):
                 if not path.is_dir():
                     path.unlink()
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[None]:
-        with closing(open_directory(self._directory)) as directory:
+        with closing(open_directory(self.directory)) as directory:
             fcntl.flock(directory, kind)
             yield
 

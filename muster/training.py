@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster.contracts.environ import RankSettings
-from muster.departure import Account, last_word, leave
+from muster.departure import Account, interrupted, last_word, leave
 from muster.line import Line
 from muster.voice import Voice
 
@@ -16,6 +16,9 @@ def train(settings: RankSettings) -> NoReturn:
     code = 1
     try:
         code = _main(settings, voice)
+    except KeyboardInterrupt as error:
+        # Nobody types at a rank of an agent: there it is an error like any other.
+        code = interrupted() if settings.agent_fd is None else last_word(error)
     except BaseException as error:  # noqa: BLE001  nothing comes after it
         code = last_word(error)
     finally:

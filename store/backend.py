@@ -24,7 +24,7 @@ class Backend(Protocol):
     engine: Engine
 
     def begin_reading(self, connection: Connection) -> None:
-        """Begin a transaction that only reads."""
+        """Begin a transaction that only reads: whatever it reads is of one moment."""
 
     def begin_writing(self, connection: Connection) -> None:
         """Begin a transaction that writes: from now on no other one does, in any process.

@@ -61,7 +61,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open a transaction that only reads."""
+        """Open a transaction that only reads: whatever is read inside is of one moment."""
         with (
             self._readers_breaker.attempt(),
             self._explained(),

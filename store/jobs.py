@@ -28,12 +28,17 @@ from store.rows import (
 from store.selection import Selection, conditions
 from store.tables import JOBS
 
+_IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL))
+"""By "in", so that the index can be used."""
 _UNFINISHED: Final = (
     select(JOBS.c.job_id, JOBS.c.uid, JOBS.c.version)
-    .where(JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL)))  # "in" can use the index
+    .where(_IS_UNFINISHED)
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
 _THESE: Final = select(JOBS).where(JOBS.c.job_id.in_(bindparam("ids", expanding=True)))
+_NOT_OVER: Final = select(JOBS.c.uid).where(
+    JOBS.c.uid.in_(bindparam("uids", expanding=True)), _IS_UNFINISHED
+)
 _AT_ONCE: Final = 500
 """Ids in one statement."""
 _NEWEST: Final = select(func.max(JOBS.c.created_at))
@@ -154,6 +159,18 @@ class Jobs:
                 found |= {job.row_version: job for job in map(job_of, read)}
         return [found[row.uid, row.version] for row in rows]
 
+    def not_over(self, uids: Collection[JobUid]) -> set[JobUid]:
+        """Return which of these jobs are not over; one that is gone is."""
+        asked = list(uids)
+        with self._database.reading() as connection:
+            return {
+                uid
+                for start in range(0, len(asked), _AT_ONCE)
+                for uid in connection.execute(
+                    _NOT_OVER, {"uids": asked[start : start + _AT_ONCE]}
+                ).scalars()
+            }
+
     def finished_before(
         self, cutoff: datetime | None, statuses: Collection[JobStatus]
     ) -> list[Job]:
@@ -173,14 +190,17 @@ class Jobs:
         why: str | None = None,
         *,
         actor: str | None = None,
+        uid: JobUid | None = None,
     ) -> Job:
         """Ask for the end of a job, and return it as it then is.
 
         A job that is over stays as it is, and so does a request at least as strong as this one.
-        `why` is for people. Raises `JobMissing`.
+        `why` is for people. Raises `JobMissing`, also if the id is not that of the job `uid` now.
         """
         with self._database.writing() as connection:
             job = get_job(connection, job_id)
+            if uid not in {None, job.uid}:
+                raise JobMissing(job_id)
             if job.is_terminal or job.stop_request in (request, StopRequest.FORCED):
                 return job
             now = self._clock()

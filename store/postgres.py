@@ -56,7 +56,8 @@ class PostgresBackend:
             ) from error
 
     def begin_reading(self, connection: Connection) -> None:
-        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+        # At the usual level each statement would see what was committed up to its own beginning.
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     def begin_writing(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITER_LOCK})")

@@ -59,7 +59,7 @@ class Escapes:
 
     findings: Findings = field(default_factory=Findings)
     texts: int = 0
-    arrived: int = 0
+    sent_as_words: int = 0
     changed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ def attempt(root: Path, *, every: int, seed: int) -> Escapes:
     mark = root / "words" / "mark"
     words = [*traversals(mark), *injections(mark)]
     escapes.changed = arrived(root / "words", words)
-    escapes.arrived = len(sayable(words)) * len(escapes.changed)
+    escapes.sent_as_words = len(sayable(words)) * len(escapes.changed)
     if mark.exists():
         escapes.findings.breaches.append("a word of a command was run by a shell")
     return escapes
@@ -135,7 +135,7 @@ def report(escapes: Escapes) -> Iterator[str]:
     for door, changed in escapes.changed.items():
         yield f"words and variables through {door}: {len(changed)} changed"
         yield from changed
-    yield f"arrived as words and as variables: {escapes.arrived}, each to the byte"
+    yield f"sent as words and as variables: {escapes.sent_as_words}; goal: 0 changed"
     yield f"breaches: {len(findings.breaches)}; goal: 0"
     yield from findings.breaches
 

@@ -173,12 +173,15 @@ class Besiegers:
 
     async def _many_streams(self) -> None:
         path = f"/jobs/{self._plan.job_id}/logs/stream"
-        await asyncio.gather(*(self._stream(path) for _ in range(STREAMS)))
+        # None gives up its place before all have asked for one.
+        answered = asyncio.Barrier(STREAMS)
+        await asyncio.gather(*(self._stream(path, answered) for _ in range(STREAMS)))
 
-    async def _stream(self, path: str) -> None:
+    async def _stream(self, path: str, answered: asyncio.Barrier) -> None:
         async with _connected(self._plan.port, 12) as connection:
             await connection.send(_head("GET", path, self._plan.tokens["streams"]))
             self.outcome.count("streams", await connection.status())
+            await answered.wait()
             await self._rest()
 
     async def _many_connections(self) -> None:

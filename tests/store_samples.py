@@ -46,11 +46,18 @@ class SteppingClock:
         return self.now
 
 
-def submit(jobs: Jobs, job_id: str, *, uid: str | None = None, key: str | None = None) -> Job:
+def submit(
+    jobs: Jobs,
+    job_id: str,
+    *,
+    uid: str | None = None,
+    key: str | None = None,
+    spec: JobSpec | None = None,
+) -> Job:
     return jobs.create(
         JobId(job_id),
         JobUid(uid or f"uid-{job_id}"),
-        JobSpec(world_size=2),
+        spec or JobSpec(world_size=2),
         message=None,
         idempotency=None if key is None else idempotency_key(key),
     )

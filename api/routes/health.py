@@ -82,6 +82,7 @@ def get_version(desk: Desk, response: Response) -> Version:
         schema_revision=desk.database.revision(),
         database=desk.database.kind,
         data_dir=str(desk.files.root),
+        checkpoint_dir=str(desk.submitter.settings.checkpoint_dir),
     )
 
 

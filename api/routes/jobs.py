@@ -1,6 +1,7 @@
 """Jobs: submit, look, stop."""
 
 import hashlib
+import os
 from http import HTTPStatus
 from typing import Annotated
 
@@ -106,7 +107,7 @@ def _planned(asked: JobRequest, desk: FrontDesk) -> JobPlan:
     submission = _prepared(asked, desk)
     if desk.jobs.find(submission.job_id) is not None:
         raise JobExists(submission.job_id)
-    return plan(submission, desk.files.synthetic_dataset)
+    return plan(submission, desk.files.synthetic_dataset, os.environ.get("PATH"))
 
 
 def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:

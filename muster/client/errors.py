@@ -5,8 +5,9 @@ ClientError
 │   ├── HungUp         somebody is there who ends the connection in place of an answer
 │   └── Unconfirmed    nobody answers any more, and the order may have arrived
 ├── Untrusted          somebody is there who cannot prove by a certificate who he is
+├── NoCertificates     the file that says whom to trust cannot be used
 ├── NotMuster          somebody answers, and it is not our API
-├── Refused            the API answered with a problem document; the message is its own sentence
+├── Refused            the API answered with a problem document; the message says what to do next
 │   ├── Invalid        422  one or more fields cannot be accepted: `errors` says which
 │   ├── NotAllowed     401, 403  no token, a wrong one, or one that may not do this
 │   ├── NotFound       404  no job has this id
@@ -22,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from muster.client.ways_on import way_on
 from muster.contracts.errors import MusterError
 
 
@@ -87,6 +89,10 @@ class Untrusted(ClientError):
     """No word was said: what is there has no certificate that is trusted here, or speaks no TLS."""
 
 
+class NoCertificates(ClientError):
+    """Nothing was asked: nobody would have been trusted."""
+
+
 class NotMuster(ClientError):
     """Whoever answers speaks of something else."""
 
@@ -100,7 +106,7 @@ class Refused(ClientError):
     """The API answered with a problem; raised itself for a status without a class of its own."""
 
     def __init__(self, problem: Problem, retry_after_seconds: float | None = None) -> None:
-        super().__init__(problem.detail)
+        super().__init__(way_on(problem.type, problem.instance) or problem.detail)
         self.problem = problem
         self.retry_after_seconds = retry_after_seconds
 
@@ -116,6 +122,7 @@ class Refused(ClientError):
 
     @property
     def detail(self) -> str:
+        """The server's own sentence, which may speak of requests."""
         return self.problem.detail
 
     @property

@@ -100,8 +100,11 @@ def _cut(line: str, width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the two largest units that it has: ``1m15s``."""
-    minutes, rest = divmod(round(seconds), 60)
+    """Return a time in the two largest units that it has: ``1m15s``.
+
+    Two clocks differ: what began in the future by ours has taken no time yet.
+    """
+    minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:

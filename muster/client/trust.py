@@ -3,7 +3,7 @@
 import ssl
 from typing import Final
 
-from muster.client.errors import ClientError, Untrusted
+from muster.client.errors import NoCertificates, Untrusted
 from muster.contracts.environ import CA_FILE
 
 LONG_CHAIN: Final = 8
@@ -13,7 +13,7 @@ LONG_CHAIN: Final = 8
 def trust(url: str, ca_file: str | None) -> ssl.SSLContext:
     """Return what is trusted: `ca_file` (PEM) alone, or what the system trusts.
 
-    Raises `ClientError` for a file that holds no certificates.
+    Raises `NoCertificates` for a file that holds no certificates.
     """
     if not url.startswith("https:"):
         # Nobody shows a certificate: to read the system's would only take time.
@@ -21,7 +21,7 @@ def trust(url: str, ca_file: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:
-        raise ClientError(
+        raise NoCertificates(
             f"{ca_file} cannot be trusted: {_reason(error)}. Name a file of certificates in PEM in "
             f"{CA_FILE}, or none to trust those of the system"
         ) from error

@@ -49,7 +49,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     """The one that was asked for, or one like it would get."""
     message: str | None
-    """What one should know about places nobody chose."""
+    """What one should know about places nobody chose, and whether the command will run."""
     launcher: str
     world_size: int
     command: list[str] | None
@@ -264,6 +264,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     database: str = ""
     data_dir: str = ""
     """On its own machine."""
+    checkpoint_dir: str = ""
+    """Of jobs that name none; on its own machine as well."""
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):

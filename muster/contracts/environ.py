@@ -244,11 +244,16 @@ def api_url(environ: Mapping[str, str]) -> str:
 
 
 def own_url(environ: Mapping[str, str]) -> str:
-    """Return where the API of this environment listens, wherever clients are sent to."""
+    """Return where the API of this environment is found on its own machine."""
     host = environ.get("MUSTER_HOST") or DEFAULT_HOST
+    host = _FOUND_AT.get(host, host)
     port = integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=1, high=65535)
     scheme = "https" if environ.get(TLS_CERTFILE) else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+_FOUND_AT: Final[Mapping[str, str]] = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}  # noqa: S104  no bind
+"""Where one of this machine is found that listens at all of its addresses."""
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from muster.contracts.batches import (
     SAMPLES_PER_SHARD_MIN,
@@ -28,6 +29,8 @@ from muster.contracts.spec import (
     is_program,
 )
 
+JOB_ID_WANTED: Final = "use 1 to 63 letters, digits, '-' or '_', starting with a letter or digit"
+
 
 def checked(spec: JobSpec) -> JobSpec:
     """Return `spec`, or raise `InvalidSpec` with every problem it has."""
@@ -40,14 +43,7 @@ def checked(spec: JobSpec) -> JobSpec:
 def checked_job_id(text: str) -> JobId:
     """Return `text` as a job id, or raise `InvalidSpec`."""
     if not re.fullmatch(JOB_ID_PATTERN, text):
-        raise InvalidSpec(
-            [
-                FieldProblem(
-                    "job_id",
-                    "use 1 to 63 letters, digits, '-' or '_', starting with a letter or digit",
-                )
-            ]
-        )
+        raise InvalidSpec([FieldProblem("job_id", JOB_ID_WANTED)])
     return JobId(text)
 
 

@@ -162,3 +162,15 @@ def test_a_coordinator_says_what_is_wrong_with_its_environment(
     assert code == 1
     assert output.startswith("coordinator: ")
     assert "Traceback" not in output
+
+
+def test_a_rank_that_a_person_interrupts_ends_with_a_sentence(terminal: Terminal) -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MUSTER_MODE": "synchronous", "SLEEP_SEC": "0.05"}
+    process = terminal.start("-P", "-m", "worker", JOB_ID="try", **rank)
+    latest = terminal.directory / "checkpoints/try/LATEST"
+    await_value(latest.exists, str)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130, output
+    assert "muster: interrupted: " in output
+    assert "Traceback" not in output

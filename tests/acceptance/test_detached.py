@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import msgspec
 import pytest
 from installation import DEADLINE_SECONDS, await_value, without_ours
 
+from cli.detached import LONG_BYTES
 from cli.office import Holder
 from muster.contracts.layout import DataDirectory
 from muster.ports import free_port
@@ -102,12 +105,69 @@ def test_services_come_up_and_go_down_without_a_terminal(house: House) -> None:
     assert (code, standing["status"], standing["up"]) == (3, "down", None)
 
 
+def test_two_who_start_the_same_services_both_return_once_they_serve(house: House) -> None:
+    with ThreadPoolExecutor(2) as both:
+        said = list(both.map(lambda _: house.say("up", "-d"), range(2)))
+    assert [one.returncode for one in said] == [0, 0], [one.stderr for one in said]
+    assert all(f" at {house.holder().url}, " in one.stderr for one in said)
+
+
+@pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
+def test_an_open_door_is_refused_before_anything_starts(
+    words: tuple[str, ...], house: House
+) -> None:
+    up = house.say(*words, MUSTER_HOST="0.0.0.0")  # noqa: S104  it is refused
+    assert (up.returncode, up.stderr.count("\n")) == (1, 1)
+    assert up.stderr.startswith("muster: refusing to listen on 0.0.0.0, ")
+    assert not (house.files.root / "muster.db").exists()
+
+
+def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) -> None:
+    assert house.say("up", "-d").returncode == 0
+    holder = house.holder()
+    down = house.say("down", MUSTER_TOKEN="of a\x01 kind that nobody makes")  # noqa: S106  no token
+    assert down.returncode == 0, down.stderr
+    assert "how many ranks still run cannot be told: " in down.stderr
+    assert not is_running(holder.process)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+@pytest.mark.parametrize(
+    ("name", "status", "note"),
+    [("IP:127.0.0.1", "ok", None), ("DNS:train.example", "degraded", "Set MUSTER_URL to a name")],
+)
+def test_a_certificate_of_ones_own_is_believed_of_ones_own_services(
+    house: House, name: str, status: str, note: str | None
+) -> None:
+    words = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+        f" -keyout key.pem -out own.pem -subj /CN=muster -addext subjectAltName={name}"
+    )
+    subprocess.run(words.split(), cwd=house.root, capture_output=True, check=True)
+    tls = {"MUSTER_TLS_CERTFILE": "own.pem", "MUSTER_TLS_KEYFILE": "key.pem"}
+    up = house.say("up", "-d", **tls)
+    assert up.returncode == 0, up.stderr
+    assert f"export MUSTER_CA_FILE={house.root}/own.pem\n" in up.stderr
+    _, standing = house.status()
+    assert (standing["status"], standing["up"]["url"]) == (status, house.holder().url)
+    assert (note or "None") in str(standing["doubt"])
+
+
+def test_a_long_log_is_begun_anew_and_the_one_before_is_kept(house: House) -> None:
+    house.files.root.mkdir(parents=True)
+    with house.files.keeper_log.open("wb") as log:
+        log.truncate(LONG_BYTES + 1)
+    assert house.say("up", "-d", MUSTER_DATABASE_URL="of no kind").returncode == 1
+    assert house.files.keeper_log.stat().st_size < LONG_BYTES
+    assert Path(f"{house.files.keeper_log}.1").stat().st_size == LONG_BYTES + 1
+
+
 def test_services_that_do_not_come_up_say_why(house: House) -> None:
     up = house.say("up", "-d", MUSTER_DATABASE_URL="of no kind")
     assert up.returncode == 1
-    assert up.stderr.startswith(
+    assert (
         f"muster: the services did not come up; all they said is in {house.files.keeper_log}:\n"
-    )
+    ) in up.stderr
     assert "the database's URL is of no known kind" in up.stderr
     assert not house.files.keeper.exists()
 

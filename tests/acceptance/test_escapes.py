@@ -7,6 +7,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_nothing_that_is_said_of_a_job_leads_out_of_it(tmp_path: Path) -> None:
-    tried = escapes.attempt(tmp_path, every=25, seed=0)
+    tried = escapes.attempt(tmp_path, every=30, seed=0)
     assert escapes.is_good(tried), "\n".join(escapes.report(tried))

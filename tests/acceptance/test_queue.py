@@ -23,7 +23,9 @@ def test_a_job_that_waits_says_why_and_nobody_overtakes(narrow: Installation) ->
     small = narrow.submit(world_size=1, command=["true"])
     seen = narrow.wait_until(large, lambda now: now["reason"])
     assert (seen["status"], seen["reason"]) == ("QUEUED", "waiting_for_slots")
-    assert seen["message"] == "waits for 2 of 4 slots; 1 is free"
+    assert seen["message"] == (
+        f"waits for 2 of 4 slots (MUSTER_SLOTS); 1 is free, {holder} holds the others"
+    )
     seen = narrow.wait_until(small, lambda now: now["reason"])
     assert seen["message"] == "waits for 1 of 4 slots; 1 job is ahead of it"
     narrow.stop(holder)

@@ -44,11 +44,17 @@ def test_a_script_has_the_persons_environment(terminal: Terminal) -> None:
 def test_a_gang_is_started_again_as_a_whole(terminal: Terminal) -> None:
     name = script(
         terminal,
-        "import os, signal\n"
+        "import os, pathlib, signal, time\n"
         "rank, before = (int(os.environ[n]) for n in ('RANK', 'TORCHELASTIC_RESTART_COUNT'))\n"
         "print('start', before, os.environ['MASTER_PORT'], flush=True)\n"
+        "started = pathlib.Path('rank_0_started')\n"
+        "if before == 0 and rank == 0:\n"
+        "    started.touch()\n"
+        "    signal.pause()\n"
+        "while not started.exists():\n"
+        "    time.sleep(0.01)\n"
         "if before == 0:\n"
-        "    os.kill(os.getpid(), signal.SIGKILL) if rank else signal.pause()\n",
+        "    os.kill(os.getpid(), signal.SIGKILL)\n",
     )
     code, output = terminal.run(*RUN, "-n", "2", name)
     assert code == 0, output
@@ -91,6 +97,8 @@ def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
     output, _ = first.communicate(timeout=DEADLINE_SECONDS)
     assert first.returncode == 130, output
     assert "the same command with --job-id mine goes on" in output
+    assert "muster: interrupted; ranks are saving and exiting" in output
+    assert "service" not in output
     assert not terminal.left_running()
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", "true")
     assert code == 6

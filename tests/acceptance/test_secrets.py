@@ -118,12 +118,18 @@ def test_a_rank_that_starts_again_gets_them_again_from_a_new_agent(lending: Inst
         command=python(SHOW, "show('A'); import time; time.sleep(600)"),
         secrets={"A": "file:kept"},
     )
-    lending.wait_until(job_id, is_running)
+    _told(lending, job_id, times=1)
     lending.restart_coordinator()
     lending.kill(job_id, 0)
     lending.wait_until(job_id, restarts(1))
+    _told(lending, job_id, times=2)
+
+
+def _told(lending: Installation, job_id: str, times: int) -> None:
+    """Wait until the job's rank has shown the secret so often; it runs for longer than that."""
     await_value(
-        lambda: lending.log(job_id).count(sha256(KEPT)) == 2, lambda: lending.describe(job_id)
+        lambda: lending.log(job_id).count(sha256(KEPT)) == times,
+        lambda: lending.describe(job_id),
     )
 
 

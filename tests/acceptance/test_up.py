@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -74,9 +75,10 @@ class Household(Installation):
     def service(self, module: str) -> ProcessRecord | None:
         """Return the process that serves now, if there is one."""
         for task in Path(f"/proc/{self.up.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                if command_of(int(pid))[-2:] == ["-m", module]:
-                    return identify(int(pid))
+            with suppress(FileNotFoundError):  # a thread that has ended since has none
+                for pid in (task / "children").read_text().split():
+                    if command_of(int(pid))[-2:] == ["-m", module]:
+                        return identify(int(pid))
         return None
 
     def services(self) -> list[ProcessRecord]:

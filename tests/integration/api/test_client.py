@@ -91,7 +91,7 @@ def test_a_job_is_submitted_looked_at_and_deleted(
     assert job.stop(grace_seconds=1).view.stop_requested
     stand_in.end(name)
     assert job.delete().deleted
-    with pytest.raises(NotFound, match="There is no such job"):
+    with pytest.raises(NotFound, match="there is no job"):
         job.refresh()
 
 

@@ -1,5 +1,6 @@
 """The verbs for synchronous jobs, from the command line to the rows."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from cli.__main__ import app
 from cli.exit_codes import ExitCode
 from cli.pool import UNJUDGED
+from muster.client.errors import Conflict
 from muster.contracts.job import JobId, JobStatus
 from muster.ports import free_port
 
@@ -178,3 +180,29 @@ def test_where_nothing_listens_the_next_command_is_said() -> None:
     ended = typed(free_port(), "pause", "a")
     assert ended.returncode == ExitCode.UNREACHABLE
     assert ended.stderr.endswith("set MUSTER_PORT to what `muster up` printed, or start it\n")
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_what_is_over_is_said_to_be_over_whatever_its_mode(
+    muster: Muster, stand_in: StandIn, job: str, verb: str
+) -> None:
+    stand_in.end(job)
+    refused = muster(verb, job)
+    assert isinstance(refused.exception, Conflict)
+    assert "can be changed no more" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pause", "{job}"), "(muster stop {job})"),
+        (("rm", "{job}"), "(muster stop {job})"),
+        (("token", "revoke", "nope"), "there is no token nope"),
+    ],
+)
+def test_a_refusal_names_no_request(
+    muster: Muster, job: str, words: tuple[str, ...], said: str
+) -> None:
+    refused = muster(*(word.format(job=job) for word in words))
+    assert said.format(job=job) in str(refused.exception)
+    assert not re.search("(GET|POST|DELETE|PATCH) /", str(refused.exception))

@@ -229,8 +229,8 @@ def test_without_a_coordinator_nobody_waits_for_an_end(
 ) -> None:
     stand_in.resign()
     refused = client.delete(f"/jobs/{job}?stop_first=true")
-    assert stand_in.jobs.get(JobId(job)).stop_request is None, "a refusal changes nothing"
     purged = client.post("/jobs/purge?stop_running=true&statuses=QUEUED")
+    assert stand_in.jobs.get(JobId(job)).stop_request is None, "a refusal changes nothing"
     health = client.get("/health").json()
     stand_in.take_office()
     assert [refused.status_code, purged.status_code] == [503, 200]

@@ -162,7 +162,7 @@ def test_jobs_are_removed_once_they_are_over(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
     refused = muster("rm", job)
-    assert "is QUEUED: stop it first" in str(refused.exception)
+    assert "is not over: stop it first" in str(refused.exception)
     assert stand_in.jobs.find(JobId(job))
     for one in (job, other):
         stand_in.end(one)

@@ -41,6 +41,7 @@ def test_the_version_names_program_interface_and_tables(
         "api": "v1",
         "schema_revision": HEAD,
         "database": "sqlite",
+        "checkpoint_dir": str(service.root / "checkpoints"),
         "data_dir": str(service.files.root),
     }
 

@@ -113,15 +113,15 @@ def watching(service: Service, stand_in: StandIn, tmp_path: Path) -> Iterator[Wa
         (
             "name: a\nworld_siz: 4\n",
             [],
-            "job.yaml:2:1: world_siz: Extra inputs are not permitted (did you mean 'world_size'?)",
+            "job.yaml:2:1: world_siz: there is no such field (did you mean 'world_size'?)",
         ),
-        ("env:\n  LR: 1\n", [], "job.yaml:2:3: env.LR: Input should be a valid string"),
+        ("env:\n  LR: 1\n", [], 'job.yaml:2:3: env.LR: 1 is no text: write "1"'),
         (
             "command:\n- python\n- 7\n",
             [],
-            "job.yaml:3:3: command.1: Input should be a valid string",
+            'job.yaml:3:3: command.1: 7 is no text: write "7"',
         ),
-        ("epochs: 3\n", ["--set", "epochs=x"], "muster: epochs: Input should be a valid integer"),
+        ("epochs: 3\n", ["--set", "epochs=x"], "muster: epochs: 'x' is no whole number"),
         ("name: a\nname: b\n", [], "job.yaml:2:1: name is given twice"),
         ("- 1\n", [], "job.yaml:1:1: write fields of a job, such as world_size: 4"),
         ("name: [\n", [], "job.yaml:2:1: "),
@@ -156,6 +156,12 @@ def test_a_plan_is_told_and_nothing_is_submitted(
     assert refused.stderr.startswith("job.yaml:2:1: world_siz")
     told = muster("submit", "--dry-run", "-o", "json", "--", "python", "train it.py")
     assert json.loads(told.stdout)["command"] == ["python", "train it.py"]
+    assert f"there is no train it.py in {tmp_path}" in json.loads(told.stdout)["message"]
+    plain = muster("submit", "--dry-run", "--", "pyhton", "x")
+    assert "command: pyhton is not found in PATH" in plain.stdout
+    assert "dataset in" not in plain.stdout
+    named = muster("submit", "--dry-run", "--set", f"dataset_dir={tmp_path}", "--", "true")
+    assert f"dataset in     {tmp_path}" in named.stdout
     assert stand_in.jobs.count(Selection()) == before
 
 
@@ -164,8 +170,12 @@ def test_a_plan_is_told_and_nothing_is_submitted(
     [
         (["nothing.yaml"], "nothing.yaml cannot be read"),
         (["train.py"], "for a script say muster submit -- python train.py"),
-        (["--set", "seed"], "write NAME=VALUE"),
-        (["--set", "seed=["], "--set"),
+        (["--set", "seed"], "--set seed: write FIELD=VALUE"),
+        (["--set", "seed=["], "--set seed: '[' is no YAML: "),
+        (
+            ["-n", "2", "python", "loop.py"],
+            "write -- before the command: muster submit -d -n 2 -- python loop.py",
+        ),
     ],
 )
 def test_what_says_nothing_is_refused(muster: Muster, words: list[str], said: str) -> None:

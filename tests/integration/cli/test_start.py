@@ -34,6 +34,10 @@ def test_help_brings_in_nothing_heavy(words: list[str]) -> None:
     assert not brought_in(*words)
 
 
+def test_plain_words_are_read_without_pydantic() -> None:
+    assert not brought_in("completion", "bash")
+
+
 def test_help_on_what_ends_with_a_job_needs_no_http() -> None:
     """It needs to know errors by their names, and their documents are msgspec's."""
     assert brought_in("submit", "--help") == ["msgspec"]

@@ -1,6 +1,7 @@
 """`muster validate`: what is wrong is found, and nothing is changed by looking."""
 
 import json
+import os
 import resource
 import socket
 from pathlib import Path
@@ -94,15 +95,25 @@ def test_a_door_with_a_lock_and_nobody_who_has_a_key_is_a_problem(
     assert found()[1]["door"]["verdict"] == "ok"
 
 
+def test_a_lock_on_the_own_door_and_nobody_who_has_a_key_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MUSTER_REQUIRE_TOKEN", "1")
+    code, findings = found()
+    assert (code, findings["door"]["verdict"]) == (1, "problem")
+    assert "there is no token" in findings["door"]["seen"]
+
+
 def test_secrets_that_others_could_read_are_a_problem(data_dir: Path) -> None:
     secrets = data_dir / "secrets"
     secrets.mkdir(parents=True, mode=0o700)
-    (secrets / "key").touch(mode=0o600)
+    (secrets / "key").write_text("a long secret")
+    (secrets / "key").chmod(0o600)
     assert found()[1]["secrets"]["seen"].startswith("1 in ")
     (secrets / "key").chmod(0o644)
     code, findings = found()
     assert code == 1
-    assert findings["secrets"]["fix"] == f"chmod -R go= {secrets}"
+    assert f"chmod go= {secrets}/key" in findings["secrets"]["seen"]
 
 
 def test_the_schema_of_a_database_is_named_and_not_migrated(data_dir: Path) -> None:
@@ -132,3 +143,15 @@ def test_few_descriptors_are_warned_of_and_very_few_are_a_problem(
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (soft, soft))
     findings = [check() for check in machine_checks(1)]
     assert [one.verdict for one in findings if one.about == "descriptors"] == [verdict]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_secret_of_another_user_is_a_problem(data_dir: Path) -> None:
+    secrets = data_dir / "secrets"
+    secrets.mkdir(parents=True, mode=0o700)
+    (secrets / "key").write_text("a long secret")
+    (secrets / "key").chmod(0o600)
+    os.chown(secrets / "key", 12345, 12345)
+    code, findings = found()
+    assert (code, findings["secrets"]["verdict"]) == (1, "problem")
+    assert "belongs to user 12345" in findings["secrets"]["seen"]

@@ -1,18 +1,22 @@
 """A delete takes what is the job's, whatever others delete and submit meanwhile."""
 
 import asyncio
+import errno
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from store_samples import finish, submit
 
+from api import removal
 from api.removal import Removal, delete_all
 from muster.attic import claim
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory
+from muster.contracts.spec import JobSpec
 from store.database import Database
 from store.jobs import Jobs
 from store.records import Job
@@ -46,9 +50,9 @@ def desk(database: Database, tmp_path: Path) -> SimpleNamespace:
     return SimpleNamespace(jobs=Late(database), files=DataDirectory(tmp_path / "data"))
 
 
-def over(database: Database, desk: SimpleNamespace, uid: str) -> Job:
+def over(database: Database, desk: SimpleNamespace, uid: str, spec: JobSpec | None = None) -> Job:
     """Return a job that is over and has written a line."""
-    job = finish(database, submit(desk.jobs, "a", uid=uid))
+    job = finish(database, submit(desk.jobs, "a", uid=uid, spec=spec))
     files = desk.files.job(job.job_id)
     claim(files, job.uid)
     files.logs.mkdir()
@@ -79,3 +83,18 @@ def test_a_delete_that_was_cut_short_is_finished_by_the_next(
     assert removed.view.logs_deleted
     assert not aside.exists()
     assert desk.jobs.find(job.job_id) is None
+    assert removed.freed_bytes == len("oldby old\n")
+
+
+def test_a_delete_that_is_refused_for_its_checkpoints_hides_no_logs(
+    database: Database, desk: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    job = over(database, desk, "old", JobSpec(world_size=2, checkpoint_dir="/checkpoints"))
+    monkeypatch.setattr(removal, "remove", refuse)
+    (kept,) = asyncio.run(delete_all(desk, [job], replace(GONE, force=True)))
+    assert "could not be removed" in kept.detail
+    assert desk.files.job(job.job_id).log(0, 0).read_text() == "by old\n"
+    assert desk.jobs.get(job.job_id) == job

@@ -27,6 +27,7 @@ def submitter(tmp_path: Path) -> Submitter:
         working_dir=tmp_path,
         clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         random_hex=lambda: "abcdef0123456789",
+        checkpoint_dir_of={"before": str(tmp_path / "earlier")}.get,
     )
 
 
@@ -149,6 +150,29 @@ def test_leftovers_are_resumed_only_when_said_so(submitter: Submitter, tmp_path:
         submitter.prepare(JobRequest(job_id="a"))
     submitter.prepare(JobRequest(job_id="a", resume_from="a"))
     submitter.prepare(JobRequest(job_id="b", resume_from="a"))
+
+
+def test_a_job_goes_on_where_the_earlier_one_has_its_checkpoints(
+    submitter: Submitter, tmp_path: Path
+) -> None:
+    (tmp_path / "earlier" / "before").mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match="holds no checkpoints"):
+        submitter.prepare(JobRequest(resume_from="before"))
+    (tmp_path / "earlier" / "before" / "LATEST").touch()
+    spec = submitter.prepare(JobRequest(resume_from="before")).spec
+    assert spec.checkpoint_dir == str(tmp_path / "earlier")
+
+
+def test_a_refusal_to_resume_names_the_earlier_jobs_directory(
+    submitter: Submitter, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        submitter.prepare(JobRequest(resume_from="before", checkpoint_dir="other"))
+    (error,) = refused.value.errors
+    assert error.msg == (
+        f"{tmp_path}/other/before holds no checkpoints; those of job before are kept in "
+        f"{tmp_path}/earlier/before: leave checkpoint_dir out to go on there"
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_digits_are_written_and_the_next_command_is_said(tmp_path: Path) -> None
     assert result.exit_code == 0
     assert result.stdout == (
         f"Wrote 1438 samples in 3 shards to {out}, 359 more in test.jsonl. "
-        f'Next: submit a job with "dataset_dir": "{out}"\n'
+        f"Next: muster submit -n 2 --set dataset_dir='{out}'\n"
     )
     assert result.stderr == ""
     assert len(list(out.glob("shard_*.txt"))) == 3

@@ -15,7 +15,7 @@ HERE = Path("/home/me")
 def described(
     fields: dict[str, Any] | None = None, env: dict[str, str] | None = None, **typed: object
 ) -> Description:
-    marks = {(field,): f"{line}:1" for line, field in enumerate(fields or {}, start=1)}
+    marks = {(field,): (line, 1) for line, field in enumerate(fields or {}, start=1)}
     file = None if fields is None else JobFile(name="job.yaml", fields=fields, marks=marks)
     return Description(file=file, typed=typed, mappings={"env": env or {}})
 
@@ -68,3 +68,18 @@ def test_what_is_wrong_is_told_where_it_was_said(loc: tuple[str | int, ...], lin
     said = described({"seed": 1, "epochs": 2}, seed=3)
     wrong = FieldError(loc=loc, msg="not so", type="t", hint="did you mean 'x'?")
     assert list(said.sentences([wrong])) == [line]
+
+
+def test_what_is_wrong_with_a_file_is_told_from_top_to_bottom() -> None:
+    said = described({"seed": 1, "epochs": 2}, name=3)
+    wrong = [
+        FieldError(loc=("body", name), msg="no", type="t") for name in ("name", "epochs", "seed")
+    ]
+    assert [line.split(": ")[1] for line in said.sentences(wrong)] == ["seed", "epochs", "name"]
+
+
+def test_of_a_field_that_nobody_knows_it_is_said_who_lists_them() -> None:
+    wrong = FieldError(loc=("body", "foo"), msg="there is no such field", type="extra_forbidden")
+    assert list(described(foo=1).sentences([wrong])) == [
+        "muster: foo: there is no such field (muster schema lists them)"
+    ]

@@ -3,10 +3,13 @@
 import pytest
 
 from cli import exit_codes
+from cli.chaos import FaultRefused, NoSuchRank
 from cli.exit_codes import ExitCode, code_of_end, code_of_error
+from cli.held import WhoseUnsaid
 from muster.client.errors import (
     Ambiguous,
     ClientError,
+    NoCertificates,
     NotMuster,
     Problem,
     Unreachable,
@@ -35,6 +38,10 @@ from muster.contracts.job import TERMINAL
         (InvalidEnvironment("MUSTER_PORT", "x", "a number"), ExitCode.USAGE),
         (BegunOtherwise("a", ["command"]), ExitCode.CONFLICT),
         (MusterError("ours"), ExitCode.FAILED),
+        (NoCertificates("no PEM"), ExitCode.USAGE),
+        (WhoseUnsaid("whose?"), ExitCode.USAGE),
+        (NoSuchRank("it has rank 0 only"), ExitCode.USAGE),
+        (FaultRefused("not now"), ExitCode.FAILED),
     ],
 )
 def test_an_error_has_its_code(error: MusterError, code: ExitCode) -> None:

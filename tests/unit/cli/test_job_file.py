@@ -58,6 +58,9 @@ def test_json_is_yaml(tmp_path: Path) -> None:
         (b"just words\n", "write fields of a job"),
         (b"a: &x [*x]\n", "is no YAML"),
         (b"born: 2026-13-45\n", "is no YAML"),
+        (b"a: [1,\nb: 2\n", r"nothing closes the bracket at 1:4"),
+        (b"a: [\n", r"job.yaml:2:1: .*nothing closes the bracket at 1:4"),
+        (b'a: "x\nb: 2\n', r"scalar that begins at 1:4"),
         (b"a: 1\n---\nb: 2\n", "job.yaml:2:1: "),
         (b"a: !python/object:os.system x\n", "job.yaml:1:4: could not determine a constructor"),
     ],
@@ -66,6 +69,12 @@ def test_what_describes_no_job_is_refused(path: Path, content: bytes, said: str)
     path.write_bytes(content)
     with pytest.raises(InvalidJobFile, match=said):
         JobFile.read(path)
+
+
+def test_a_file_that_is_not_there_is_named_once(path: Path) -> None:
+    with pytest.raises(InvalidJobFile) as refused:
+        JobFile.read(path)
+    assert str(refused.value) == "job.yaml cannot be read: No such file or directory"
 
 
 def test_a_script_is_told_what_to_say_instead() -> None:

@@ -81,3 +81,22 @@ def test_plain_words_are_read_without_typer(
     code, said = outcome(plain, words, capsys)
     assert (code, said.err) == (0, "")
     assert said.out == "('a', 4, 0.5, <Colour.BLUE: 'blue'>, ['x'], None, True)\n"
+
+
+@pytest.mark.parametrize("missing", ["type_descriptor", "get_runtime_param"])
+def test_a_typer_that_keeps_nothing_there_reads_its_words_itself(missing: str) -> None:
+    class Silent:
+        """A parameter of another Typer, in which nobody looked for plain words."""
+
+        def __init__(self, **kept: object) -> None:
+            self.__dict__.update(kept)
+
+    kept = {"type_descriptor": object(), "get_runtime_param": lambda: None}
+    strange = Silent(**{name: value for name, value in kept.items() if name != missing})
+    command = speaker()
+    of_typer = command.get_params
+    command.get_params = lambda context: [strange] if context is None else of_typer(context)
+    before = dict(vars(strange))
+    read_plainly(command)
+    assert command.get_params(None) == [strange]
+    assert vars(strange) == before

@@ -8,7 +8,14 @@ from typer import BadParameter
 from typer.testing import CliRunner
 
 from cli.__main__ import app
-from cli.run import as_torchrun_spells_it, command_of, module_of, new_id, set_by_caller
+from cli.run import (
+    as_torchrun_spells_it,
+    command_of,
+    module_of,
+    new_id,
+    ranks_named,
+    set_by_caller,
+)
 from muster.contracts.spec_problems import checked_job_id
 
 
@@ -25,9 +32,37 @@ def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
         command_of(["train.py"], tmp_path)
 
 
-def test_a_module_is_run_by_this_python() -> None:
+def test_a_module_is_run_by_this_python(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
     words = ["package.train", "-m", "3"]
-    assert module_of(words) == (sys.executable, "-m", *words)
+    assert module_of(words, tmp_path) == (sys.executable, "-m", *words)
+    assert module_of(["json.tool"], tmp_path) == (sys.executable, "-m", "json.tool")
+    assert "package" not in sys.modules
+
+
+def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadParameter, match="there is no module nope in"):
+        module_of(["nope.train"], tmp_path)
+
+
+@pytest.mark.parametrize("word", ["4", "cpu", "auto"])
+def test_a_number_of_ranks_may_be_a_word_of_torchruns(word: str) -> None:
+    assert ranks_named(word) >= 1
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "many"])
+def test_what_is_no_number_of_ranks_is_refused(word: str) -> None:
+    with pytest.raises(BadParameter, match="is no number of ranks"):
+        ranks_named(word)
+
+
+def test_what_torchrun_needs_for_several_machines_has_no_effect_on_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--rdzv_backend=c10d", "--rdzv-endpoint", "localhost:0", "--node_rank", "0"]
+    refused = CliRunner().invoke(app, ["run", *options, "--tee", "3", "nowhere.py"])
+    assert "there is no script nowhere.py" in refused.output  # so the options were taken
 
 
 def test_options_may_be_spelt_as_torchrun_spells_them() -> None:

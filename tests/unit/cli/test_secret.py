@@ -8,12 +8,13 @@ from typer.testing import CliRunner, Result
 
 from cli import secret
 from muster.contracts.secrets import SecretUnavailable
-from muster.safe import InvalidSecret
+from muster.safe import InvalidSecret, Safe
 
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_URL", "http://127.0.0.1:1")  # nobody answers there
     return tmp_path / "secrets"
 
 
@@ -28,21 +29,21 @@ def test_a_secret_is_read_from_standard_input(directory: Path) -> None:
     assert result.exit_code == 0
     assert "hf_abcdefgh" not in result.output
     assert result.stdout == ""
-    assert "--secret VARIABLE=file:hf-token" in result.stderr
-    assert (directory / "hf-token").read_bytes() == b"hf_abcdefgh"
+    assert f"kept in {directory}; in a job: --secret VARIABLE=file:hf-token\n" in result.stderr
+    assert Safe(directory).read("hf-token") == "hf_abcdefgh"
     assert (directory / "hf-token").stat().st_mode & 0o777 == 0o600
 
 
 def test_names_are_shown_and_nothing_else() -> None:
     muster("set", "b", standard_input="second value")
     muster("set", "a", standard_input="first value")
-    assert muster("ls").output == "a\nb\n"
+    assert muster("ls").stdout == "a\nb\n"
 
 
 def test_a_secret_is_removed() -> None:
     muster("set", "a", standard_input="first value")
     assert muster("rm", "a").exit_code == 0
-    assert muster("ls").output == ""
+    assert muster("ls").stdout == ""
     assert isinstance(muster("rm", "a").exception, SecretUnavailable)
 
 

@@ -45,6 +45,8 @@ def test_help_of_a_verb_opens_with_its_own_words() -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        (["list"], "there is no list: muster ps is it."),
+        (["kill", "a"], "there is no kill: muster stop is it."),
         (["sumbit"], "Did you mean 'submit'?"),
         (["token", "craete"], "Did you mean 'create'?"),
         (["ps", "--statsu"], "--status"),

@@ -1,6 +1,10 @@
 import pytest
 
-from coordinator.admission import admit
+from coordinator.admission import Claim, admit
+
+
+def claims(*slots: int) -> list[Claim]:
+    return [Claim(job_id=f"job{number}", slots=count) for number, count in enumerate(slots)]
 
 
 @pytest.mark.parametrize(
@@ -24,15 +28,15 @@ from coordinator.admission import admit
     ],
 )
 def test_jobs_are_let_in_by_turn(waiting: list[int], used: int, slots: int, admitted: int) -> None:
-    count, waits = admit(waiting, used=used, slots=slots)
+    count, waits = admit(claims(*waiting), holding=claims(used), slots=slots)
     assert count == admitted
     assert len(waits) == len(waiting) - admitted, "each of the others is told why it waits"
 
 
 def test_each_that_waits_is_told_why() -> None:
-    _, waits = admit([4, 2, 2, 1], used=6, slots=8)
+    _, waits = admit(claims(4, 2, 2, 1), holding=claims(6), slots=8)
     assert [wait.message for wait in waits] == [
-        "waits for 4 of 8 slots; 2 are free",
+        "waits for 4 of 8 slots (MUSTER_SLOTS); 2 are free, job0 holds the others",
         "waits for 2 of 8 slots; 1 job is ahead of it",
         "waits for 2 of 8 slots; 2 jobs are ahead of it",
         "waits for 1 of 8 slots; 3 jobs are ahead of it",
@@ -40,12 +44,34 @@ def test_each_that_waits_is_told_why() -> None:
 
 
 def test_a_job_larger_than_all_slots_is_told_when_it_runs() -> None:
-    _, (wait,) = admit([9], used=1, slots=8)
+    _, (wait,) = admit(claims(9), holding=claims(1), slots=8)
     assert wait.message == (
-        "needs 9 slots, more than the 8 there are: it starts when no other job runs"
+        "needs 9 slots, more than the 8 there are (MUSTER_SLOTS): it starts when no other job runs"
     )
 
 
 def test_less_than_nothing_is_never_free() -> None:
-    _, (wait,) = admit([2], used=12, slots=8)
-    assert wait.message == "waits for 2 of 8 slots; 0 are free"
+    _, (wait,) = admit(claims(2), holding=claims(12), slots=8)
+    assert wait.message == (
+        "waits for 2 of 8 slots (MUSTER_SLOTS); 0 are free, job0 holds the others"
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (2, "job0 and job1 hold the others"),
+        (3, "job0, job1 and job2 hold the others"),
+        (5, "job0, job1, job2 and 2 more hold the others"),
+    ],
+)
+def test_who_waits_is_told_whom_for(held: int, said: str) -> None:
+    _, (wait,) = admit(claims(8), holding=claims(*[1] * held), slots=8)
+    assert wait.message.endswith(f"free, {said}")
+
+
+def test_who_was_let_in_just_now_holds_slots_as_well() -> None:
+    _, (wait,) = admit(claims(2, 8), holding=[], slots=8)
+    assert (
+        wait.message == "waits for 8 of 8 slots (MUSTER_SLOTS); 6 are free, job0 holds the others"
+    )

@@ -81,3 +81,14 @@ def test_the_nearest_limit_is_the_one_that_is_named(
         fruitless=fruitless,
     )
     assert describe_recovery(queued_job(), rank, cause) == f"rank 0 died; {words}"
+
+
+def test_a_gang_is_told_which_rank_failed_so_often() -> None:
+    cause = Cause(reason=Reason.WORKER_EXITED, message="died")
+    ending = Ending(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message)
+    rank = RankSnapshot(rank=1, ending=ending, endings={RetryClass.CRASH: 2}, fruitless=2)
+    gang = queued_job(restart_scope="gang", mode="independent", command=("a",))
+    assert describe_recovery(gang, rank, cause) == (
+        "rank 1 died; all ranks are started again "
+        "(rank 1: failure 2 of 5 in a row without a new checkpoint)"
+    )

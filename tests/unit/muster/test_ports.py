@@ -1,11 +1,13 @@
 """Ports that nobody listens on."""
 
+import errno
+import os
 import socket
 
 import pytest
 
 from muster import ports
-from muster.ports import NotHere, free_port, is_free
+from muster.ports import NotHere, NotToBeHad, free_port, is_free
 
 needs_ipv6 = pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 
@@ -35,3 +37,14 @@ def test_what_is_no_address_of_this_machine_is_not_called_taken(host: str) -> No
     for look in (lambda: free_port(host), lambda: is_free(host, 8000)):
         with pytest.raises(NotHere, match=f"cannot listen on {host}.*mend MUSTER_HOST"):
             look()
+
+
+def test_a_port_that_is_not_ours_to_take_is_not_called_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_socket: socket.socket, _address: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(NotToBeHad, match=r"port 80 .Permission denied.*MUSTER_PORT"):
+        is_free("127.0.0.1", 80)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 from store_samples import NOON, nothing_moves, submit
 
 from muster.contracts.job import JobId
@@ -143,6 +143,22 @@ def test_a_thread_that_writes_for_too_long_is_a_sentence_for_the_others(sqlite_u
     assert len(refused) == 1
     assert "another thread has been writing" in refused[0]
     database.close()
+
+
+@pytest.mark.postgres
+def test_what_is_read_together_is_of_one_moment_whoever_writes_meanwhile(
+    migrated_postgres: str,
+) -> None:
+    reader, writer = Database.open(migrated_postgres), Database.open(migrated_postgres)
+    count = select(func.count()).select_from(JOBS)
+    with reader.reading() as connection:
+        before = connection.execute(count).scalar_one()
+        submit(Jobs(writer), "meanwhile")
+        assert connection.execute(count).scalar_one() == before
+    with reader.reading() as connection:
+        assert connection.execute(count).scalar_one() == before + 1
+    reader.close()
+    writer.close()
 
 
 @pytest.mark.postgres

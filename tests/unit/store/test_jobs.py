@@ -192,6 +192,13 @@ def test_of_what_is_known_only_what_has_changed_is_read_again(jobs: Jobs) -> Non
     assert found[1] == changed
 
 
+def test_of_some_jobs_it_is_known_which_are_not_over(database: Database, jobs: Jobs) -> None:
+    open_job, over = submit(jobs, "open"), finish(database, submit(jobs, "over"))
+    submit(jobs, "nobody-asked")
+    assert jobs.not_over({open_job.uid, over.uid, JobUid("gone")}) == {open_job.uid}
+    assert jobs.not_over([]) == set()
+
+
 def test_age_counts_from_the_end_and_from_the_creation_while_there_is_none(
     database: Database, jobs: Jobs
 ) -> None:
@@ -243,6 +250,15 @@ def test_a_job_that_is_over_cannot_be_stopped_and_says_so_by_its_status(
 def test_to_stop_nobody_is_an_error(jobs: Jobs) -> None:
     with pytest.raises(JobMissing):
         jobs.request_stop(JobId("nobody"), GRACEFUL, None)
+
+
+def test_who_means_a_job_that_is_gone_does_not_stop_the_next_one_of_its_id(
+    database: Database, jobs: Jobs
+) -> None:
+    job = submit(jobs, "a", uid="new")
+    with nothing_moves(database), pytest.raises(JobMissing):
+        jobs.request_stop(job.job_id, FORCED, None, uid=JobUid("old"))
+    assert jobs.request_stop(job.job_id, FORCED, None, uid=job.uid).stop_request is FORCED
 
 
 def test_a_job_has_the_size_it_was_scaled_to_last(database: Database, jobs: Jobs) -> None:

@@ -1,0 +1,35 @@
+"""What a person at a terminal or in a script does next, where the API refuses and speaks of itself.
+
+A problem document names the next request, for whoever speaks HTTP. Here the same is said in the
+words of ``muster``; a kind that is not in the table says what its document says.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote
+
+_WAYS: Final[Mapping[str, str]] = {
+    "job-not-found": "there is no job {name}: muster ps lists them",
+    "job-exists": "a job has this id already: choose another, or delete that one first with "
+    "muster rm (and --force: its checkpoints, too)",
+    "job-not-over": "{name} is not over: stop it first (muster stop {name}), or delete it with "
+    "--stop (it saves a last checkpoint) or --force (at once)",
+    "never-pauses": "{name} is independent: its ranks share no step before which to pause. Stop it "
+    "(muster stop {name}) and go on later: --set resume_from={name}",
+    "worker-not-found": "{name} has no such worker: muster workers {name} lists them",
+    "token-not-found": "there is no token {name}, or it was revoked before: muster token ls lists "
+    "them",
+}
+"""By the kind of problem."""
+
+
+def way_on(kind: str, instance: str) -> str | None:
+    """Return the sentence for a problem of this `kind`; None if its own will do.
+
+    `instance` is the path that was asked for, such as ``/jobs/my-job/stop``; none was where it was
+    the client who found out.
+    """
+    sentence = _WAYS.get(kind.removeprefix("/problems/")) if instance else None
+    _, _, rest = instance.removeprefix("/").partition("/")
+    name = unquote(rest.partition("/")[0])
+    return sentence and sentence.format(name=name)
