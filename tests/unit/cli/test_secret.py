@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from cli import secret
 from muster.contracts.secrets import SecretUnavailable
-from muster.safe import InvalidSecret
+from muster.safe import InvalidSecret, Safe
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_a_secret_is_read_from_standard_input(directory: Path) -> None:
     assert "hf_abcdefgh" not in result.output
     assert result.stdout == ""
     assert f"kept in {directory}; in a job: --secret VARIABLE=file:hf-token\n" in result.stderr
-    assert (directory / "hf-token").read_bytes() == b"hf_abcdefgh"
+    assert Safe(directory).read("hf-token") == "hf_abcdefgh"
     assert (directory / "hf-token").stat().st_mode & 0o777 == 0o600
 
 
