@@ -169,7 +169,10 @@ def test_a_plan_is_told_and_nothing_is_submitted(
     ("words", "said"),
     [
         (["nothing.yaml"], "nothing.yaml cannot be read"),
-        (["--set", "dataset_dir=nowhere"], "nowhere is not a directory (make one with muster dataset)"),
+        (
+            ["--set", "dataset_dir=nowhere"],
+            "nowhere is not a directory (make one with muster dataset)",
+        ),
         (["train.py"], "for a script say muster submit -- python train.py"),
         (["--set", "seed"], "--set seed: write FIELD=VALUE"),
         (["--set", "seed=["], "--set seed: '[' is no YAML: "),
