@@ -29,7 +29,7 @@ MusterError
 ├── InvalidPreferences     cli/preferences.py
 ├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
-├── WhoseUnsaid            cli/held.py
+├── Misuse …               cli/misuse.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py
 └── InvalidJobFile         cli/job_file.py
