@@ -16,7 +16,6 @@ from typing import Final
 import structlog
 import uvicorn
 from anyio import CapacityLimiter
-from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp, Scope
 
 from api.app import build
@@ -112,8 +111,9 @@ def _serve(
 ) -> None:
     host, port = listener.getsockname()[:2]
     tokens = RememberedTokens(database, time.monotonic)
+    desk = _desk(settings, database, tokens, is_closing=lambda: server.should_exit)
     config = uvicorn.Config(
-        _guarded(build(_desk(settings, database, tokens)), settings.host, door, tokens),
+        _guarded(build(desk), settings.host, door, tokens),
         http=_protocol(door),
         ws="none",
         # The client's address decides who it is: no header may speak for it.
@@ -129,7 +129,8 @@ def _serve(
     )
     url = f"{'https' if door.tls_certfile else 'http'}://{_bracketed(host)}:{port}"
     _LOG.info(f"listens on {url}", action="listening", url=url)
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
 
 
 def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
@@ -160,7 +161,12 @@ def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: RememberedToke
     )
 
 
-def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> FrontDesk:
+def _desk(
+    settings: ServiceSettings,
+    database: Database,
+    tokens: Tokens,
+    is_closing: Callable[[], bool],
+) -> FrontDesk:
     started = time.monotonic()
     jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
 
@@ -192,12 +198,8 @@ def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> Fron
             random_hex=lambda: uuid.uuid4().hex,
         ),
         files=files,
-        feeds=Feeds(
-            files,
-            glances,
-            is_closing=lambda: AppStatus.should_exit,
-            readers=CapacityLimiter(LOG_READERS),
-        ),
+        feeds=Feeds(files, glances, is_closing=is_closing, readers=CapacityLimiter(LOG_READERS)),
+        is_closing=is_closing,
         searches=Searches(),
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
