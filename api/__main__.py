@@ -54,6 +54,9 @@ from store.workers import Workers
 
 _LOG: Final = structlog.get_logger("api")
 
+TURNED_AWAY: Final = frozenset({"request_refused", "connection_refused", "not_ready"})
+"""The actions of lines that anybody can make us write: of the door, the protocol and /readyz."""
+
 LOG_READERS = 8
 """Threads that read logs for streams: of their own, so that they hold up nobody else."""
 
@@ -80,7 +83,7 @@ class PortTaken(MusterError):
 def main() -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code."""
     lifeline.follow(os.environ)
-    journal.configure("api")
+    journal.configure("api", summed_up=TURNED_AWAY)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
     lifeline.release_interrupt()
