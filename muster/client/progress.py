@@ -100,8 +100,11 @@ def _cut(line: str, width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the two largest units that it has: ``1m15s``."""
-    minutes, rest = divmod(round(seconds), 60)
+    """Return a time in the two largest units that it has: ``1m15s``.
+
+    It is none where it would be negative, as between the clocks of two machines.
+    """
+    minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:

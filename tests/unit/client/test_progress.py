@@ -55,6 +55,7 @@ def test_80_columns_are_enough_for_large_numbers_and_long_names() -> None:
         (3_599, "59m59s"),
         (7_260, "2h1m"),
         (90_000, "1d1h"),
+        (-5, "0s"),
     ],
 )
 def test_a_time_has_two_units(seconds: float, words: str) -> None:
