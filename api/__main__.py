@@ -16,7 +16,6 @@ from typing import Final
 import structlog
 import uvicorn
 from anyio import CapacityLimiter
-from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp, Scope
 
 from api.app import build
@@ -55,6 +54,9 @@ from store.workers import Workers
 
 _LOG: Final = structlog.get_logger("api")
 
+TURNED_AWAY: Final = frozenset({"request_refused", "connection_refused", "not_ready"})
+"""The actions of lines that anybody can make us write: of the door, the protocol and /readyz."""
+
 LOG_READERS = 8
 """Threads that read logs for streams: of their own, so that they hold up nobody else."""
 
@@ -81,7 +83,7 @@ class PortTaken(MusterError):
 def main() -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code."""
     lifeline.follow(os.environ)
-    journal.configure("api")
+    journal.configure("api", summed_up=TURNED_AWAY)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
     lifeline.release_interrupt()
@@ -112,8 +114,9 @@ def _serve(
 ) -> None:
     host, port = listener.getsockname()[:2]
     tokens = RememberedTokens(database, time.monotonic)
+    desk = _desk(settings, database, tokens, is_closing=lambda: server.should_exit)
     config = uvicorn.Config(
-        _guarded(build(_desk(settings, database, tokens)), settings.host, door, tokens),
+        _guarded(build(desk), settings.host, door, tokens),
         http=_protocol(door),
         ws="none",
         # The client's address decides who it is: no header may speak for it.
@@ -129,7 +132,8 @@ def _serve(
     )
     url = f"{'https' if door.tls_certfile else 'http'}://{_bracketed(host)}:{port}"
     _LOG.info(f"listens on {url}", action="listening", url=url)
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
 
 
 def _protocol(door: DoorSettings) -> type[DeadlineProtocol]:
@@ -160,7 +164,12 @@ def _guarded(app: ASGIApp, host: str, door: DoorSettings, tokens: RememberedToke
     )
 
 
-def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> FrontDesk:
+def _desk(
+    settings: ServiceSettings,
+    database: Database,
+    tokens: Tokens,
+    is_closing: Callable[[], bool],
+) -> FrontDesk:
     started = time.monotonic()
     jobs, workers, leases = Jobs(database), Workers(database), Leases(database)
 
@@ -193,12 +202,8 @@ def _desk(settings: ServiceSettings, database: Database, tokens: Tokens) -> Fron
             checkpoint_dir_of=_checkpoint_dir_of(jobs),
         ),
         files=files,
-        feeds=Feeds(
-            files,
-            glances,
-            is_closing=lambda: AppStatus.should_exit,
-            readers=CapacityLimiter(LOG_READERS),
-        ),
+        feeds=Feeds(files, glances, is_closing=is_closing, readers=CapacityLimiter(LOG_READERS)),
+        is_closing=is_closing,
         searches=Searches(),
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,

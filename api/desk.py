@@ -51,6 +51,8 @@ class FrontDesk:
     files: DataDirectory
     feeds: Feeds
     """What streams follow."""
+    is_closing: Callable[[], bool]
+    """Whether the service ends: whoever waits is to be answered now."""
     searches: Searches
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]

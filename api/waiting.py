@@ -10,7 +10,6 @@ from typing import Final
 
 from anyio.to_thread import run_sync
 from fastapi import Request
-from sse_starlette.sse import AppStatus
 
 from api.desk import FrontDesk
 from api.glances import FRESH_SECONDS
@@ -47,7 +46,7 @@ async def awaited(
     # A glance may be older than what this client has just been told elsewhere.
     job = await run_sync(desk.jobs.get, job_id)
     uid = job.uid
-    while job.status_shown not in wanted and not AppStatus.should_exit:
+    while job.status_shown not in wanted and not desk.is_closing():
         if asyncio.get_running_loop().time() >= deadline or await request.is_disconnected():
             break
         await asyncio.sleep(FRESH_SECONDS)

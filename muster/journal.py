@@ -7,6 +7,7 @@ standard library's logging come out in the same form.
 import logging
 import sys
 import time
+from collections.abc import Collection
 
 import structlog
 
@@ -14,8 +15,13 @@ from muster.remarks import remark
 from muster.repeats import Repeats
 
 
-def configure(service: str, level: int = logging.INFO) -> None:
-    """Set up logging of this process to standard error; `service` names it in every line."""
+def configure(
+    service: str, level: int = logging.INFO, *, summed_up: Collection[str] = frozenset()
+) -> None:
+    """Set up logging of this process to standard error; `service` names it in every line.
+
+    Lines whose action is to be `summed_up` are counted where there are too many: see `Repeats`.
+    """
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -38,7 +44,7 @@ def configure(service: str, level: int = logging.INFO) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)  # its plug-ins are nobody's news
     structlog.configure(
         # Our own lines do not go through the standard library, which doubles what each costs.
-        processors=[Repeats(time.monotonic), *shared, *last],
+        processors=[Repeats(time.monotonic, summed_up), *shared, *last],
         logger_factory=_Remarker,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,

@@ -5,13 +5,10 @@ what matters.
 """
 
 from collections import Counter
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from typing import Any, Final
 
 from structlog import DropEvent
-
-TURNED_AWAY: Final = frozenset({"request_refused", "connection_refused", "not_ready"})
-"""The actions of such lines."""
 
 WHILE_SECONDS: Final = 10.0
 LINES_OF_A_KIND: Final = 100
@@ -23,8 +20,10 @@ LINES_TOGETHER: Final = 1000
 class Repeats:
     """A processor for structlog: drops what is too much, and says with the next line how much."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], actions: Collection[str]) -> None:
+        """`actions` are those of such lines."""
         self._monotonic = monotonic
+        self._actions = actions
         self._since = monotonic()
         self._counts: Counter[tuple[Any, ...]] = Counter()
         self._withheld = 0
@@ -32,7 +31,7 @@ class Repeats:
     def __call__(
         self, _logger: object, _method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        if event.get("action") not in TURNED_AWAY:
+        if event.get("action") not in self._actions:
             return event
         now = self._monotonic()
         if now - self._since >= WHILE_SECONDS:

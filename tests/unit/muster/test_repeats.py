@@ -27,7 +27,7 @@ def hand() -> Hand:
 
 @pytest.fixture
 def repeats(hand: Hand) -> Repeats:
-    return Repeats(hand)
+    return Repeats(hand, {"request_refused", "connection_refused"})
 
 
 def written(repeats: Repeats, times: int, action: str, caller: str) -> list[dict[str, Any]]:
