@@ -9,6 +9,7 @@ nothing.
 
 import uuid
 from asyncio import AbstractEventLoop, TimerHandle, Transport
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
@@ -121,6 +122,12 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._turn_away(_headers_too_large())
             raise _EnoughRead
         super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and _has_body(self.headers):
+            self._turn_away(_no_upgrade())
+            raise _EnoughRead
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         # Bodies are counted by the application.
@@ -242,6 +249,17 @@ class _EnoughRead(Exception):
 def _headers_too_large() -> Problem:
     detail = f"Your headers are longer than {HEADERS_LIMIT_BYTES} bytes."
     return Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers-too-large", detail)
+
+
+def _no_upgrade() -> Problem:
+    # The parser reads no further than its headers: what was asked for would be done without a body.
+    detail = "A body cannot come with an upgrade of the protocol: send it over plain HTTP/1.1."
+    return Problem(HTTPStatus.BAD_REQUEST, "upgrade-refused", detail)
+
+
+def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    said = dict(headers)
+    return b"transfer-encoding" in said or said.get(b"content-length", b"0").strip(b"0") != b""
 
 
 def _not_now(status: HTTPStatus, detail: str) -> Problem:

@@ -58,6 +58,11 @@ def as_json(text: bytes) -> bytes:
         raise _no_yaml(f"{said}{where}") from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise _no_yaml(str(error)) from error
+    except Problem:
+        raise
+    except Exception as error:
+        # PyYAML's constructors raise whatever befalls them: KeyError for `!!bool perhaps`.
+        raise _no_yaml("a value is not what its tag says") from error
 
 
 def _text_of_date(value: object) -> str:

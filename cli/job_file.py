@@ -69,6 +69,8 @@ def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, tuple[int, int
         raise InvalidJobFile(f"{name}{at}: {_trouble(error, text)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidJobFile(f"{name} is no YAML: {error}") from error
+    except Exception as error:  # PyYAML's constructors raise whatever befalls them
+        raise InvalidJobFile(f"{name} is no YAML: a value is not what its tag says") from error
 
 
 def _trouble(error: yaml.MarkedYAMLError, text: str) -> str:
@@ -91,7 +93,7 @@ def _unclosed(text: str) -> yaml.Mark | None:
                 opened.append(token.start_mark)
             elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
                 del opened[-1:]
-    except yaml.YAMLError:  # it is not read to its end
+    except Exception:  # noqa: BLE001  whatever it is, it is not read to its end
         return None
     return opened[-1] if opened else None
 

@@ -173,8 +173,11 @@ def _values(words: Sequence[str]) -> dict[str, Any]:
         except yaml.MarkedYAMLError as error:
             problem = error.problem or error.context
             raise typer.BadParameter(f"--set {field}: {text!r} is no YAML: {problem}") from None
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise typer.BadParameter(f"--set {field}: {text!r} is no YAML: {error}") from None
+        except Exception as error:  # PyYAML's constructors raise whatever befalls them
+            why = "the value is not what its tag says"
+            raise typer.BadParameter(f"--set {field}: {text!r} is no YAML: {why}") from error
     return found
 
 

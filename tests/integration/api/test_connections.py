@@ -24,6 +24,7 @@ from api.protocol import DeadlineProtocol
 STATUS = re.compile(rb"HTTP/1.1 (\d{3})")
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{}"
+UPGRADING = GET.removesuffix(b"\r\n") + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
 OWN_UID = 7
 
 
@@ -262,6 +263,24 @@ def test_an_answer_that_waits_is_the_only_one_and_learns_that_its_client_has_lef
                 client.sendall(GET * 1000)
         assert left.wait(20)
     assert asked == ["/livez"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"],
+)
+def test_a_body_that_comes_with_an_upgrade_is_refused_and_not_lost(
+    service: Service, body: bytes
+) -> None:
+    answer = service.raw(UPGRADING.replace(b"GET", b"POST") + body)
+    assert problem(answer) == (400, "upgrade-refused")
+
+
+def test_an_upgrade_without_a_body_is_passed_over(service: Service) -> None:
+    for no_body in (b"\r\n", b"Content-Length: 0\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
+            client.sendall(UPGRADING + no_body)
+            assert status(client.recv(4096)) == 200
 
 
 def test_what_is_not_http_is_refused_and_told(service: Service) -> None:

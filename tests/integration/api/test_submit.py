@@ -176,6 +176,7 @@ def test_a_plan_is_told_and_nothing_is_submitted(
         (["train.py"], "for a script say muster submit -- python train.py"),
         (["--set", "seed"], "--set seed: write FIELD=VALUE"),
         (["--set", "seed=["], "--set seed: '[' is no YAML: "),
+        (["--set", "seed=!!bool x"], "--set seed: '!!bool x' is no YAML: the value is not what"),
         (
             ["-n", "2", "python", "loop.py"],
             "write -- before the command: muster submit -d -n 2 -- python loop.py",

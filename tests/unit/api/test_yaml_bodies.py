@@ -32,6 +32,10 @@ def test_what_yaml_says_is_said_in_json() -> None:
         (b"\xff\xfe\xff", "This body is no YAML"),
         (b"a: b\n---\nc: d", "expected a single document"),
         (b"a: " + b"9" * 5000, "Exceeds the limit"),
+        (b"a: !!bool perhaps", "a value is not what its tag says"),
+        (b'a: !!int ""', "a value is not what its tag says"),
+        (b'a: !!float ""', "a value is not what its tag says"),
+        (b"a: !!timestamp x", "a value is not what its tag says"),
     ],
 )
 def test_what_json_cannot_say_or_nobody_should_is_refused(text: bytes, why: str) -> None:

@@ -63,6 +63,10 @@ def test_json_is_yaml(tmp_path: Path) -> None:
         (b'a: "x\nb: 2\n', r"scalar that begins at 1:4"),
         (b"a: 1\n---\nb: 2\n", "job.yaml:2:1: "),
         (b"a: !python/object:os.system x\n", "job.yaml:1:4: could not determine a constructor"),
+        (b"a: !!bool perhaps\n", "job.yaml is no YAML: a value is not what its tag says"),
+        (b'a: !!int ""\n', "a value is not what its tag says"),
+        (b"a: !!timestamp x\n", "a value is not what its tag says"),
+        (b'a: [}\nb: "\\UFFFFFFFF"\n', "job.yaml:1:5: "),
     ],
 )
 def test_what_describes_no_job_is_refused(path: Path, content: bytes, said: str) -> None:
