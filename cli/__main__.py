@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli import completion
+from cli import completion, streams
 from cli.vocabulary import Vocabulary
 from muster.contracts.errors import MusterError
 
@@ -47,6 +47,7 @@ def muster(
 
 def main() -> None:
     """Run a command; an error is a sentence and an exit code."""
+    streams.stand_in_for_closed()
     # httpx has a command line of its own, of click and Rich, and goes without if it is not there.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     completion.prepare(os.environ)
