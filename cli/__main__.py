@@ -3,13 +3,14 @@
 import os
 import shlex
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from cli import completion
+from cli import completion, streams
 from cli.vocabulary import Vocabulary
 from muster.contracts.errors import MusterError
+from muster.remarks import finish, remark
 
 app = typer.Typer(
     name="muster",
@@ -47,6 +48,7 @@ def muster(
 
 def main() -> None:
     """Run a command; an error is a sentence and an exit code."""
+    streams.stand_in_for_closed()
     # httpx has a command line of its own, of click and Rich, and goes without if it is not there.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     completion.prepare(os.environ)
@@ -57,15 +59,26 @@ def main() -> None:
 
         sys.exit(ExitCode.INTERRUPTED)
     except MusterError as error:
-        from cli.exit_codes import code_of_error  # noqa: PLC0415  --help
-
-        typer.echo(f"muster: {error}", err=True)
-        sys.exit(code_of_error(error))
+        _end(error)
     except Exception as error:  # noqa: BLE001  a bug of ours is a sentence as well
+        from cli.plain_errors import as_sentence  # noqa: PLC0415  --help
+
+        if plain := as_sentence(error):
+            _end(plain)
         again = shlex.join(["muster", "--debug", *sys.argv[1:]])
-        said = f"an error of its own, {type(error).__name__}: {error}; see where with: {again}"
-        typer.echo(f"muster: {said}", err=True)
+        remark(
+            f"muster: an error of its own, {type(error).__name__}: {error}; see where with: {again}"
+        )
         sys.exit(1)
+
+
+def _end(error: MusterError) -> NoReturn:
+    """Say it and exit. What is not written yet is lost if the disk is full, and the code is not."""
+    from cli.exit_codes import code_of_error  # noqa: PLC0415  --help
+
+    remark(f"muster: {error}")
+    finish()
+    sys.exit(code_of_error(error))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.remarks import narrate, remark
 from store.database import Database
-from store.errors import StoreUnavailable
+from store.errors import JobExists, StoreUnavailable
 from store.events import Events
 from store.jobs import Jobs
 from store.records import Event, Job, Worker
@@ -145,13 +145,16 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
         jobs.delete(job_id, job.uid)
     earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
     refuse_other_mode(earlier, completed.spec.mode)
-    jobs.create(
-        job_id,
-        JobUid(uuid.uuid4().hex),
-        completed.spec,
-        message=completed.note,
-        idempotency=None,
-    )
+    try:
+        jobs.create(
+            job_id,
+            JobUid(uuid.uuid4().hex),
+            completed.spec,
+            message=completed.note,
+            idempotency=None,
+        )
+    except JobExists:  # another call of the same moment was faster: this one goes on with its job
+        _refuse_another(jobs.get(job_id), spec, completed.spec)
 
 
 def _refuse_another(job: Job, asked: JobSpec, completed: JobSpec) -> None:

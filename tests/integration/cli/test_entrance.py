@@ -1,8 +1,12 @@
-"""Ctrl-C at any moment is an end and no story."""
+"""Ctrl-C at any moment is an end and no story; a closed stream is no reason to do nothing."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 BEFORE_ALL_ELSE = """
 import signal, sys
@@ -22,3 +26,18 @@ def test_an_interruption_while_it_is_still_being_loaded_is_quiet() -> None:
         [sys.executable, "-c", BEFORE_ALL_ELSE], capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_who_is_started_without_standard_streams_works_all_the_same(
+    closed: str, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    command = f'"$0" -P -m cli run -n 1 touch {done} {closed}'
+    ended = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable],
+        env={**os.environ, "MUSTER_DATA_DIR": str(tmp_path / "data")},
+        check=False,
+    )
+    assert ended.returncode == 0
+    assert done.exists()

@@ -30,6 +30,11 @@ def ended(monkeypatch: pytest.MonkeyPatch, error: BaseException, *options: str) 
         (MusterError("it is so"), 1, "muster: it is so\n"),
         (Unreachable("http://there"), 3, "muster: nobody answers at http://there: "),
         (KeyError("x"), 1, "muster: an error of its own, KeyError: 'x'; "),
+        (OSError(20, "Not a directory", "/dev/null/x"), 2, "muster: '/dev/null/x' cannot be used:"),
+        (OSError(28, "No space left on device", "/x"), 1, "muster: '/x' cannot be used: No space"),
+        (OSError(28, "No space left on device"), 1, "muster: what this writes or reads cannot be:"),
+        (OSError(2, "No such file or directory"), 2, "muster: the working directory is no more"),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogate"), 2, "muster: this is no text in"),
     ],
 )
 def test_an_error_is_a_sentence_and_a_code(

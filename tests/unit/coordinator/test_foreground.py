@@ -149,6 +149,18 @@ def test_a_job_that_is_not_over_goes_on_only_as_it_has_begun(
         begin(tmp_path)
 
 
+@pytest.mark.usefixtures("may_complete")
+def test_who_stores_the_same_job_a_moment_later_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreground, "Service", Interrupted)
+    assert begin(tmp_path) == foreground.INTERRUPTED
+    monkeypatch.setattr(Jobs, "find", lambda *_: None)  # it was not there when they looked
+    assert begin(tmp_path) == foreground.INTERRUPTED
+    with pytest.raises(BegunOtherwise, match="another world_size, and"):
+        begin(tmp_path, world_size=2)
+
+
 def test_what_was_told_is_not_told_again_by_a_run_that_goes_on(
     tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
