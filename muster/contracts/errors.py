@@ -13,6 +13,7 @@ MusterError
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── DatasetError …         muster/datasets/errors.py
 ├── NotHere                muster/ports.py
+├── NotToBeHad             muster/ports.py
 ├── InvalidProgram         muster/program.py
 ├── ProgramRaised          muster/program.py
 ├── Differs                muster/synchronous/taking_up.py
@@ -30,6 +31,7 @@ MusterError
 ├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
 ├── Misuse …               cli/misuse.py
+├── Thwarted               cli/plain_errors.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py
 └── InvalidJobFile         cli/job_file.py
