@@ -8,6 +8,7 @@ route, in the words of `api.access`.
 import re
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
@@ -112,10 +113,14 @@ class Door:
         path = scope["path"]
         if is_bare_probe(path):
             return None
+        recognize = partial(
+            self._identities.identify,
+            scope["state"]["caller_uid"],
+            headers.get("authorization"),
+        )
+        scope["state"]["recognize"] = recognize
         try:
-            return await self._identities.identify(
-                scope["state"]["caller_uid"], headers.get("authorization")
-            )
+            return await recognize()
         except Problem:
             if is_probe(path):
                 return None
