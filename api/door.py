@@ -8,6 +8,7 @@ route, in the words of `api.access`.
 import re
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
@@ -85,6 +86,7 @@ class Door:
             or _foreign_origin(headers)
             or _foreign_page(scope, headers)
             or _wrong_content(scope, headers)
+            or _too_long(headers)
         )
         if problem is not None:
             raise problem
@@ -112,10 +114,14 @@ class Door:
         path = scope["path"]
         if is_bare_probe(path):
             return None
+        recognize = partial(
+            self._identities.identify,
+            scope["state"]["caller_uid"],
+            headers.get("authorization"),
+        )
+        scope["state"]["recognize"] = recognize
         try:
-            return await self._identities.identify(
-                scope["state"]["caller_uid"], headers.get("authorization")
-            )
+            return await recognize()
         except Problem:
             if is_probe(path):
                 return None
@@ -200,6 +206,17 @@ def _wrong_content(scope: Scope, headers: Mapping[str, str]) -> Problem | None:
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         "not-json",
         "Bodies are JSON or YAML and say so: add the header `Content-Type: application/json`.",
+    )
+
+
+def _too_long(headers: Mapping[str, str]) -> Problem | None:
+    """Refuse a body by its announcement; what comes without one is counted as it comes."""
+    if int(headers.get("content-length", "0")) <= BODY_LIMIT_BYTES:
+        return None
+    return Problem(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "body-too-large",
+        f"A body has {BODY_LIMIT_BYTES} bytes at most.",
     )
 
 

@@ -1,6 +1,7 @@
 """Every route with every kind of credential, as the OpenAPI document has them."""
 
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -184,6 +185,32 @@ def test_a_token_is_shown_once_and_ends_when_it_is_revoked(
     secrets = [made["token"], made["token"].split("_")[2], ENVIRONMENT_TOKEN]
     kept = b"".join(path.read_bytes() for path in locked.files.root.rglob("*") if path.is_file())
     assert not [secret for secret in secrets if secret.encode() in kept]
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+def test_a_token_that_is_revoked_while_its_body_is_on_the_way_submits_nothing(
+    locked: Service, credentials: Credentials, kind: str
+) -> None:
+    head = (
+        "POST /jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 20\r\n"
+        f"Content-Type: application/{kind}\r\nAuthorization: Bearer "
+    )
+    address = ("127.0.0.1", locked.port)
+    with asking(locked, credentials["environment"]) as client:
+        text = client.post("/tokens", json={"name": "slow", "scope": "submit"}).json()["token"]
+        before = client.get("/jobs").headers["x-total-count"]
+        with (
+            socket.create_connection(address, timeout=DEADLINE_SECONDS) as sender,
+            asking(locked, f"Bearer {text}") as holder,
+        ):
+            sender.sendall(f'{head}{text}\r\n\r\n{{"command":'.encode())
+            assert holder.get("/jobs").status_code == 200  # and by now that one is at the door
+            client.delete("/tokens/slow")
+            sender.sendall(b'["true"]}')
+            answer = b"".join(iter(lambda: sender.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 401")
+        assert b"/problems/revoked-token" in answer
+        assert client.get("/jobs").headers["x-total-count"] == before
 
 
 def test_what_one_token_was_answered_is_not_told_to_the_next_of_its_name(

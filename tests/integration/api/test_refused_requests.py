@@ -109,8 +109,10 @@ def test_a_command_in_one_string_is_answered_with_how_to_write_it(client: httpx.
 
 
 def test_two_hundred_megabytes_are_refused_by_their_announcement(service: Service) -> None:
-    head = post(b"", Content_Length=str(200 << 20))
-    assert status(service.raw(head)) == 413
+    answer = service.raw(post(b"", Content_Length=str(200 << 20)))
+    assert status(answer) == 413
+    assert b"content-type: application/problem+json" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "/problems/body-too-large"
 
 
 def test_a_body_without_an_announced_length_is_refused_at_the_limit(service: Service) -> None:
