@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from cli.misuse import Misuse
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
@@ -43,7 +44,7 @@ class AlreadyUp(MusterError):
         )
 
 
-class NoDataDirectory(MusterError):
+class NoDataDirectory(Misuse):
     """The data directory cannot be made or written."""
 
     def __init__(self, data_dir: Path, error: OSError) -> None:
