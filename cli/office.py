@@ -70,8 +70,12 @@ class Office:
             ca_file=str(ca_file) if ca_file else None,
         )
         temporary = self._files.keeper.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(holder))
-        temporary.replace(self._files.keeper)
+        try:
+            temporary.write_bytes(msgspec.json.encode(holder))
+            temporary.replace(self._files.keeper)
+        except OSError:  # there is no room: what is written of it would stay for good
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
