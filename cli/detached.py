@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +26,9 @@ PATIENCE_SECONDS: Final = 5.0
 """A person who has heard nothing for so long wonders."""
 
 LONG_BYTES: Final = 8 << 20
+
+PROBE_BYTES: Final = 1 << 16
+"""More than fits into what is left of a block."""
 
 LAST_LINES: Final = 5
 """Of the log of services that did not come up: their own sentence is among them."""
@@ -70,9 +74,21 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
         process.send_signal(signal.SIGTERM)
         raise
     if holder is None:
-        raise NotUp(files.keeper_log, _last_lines(files.keeper_log, already))
+        said = _last_lines(files.keeper_log, already)
+        raise NotUp(files.keeper_log, said or why_silent(files.root))
     _say_where(holder, files, door)
     return 0
+
+
+def why_silent(data_dir: Path) -> str:
+    """Return what may have kept services from saying why they ended: mostly there is no room."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=data_dir) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+    except OSError as error:
+        return f"nothing, and {data_dir} cannot be written to: {error.strerror}"
+    return "nothing"
 
 
 def _await_end(holder: Holder) -> None:

@@ -31,6 +31,7 @@ from muster.client.errors import (
     NotMuster,
     Replaced,
     Unreachable,
+    Unsendable,
     Untrusted,
     WaitTimedOut,
 )
@@ -59,7 +60,10 @@ class ExitCode(IntEnum):
 
 
 _OF_ERRORS: Final = (
-    ((Invalid, Ambiguous, InvalidSpec, InvalidEnvironment, Misuse, NoCertificates), ExitCode.USAGE),
+    (
+        (Invalid, Ambiguous, InvalidSpec, InvalidEnvironment, Misuse, NoCertificates, Unsendable),
+        ExitCode.USAGE,
+    ),
     ((Unreachable, Untrusted, NotMuster), ExitCode.UNREACHABLE),
     (NotAllowed, ExitCode.NOT_ALLOWED),
     ((NotFound, Replaced, CheckpointMissing), ExitCode.NOT_FOUND),

@@ -1,5 +1,9 @@
 """A job as a YAML file (JSON is YAML), with the place of every field, so that errors can say it."""
 
+import errno
+import os
+import select
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +17,10 @@ Place: TypeAlias = tuple[str | int, ...]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
+
+
+PATIENCE_SECONDS: Final = 5.0
+"""With a pipe through which nothing comes."""
 
 
 class InvalidJobFile(MusterError):
@@ -38,7 +46,7 @@ class JobFile:
                 f"{name}"
             )
         try:
-            text = path.read_text(encoding="utf-8")
+            text = _content(path).decode()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise InvalidJobFile(f"{name} cannot be read: {why}") from error
@@ -57,6 +65,17 @@ class JobFile:
         while place and place not in self.marks:
             place = place[:-1]
         return self.marks.get(place, (1, 1))
+
+
+def _content(path: Path) -> bytes:
+    """Return all that is in the file, or comes through the pipe; raises `OSError`."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123  its flags
+        # A pipe is one's own way to make a job, but opening one waits for ever for a writer.
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            if not select.select([file], [], [], PATIENCE_SECONDS)[0]:
+                raise TimeoutError(errno.ETIMEDOUT, "it is a pipe that nobody writes to")
+            os.set_blocking(file.fileno(), True)
+        return file.read()
 
 
 def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, tuple[int, int]]]:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from cli.misuse import Misuse
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
@@ -43,7 +44,7 @@ class AlreadyUp(MusterError):
         )
 
 
-class NoDataDirectory(MusterError):
+class NoDataDirectory(Misuse):
     """The data directory cannot be made or written."""
 
     def __init__(self, data_dir: Path, error: OSError) -> None:
@@ -69,8 +70,12 @@ class Office:
             ca_file=str(ca_file) if ca_file else None,
         )
         temporary = self._files.keeper.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(holder))
-        temporary.replace(self._files.keeper)
+        try:
+            temporary.write_bytes(msgspec.json.encode(holder))
+            temporary.replace(self._files.keeper)
+        except OSError:  # there is no room: what is written of it would stay for good
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager

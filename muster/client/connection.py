@@ -24,6 +24,7 @@ from muster.client.errors import (
     Problem,
     Unconfirmed,
     Unreachable,
+    Unsendable,
     refusal,
 )
 from muster.client.trust import untrusted
@@ -96,13 +97,17 @@ class Connection:
         self.monotonic = monotonic
         self.sleep = sleep
         self._retry_seconds = retry_seconds
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {_sendable(token)}"} if token else {},
-            timeout=timeout_seconds,
-            transport=transport,
-            trust_env=False,
-        )
+        headers = {"Authorization": f"Bearer {_sendable(token)}"} if token else {}
+        try:
+            self._http = httpx.Client(
+                base_url=url,
+                headers=headers,
+                timeout=timeout_seconds,
+                transport=transport,
+                trust_env=False,
+            )
+        except httpx.InvalidURL as error:
+            raise Unsendable(f"{url} is no URL of an API: {error}; correct MUSTER_URL") from error
 
     def close(self) -> None:
         self._http.close()
@@ -209,7 +214,7 @@ def _sendable(token: str) -> str:
     """Return a token as a header takes it; a file that it was read from ends with a line feed."""
     stripped = token.strip()
     if not (stripped.isascii() and stripped.isprintable()):
-        raise ClientError("the token holds what no token does: copy it again, all of it")
+        raise Unsendable("the token holds what no token does: copy it again, all of it")
     return stripped
 
 
@@ -217,9 +222,9 @@ def _encoded(body: object) -> bytes:
     try:
         return msgspec.json.encode(body, enc_hook=os.fspath)
     except UnicodeEncodeError as error:
-        raise ClientError("a text of this request is no UTF-8, and JSON takes no other") from error
+        raise Unsendable("a text of this request is no UTF-8, and JSON takes no other") from error
     except TypeError as error:
-        raise ClientError(f"this request holds what JSON cannot say: {error}") from error
+        raise Unsendable(f"this request holds what JSON cannot say: {error}") from error
 
 
 def _present(headers: Mapping[str, str | None]) -> dict[str, str]:

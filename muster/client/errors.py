@@ -6,6 +6,7 @@ ClientError
 │   └── Unconfirmed    no good answer came any more, and the order may have arrived
 ├── Untrusted          somebody is there who cannot prove by a certificate who he is
 ├── NoCertificates     the file that says whom to trust cannot be used
+├── Unsendable         a URL, a token or a text is of a form that no request has
 ├── NotMuster          somebody answers, and it is not our API
 ├── Refused            the API answered with a problem document; the message says what to do next
 │   ├── Invalid        422  one or more fields cannot be accepted: `errors` says which
@@ -52,6 +53,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 class ClientError(MusterError):
     """A request had no good answer."""
+
+
+class Unsendable(ClientError):
+    """It cannot be asked in these words; nothing was sent."""
 
 
 class Unreachable(ClientError):

@@ -178,7 +178,7 @@ def test_a_place_where_there_can_be_no_data_is_a_sentence(
 ) -> None:
     house.files.root.write_text("a file")
     up = house.say(*words)
-    assert (up.returncode, up.stderr.count("\n")) == (1, 1)
+    assert (up.returncode, up.stderr.count("\n")) == (2, 1)
     assert up.stderr.startswith(f"muster: {house.files.root} cannot hold the data (")
     assert house.files.root.read_text() == "a file"
 

@@ -13,6 +13,7 @@ from muster.client.errors import (
     NotMuster,
     Problem,
     Unreachable,
+    Unsendable,
     WaitTimedOut,
     refusal,
 )
@@ -39,6 +40,7 @@ from muster.contracts.job import TERMINAL
         (BegunOtherwise("a", ["command"]), ExitCode.CONFLICT),
         (MusterError("ours"), ExitCode.FAILED),
         (NoCertificates("no PEM"), ExitCode.USAGE),
+        (Unsendable("no token is like that"), ExitCode.USAGE),
         (WhoseUnsaid("whose?"), ExitCode.USAGE),
         (NoSuchRank("it has rank 0 only"), ExitCode.USAGE),
         (FaultRefused("not now"), ExitCode.FAILED),

@@ -1,9 +1,12 @@
 """Where a field stands in a file, and what is no file of a job."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from cli import job_file
 from cli.job_file import InvalidJobFile, JobFile, Place
 
 TEXT = """\
@@ -84,3 +87,22 @@ def test_a_file_that_is_not_there_is_named_once(path: Path) -> None:
 def test_a_script_is_told_what_to_say_instead() -> None:
     with pytest.raises(InvalidJobFile, match=r"muster submit -- python train\.py"):
         JobFile.read(Path("train.py"))
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "job.yaml"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("world_size: 4\n",))
+    writer.start()
+    assert JobFile.read(pipe).fields == {"world_size": 4}
+    writer.join()
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_file, "PATIENCE_SECONDS", 0.01)
+    pipe = tmp_path / "job.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(InvalidJobFile, match="it is a pipe that nobody writes to"):
+        JobFile.read(pipe)

@@ -22,6 +22,7 @@ from muster.client.errors import (
     Replaced,
     Unconfirmed,
     Unreachable,
+    Unsendable,
 )
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.errors import InvalidEnvironment
@@ -222,7 +223,7 @@ def test_a_token_that_is_none_is_not_sent_and_not_told(token: str) -> None:
 
 def test_what_json_cannot_hold_is_not_sent() -> None:
     scene = Scene(job())
-    with pytest.raises(ClientError, match="no UTF-8"):
+    with pytest.raises(Unsendable, match="no UTF-8"):
         scene.client().submit(name="\udcff")
     assert not scene.requests
     scene.client().submit(dataset_dir=Path("/data"))
@@ -232,6 +233,8 @@ def test_what_json_cannot_hold_is_not_sent() -> None:
 def test_an_address_that_is_none_is_told_at_once() -> None:
     with pytest.raises(InvalidEnvironment, match="is not a URL such as"):
         Client("localhost:8000")
+    with pytest.raises(Unsendable, match="correct MUSTER_URL"):
+        Client("http://xn--é.é:80")
 
 
 def _urls(requests: Sequence[httpx.Request]) -> list[str]:
