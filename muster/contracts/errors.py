@@ -25,7 +25,6 @@ MusterError
 ├── InvalidCertificate     api/exposure.py
 ├── PortTaken              api/__main__.py and cli/household.py, each in its own words
 ├── AlreadyUp              cli/office.py
-├── NoDataDirectory        cli/office.py
 ├── NotUp                  cli/detached.py
 ├── InvalidPreferences     cli/preferences.py
 ├── NotOurs                cli/down.py
