@@ -49,6 +49,7 @@ def as_json(text: bytes) -> bytes:
     """Return what `text` says as JSON; raises `Problem`."""
     try:
         _refuse_riddles(text)
+        _refuse_twice(yaml.compose(text, _LOADER))
         return json.dumps(yaml.load(text, _LOADER), default=str).encode()  # noqa: S506  a safe one
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -72,6 +73,23 @@ def _refuse_riddles(text: bytes) -> None:
         if isinstance(event, yaml.AliasEvent) or depth > DEPTH_LIMIT:
             line = event.start_mark.line + 1
             raise _no_yaml(f"write aliases out, and nest no deeper than {DEPTH_LIMIT}: line {line}")
+
+
+def _refuse_twice(node: yaml.Node | None) -> None:
+    """Raise for a name that YAML would silently let the later one win of."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_twice(item)
+    elif isinstance(node, yaml.MappingNode):
+        seen = set[str]()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    # Which one is the client's word, of any length and in any letters.
+                    said = "a name is given twice"
+                    raise yaml.MarkedYAMLError(problem=said, problem_mark=key.start_mark)
+                seen.add(key.value)
+            _refuse_twice(value)
 
 
 def _is_yaml(headers: Mapping[str, str]) -> bool:
