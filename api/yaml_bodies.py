@@ -14,7 +14,11 @@ from anyio.to_thread import run_sync
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.access import ScopeTooSmall
+from api.account import CHANGING, tell_refusal
+from api.identity import Caller
 from api.problems import Problem, respond
+from muster.contracts.token import Scope as TokenScope
 
 YAML_TYPES: Final = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
 
@@ -32,10 +36,15 @@ class YamlAsJson:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_yaml(Request(scope).headers):
+        if (
+            scope["type"] != "http"
+            or scope["method"] not in CHANGING  # what only looks has no body
+            or not _is_yaml(Request(scope).headers)
+        ):
             await self._app(scope, receive, send)
             return
         try:
+            _refuse_onlooker(scope)
             body = await run_sync(as_json, await _whole(Request(scope, receive)))
         except ClientDisconnect:
             return  # nobody waits for an answer
@@ -63,6 +72,15 @@ def as_json(text: bytes) -> bytes:
     except Exception as error:
         # PyYAML's constructors raise whatever befalls them: KeyError for `!!bool perhaps`.
         raise _no_yaml("a value is not what its tag says") from error
+
+
+def _refuse_onlooker(scope: Scope) -> None:
+    """Read nothing for whoever may change nothing."""
+    caller: Caller | None = scope["state"].get("caller")
+    if caller is not None and not caller.scope.covers(TokenScope.SUBMIT):
+        problem = ScopeTooSmall(caller, TokenScope.SUBMIT)
+        tell_refusal(problem, scope)
+        raise problem
 
 
 def _refuse_riddles(text: bytes) -> None:
