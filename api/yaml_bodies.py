@@ -15,7 +15,11 @@ from anyio.to_thread import run_sync
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.access import ScopeTooSmall
+from api.account import CHANGING, tell_refusal
+from api.identity import Caller
 from api.problems import Problem, respond
+from muster.contracts.token import Scope as TokenScope
 
 YAML_TYPES: Final = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
 
@@ -33,10 +37,15 @@ class YamlAsJson:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_yaml(Request(scope).headers):
+        if (
+            scope["type"] != "http"
+            or scope["method"] not in CHANGING  # what only looks has no body
+            or not _is_yaml(Request(scope).headers)
+        ):
             await self._app(scope, receive, send)
             return
         try:
+            _refuse_onlooker(scope)
             body = await run_sync(as_json, await _whole(Request(scope, receive)))
         except ClientDisconnect:
             return  # nobody waits for an answer
@@ -50,6 +59,7 @@ def as_json(text: bytes) -> bytes:
     """Return what `text` says as JSON; raises `Problem`."""
     try:
         _refuse_riddles(text)
+        _refuse_twice(yaml.compose(text, _LOADER))
         return json.dumps(yaml.load(text, _LOADER), default=_text_of_date).encode()  # noqa: S506  a safe one
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -72,6 +82,15 @@ def _text_of_date(value: object) -> str:
     raise TypeError(f"write it as text, JSON has no {type(value).__name__}")
 
 
+def _refuse_onlooker(scope: Scope) -> None:
+    """Read nothing for whoever may change nothing."""
+    caller: Caller | None = scope["state"].get("caller")
+    if caller is not None and not caller.scope.covers(TokenScope.SUBMIT):
+        problem = ScopeTooSmall(caller, TokenScope.SUBMIT)
+        tell_refusal(problem, scope)
+        raise problem
+
+
 def _refuse_riddles(text: bytes) -> None:
     depth = 0
     for event in yaml.parse(text, _LOADER):
@@ -80,6 +99,23 @@ def _refuse_riddles(text: bytes) -> None:
         if isinstance(event, yaml.AliasEvent) or depth > DEPTH_LIMIT:
             line = event.start_mark.line + 1
             raise _no_yaml(f"write aliases out, and nest no deeper than {DEPTH_LIMIT}: line {line}")
+
+
+def _refuse_twice(node: yaml.Node | None) -> None:
+    """Raise for a name that YAML would silently let the later one win of."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_twice(item)
+    elif isinstance(node, yaml.MappingNode):
+        seen = set[str]()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    # Which one is the client's word, of any length and in any letters.
+                    said = "a name is given twice"
+                    raise yaml.MarkedYAMLError(problem=said, problem_mark=key.start_mark)
+                seen.add(key.value)
+            _refuse_twice(value)
 
 
 def _is_yaml(headers: Mapping[str, str]) -> bool:

@@ -213,6 +213,12 @@ def test_a_token_that_is_revoked_while_its_body_is_on_the_way_submits_nothing(
         assert client.get("/jobs").headers["x-total-count"] == before
 
 
+def test_who_may_change_nothing_has_no_yaml_read(locked: Service, credentials: Credentials) -> None:
+    with asking(locked, credentials["read"]) as client:
+        sent = client.post("/jobs", content=b"a: [", headers={"Content-Type": "application/yaml"})
+    assert (sent.status_code, sent.json()["type"]) == (403, "/problems/scope-too-small")
+
+
 def test_what_one_token_was_answered_is_not_told_to_the_next_of_its_name(
     locked: Service, credentials: Credentials
 ) -> None:

@@ -32,6 +32,8 @@ def test_what_yaml_says_is_said_in_json() -> None:
         (b"\xff\xfe\xff", "This body is no YAML"),
         (b"a: b\n---\nc: d", "expected a single document"),
         (b"a: " + b"9" * 5000, "Exceeds the limit"),
+        (b"a: 1\nb: 2\na: 3", "a name is given twice at line 3, column 1"),
+        (b"env: [{A: 1, 'A': 2}]", "a name is given twice at line 1, column 14"),
         (b"a: !!bool perhaps", "a value is not what its tag says"),
         (b'a: !!int ""', "a value is not what its tag says"),
         (b'a: !!float ""', "a value is not what its tag says"),
