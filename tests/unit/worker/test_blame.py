@@ -11,7 +11,7 @@ import pytest
 
 from muster.contracts.environ import MARK
 from muster.contracts.messages import StartRank
-from worker.blame import is_of_the_command, is_of_the_order
+from worker.blame import explained, is_of_the_command, is_of_the_order
 from worker.descriptors import DescriptorLimits
 from worker.logbook import Logbook
 from worker.starting import Exec
@@ -70,3 +70,13 @@ def test_a_command_that_is_none_is_of_the_submission(command: str) -> None:
     with pytest.raises(OSError) as caught:  # noqa: PT011  which is what we want to see
         subprocess.run([command], check=False)
     assert is_of_the_command(caught.value)
+
+
+def test_an_environment_that_is_too_large_is_told_in_figures_and_not_in_values() -> None:
+    environment = {"SMALL": "s", "LARGE": "x" * 200_000}
+    error = explained(OSError(errno.E2BIG, "Argument list too long", "python"), environment)
+    assert is_of_the_order(error, "/")
+    assert "the longest is LARGE with 200015; " in str(error)
+    assert "xx" not in str(error)
+    other = OSError(errno.ENOENT, "no")
+    assert explained(other, environment) is other
