@@ -81,7 +81,12 @@ class Glances:
             return reading.result()
         return known[1]
 
+    async def look_anew(self, job_id: JobId) -> Glance | None:
+        """Return the job as it is now: the id that others have seen may be another job's by now."""
+        return await self._refresh(job_id)
+
     async def _refresh(self, job_id: JobId) -> Glance | None:
+        began = self._monotonic()
         try:
             glance = await run_sync(self._read, job_id)
         except StoreUnavailable:
@@ -89,10 +94,13 @@ class Glances:
                 return self._known[job_id][1]
             raise
         self._forget_old()
+        known = self._known.get(job_id)
+        if known is not None and known[0] > began:
+            return glance  # somebody has begun later and is back already
         # An absent job is not remembered: it may be submitted the next moment.
         self._known.pop(job_id, None)
         if glance is not None:
-            self._known[job_id] = (self._monotonic(), glance)
+            self._known[job_id] = (began, glance)
         return glance
 
     def _forget_old(self) -> None:

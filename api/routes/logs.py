@@ -107,7 +107,7 @@ async def get_logs(
 )
 async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Response:
     """Unnamed events carry lines; the event `end` carries the final status and closes."""
-    glance = await desk.glances.look(job_id)
+    glance = await desk.glances.look_anew(job_id)
     if glance is None:
         raise JobNotFound
     _check_rank(glance.job, part.rank)

@@ -10,7 +10,7 @@ import pytest
 from unit.api.jobs import JOB
 
 from api.glances import FRESH_SECONDS, Glance, Glances
-from muster.contracts.job import JobId
+from muster.contracts.job import JobId, JobUid
 from store.errors import StoreUnavailable
 
 ID = JobId("a")
@@ -40,6 +40,43 @@ def test_fifty_watchers_cost_one_read() -> None:
         world.seconds = FRESH_SECONDS
         await world.glances.look(ID)
         assert world.reads == 2
+
+    asyncio.run(story())
+
+
+def test_who_comes_anew_sees_the_job_that_has_the_id_now_and_so_do_all_after_him() -> None:
+    async def story() -> None:
+        world = World()
+        await world.glances.look(ID)
+        another = Glance(replace(JOB, uid=JobUid("another")), ())
+        world.answer = lambda: another
+        assert await world.glances.look(ID) == GLANCE, "it is fresh"
+        assert await world.glances.look_anew(ID) == another
+        assert await world.glances.look(ID) == another
+
+    asyncio.run(story())
+
+
+def test_a_look_that_took_long_does_not_hide_what_was_seen_since() -> None:
+    async def story() -> None:
+        world = World()
+        reading, go_on = threading.Event(), threading.Event()
+
+        def slow() -> Glance:
+            reading.set()
+            assert go_on.wait(20)
+            return GLANCE
+
+        world.answer = slow
+        late = asyncio.create_task(world.glances.look_anew(ID))
+        await asyncio.to_thread(reading.wait, 20)
+        world.seconds += FRESH_SECONDS / 4
+        another = Glance(replace(JOB, uid=JobUid("another")), ())
+        world.answer = lambda: another
+        assert await world.glances.look_anew(ID) == another
+        go_on.set()
+        await late
+        assert await world.glances.look(ID) == another
 
     asyncio.run(story())
 
