@@ -172,8 +172,11 @@ def _written(installation: Installation, job_id: str, rank: int) -> Iterator[byt
     for path in _files(installation, job_id, rank):
         with path.open("rb") as log:
             for raw in log:
-                head = raw.removesuffix(b"\n")[:LINE_LIMIT_BYTES]
-                yield Line(start=0, end=len(raw), head=head).text.encode()
+                said = raw.removesuffix(b"\n")
+                head = said[:LINE_LIMIT_BYTES]
+                cut_bytes = len(said) - len(head)
+                line = Line(start=0, end=len(raw), head=head, cut_bytes=cut_bytes)
+                yield line.text.encode()
 
 
 def _wrong_stream(

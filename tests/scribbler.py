@@ -15,7 +15,9 @@ FAST_LINES = 60
 SLOW_LINES = 3
 """At once; a hundred times a second."""
 
-LONG_BYTES = 1 << 20
+LONG_BYTES = 1 << 17
+"""Far more than is shown of a line, and not so much that it comes as several."""
+
 PAUSE_SECONDS = 0.01
 CHILD_PAUSE_SECONDS = 0.05
 PAUSES_TO_STAND = 5
