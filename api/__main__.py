@@ -1,5 +1,6 @@
 """Starts the front desk: settings → database → application → server. Wiring only."""
 
+import gc
 import logging
 import os
 import signal
@@ -133,6 +134,9 @@ def _serve(
     url = f"{'https' if door.tls_certfile else 'http'}://{_bracketed(host)}:{port}"
     _LOG.info(f"listens on {url}", action="listening", url=url)
     server = uvicorn.Server(config)
+    # What was loaded stays for good: a collector that walks through all of it, now and then, holds
+    # up everybody for a tenth of a second.
+    gc.freeze()
     server.run(sockets=[listener])
 
 
