@@ -4,6 +4,7 @@ Everything that needs no process to be known is refused here, with the field's n
 by a rank minutes later.
 """
 
+import string
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ from muster.safe import Safe
 
 RESERVED: Final = frozenset({"summaries", "purge"})
 """No job can be called like a path beside the jobs."""
+
+_SIGNS: Final = string.digits + string.ascii_lowercase
+_SUFFIX_LENGTH: Final = 6
+"""Two thousand million: of hundreds of jobs in a second none has the id of another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +75,7 @@ class Submitter:
 
     def _job_id(self, request: JobRequest) -> JobId:
         if request.job_id is None:
-            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{self.random_hex()[:6]}")
+            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{_suffix(self.random_hex())}")
         if request.job_id in RESERVED:
             raise invalid_field("body", "job_id", f"{request.job_id} is a path of this service")
         return checked_job_id(request.job_id)
@@ -78,6 +83,12 @@ class Submitter:
     def _earlier_dir(self, asked: JobSpec) -> str | None:
         """Return where the job that this one goes on from has its checkpoints, if it is known."""
         return asked.resume_from and self.checkpoint_dir_of(JobId(asked.resume_from))
+
+
+def _suffix(random_hex: str) -> str:
+    number = int(random_hex, 16)
+    places = (len(_SIGNS) ** place for place in range(_SUFFIX_LENGTH))
+    return "".join(_SIGNS[number // place % len(_SIGNS)] for place in places)
 
 
 def _beside(asked: JobSpec, earlier_dir: str | None) -> JobSpec:

@@ -40,7 +40,7 @@ def refusal(submitter: Submitter, **fields: object) -> str:
 
 
 def test_a_made_id_sorts_by_time(submitter: Submitter) -> None:
-    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-abcdef"
+    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-xmxt0u"
 
 
 def test_every_field_of_a_spec_can_be_asked_for() -> None:
