@@ -21,6 +21,8 @@ from muster.checkpoints.filesystem import LocalFileSystem
 from muster.checkpoints.names import LATEST, STATE
 from muster.contracts.process import ProcessRecord
 
+pytestmark = pytest.mark.slow
+
 COUNT = 2000
 WHO = "job.0.4711.1"
 

@@ -22,6 +22,8 @@ from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.simulated import run_ranks
 from muster.collectives.tree import deal
 
+pytestmark = pytest.mark.slow
+
 LARGE = bytes(range(256)) * (LIMIT_BYTES // 256)  # more than any socket takes at once
 NOW = 0.0
 SOON = 0.05

@@ -8,6 +8,8 @@ from muster.datasets.digits import digits
 from muster.datasets.errors import DigitsUnavailable
 from muster.datasets.samples import LabelledSample
 
+pytestmark = pytest.mark.slow
+
 
 def sha256(lines: list[bytes]) -> str:
     return hashlib.sha256(b"\n".join(lines)).hexdigest()

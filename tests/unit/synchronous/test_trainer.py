@@ -10,6 +10,8 @@ from stage import Regression, Stage, write_samples
 
 from muster.program import Batch, Contribution, InvalidProgram, State
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
