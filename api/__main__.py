@@ -55,7 +55,9 @@ from store.workers import Workers
 
 _LOG: Final = structlog.get_logger("api")
 
-TURNED_AWAY: Final = frozenset({"request_refused", "connection_refused", "not_ready"})
+TURNED_AWAY: Final = frozenset(
+    {"request_refused", "connection_refused", "not_ready", "token_not_looked_up"}
+)
 """The actions of lines that anybody can make us write: of the door, the protocol and /readyz."""
 
 LOG_READERS = 8
@@ -204,6 +206,7 @@ def _desk(
             clock=utc_now,
             random_hex=lambda: uuid.uuid4().hex,
             checkpoint_dir_of=_checkpoint_dir_of(jobs),
+            search_path=os.environ.get("PATH"),
         ),
         files=files,
         feeds=Feeds(files, glances, is_closing=is_closing, readers=CapacityLimiter(LOG_READERS)),

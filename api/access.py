@@ -4,17 +4,19 @@
 from which a test goes through all routes with all kinds of tokens.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Depends, Request, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer, SecurityScopes
+from starlette.types import Scope as ASGIScope
 
 from api.account import CHANGING, tell_refusal
 from api.identity import Caller
-from api.problems import Problem
+from api.problems import MethodNotAllowed, Problem
 from muster.contracts.token import Scope
 
 API_VERSION: Final = "v1"
@@ -34,6 +36,10 @@ _SCHEME: Final = HTTPBearer(
 )
 
 
+AskAgain: TypeAlias = Callable[[], Awaitable[None]]
+"""Raises `Problem` if who asks would not be let in any more."""
+
+
 class ScopeTooSmall(Problem):
     """Somebody we know, who may not do this."""
 
@@ -41,8 +47,8 @@ class ScopeTooSmall(Problem):
         super().__init__(
             HTTPStatus.FORBIDDEN,
             "scope-too-small",
-            f"This needs a token of scope {needed}, and {caller.name} has {caller.scope}: ask "
-            "whoever runs the service for one.",
+            f"This needs a token of scope {needed} at least, and {caller.name} has {caller.scope}: "
+            "ask whoever runs the service for one.",
             headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'},
         )
 
@@ -50,24 +56,55 @@ class ScopeTooSmall(Problem):
 async def _check(
     request: Request, needed: SecurityScopes, _shown: Annotated[object, Depends(_SCHEME)]
 ) -> None:
-    if request.method in CHANGING:
-        # FastAPI reads the body first: by now it may be seconds since the door was passed.
-        await _ask_again(request)
-    caller: Caller = request.scope["state"]["caller"]
-    scope = Scope(needed.scopes[-1])
-    if not caller.scope.covers(scope):
-        problem = ScopeTooSmall(caller, scope)
-        tell_refusal(problem, request.scope)
-        raise problem
+    with _told(request):
+        if request.method in CHANGING:
+            # FastAPI reads the body first: by now it may be seconds since the door was passed.
+            await _recognize(request)
+        _refuse_smaller(request.scope["state"]["caller"], Scope(needed.scopes[-1]))
 
 
-async def _ask_again(request: Request) -> None:
+async def _asking_again(request: Request) -> AskAgain:
+    async def ask_again() -> None:
+        with _told(request):
+            await _recognize(request)
+
+    return ask_again
+
+
+AskingAgain = Annotated[AskAgain, Depends(_asking_again)]
+"""For a route that waits before it changes something."""
+
+
+async def _recognize(request: Request) -> None:
     recognize: Callable[[], Awaitable[Caller]] = request.scope["state"]["recognize"]
+    await recognize()
+
+
+@contextmanager
+def _told(request: Request) -> Iterator[None]:
+    """Write down who is turned away."""
     try:
-        await recognize()
+        yield
     except Problem as problem:
         tell_refusal(problem, request.scope)
         raise
+
+
+def refuse_idle_change(request: ASGIScope) -> None:
+    """Raise `Problem` for a change that cannot come to anything, whatever is in its body.
+
+    That is one of a probe, and one by whoever may only look.
+    """
+    if request["method"] not in CHANGING:
+        return
+    if is_probe(request["path"]):
+        raise MethodNotAllowed({"Allow": "GET"})
+    _refuse_smaller(request["state"]["caller"], Scope.SUBMIT)
+
+
+def _refuse_smaller(caller: Caller, needed: Scope) -> None:
+    if not caller.scope.covers(needed):
+        raise ScopeTooSmall(caller, needed)
 
 
 async def _anybody() -> None:

@@ -11,8 +11,8 @@ from api.problems import Problem
 
 CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
-PATH_SHOWN: Final = 200
-"""The longest of ours, with a job's name of 64 letters, is half of it."""
+LEGIBLE_LIMIT: Final = 200
+"""The longest path of ours, with a job's name of 64 letters, is half of it."""
 
 _LOG: Final = structlog.get_logger("api")
 
@@ -46,10 +46,10 @@ def with_account(send: Send, scope: Scope) -> Send:
     return sending if is_change else send
 
 
-def legible(path: str) -> str:
-    """Return what may be shown of a path that anybody may have made up."""
-    shown = repr(path[:PATH_SHOWN])[1:-1]  # a terminal would obey what is in it
-    return shown if len(path) <= PATH_SHOWN else f"{shown}…"
+def legible(text: str) -> str:
+    """Return what may be shown of a text that anybody may have made up, such as a path."""
+    shown = repr(text[:LEGIBLE_LIMIT])[1:-1]  # a terminal would obey what is in it
+    return shown if len(text) <= LEGIBLE_LIMIT else f"{shown}…"
 
 
 def client_of(scope: Scope) -> str:

@@ -18,24 +18,34 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from api.access import is_bare_probe, is_probe
+from api.access import is_bare_probe, is_probe, refuse_idle_change
 from api.account import CHANGING, client_of, legible, tell_refusal, with_account
+from api.announcement import has_body, length_bytes, media_type
 from api.identity import Caller, Identities, Unauthorized
 from api.limits import Limits
 from api.problems import Problem, respond
 from api.tracing import trace_id
 from api.visit import Visit
 from api.yaml_bodies import YAML_TYPES
+from muster.contracts.environ import LOCAL_NAMES
 
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job of 256 variables and 1024 words is far below; nothing else has a body of any size."""
-
-LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 REQUEST_ID_LIMIT: Final = 128
 
 _BODIES: Final = {"application/json", *YAML_TYPES}
 """What a browser sends for a page without asking first is none of them."""
+
+_JUDGED: Final = (
+    b"host",
+    b"origin",
+    b"sec-fetch-site",
+    b"sec-fetch-mode",
+    b"content-type",
+    b"authorization",
+)
+"""The headers by which somebody is let in; what two say of a body's length the parser refuses."""
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
 
@@ -58,7 +68,7 @@ class Door:
         self._identities = identities
         self._limits = limits
         self._caller_uid = caller_uid
-        self._hosts = LOCAL_NAMES | {host.lower() for host in hosts}
+        self._hosts = {*LOCAL_NAMES, *map(str.lower, hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -79,10 +89,11 @@ class Door:
             tell_refusal(problem, scope)
             await respond(problem, scope)(scope, receive, answer)
 
-    def _inspect(self, scope: Scope, headers: Mapping[str, str]) -> None:
+    def _inspect(self, scope: Scope, headers: Headers) -> None:
         """Raise `Problem` for what no client of ours would send."""
         problem = (
-            self._foreign_host(scope, headers)
+            _said_twice(headers)
+            or self._foreign_host(scope, headers)
             or _foreign_origin(headers)
             or _foreign_page(scope, headers)
             or _wrong_content(scope, headers)
@@ -91,7 +102,7 @@ class Door:
         if problem is not None:
             raise problem
 
-    async def _client(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
+    async def _client(self, scope: Scope, headers: Headers) -> str | None:
         """Return whose limits hold for this request, None where no limits do.
 
         Raises `Problem` for whoever may not come in; that counts as a request of theirs, too.
@@ -130,7 +141,11 @@ class Door:
     async def _attend(
         self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]
     ) -> None:
-        """Pass a request on; one that showed a token, for as long as that opens anything."""
+        """Pass a request on; one that showed a token, for as long as that opens anything.
+
+        Raises `Problem` before anything is read of what somebody may not send.
+        """
+        refuse_idle_change(scope)
         authorization = headers.get("authorization")
         if authorization is None:
             await self._pass_on(scope, receive, send)
@@ -174,6 +189,19 @@ class Door:
         )
 
 
+def _said_twice(headers: Headers) -> Problem | None:
+    """Refuse two of what is looked at once: somebody on the way may have looked at the other."""
+    given = [name for name, _ in headers.raw]
+    for name in _JUDGED:
+        if given.count(name) > 1:
+            return Problem(
+                HTTPStatus.BAD_REQUEST,
+                "header-given-twice",
+                f"The header {name.decode().title()} is given twice: once is what it may be.",
+            )
+    return None
+
+
 def _foreign_origin(headers: Mapping[str, str]) -> Problem | None:
     origin = headers.get("origin")
     if origin is None or _origin_host(origin) == headers.get("host", "").lower():
@@ -198,9 +226,9 @@ def _no_pages() -> Problem:
 
 
 def _wrong_content(scope: Scope, headers: Mapping[str, str]) -> Problem | None:
-    if scope["method"] not in CHANGING or not _has_body(headers):
+    if scope["method"] not in CHANGING or not has_body(headers):
         return None
-    if headers.get("content-type", "").partition(";")[0].strip().lower() in _BODIES:
+    if media_type(headers) in _BODIES:
         return None
     return Problem(
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -211,17 +239,13 @@ def _wrong_content(scope: Scope, headers: Mapping[str, str]) -> Problem | None:
 
 def _too_long(headers: Mapping[str, str]) -> Problem | None:
     """Refuse a body by its announcement; what comes without one is counted as it comes."""
-    if int(headers.get("content-length", "0")) <= BODY_LIMIT_BYTES:
+    if length_bytes(headers) <= BODY_LIMIT_BYTES:
         return None
     return Problem(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         "body-too-large",
         f"A body has {BODY_LIMIT_BYTES} bytes at most.",
     )
-
-
-def _has_body(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def _host_name(host: str) -> str | None:

@@ -8,13 +8,23 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from api.requests import PRINTABLE_PATTERN
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.contracts.spec_problems import JOB_ID_WANTED
+from muster.contracts.token import NAME_PATTERN, NAME_WANTED
 
 SHOWN_LIMIT: Final = 40
 """Most characters of a value that its refusal repeats."""
 
 UNSHOWN: Final = "this value"
+
+
+_WANTED: Final[Mapping[str, str]] = {
+    f"^{JOB_ID_PATTERN}$": JOB_ID_WANTED,
+    f"^{NAME_PATTERN}$": NAME_WANTED,
+    PRINTABLE_PATTERN: "holds characters that no line shows, such as its end: leave them out",
+}
+"""What a pattern asks for, in words."""
 
 
 def field_words(found: Mapping[str, Any]) -> str:
@@ -40,7 +50,7 @@ def _no_text(shown: str, _: Mapping[str, Any]) -> str:
 
 def _no_match(_: str, context: Mapping[str, Any]) -> str:
     pattern = context["pattern"]
-    return JOB_ID_WANTED if pattern == f"^{JOB_ID_PATTERN}$" else f"does not match {pattern}"
+    return _WANTED.get(pattern, f"does not match {pattern}")
 
 
 _WORDS: Final[Mapping[str, Callable[[str, Mapping[str, Any]], str]]] = {

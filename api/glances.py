@@ -4,9 +4,9 @@ Fifty open streams of one job cost one look at the database every tenth of a sec
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from anyio.to_thread import run_sync
 
@@ -34,6 +34,9 @@ class Glance:
     workers: Sequence[Worker]
 
 
+Reading: TypeAlias = asyncio.Task[Glance | None]
+
+
 def is_over_in(glance: Glance | None) -> Callable[[LogName], bool]:
     """Return which incarnations are known to write no more; all of them, if the job is gone."""
     if glance is None or glance.job.is_terminal:
@@ -58,7 +61,9 @@ class Glances:
         self._read = read
         self._monotonic = monotonic
         self._known: dict[JobId, tuple[float, Glance]] = {}
-        self._reading: dict[JobId, asyncio.Task[Glance | None]] = {}
+        self._reading: dict[JobId, Reading] = {}
+        self._next: dict[JobId, Reading] = {}
+        """Reads that wait for the present one to end, and begin after it."""
 
     async def look(self, job_id: JobId) -> Glance | None:
         """Return the job as it was at most `FRESH_SECONDS` ago, or None if there is none.
@@ -69,34 +74,49 @@ class Glances:
         known = self._known.get(job_id)
         if known is not None and self._monotonic() - known[0] < FRESH_SECONDS:
             return known[1]
-        reading = self._reading.get(job_id)
-        if reading is None:
-            reading = asyncio.create_task(self._refresh(job_id))
-            self._reading[job_id] = reading
-            reading.add_done_callback(lambda _: self._reading.pop(job_id))
+        reading = self._reading.get(job_id) or self._begin(job_id)
         # A watcher that goes away must not take the others' read with it.
         patience = None if known is None else PATIENCE_SECONDS
         await asyncio.wait([reading], timeout=patience)
-        if reading.done() or known is None:
+        if known is not None and not reading.done():
+            return known[1]
+        try:
             return reading.result()
-        return known[1]
+        except StoreUnavailable:
+            if job_id in self._known:
+                return self._known[job_id][1]
+            raise
 
     async def look_anew(self, job_id: JobId) -> Glance | None:
-        """Return the job as it is now: the id that others have seen may be another job's by now."""
-        return await self._refresh(job_id)
+        """Return the job as it is now: the id that others have seen may be another job's by now.
+
+        All who come while one read goes on share the next. Raises `StoreUnavailable`.
+        """
+        coming = self._next.get(job_id)
+        if coming is None:
+            coming = self._next[job_id] = _begun(self._read_next(job_id))
+        await asyncio.wait([coming])
+        return coming.result()
+
+    async def _read_next(self, job_id: JobId) -> Glance | None:
+        try:
+            while reading := self._reading.get(job_id):
+                await reading  # where the store is away, it is so for those who come now, too
+        finally:
+            del self._next[job_id]
+        return await self._begin(job_id)
+
+    def _begin(self, job_id: JobId) -> Reading:
+        reading = self._reading[job_id] = _begun(self._refresh(job_id))
+        return reading
 
     async def _refresh(self, job_id: JobId) -> Glance | None:
         began = self._monotonic()
         try:
             glance = await run_sync(self._read, job_id)
-        except StoreUnavailable:
-            if job_id in self._known:
-                return self._known[job_id][1]
-            raise
+        finally:
+            del self._reading[job_id]
         self._forget_old()
-        known = self._known.get(job_id)
-        if known is not None and known[0] > began:
-            return glance  # somebody has begun later and is back already
         # An absent job is not remembered: it may be submitted the next moment.
         self._known.pop(job_id, None)
         if glance is not None:
@@ -107,3 +127,15 @@ class Glances:
         limit = self._monotonic() - FORGET_SECONDS
         for job_id in [job_id for job_id, (at, _) in self._known.items() if at < limit]:
             del self._known[job_id]
+
+
+def _begun(read: Coroutine[Any, Any, Glance | None]) -> Reading:
+    reading = asyncio.create_task(read)
+    reading.add_done_callback(_heard)
+    return reading
+
+
+def _heard(reading: Reading) -> None:
+    """Look at what went wrong, so that asyncio does not complain: all who waited may have left."""
+    if not reading.cancelled():
+        reading.exception()

@@ -19,8 +19,10 @@ from api.field_words import field_words
 from api.problems import (
     Conflict,
     FieldError,
+    InDoubt,
     InvalidRequest,
     JobNotFound,
+    MethodNotAllowed,
     Problem,
     StoreAway,
     TokenNotFound,
@@ -31,6 +33,7 @@ from api.problems import (
 )
 from muster.contracts.errors import InvalidSpec
 from store.errors import (
+    CommitInDoubt,
     DepartureRefused,
     IdempotencyConflict,
     JobChanged,
@@ -100,15 +103,12 @@ def _hint(found: Mapping[str, Any], known: Sequence[str]) -> str | None:
 def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  the type it was registered for
     status = HTTPStatus(error.status_code)
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        return respond(MethodNotAllowed(error.headers), request.scope)
     slug = status.phrase.lower().replace(" ", "-")
-    detail = _ROUTING.get(status, str(error.detail))
+    is_nowhere = status is HTTPStatus.NOT_FOUND
+    detail = "Nothing is served at this path: see /openapi.json." if is_nowhere else error.detail
     return respond(Problem(status, slug, detail, headers=error.headers), request.scope)
-
-
-_ROUTING = {
-    HTTPStatus.NOT_FOUND: "Nothing is served at this path: see /openapi.json.",
-    HTTPStatus.METHOD_NOT_ALLOWED: "This path does not take this method: see /openapi.json.",
-}
 
 
 _CONFLICTS: Final[Mapping[type[StoreError], str]] = {
@@ -136,6 +136,8 @@ def _store(request: Request, error: Exception) -> Response:
             problem = TokenNotFound()
         case IdempotencyConflict():
             problem = Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict", str(error))
+        case CommitInDoubt():
+            problem = InDoubt(str(error))
         case StoreUnavailable():
             problem = StoreAway(str(error))
         case _:

@@ -127,7 +127,13 @@ class Identities:
         try:
             token = self._tokens.find(token_id)
         except StoreUnavailable as error:
-            raise StoreAway(f"Your token cannot be looked up now: {error}") from error
+            # Whoever made it up is told no more: a database's error says where that is.
+            _LOG.warning(
+                f"a token cannot be looked up: {error}",
+                action="token_not_looked_up",
+                reason=str(error),
+            )
+            raise StoreAway("Your token cannot be looked up now: try again.") from error
         return token if token is not None and matches(text, token.sha256) else None
 
     def _opened_by(self, token: Token) -> Caller:

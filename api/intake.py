@@ -11,8 +11,7 @@ from typing import TypeAlias
 
 from anyio.to_thread import run_sync
 
-from store.company import Work
-from store.errors import StoreUnavailable
+from store.company import Work, trouble_of_all
 from store.records import Job
 
 Outcomes: TypeAlias = Sequence[Job | Exception]
@@ -55,10 +54,10 @@ class Intake:
             outcomes = await run_sync(self._stored, [creation for creation, _ in taken])
         except Exception as error:  # noqa: BLE001  whatever it is, they are waiting to hear it
             outcomes = [error] * len(taken)
-        if isinstance(outcomes[0], StoreUnavailable):
+        if trouble := trouble_of_all(outcomes):
             # Who has come since has waited for the same: nobody need wait for it twice.
             taken += self._taken()
-            outcomes = [outcomes[0]] * len(taken)
+            outcomes = [trouble] * len(taken)
         for (_, told), outcome in zip(taken, outcomes, strict=True):
             _tell(told, outcome)
 

@@ -1,12 +1,10 @@
 """What would become of a job: everything that is known of it before its first process."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from api.runnable import doubts
 from api.schemas import JobPlan
 from api.submission import Submission, answering_for
 from muster.contracts.shards import ranges, shards_of_rank
@@ -18,18 +16,17 @@ LAUNCHER: Final = "local"
 """Agents are processes of the coordinator's machine."""
 
 
-def plan(submission: Submission, synthetic_dataset: Path, search_path: str | None) -> JobPlan:
+def plan(submission: Submission, synthetic_dataset: Path) -> JobPlan:
     """Return the plan of a job that may be stored.
 
-    `search_path` is where ranks look for programs, unless the job says another. The data set at
-    `synthetic_dataset` is made when it is first needed; any other must be there: raises
-    `InvalidRequest`.
+    The data set at `synthetic_dataset` is made when it is first needed; any other must be there:
+    raises `InvalidRequest`.
     """
     spec = submission.spec
     per_rank = _shards_per_rank(spec, synthetic_dataset)
     return JobPlan(
         job_id=submission.job_id,
-        message="; ".join(filter(None, [submission.message, *_doubts(spec, search_path)])) or None,
+        message=submission.message,
         launcher=LAUNCHER,
         world_size=spec.world_size,
         command=None if spec.command is None else list(spec.command),
@@ -38,11 +35,6 @@ def plan(submission: Submission, synthetic_dataset: Path, search_path: str | Non
         shards_per_rank=per_rank,
         spec=msgspec.to_builtins(spec),
     )
-
-
-def _doubts(spec: JobSpec, search_path: str | None) -> Iterator[str]:
-    if spec.command is not None and spec.working_dir is not None:
-        yield from doubts(spec.command, Path(spec.working_dir), spec.env.get("PATH", search_path))
 
 
 def _shards_per_rank(spec: JobSpec, synthetic_dataset: Path) -> list[int] | None:

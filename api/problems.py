@@ -3,6 +3,7 @@
 Problem                 carries status, type, a sentence and the fields that are wrong
 ├── JobNotFound         404  no job has this id
 ├── WorkerNotFound      404  the job has never had a worker of this id
+├── MethodNotAllowed    405  the path is there, and takes other methods
 ├── InvalidRequest      422  one or more fields of the body or the query cannot be accepted
 ├── TokenNotFound       404  no token that could be revoked has this name
 ├── Conflict            409  the job's present state forbids it; the sentence names the way on
@@ -10,10 +11,11 @@ Problem                 carries status, type, a sentence and the fields that are
 ├── Unauthorized        401  nobody we know
 ├── ScopeTooSmall       403  somebody we know, who may not do this
 ├── TooManyRequests     429  not now, from this client
-└── StoreAway           503  the database cannot be reached now
+└── StoreAway           503  the database cannot be reached now, and nothing was written
+    └── InDoubt         503  it was lost at the very moment of a commit
 
-A value that a client sent is echoed only where it is short, and in ASCII: NaN or half a surrogate
-pair would make the answer itself unencodable.
+A value that a client sent is said back only where it is short; the name of a field and a path are
+said whole, for whoever has to find them. The document itself is ASCII, whatever is in it.
 """
 
 import difflib
@@ -91,6 +93,18 @@ class TokenNotFound(Problem):
         )
 
 
+class MethodNotAllowed(Problem):
+    """The headers say which methods are: ``Allow``."""
+
+    def __init__(self, headers: Mapping[str, str] | None) -> None:
+        super().__init__(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            "method-not-allowed",
+            "This path does not take this method: see /openapi.json.",
+            headers=headers,
+        )
+
+
 class InvalidRequest(Problem):
     def __init__(self, errors: Sequence[FieldError]) -> None:
         super().__init__(
@@ -102,13 +116,18 @@ class InvalidRequest(Problem):
 
 
 class StoreAway(Problem):
-    def __init__(self, detail: str) -> None:
+    def __init__(self, detail: str, slug: str = "store-unavailable") -> None:
         super().__init__(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            "store-unavailable",
+            slug,
             detail,
             headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
         )
+
+
+class InDoubt(StoreAway):
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, "commit-in-doubt")
 
 
 class Conflict(Problem):

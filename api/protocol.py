@@ -9,15 +9,16 @@ nothing.
 
 import uuid
 from asyncio import AbstractEventLoop, TimerHandle, Transport
-from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 import structlog
+from starlette.datastructures import Headers
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from api.announcement import has_body
 from api.networks import client_network
 from api.problems import Problem, respond
 from api.reader import LOOK_SECONDS, Reader
@@ -112,6 +113,7 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._answer_no_more()
             raise _EnoughRead
         super().on_message_begin()
+        self._reader.expect_more()
         self._header_bytes = 0
         self._expect_request()
 
@@ -124,7 +126,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade() and _has_body(self.headers):
+        if self.parser.should_upgrade() and has_body(Headers(raw=self.headers)):
             self._turn_away(_no_upgrade())
             raise _EnoughRead
         super().on_headers_complete()
@@ -255,11 +257,6 @@ def _no_upgrade() -> Problem:
     # The parser reads no further than its headers: what was asked for would be done without a body.
     detail = "A body cannot come with an upgrade of the protocol: send it over plain HTTP/1.1."
     return Problem(HTTPStatus.BAD_REQUEST, "upgrade-refused", detail)
-
-
-def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    said = dict(headers)
-    return b"transfer-encoding" in said or said.get(b"content-length", b"0").strip(b"0") != b""
 
 
 def _not_now(status: HTTPStatus, detail: str) -> Problem:

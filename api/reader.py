@@ -43,6 +43,11 @@ class Reader:
             self._look.cancel()
             self._look = None
 
+    def expect_more(self) -> None:
+        """Begin anew with the next answer: of one that was taken whole nothing is to be judged."""
+        if not self._transport.get_write_buffer_size():
+            self.trust()
+
     def _judge(self, before: int) -> None:
         self._look = None
         rest = self._transport.get_write_buffer_size()

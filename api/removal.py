@@ -1,8 +1,8 @@
 """Deleting jobs: ask for their end if allowed, wait for it, remove files, then rows.
 
 Files go before rows, so that a delete that was cut short can simply be repeated. Another delete of
-the same job may be done while this one still removes, and its id be a new job's: so what goes is
-what has the old job's uid, and its logs are brought under that name while its row is held.
+the same job may be done while this one still removes, and its id be a new job's: so checkpoints go,
+and logs are brought under a name of their own, while the row of the old job is held.
 """
 
 import asyncio
@@ -18,12 +18,13 @@ from typing import Final
 
 from anyio.to_thread import run_sync
 
+from api.access import AskAgain
 from api.desk import FrontDesk
 from api.problems import Conflict, Problem
 from api.schemas import Deleted, NotDeleted
 from muster.attic import aside_of, set_aside
 from muster.checkpoints.owner import Owner
-from muster.checkpoints.removal import remove, size_bytes
+from muster.checkpoints.removal import entries, size_bytes
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.layout import checkpoints_of_job
 from store.errors import JobMissing
@@ -45,6 +46,8 @@ class Removal:
     stop_first: bool
     force: bool
     actor: str
+    ask_again: AskAgain
+    """Called before anything goes: until then others may have been waited for."""
 
     @property
     def request(self) -> StopRequest | None:
@@ -65,7 +68,8 @@ class Removed:
 async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
     """Delete one job, and wait for its end first if `removal` asks for one.
 
-    Raises `Conflict` if it is not over and may not be stopped, or does not end in time.
+    Raises `Conflict` if it is not over and may not be stopped, or does not end in time, and
+    `Problem` if who asked may not any more.
     """
     job = await run_sync(desk.jobs.get, job_id)
     if not job.is_terminal:
@@ -85,6 +89,7 @@ async def delete(desk: FrontDesk, job_id: JobId, removal: Removal) -> Deleted:
             )
         await run_sync(_ask_for_end, desk, job, removal.request, removal.actor)
         job = await _ended(desk, job, removal.request)
+        await removal.ask_again()
     return await run_sync(_remove, desk, job, removal)
 
 
@@ -103,11 +108,16 @@ async def delete_all(
     """Delete those of `jobs` that are over, or end in time when asked to.
 
     Returns which, and which of them could not be deleted; one that cannot does not stop the rest.
+    Raises `Problem` as soon as who asked may not any more.
     """
     if removal.request is not None and not all(job.is_terminal for job in jobs):
         await _end_all(desk, jobs, removal.request, removal.actor)
-    done = [await run_sync(_remove_if_over, desk, job, removal) for job in jobs]
-    return [removed for removed in done if removed is not None]
+    done: list[Removed | NotDeleted] = []
+    for job in jobs:
+        await removal.ask_again()
+        settled = await run_sync(_remove_if_over, desk, job, removal)
+        done += [] if settled is None else [settled]
+    return done
 
 
 def _remove_if_over(desk: FrontDesk, job: Job, removal: Removal) -> Removed | NotDeleted | None:
@@ -172,7 +182,7 @@ def _patience_seconds(job: Job, request: StopRequest) -> float:
 def _remove(desk: FrontDesk, job: Job, removal: Removal) -> Deleted:
     checkpoints = _checkpoints(job, removal)
     # First, as they go by their owner: if they cannot go, the job is still all there.
-    checkpoints_deleted = checkpoints is not None and _remove_checkpoints(checkpoints, job)
+    checkpoints_deleted = checkpoints is not None and _remove_checkpoints(desk, checkpoints, job)
     aside = _set_aside(desk, job)
     if removal.delete_logs:
         _remove_tree(aside)
@@ -230,11 +240,21 @@ def _size_of_checkpoints(checkpoints: Path, job: Job) -> int | None:
         return None
 
 
-def _remove_checkpoints(checkpoints: Path, job: Job) -> bool:
+def _remove_checkpoints(desk: FrontDesk, checkpoints: Path, job: Job) -> bool:
+    """Remove them, and return whether there were any. Raises `JobMissing` once they may be others'.
+
+    What was found is no later job's if this one's row is there still. It is held for one at a time,
+    as nobody else writes anything meanwhile, and a disk may be far away.
+    """
+    found = False
     try:
-        return remove(checkpoints, _owner_of_checkpoints(job))
+        for entry in entries(checkpoints, _owner_of_checkpoints(job)):
+            found = True
+            with desk.jobs.keeping(job.job_id, job.uid):
+                entry.remove()
     except OSError as error:
         raise _not_removed(checkpoints, error) from error
+    return found
 
 
 def _is_own_directory(directory: Path) -> bool:
@@ -253,10 +273,10 @@ def _size_bytes(directory: Path) -> int:
     return size
 
 
-def _remove_tree(directory: Path) -> bool:
+def _remove_tree(directory: Path) -> None:
     """Remove a directory that is one: a link is left alone, and none is followed below it."""
     if not _is_own_directory(directory):
-        return False
+        return
     for _ in range(ATTEMPTS):
         try:
             shutil.rmtree(directory)
@@ -265,7 +285,7 @@ def _remove_tree(directory: Path) -> bool:
             if error.errno not in {errno.ENOENT, errno.ENOTEMPTY}:
                 raise _not_removed(directory, error) from error
         if not directory.exists():
-            return True
+            return
     raise _not_removed(directory, "somebody keeps writing in it")
 
 

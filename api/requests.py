@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from muster.contracts.printable import CONTROLS
 from muster.contracts.spec import (
     JOB_ID_PATTERN,
     LIMITS,
@@ -21,7 +22,7 @@ from muster.contracts.spec import (
 REASON_LIMIT: Final = 500
 """A sentence or two."""
 
-PRINTABLE_PATTERN: Final = r"^[^\x00-\x1f\x7f]*$"
+PRINTABLE_PATTERN: Final = f"^[^{CONTROLS}]*$"
 
 _DEFAULT: Final = JobSpec()
 

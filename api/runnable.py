@@ -5,6 +5,7 @@ It is a doubt and no refusal: what is missing now may be there when the job's tu
 
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -12,15 +13,33 @@ def doubts(command: Sequence[str], working_dir: Path, search_path: str | None) -
     """Yield why `command` will probably not run; `search_path` is as in PATH."""
     program, *arguments = command
     place = str(working_dir / program) if "/" in program else program
-    if shutil.which(place, path=search_path) is None:
+    if not _is_found(place, search_path):
         yield f"command: {_why_not(program, working_dir)}"
-    elif (script := _script(program, arguments)) and not (working_dir / script).is_file():
+    elif (script := _script(program, arguments)) and not _may_be(working_dir / script):
         yield f"command: there is no {script} in {working_dir}"
+
+
+def _is_found(place: str, search_path: str | None) -> bool:
+    try:
+        _find(place, search_path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _find(place: str, search_path: str | None) -> None:
+    """Raise `FileNotFoundError` for what cannot be run, which is not remembered, as it may come.
+
+    A search takes a dozen calls of the system, and a flood of submissions the same few programs.
+    """
+    if shutil.which(place, path=search_path) is None:
+        raise FileNotFoundError(place)
 
 
 def _why_not(program: str, working_dir: Path) -> str:
     if "/" in program:
-        is_there = (working_dir / program).is_file()
+        is_there = _may_be(working_dir / program)
         return (
             f"{program} is not executable: chmod +x makes it so, or run it with python"
             if is_there
@@ -28,7 +47,17 @@ def _why_not(program: str, working_dir: Path) -> str:
         )
     if " " in program:
         return f"{program!r} is one word: leave out the quotes, or write sh -c before it"
+    if _may_be(working_dir / program):
+        return f"{program} is not found in PATH: run it with python, or as ./{program}"
     return f"{program} is not found in PATH"
+
+
+def _may_be(file: Path) -> bool:
+    """Whether a file is there, or nobody can tell: a name too long, a place not ours to look at."""
+    try:
+        return file.is_file()
+    except OSError:
+        return True
 
 
 def _script(program: str, arguments: Sequence[str]) -> str | None:

@@ -11,10 +11,14 @@ from typing import Final
 from api.logs.position import Position
 
 KEPT_EVENTS: Final = 64
-"""Of one feed: six seconds of a job that writes little, four megabytes of one that writes much."""
+"""Of one feed: six seconds of a job that writes little, four megabytes of lines of one that writes
+much."""
 
 KEPT_BYTES: Final = 64 << 20
-"""Of all feeds together."""
+"""Of all feeds together, their positions counted: with thousands of ranks those are most of it."""
+
+PLACE_BYTES: Final = 136
+"""What a rank's place takes in an event's position, as measured where all ranks have moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,11 @@ class Event:
 
     wire: bytes
     position: Position
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes to keep, at most."""
+        return len(self.wire) + PLACE_BYTES * len(self.position)
 
 
 class Shelf:
@@ -73,7 +82,7 @@ class Kept:
         if len(self._events) == KEPT_EVENTS:
             self._drop_oldest()
         self._events.append(event)
-        self._count(len(event.wire))
+        self._count(event.size_bytes)
         self._shelf.make_room()
 
     def shrink(self, size_bytes: int) -> None:
@@ -87,7 +96,7 @@ class Kept:
         self._shelf.remove(self)
 
     def _drop_oldest(self) -> None:
-        self._count(-len(self._events.popleft().wire))
+        self._count(-self._events.popleft().size_bytes)
 
     def _count(self, size_bytes: int) -> None:
         self.size_bytes += size_bytes

@@ -16,6 +16,7 @@ import msgspec
 
 from api.problems import Conflict, invalid_field
 from api.requests import JobRequest
+from api.runnable import doubts
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.checkpoints.modes import holds_checkpoints, refuse_other_mode
 from muster.completion import Completed, complete
@@ -23,17 +24,14 @@ from muster.contracts.environ import ServiceSettings
 from muster.contracts.job import JobId
 from muster.contracts.layout import DataDirectory, checkpoints_of_job
 from muster.contracts.secrets import Reference, secrets_in_the_clear
-from muster.contracts.spec import JobSpec, Mode, usual_mode
+from muster.contracts.spec import RESERVED_IDS, JobSpec, Mode, usual_mode
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError
 from muster.safe import Safe
 
-RESERVED: Final = frozenset({"summaries", "purge"})
-"""No job can be called like a path beside the jobs."""
-
 _SIGNS: Final = string.digits + string.ascii_lowercase
 _SUFFIX_LENGTH: Final = 6
-"""Two thousand million: of hundreds of jobs in a second none has the id of another."""
+"""Two thousand million: of hundreds of jobs in a second hardly one has the id of another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,8 @@ class Submitter:
     random_hex: Callable[[], str]
     checkpoint_dir_of: Callable[[JobId], str | None]
     """Of a job that is known; None for any other id."""
+    search_path: str | None
+    """Where ranks look for programs, as PATH says it, unless their job says otherwise."""
 
     def prepare(self, request: JobRequest) -> Submission:
         """Return what is to be stored.
@@ -71,12 +71,13 @@ class Submitter:
         _refuse_no_secret(asked, DataDirectory(self.settings.data_dir).secrets)
         _refuse_leftovers(job_id, completed)
         _refuse_nothing_to_resume(completed, earlier_dir)
-        return Submission(job_id=job_id, spec=completed.spec, message=_message(completed))
+        message = "; ".join(_notes(completed, self.search_path)) or None
+        return Submission(job_id=job_id, spec=completed.spec, message=message)
 
     def _job_id(self, request: JobRequest) -> JobId:
         if request.job_id is None:
             return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{_suffix(self.random_hex())}")
-        if request.job_id in RESERVED:
+        if request.job_id in RESERVED_IDS:
             raise invalid_field("body", "job_id", f"{request.job_id} is a path of this service")
         return checked_job_id(request.job_id)
 
@@ -141,11 +142,16 @@ def _refuse_no_secret(asked: JobSpec, directory: Path) -> None:
             )
 
 
-def _message(completed: Completed) -> str | None:
-    """Return what one should know about places nobody chose, and about what all may read."""
-    shown = ", ".join(secrets_in_the_clear(completed.spec.env))
-    warning = f"env shows {shown} to whoever may submit jobs: secrets keeps it to the ranks"
-    return "; ".join([*filter(None, [completed.note]), *([warning] if shown else [])]) or None
+def _notes(completed: Completed, search_path: str | None) -> Iterator[str]:
+    """Yield what to know: of places nobody chose, what all may read, and what will not run."""
+    spec = completed.spec
+    if completed.note:
+        yield completed.note
+    if shown := ", ".join(secrets_in_the_clear(spec.env)):
+        yield f"env shows {shown} to whoever may submit jobs: secrets keeps it to the ranks"
+    if spec.command is not None:
+        path = spec.env.get("PATH", search_path)
+        yield from doubts(spec.command, completed.working_dir, path)
 
 
 def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:

@@ -4,6 +4,7 @@ A number that is not known is None (or 0 where a sum of nothing is meant), never
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
@@ -19,6 +20,8 @@ WAITING: Final = "waiting"
 
 FINISHED: Final = "finished"
 """The state of a rank that has nothing left to do."""
+
+_KINDS: Final = tuple(kind.value for kind in RetryClass)
 
 _ALIVE: Final = frozenset({ProcessState.SPAWNED, ProcessState.LIVE, ProcessState.SUSPECT})
 
@@ -45,10 +48,7 @@ def summary(job: Job, started: Sequence[Worker], now: datetime) -> SummaryView:
 def every_rank(started: Sequence[Worker], world_size: int) -> list[Worker]:
     """Return one worker per rank, in their order, with a waiting one where none was started."""
     known = {worker.rank: worker for worker in started}
-    waiting = (
-        Worker(rank=rank, incarnation=-1, state=WAITING, process=None) for rank in range(world_size)
-    )
-    return [known.get(worker.rank, worker) for worker in waiting]
+    return [known.get(rank) or _waiting(rank) for rank in range(world_size)]
 
 
 def spokesman(workers: Sequence[Worker]) -> Worker:
@@ -100,9 +100,10 @@ def throughput(worker: Worker) -> float:
 
 def endings(workers: Sequence[Worker]) -> dict[str, int]:
     """Return how many processes of these ranks ended in each way, those that none did included."""
-    return {
-        kind.value: sum(worker.endings.get(kind, 0) for worker in workers) for kind in RetryClass
-    }
+    counted = Counter[str]()
+    for worker in workers:
+        counted.update(worker.endings)
+    return {kind: counted[kind] for kind in _KINDS}
 
 
 def total_steps(workers: Sequence[Worker]) -> int | None:
@@ -141,6 +142,10 @@ def age_seconds(moment: datetime | None, now: datetime) -> float | None:
     """Return how long ago `moment` was, or None for never."""
     # A clock that was set back would give a negative age.
     return max((now - moment).total_seconds(), 0.0) if moment else None
+
+
+def _waiting(rank: int) -> Worker:
+    return Worker(rank=rank, incarnation=-1, state=WAITING, process=None)
 
 
 def _finite(number: float | None) -> float | None:

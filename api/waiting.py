@@ -8,11 +8,10 @@ import asyncio
 from collections.abc import Collection
 from typing import Final
 
-from anyio.to_thread import run_sync
 from fastapi import Request
 
 from api.desk import FrontDesk
-from api.glances import FRESH_SECONDS
+from api.glances import FRESH_SECONDS, Glance
 from api.problems import JobNotFound
 from api.queries import statuses_of
 from muster.contracts.job import TERMINAL, JobId, JobStatus
@@ -43,21 +42,20 @@ async def awaited(
     known that there is no such job, or no longer this one.
     """
     deadline = asyncio.get_running_loop().time() + patience_seconds
-    # A glance may be older than what this client has just been told elsewhere.
-    job = await run_sync(desk.jobs.get, job_id)
+    # A glance may be older than what this client has just been told elsewhere, and of another job.
+    job = _job_in(await desk.glances.look_anew(job_id))
     uid = job.uid
     while job.status_shown not in wanted and not desk.is_closing():
         if asyncio.get_running_loop().time() >= deadline or await request.is_disconnected():
             break
         await asyncio.sleep(FRESH_SECONDS)
-        job = await _seen(desk, job_id)
+        job = _job_in(await desk.glances.look(job_id))
         if job.uid != uid:
             raise JobNotFound
     return job
 
 
-async def _seen(desk: FrontDesk, job_id: JobId) -> Job:
-    glance = await desk.glances.look(job_id)
+def _job_in(glance: Glance | None) -> Job:
     if glance is None:
         raise JobNotFound
     return glance.job

@@ -5,27 +5,27 @@ can say more than that in few words: with aliases some lines become gigabytes, s
 """
 
 import json
-from collections.abc import Mapping
 from datetime import date
 from http import HTTPStatus
 from typing import Final
 
 import yaml
 from anyio.to_thread import run_sync
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.access import ScopeTooSmall
-from api.account import CHANGING, tell_refusal
-from api.identity import Caller
+from api.account import CHANGING, legible
+from api.announcement import media_type
 from api.problems import Problem, respond
-from muster.contracts.token import Scope as TokenScope
 
 YAML_TYPES: Final = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
 
 LIMIT_BYTES: Final = 1 << 16
 DEPTH_LIMIT: Final = 50
 """What is in a job is in few brackets; who reads thousands of them runs out of stack."""
+
+_TEXT_TAG: Final = "tag:yaml.org,2002:str"
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -40,12 +40,11 @@ class YamlAsJson:
         if (
             scope["type"] != "http"
             or scope["method"] not in CHANGING  # what only looks has no body
-            or not _is_yaml(Request(scope).headers)
+            or media_type(Headers(scope=scope)) not in YAML_TYPES
         ):
             await self._app(scope, receive, send)
             return
         try:
-            _refuse_onlooker(scope)
             body = await run_sync(as_json, await _whole(Request(scope, receive)))
         except ClientDisconnect:
             return  # nobody waits for an answer
@@ -59,15 +58,14 @@ def as_json(text: bytes) -> bytes:
     """Return what `text` says as JSON; raises `Problem`."""
     try:
         _refuse_riddles(text)
-        _refuse_twice(yaml.compose(text, _LOADER))
-        return json.dumps(yaml.load(text, _LOADER), default=_text_of_date).encode()  # noqa: S506  a safe one
+        return json.dumps(_value(text), default=_text_of_date).encode()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _no_yaml(f"{said}{where}") from error
+        raise _no_yaml(f"{_shown(said)}{where}") from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise _no_yaml(str(error)) from error
+        raise _no_yaml(_shown(str(error))) from error
     except Problem:
         raise
     except Exception as error:
@@ -75,20 +73,26 @@ def as_json(text: bytes) -> bytes:
         raise _no_yaml("a value is not what its tag says") from error
 
 
+def _shown(said: str) -> str:
+    """Return what a reader of YAML says; it repeats tags and values, of any length."""
+    return legible(" ".join(said.split()))
+
+
+def _value(text: bytes) -> object:
+    loader = _LOADER(text)
+    try:
+        node = loader.get_single_node()
+        _refuse_lost(node)
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
 def _text_of_date(value: object) -> str:
     """Return a date as it was written, more or less; nothing else of YAML's own has a word."""
     if isinstance(value, date):
         return str(value)
     raise TypeError(f"write it as text, JSON has no {type(value).__name__}")
-
-
-def _refuse_onlooker(scope: Scope) -> None:
-    """Read nothing for whoever may change nothing."""
-    caller: Caller | None = scope["state"].get("caller")
-    if caller is not None and not caller.scope.covers(TokenScope.SUBMIT):
-        problem = ScopeTooSmall(caller, TokenScope.SUBMIT)
-        tell_refusal(problem, scope)
-        raise problem
 
 
 def _refuse_riddles(text: bytes) -> None:
@@ -101,25 +105,27 @@ def _refuse_riddles(text: bytes) -> None:
             raise _no_yaml(f"write aliases out, and nest no deeper than {DEPTH_LIMIT}: line {line}")
 
 
-def _refuse_twice(node: yaml.Node | None) -> None:
-    """Raise for a name that YAML would silently let the later one win of."""
+def _refuse_lost(node: yaml.Node | None) -> None:
+    """Raise for a name that would not arrive as it is written: `on` as true, `a` as a later one.
+
+    What a name is stays unsaid: it is the client's word, of any length and in any letters.
+    """
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_twice(item)
+            _refuse_lost(item)
     elif isinstance(node, yaml.MappingNode):
         seen = set[str]()
         for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    # Which one is the client's word, of any length and in any letters.
-                    said = "a name is given twice"
-                    raise yaml.MarkedYAMLError(problem=said, problem_mark=key.start_mark)
-                seen.add(key.value)
-            _refuse_twice(value)
+            if not isinstance(key, yaml.ScalarNode) or key.tag != _TEXT_TAG:
+                raise _wrong_name("a name is no text: put it in quotes", key)
+            if key.value in seen:
+                raise _wrong_name("a name is given twice", key)
+            seen.add(key.value)
+            _refuse_lost(value)
 
 
-def _is_yaml(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() in YAML_TYPES
+def _wrong_name(why: str, key: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=why, problem_mark=key.start_mark)
 
 
 async def _whole(request: Request) -> bytes:

@@ -10,6 +10,7 @@ import typer
 from cli import completion, streams
 from cli.vocabulary import Vocabulary
 from muster.contracts.errors import MusterError
+from muster.contracts.printable import spelt_out
 from muster.remarks import finish, remark
 
 app = typer.Typer(
@@ -49,6 +50,7 @@ def muster(
 def main() -> None:
     """Run a command; an error is a sentence and an exit code."""
     streams.stand_in_for_closed()
+    streams.spell_out_unknown()
     # httpx has a command line of its own, of click and Rich, and goes without if it is not there.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     completion.prepare(os.environ)
@@ -76,7 +78,7 @@ def _end(error: MusterError) -> NoReturn:
     """Say it and exit. What is not written yet is lost if the disk is full, and the code is not."""
     from cli.exit_codes import code_of_error  # noqa: PLC0415  --help
 
-    remark(f"muster: {error}")
+    remark(spelt_out(f"muster: {error}"))
     finish()
     sys.exit(code_of_error(error))
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from cli.exit_codes import ExitCode, code_of_end
+from muster.contracts.job import JobStatus
+from muster.contracts.printable import spelt_out
 
 if TYPE_CHECKING:
     from muster.client import Job
@@ -27,6 +29,8 @@ def see_to_the_end(
         return ExitCode.INTERRUPTED  # a script must not take it for an end
     if not job.is_terminal:
         return ExitCode.OK
-    said = f": {job.view.message}" if job.view.message else ""
-    typer.echo(f"{job.id} is {job.status}{said}", err=True)
+    # That of a job that went well was said when it was submitted, and is no reason.
+    is_why = job.view.message and job.status != JobStatus.COMPLETED
+    said = f": {job.view.message}" if is_why else ""
+    typer.echo(spelt_out(f"{job.id} is {job.status}{said}"), err=True)
     return code_of_end(job.status)

@@ -15,8 +15,10 @@ import typer
 from cli.aftermath import Aftermath
 from cli.connected import NamedJob, connected
 from cli.misuse import Misuse
+from cli.untimely import Untimely
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL
+from muster.contracts.printable import spelt_out
 from muster.contracts.process import ProcessRecord
 from muster.processes import identify, mark_of, send_signal
 
@@ -63,6 +65,10 @@ class NoSuchRank(FaultRefused, Misuse):
     """The job has not so many."""
 
 
+class NothingRuns(FaultRefused, Untimely):
+    """The job is over, or its rank between two processes."""
+
+
 def fault_named(word: str) -> FaultKind:
     """Return the fault of that name, or raise what Typer shows in our words and not in its own."""
     try:
@@ -97,7 +103,7 @@ def chaos(
     """Kill, stop or end one rank of a job that runs on this machine, and see it recover.
 
     Exit code 0 if the rank lives again or has nothing left to do, 1 if it does
-    neither within a minute: it may not have ended at all.
+    neither within a minute: it may not have ended at all. 6 if nothing runs.
     """
     with connected() as client:
         found = client.named(job)
@@ -110,7 +116,7 @@ def chaos(
         typer.echo(f"rank {rank} of {found.id}, pid {record.pid}, {_DONE[fault]}")
         try:
             for sentence in aftermath.sentences() if wait else ():
-                typer.echo(sentence)
+                typer.echo(spelt_out(sentence))
         finally:
             typer.echo(f"see all of it: muster events {found.id}")
 
@@ -122,7 +128,7 @@ def process_of(job: "JobView", workers: Sequence["WorkerView"], rank: int) -> Pr
     """
     name = job.job_id
     if job.status in TERMINAL:
-        raise FaultRefused(f"{name} is {job.status}: choose a job that runs: muster ps -s RUNNING")
+        raise NothingRuns(f"{name} is {job.status}: choose a job that runs: muster ps -s RUNNING")
     worker = next((it for it in workers if it.rank == rank), None)
     if worker is None:
         last = len(workers) - 1
@@ -130,7 +136,7 @@ def process_of(job: "JobView", workers: Sequence["WorkerView"], rank: int) -> Pr
         raise NoSuchRank(f"{name} has no rank {rank}: it has {there}, choose with --rank")
     pid, node = worker.pid, worker.node
     if pid is None:
-        raise FaultRefused(
+        raise NothingRuns(
             f"rank {rank} of {name} has no process, its state is {worker.state}: wait until "
             f"it has one, see muster show {name}"
         )

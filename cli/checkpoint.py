@@ -29,10 +29,11 @@ app = typer.Typer(
 
 @app.command()
 def ls(where: Where, output: OutputOption = Output.TABLE) -> None:
-    """List a job's checkpoints, each read to its last byte; the current one first.
+    """List a job's checkpoints, the current one first.
 
-    States: current (a restart goes on from it), intact, damaged, or another
-    job's that had the same directory. With -o name their paths, as show takes them.
+    Each is read to its last byte. States: current (a restart goes on from it),
+    intact, damaged, or another job's that had the same directory. With -o name
+    their paths, as show takes them.
     """
     from cli.checkpoint_rows import entry, row  # noqa: PLC0415  brings in numpy
 
@@ -47,7 +48,10 @@ def ls(where: Where, output: OutputOption = Output.TABLE) -> None:
 
 @app.command("show")
 def show_one(which: Which, rank: Rank = None, output: OutputOption = Output.TABLE) -> None:
-    """Show what a checkpoint holds: its facts, its values, and its arrays with their sha256."""
+    """Show what a checkpoint holds.
+
+    These are its facts, its values, and its arrays with their sha256.
+    """
     from cli.checkpoint_rows import document, lines_of  # noqa: PLC0415  as above
 
     checkpoint = checkpoint_named(which, rank)
@@ -57,23 +61,25 @@ def show_one(which: Which, rank: Rank = None, output: OutputOption = Output.TABL
 
 @app.command()
 def verify(where: Where, output: OutputOption = Output.TABLE) -> None:
-    """Read every byte of a job's checkpoints and hold it against what was saved.
+    """Look for damage in a job's checkpoints.
 
-    Exit code 1 if a file is damaged; it is named, with -o name by its path alone.
+    Every byte is read and held against what was saved. Exit code 1 if a file is
+    damaged, or LATEST leads nowhere; it is named. With -o name these are the paths
+    of the checkpoints that are damaged, and of such a LATEST.
     """
     from cli.checkpoint_rows import entry  # noqa: PLC0415  brings in numpy
 
     held = Held.by(where)
-    found, strays = _examined(held), list(_strays(held))
+    found, strays = _examined(held), dict(_strays(held))
     lines = (
         f"{shelf.whose}  step {it.name.step}  {it.damage or it.condition}" for shelf, it in found
     )
     damaged = [one for _, one in found if one.damage]
     show(
         output,
-        {"checkpoints": [entry(shelf, one) for shelf, one in found], "strays": strays},
-        chain(lines, strays),
-        (_path(shelf, one) for shelf, one in found if one.damage),
+        {"checkpoints": [entry(shelf, one) for shelf, one in found], "strays": [*strays.values()]},
+        chain(lines, strays.values()),
+        chain((_path(shelf, one) for shelf, one in found if one.damage), strays),
     )
     if damaged or strays:
         raise typer.Exit(ExitCode.FAILED)
@@ -111,16 +117,25 @@ def export(
     ],
     rank: Rank = None,
 ) -> None:
-    """Write a checkpoint's arrays for other programs: to one .npz, or to a directory of .npy.
+    """Write a checkpoint's arrays for other programs.
 
-    What is no array (values, position) goes to checkpoint.json in the directory.
+    They go to one .npz, or to a directory of .npy. What is no array (values,
+    position) goes to checkpoint.json in the directory.
     """
-    from muster.checkpoints.export import export as write  # noqa: PLC0415  brings in numpy
+    from muster.checkpoints.export import ARCHIVE  # noqa: PLC0415  brings in numpy
+    from muster.checkpoints.export import export as write  # noqa: PLC0415  as above
 
+    if target.suffix not in ("", ARCHIVE):  # who writes .pt does not mean a directory
+        raise typer.BadParameter(
+            f"{target.suffix} is no format of ours: name a new {ARCHIVE} file, or a new directory, "
+            "which gets a .npy for each array",
+            param_hint="TARGET",
+        )
     checkpoint = checkpoint_named(which, rank)
     count = write(checkpoint, target)
     arrays = "1 array" if count == 1 else f"{count} arrays"
-    typer.echo(f"{target} holds {arrays} of step {checkpoint.step}", err=True)
+    kind = "file" if target.suffix else "directory"
+    typer.echo(f"the {kind} {target} holds {arrays} of step {checkpoint.step}", err=True)
 
 
 def digest(where: Where, output: OutputOption = Output.TABLE) -> None:
@@ -152,8 +167,11 @@ def _path(shelf: "Shelf", one: "Found") -> str:
     return f"{shelf.reader.directory}/{one.name}"
 
 
-def _strays(held: Held) -> Iterator[str]:
-    """Yield where LATEST leads nowhere: a restart goes by what is there, yet something was lost."""
+def _strays(held: Held) -> Iterator[tuple[str, str]]:
+    """Yield each LATEST that leads nowhere, and a sentence on it.
+
+    A restart goes by what is there, yet something was lost.
+    """
     for shelf in held.shelves:
         latest, names = shelf.reader.latest(), shelf.reader.names()
         # A job that goes on has replaced it meanwhile, if it is another now.
@@ -161,7 +179,8 @@ def _strays(held: Held) -> Iterator[str]:
             lack = (
                 "is missing or cannot be read" if latest is None else f"names {latest}, not there"
             )
-            yield f"{shelf.whose}  {shelf.reader.directory}/LATEST {lack}"
+            path = f"{shelf.reader.directory}/LATEST"
+            yield path, f"{shelf.whose}  {path} {lack}"
 
 
 def _comparison(found: "list[Difference]", count: int) -> Iterator[str]:

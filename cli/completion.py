@@ -48,6 +48,7 @@ def prepare(environ: Mapping[str, str]) -> None:
 
 def jobs(incomplete: str) -> Iterator[str]:
     """Yield the ids of the newest jobs that begin like this; none where nobody can be asked."""
+    from cli.own_up import own_up, way_to  # noqa: PLC0415  as below
     from cli.preferences import settle  # noqa: PLC0415  --help
     from muster import Client  # noqa: PLC0415  brings in httpx
     from muster.contracts.errors import MusterError  # noqa: PLC0415  as above
@@ -56,7 +57,10 @@ def jobs(incomplete: str) -> Iterator[str]:
         yield "@latest"
     try:
         settle(os.environ)
-        with Client(timeout_seconds=TIMEOUT_SECONDS, retry_seconds=0) as client:
+        url, ca_file = way_to(own_up())
+        with Client(
+            url, timeout_seconds=TIMEOUT_SECONDS, retry_seconds=0, ca_file=ca_file
+        ) as client:
             yield from (job.id for job in client.jobs(limit=SHOWN) if job.id.startswith(incomplete))
     except MusterError:
         return

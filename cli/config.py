@@ -39,7 +39,7 @@ def show_settings(
         {"name": name, "value": value, "origin": origin_of(name, os.environ, said)}
         for name, value in values(os.environ).items()
     ]
-    columns = ("name", "value", "origin") if origin else ("name", "value")
+    columns = ("name", "origin", "value") if origin else ("name", "value")
     rows = ([one[column] or UNKNOWN for column in columns] for one in found)
     show(output, found, table(columns, rows), (str(one["name"]) for one in found))
     for sentence in _misspelt(os.environ):

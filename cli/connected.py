@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from muster.client import Job as JobHeld
 
 PERSON_SECONDS: Final = 2.0
-"""How long a command asks again while nobody answers: `up` starts the API again within so long,
-and a person who has forgotten `up` does not wait for more."""
+"""How long a command asks again while nobody answers: a person who has forgotten `up` does not
+wait for more. One who has not waits as `cli.own_up` says."""
 
 ATTACHED_SECONDS: Final = 60.0
 """Who watches a job has seen the API: it may be replaced meanwhile."""
@@ -41,10 +41,15 @@ NamedJobs = Annotated[
 
 @contextmanager
 def connected(retry_seconds: float = PERSON_SECONDS) -> Iterator["Client"]:
-    """Talk to the API for a while."""
+    """Talk to the API for a while, as soon as it is there if it is just being started again."""
+    from cli.own_up import await_restart, own_up, way_to  # noqa: PLC0415
     from muster import Client  # noqa: PLC0415  brings in httpx
 
-    with Client(retry_seconds=retry_seconds) as client:
+    up = own_up()
+    if up is not None:
+        await_restart(up)
+    url, ca_file = way_to(up)
+    with Client(url, retry_seconds=retry_seconds, ca_file=ca_file) as client:
         yield client
 
 

@@ -35,7 +35,10 @@ Classes = Annotated[int, typer.Option("--classes", min=2, max=256, help="Number 
 
 @app.command()
 def digits(*, out: Out, shards: Shards = 8, seed: Seed = 0, force: Force = False) -> None:
-    """Write the UCI handwritten digits: 1438 to train on, 359 held out in test.jsonl."""
+    """Write the UCI handwritten digits.
+
+    1438 are to train on, 359 are held out in test.jsonl.
+    """
     from muster.datasets.digits import digits as handwritten_digits  # noqa: PLC0415  --help
 
     with _errors_as_sentences():
@@ -53,7 +56,10 @@ def synthetic(
     seed: Seed = 0,
     force: Force = False,
 ) -> None:
-    """Write points scattered around one centre per class: any amount, and learnable."""
+    """Write points scattered around one centre per class.
+
+    Any amount, and learnable.
+    """
     from muster.datasets.synthetic import synthetic as scattered_points  # noqa: PLC0415  --help
 
     contents = scattered_points(

@@ -22,10 +22,11 @@ import msgspec
 
 from cli.board import Board
 from cli.connected import PERSON_SECONDS
+from cli.serving import serves
 from muster.checkpoints.identity import identity_of
 from muster.checkpoints.reader import Checkpoint
 from muster.checkpoints.shelves import shelves
-from muster.client import Client, Unreachable
+from muster.client import Client
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import checkpoints_of_job
@@ -102,22 +103,19 @@ def _services(stage: Path, environ: Mapping[str, str]) -> Iterator[Client]:
             },
         )
     try:
+        _await_service(url, services, stage)
         with Client(url, retry_seconds=PERSON_SECONDS) as client:
-            _wait_for_health(client, services, stage)
             yield client
     finally:
         services.send_signal(signal.SIGINT)
         services.wait()
 
 
-def _wait_for_health(client: Client, services: subprocess.Popen[bytes], stage: Path) -> None:
+def _await_service(url: str, services: subprocess.Popen[bytes], stage: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and services.poll() is None:
-        try:
-            if client.connection.get("/health")["status"] == "ok":
-                return
-        except Unreachable:
-            pass
+        if serves(url):
+            return
         time.sleep(LOOK_SECONDS)
     raise DemoFailed(f"the services did not come up: see {stage / 'services.log'}")
 

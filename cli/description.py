@@ -16,8 +16,14 @@ from muster.client.errors import FieldError
 if TYPE_CHECKING:
     from cli.job_file import JobFile
 
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+"""Of a file that describes a job."""
+
 UNKNOWN_FIELD: Final = "extra_forbidden"
 """How the API calls the error of a field that it does not know."""
+
+NO_TEXT: Final = "string_type"
+"""Likewise, of what is to be a text and is none."""
 
 SEE_FIELDS: Final = "muster schema lists them"
 
@@ -63,7 +69,21 @@ class Description:
             said = error.hint or (SEE_FIELDS if error.type == UNKNOWN_FIELD else None)
             hint = f" ({said})" if said else ""
             at = self.file.place(place) if self.file and self._is_of_file(place) else "muster"
-            yield f"{at}: {where}: {error.msg}{hint}"
+            yield f"{at}: {where}: {self._trouble(error)}{hint}"
+
+    def _trouble(self, error: FieldError) -> str:
+        """Return what is wrong; of what YAML has read as another word, in that of the file."""
+        place = error.loc[1:]
+        if (
+            error.type == NO_TEXT
+            and self.file
+            and self._is_of_file(place)
+            and place[0] != "secrets"
+        ):
+            word = self.file.word(place)
+            if word:
+                return f'{word} is no text: write "{word}"'
+        return error.msg
 
     def _order(self, error: FieldError) -> tuple[float, ...]:
         place = error.loc[1:]

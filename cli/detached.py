@@ -1,34 +1,34 @@
 """``muster up -d``: a `muster up` that no terminal holds, waited for until it serves."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from api.preflight import refuse_door
-from cli.household import is_healthy
 from cli.office import Holder, holder_of, is_held, open_in
+from cli.probe import write_probe
+from cli.serving import serves
+from cli.tls_key import warn_of_open_key
 from cli.welcome import next_steps
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.processes import is_running
 from muster.remarks import remark
+from store.place import refuse_unknown
 
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 5.0
 """A person who has heard nothing for so long wonders."""
 
 LONG_BYTES: Final = 8 << 20
-
-PROBE_BYTES: Final = 1 << 16
-"""More than fits into what is left of a block."""
 
 LAST_LINES: Final = 5
 """Of the log of services that did not come up: their own sentence is among them."""
@@ -44,23 +44,26 @@ class NotUp(MusterError):
 def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Start the services, unless they run, and return once they serve; 0.
 
-    Who starts them at the same time is waited for, too. Raises `NotUp` if they end instead, and
-    what `refuse_door` does before anything is started. Ctrl-C ends them.
+    Who starts them at the same time is waited for, too. Raises `NotUp` if they end instead; and
+    before anything is started `StoreUnavailable` for a URL that names no database, and what
+    `refuse_door` does. Ctrl-C ends them if they are ours.
     """
     files = DataDirectory(settings.data_dir)
     holder = holder_of(files)
-    if holder is not None and not holder.is_ending:
+    if holder is not None and holder.is_ending:
+        _await_end(holder)
+    elif holder is not None and _await_service(files, lambda: is_held(files)):
         remark(f"muster: up already, at {holder.url}, with its data in {files.root}")
         return 0
-    if holder is not None:
-        _await_end(holder)
+    refuse_unknown(settings.database_url)
     door = DoorSettings.read(environ)
+    warn_of_open_key(door)
     refuse_door(settings, door)
     _set_aside_if_long(files.keeper_log)
     with open_in(files, files.keeper_log) as log:
         remark(f"muster: starting, with the data in {files.root} …")
         already = log.tell()
-        process = subprocess.Popen(
+        started = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli", "up"],
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -69,9 +72,11 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
             start_new_session=True,
         )
     try:
-        holder = _await_service(process, files)
+        # The process is not alone if another was faster: then it has ended, and that one is waited
+        # for.
+        holder = _await_service(files, lambda: started.poll() is None or is_held(files))
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGTERM)
+        started.send_signal(signal.SIGTERM)
         raise
     if holder is None:
         said = _last_lines(files.keeper_log, already)
@@ -83,9 +88,7 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
 def why_silent(data_dir: Path) -> str:
     """Return what may have kept services from saying why they ended: mostly there is no room."""
     try:
-        with tempfile.NamedTemporaryFile(dir=data_dir) as probe:
-            probe.write(bytes(PROBE_BYTES))
-            probe.flush()
+        write_probe(data_dir)
     except OSError as error:
         return f"nothing, and {data_dir} cannot be written to: {error.strerror}"
     return "nothing"
@@ -97,27 +100,29 @@ def _await_end(holder: Holder) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def _await_service(process: "subprocess.Popen[bytes]", files: DataDirectory) -> Holder | None:
-    """Return who serves, once somebody does; None if all who would have ended before that.
-
-    The process is not alone if another was faster: then it has ended, and the other is waited for.
-    """
+def _await_service(files: DataDirectory, is_coming: Callable[[], bool]) -> Holder | None:
+    """Return who serves, once somebody does; None if nobody is coming any more before that."""
     said = time.monotonic()
-    while process.poll() is None or is_held(files):
+    while is_coming():
         holder = holder_of(files)
-        if holder is not None and not holder.is_ending and is_healthy(holder.url):
+        if holder is not None and not holder.is_ending and serves(holder.url):
             return holder
         if time.monotonic() > said + PATIENCE_SECONDS:
             said = time.monotonic()
-            remark(f"muster: still starting; what it says is in {files.keeper_log} …")
+            log = files.keeper_log if holder is None else holder.log
+            said_in = f"in {log}" if log else "at its terminal"
+            remark(f"muster: nothing serves yet; what it says is {said_in} …")
         time.sleep(LOOK_SECONDS)  # another process's readiness: there is no event to wait for
     return None
 
 
 def _set_aside_if_long(log: Path) -> None:
     """Begin the log anew once it is long; the one before is kept."""
-    with suppress(OSError):  # there is none, or no room to do that in: it grows on
-        if log.stat().st_size > LONG_BYTES:
+    with suppress(OSError), log.open("rb") as held:  # there is none, or no room: it grows on
+        # Of two who do this at once the second would set aside what the first has begun.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found = log.stat()
+        if os.path.samestat(os.fstat(held.fileno()), found) and found.st_size > LONG_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))
 
 

@@ -14,15 +14,13 @@ from cli.office import Holder, holder_of
 from muster.client import Client, ClientError
 from muster.client.views import SummaryList
 from muster.contracts.errors import MusterError
-from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.job import OPEN
 from muster.contracts.layout import DataDirectory
 from muster.processes import is_running, send_signal
 
 LOOK_SECONDS: Final = 0.2
 MOST: Final = 1000
 """Jobs of one answer."""
-
-_LIVING: Final = sorted(set(JobStatus) - TERMINAL)
 
 
 class NotOurs(MusterError):
@@ -84,7 +82,7 @@ def _watch(holder: Holder, client: Client | None) -> None:
     """Wait for the end, and show how many ranks still run."""
     drawn = ""
     while is_running(holder.process):
-        line = _ranks_left(client) if client else ""
+        line = ranks_left(client) if client else ""
         if line and line != drawn:
             _draw(line)
             drawn = line
@@ -98,11 +96,11 @@ def _draw(line: str) -> None:
     typer.echo(f"\r{line}\x1b[K" if in_place else line, nl=not in_place, err=True)
 
 
-def _ranks_left(client: Client) -> str:
+def ranks_left(client: Client) -> str:
     """Return how many ranks run; nothing where nobody can say so any more."""
     try:
         answer = client.connection.ask(
-            "GET", "/jobs/summaries", query={"status": _LIVING, "limit": MOST}
+            "GET", "/jobs/summaries", query={"status": sorted(OPEN), "limit": MOST}
         )
         jobs = answer.read_as(SummaryList).jobs
     except ClientError:
@@ -111,4 +109,6 @@ def _ranks_left(client: Client) -> str:
     if not any(left):
         return ""
     count, of = sum(left), sum(map(bool, left))
-    return f"{count} rank{'s' * (count > 1)} of {of} job{'s' * (of > 1)} still run"
+    return (
+        f"{count} rank{'s' * (count > 1)} of {of} job{'s' * (of > 1)} still run{'s' * (count == 1)}"
+    )

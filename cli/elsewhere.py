@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from cli.own_up import own_up
+from muster.contracts.environ import LOCAL_NAMES
 from muster.contracts.errors import MusterError
 
 ANSWER_SECONDS: Final = 2.0
 """The API may be on its way out, or stand still."""
 
-LOCAL_NAMES: Final = ("127.0.0.1", "localhost", "::1")
-
 
 def others_than(data_dir: Path) -> str | None:
     """Return a sentence on who answers for other data than this, if anybody does."""
+    if own_up() is not None:
+        return None
     found = answering()
     return of_others(*found, data_dir) if found else None
 
@@ -33,10 +35,10 @@ def answering() -> tuple[str, str] | None:
 
 def of_others(url: str, there: str, data_dir: Path) -> str | None:
     """Return that sentence of a service at `url` whose data is `there`; None if it is this."""
+    if urlsplit(url).hostname not in LOCAL_NAMES:
+        return f"what answers at {url} has its data on a machine of its own"
     if there in {"", str(data_dir)}:
         return None
-    if urlsplit(url).hostname not in LOCAL_NAMES:
-        return f"what answers at {url} has its data in {there}, on a machine of its own"
     return f"what answers at {url} has other data; for that: {export_of(there)}"
 
 

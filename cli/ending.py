@@ -1,15 +1,24 @@
 """``muster wait``, ``stop``, ``rm`` and ``purge``: to the end of jobs, and beyond it."""
 
 import sys
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.attached import see_to_the_end
 from cli.connected import Job, NamedJobs, Statuses, attached, connected
-from cli.exit_codes import ExitCode
+from cli.exit_codes import ExitCode, code_of_error
 from cli.sizes import size
+from cli.waits import said_if_it_lasts
+from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.job import JobStatus
+from muster.contracts.printable import spelt_out
+from muster.remarks import remark
+
+if TYPE_CHECKING:
+    from muster.client.views import JobView
 
 Until = Annotated[
     str, typer.Option("--until", help="A status to wait for, such as RUNNING.", metavar="STATUS")
@@ -26,11 +35,11 @@ Reason = Annotated[
 ]
 KeepLogs = Annotated[
     bool,
-    typer.Option("--keep-logs", help="Move its files to JOB.UID, beside where they were."),
+    typer.Option("--keep-logs", help="Move files to JOB.UID, beside where they were."),
 ]
-StopFirst = Annotated[bool, typer.Option("--stop", help="Stop it gracefully if it is not over.")]
+StopFirst = Annotated[bool, typer.Option("--stop", help="Stop gracefully what is not over.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="End it at once, and delete its checkpoints, too.")
+    bool, typer.Option("--force", help="End at once what is not over; checkpoints go, too.")
 ]
 Hours = Annotated[
     float | None, typer.Option("--older-than-hours", min=0, help="Only jobs that ended before.")
@@ -54,10 +63,13 @@ def wait(job: Job, until: Until = "terminal", timeout: Timeout = None) -> None:
 def stop(jobs: NamedJobs, grace: Grace = None, reason: Reason = None) -> None:
     """Let jobs save a last checkpoint and end."""
     with connected() as client:
-        for word in jobs:
+
+        def stop_one(word: str) -> None:
             job = client.named(word).stop(grace, reason)
             sentence = f"is {job.status} already" if job.is_terminal else "is to stop"
             typer.echo(f"{job.id} {sentence}")
+
+        _each(jobs, stop_one)
 
 
 def rm(
@@ -65,13 +77,17 @@ def rm(
 ) -> None:
     """Delete jobs that are over, with their logs."""
     with connected() as client:
-        for word in jobs:
+
+        def delete_one(word: str) -> None:
             job = client.named(word)
-            found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
+            with _end_awaited(job.view, force=force):
+                found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
             too = ", with its checkpoints" if found.checkpoints_deleted else ""
             typer.echo(f"{job.id} is deleted{too}")
             if keep_logs:
                 typer.echo(f"its logs: jobs/{job.id}.{job.view.job_uid} of the service", err=True)
+
+        _each(jobs, delete_one)
 
 
 def purge(
@@ -108,6 +124,32 @@ def purge(
         typer.echo(f"{one.job_id} is over and was not deleted: {one.detail}", err=True)
     if found.failed:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _each(words: Sequence[str], act: Callable[[str], None]) -> None:
+    """Do it to every job, as rm(1) does to files: a refusal is told, and ends none of the others.
+
+    Exits with the code of the first refusal. Raises the `ClientError` of whoever cannot be asked.
+    """
+    codes = []
+    for word in words:
+        try:
+            act(word)
+        except (Refused, Ambiguous, Replaced) as error:
+            remark(spelt_out(f"muster: {error}"))
+            codes.append(code_of_error(error))
+    if codes:
+        raise typer.Exit(codes[0])
+
+
+def _end_awaited(job: "JobView", *, force: bool) -> AbstractContextManager[None]:
+    """Tell a person who waits for the end of a job that this may take as long as its grace."""
+    if job.is_terminal or force:
+        return nullcontext()
+    grace_seconds = job.spec["stop_grace_seconds"]
+    return said_if_it_lasts(
+        f"{job.job_id} saves and ends first; what has not ended after {grace_seconds:g} s is killed"
+    )
 
 
 def _make_sure(question: str, *, yes: bool) -> None:

@@ -6,6 +6,7 @@ So nothing is imported above that takes longer than a person.
 import sys
 
 INTERRUPTED = 130
+"""`INTERRUPTED_CODE` of `muster.contracts.endings`, which is not imported yet."""
 
 
 def main() -> None:

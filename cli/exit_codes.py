@@ -6,7 +6,7 @@
 2    the command, its environment or the job was described wrongly
 3    nobody answers at the API's address, or it is not (or not provably) Muster
 4    no token, a wrong one, or one that may not do this
-5    there is no such job, or no such checkpoint
+5    there is no such job, checkpoint, token or secret
 6    the job's present state forbids it, as one that has begun otherwise
 7    the time to wait is over, and the job goes on
 8    the job was stopped
@@ -20,6 +20,7 @@ from enum import IntEnum
 from typing import Final
 
 from cli.misuse import Misuse
+from cli.untimely import Untimely
 from muster.checkpoints.errors import CheckpointMissing
 from muster.client.errors import (
     Ambiguous,
@@ -30,11 +31,13 @@ from muster.client.errors import (
     NotFound,
     NotMuster,
     Replaced,
+    Unconfirmed,
     Unreachable,
     Unsendable,
     Untrusted,
     WaitTimedOut,
 )
+from muster.contracts.endings import INTERRUPTED_CODE
 from muster.contracts.errors import (
     BegunOtherwise,
     InvalidEnvironment,
@@ -42,6 +45,7 @@ from muster.contracts.errors import (
     MusterError,
 )
 from muster.contracts.job import EXIT_CODES, JobStatus
+from muster.contracts.secrets import SecretUnavailable
 
 
 class ExitCode(IntEnum):
@@ -56,7 +60,7 @@ class ExitCode(IntEnum):
     CONFLICT = 6
     TIMED_OUT = 7
     STOPPED = 8
-    INTERRUPTED = 130
+    INTERRUPTED = INTERRUPTED_CODE
 
 
 _OF_ERRORS: Final = (
@@ -66,14 +70,16 @@ _OF_ERRORS: Final = (
     ),
     ((Unreachable, Untrusted, NotMuster), ExitCode.UNREACHABLE),
     (NotAllowed, ExitCode.NOT_ALLOWED),
-    ((NotFound, Replaced, CheckpointMissing), ExitCode.NOT_FOUND),
-    ((Conflict, BegunOtherwise), ExitCode.CONFLICT),
+    ((NotFound, Replaced, CheckpointMissing, SecretUnavailable), ExitCode.NOT_FOUND),
+    ((Conflict, BegunOtherwise, Untimely), ExitCode.CONFLICT),
     (WaitTimedOut, ExitCode.TIMED_OUT),
 )
 
 
 def code_of_error(error: MusterError) -> ExitCode:
     """Return the exit code of a command that an error ended."""
+    if isinstance(error, Unconfirmed):
+        return code_of_error(error.lost)
     return next((code for kinds, code in _OF_ERRORS if isinstance(error, kinds)), ExitCode.FAILED)
 
 

@@ -1,9 +1,16 @@
 """What `muster validate` says of one thing."""
 
-from collections.abc import Callable, Iterator
+import errno
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+_OF_DISKS: Final[Mapping[int | None, str]] = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota of this user",
+    errno.EROFS: "mount it for writing",
+}
 
 
 class Verdict(StrEnum):
@@ -24,7 +31,8 @@ class Finding:
     fix: str = ""
 
 
-Check: TypeAlias = Callable[[], Finding]
+Check: TypeAlias = tuple[str, Callable[[], Finding]]
+"""What is looked at, and the look."""
 
 
 def well(about: str, seen: str) -> Finding:
@@ -37,6 +45,11 @@ def warning(about: str, seen: str, fix: str) -> Finding:
 
 def problem(about: str, seen: str, fix: str) -> Finding:
     return Finding(about=about, verdict=Verdict.PROBLEM, seen=seen, fix=fix)
+
+
+def mending(error: Exception, usual: str) -> str:
+    """Return what to do about a disk that is full or read-only, else what is usual."""
+    return _OF_DISKS.get(getattr(error, "errno", None), usual)
 
 
 def lines(findings: list[Finding]) -> Iterator[str]:

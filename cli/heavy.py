@@ -5,14 +5,11 @@ So ``muster VERB --help`` answers at once.
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cli.output import Output, OutputOption
-
-if TYPE_CHECKING:
-    from muster.contracts.environ import ServiceSettings
 
 
 def up(
@@ -22,10 +19,15 @@ def up(
         typer.Option("--detach", "-d", help="Return once they serve; muster down ends them."),
     ] = False,
 ) -> None:
-    """Run the API and the coordinator here, until Ctrl-C. Either is restarted whenever it dies."""
+    """Run the API and the coordinator here, until Ctrl-C. Either is restarted whenever it dies.
+
+    MUSTER_PORT, MUSTER_HOST and MUSTER_DATA_DIR in the environment choose the port, the
+    address and the directory of the data; muster config show has them all.
+    """
     from cli.detached import serve_detached  # noqa: PLC0415
     from cli.elsewhere import unlike_here  # noqa: PLC0415
     from cli.household import serve  # noqa: PLC0415
+    from cli.own_settings import own_settings  # noqa: PLC0415
 
     another = unlike_here(os.environ, Path.cwd())
     if another:
@@ -40,6 +42,7 @@ def down() -> None:
     As with Ctrl-C there: every rank saves and exits, and the jobs go on at the next start.
     """
     from cli.down import end_services  # noqa: PLC0415
+    from cli.own_settings import own_settings  # noqa: PLC0415
 
     end_services(own_settings().data_dir)
 
@@ -49,6 +52,7 @@ def status(output: OutputOption = Output.TABLE) -> None:
 
     Exit code 0 if all is well, 1 if something is missing, 3 if there is nothing.
     """
+    from cli.own_settings import own_settings  # noqa: PLC0415
     from cli.status import tell  # noqa: PLC0415
 
     raise typer.Exit(tell(own_settings().data_dir, output))
@@ -67,12 +71,6 @@ def validate(output: OutputOption = Output.TABLE) -> None:
 def demo() -> None:
     """Train one model while ranks come, die and go; compare the bits with a run of one rank."""
     from cli.demo import show  # noqa: PLC0415
+    from cli.own_settings import own_settings  # noqa: PLC0415
 
     raise typer.Exit(show(own_settings(), os.environ))
-
-
-def own_settings() -> "ServiceSettings":
-    """Return the settings of the services that this environment means."""
-    from muster.contracts.environ import ServiceSettings  # noqa: PLC0415
-
-    return ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)

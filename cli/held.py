@@ -20,6 +20,7 @@ from muster.contracts.layout import checkpoints_of_job
 if TYPE_CHECKING:
     from muster.checkpoints.reader import Checkpoint
     from muster.checkpoints.shelves import Shelf
+    from muster.client.views import JobView
 
 _WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
 
@@ -94,8 +95,18 @@ def _of_job(word: str) -> tuple[Path, str]:
         job = client.job(word).view
     directory = checkpoints_of_job(Path(job.spec["checkpoint_dir"]), job.job_id)
     if not directory.is_dir():
-        raise CheckpointMissing(
-            f"{job.job_id} has saved nothing yet, or on another machine than this: its checkpoints "
-            f"are to lie in {directory}, where this command has to be run"
-        )
+        raise CheckpointMissing(_why_missing(job, directory))
     return directory, job.job_uid
+
+
+def _why_missing(job: "JobView", directory: Path) -> str:
+    if job.spec["command"]:
+        return (
+            f"nothing of {job.job_id} lies in {directory}: what a command saves through "
+            "`import muster` does, and this is to be run on its machine; what it saves by itself "
+            "is where its script says"
+        )
+    return (
+        f"{job.job_id} has saved nothing yet, or on another machine than this: its checkpoints "
+        f"are to lie in {directory}, where this command has to be run"
+    )

@@ -1,32 +1,31 @@
 """``muster up``: the API and the coordinator in the foreground, kept alive until Ctrl-C.
 
 Ctrl-C and SIGTERM mean the same: ranks save and exit, their jobs go back to the queue and resume
-at the next start. The second one does not wait for the ranks: the coordinator hands over, to the
-next start.
+at the next start. A second Ctrl-C does not wait for the ranks: the coordinator hands over, to the
+next start. A second SIGTERM says nothing new: whoever sends it may not know of the first.
 """
 
 import asyncio
-import http.client
-import json
 import signal
-import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from api.preflight import refuse_door
 from cli.certificate import own_names
 from cli.keeper import Keeper
 from cli.office import Office, sole_office
+from cli.serving import serves
+from cli.tls_key import warn_of_open_key
 from cli.welcome import next_steps
-from muster.contracts.environ import DoorSettings, ServiceSettings, own_url
+from muster.contracts.environ import LOCAL_NAMES, DoorSettings, ServiceSettings, own_url
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.ports import free_port, is_free
 from muster.remarks import remark
+from store.place import refuse_unknown
 
 LOOK_SECONDS: Final = 0.05
 STUBBORN_SECONDS: Final = 5.0
@@ -50,13 +49,16 @@ class PortTaken(MusterError):
 def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Run the services until a signal; return the exit code.
 
-    Raises `AlreadyUp`, `PortTaken` or what `refuse_door` does, and then nothing was started.
+    Raises `AlreadyUp`, `PortTaken`, `StoreUnavailable` for a URL that names no database, or what
+    `refuse_door` does, and then nothing was started.
     """
+    refuse_unknown(settings.database_url)
     with sole_office(DataDirectory(settings.data_dir)) as office:
         environ = {**environ, "MUSTER_PORT": str(_port(settings, environ))}
         door = DoorSettings.read(environ)
+        warn_of_open_key(door)
         refuse_door(settings, door)
-        office.publish(own_url(environ), _ca_file(door))
+        office.publish(own_url(environ), _names(door), _ca_file(door))
         return asyncio.run(_Household(settings, environ, office).run())
 
 
@@ -91,7 +93,7 @@ class _Household:
     async def _welcome(self) -> None:
         """Say where we are once both services answer."""
         # Another process's readiness: there is no event to wait for.
-        while not await asyncio.to_thread(is_healthy, self._url):  # noqa: ASYNC110
+        while not await asyncio.to_thread(serves, self._url):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
         self._api.has_served = self._coordinator.has_served = True
         _say(f"ready at {self._url}, with its data in {self._data_dir}")
@@ -103,11 +105,13 @@ class _Household:
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
         """The coordinator first: while ranks save, the API still shows it."""
         with suppress(OSError):  # a full disk keeps nobody from ending
-            self._office.publish(self._url, _ca_file(self._door), is_ending=True)
+            self._office.publish_end()
         if not coordinator.done():
             _say("ranks save and exit … (Ctrl-C again does not wait for them)")
         loop = asyncio.get_running_loop()
-        second = loop.call_later(ECHO_SECONDS, _on_signals, self._hand_over)
+        second = loop.call_later(
+            ECHO_SECONDS, loop.add_signal_handler, signal.SIGINT, self._hand_over
+        )
         self._coordinator.end(signal.SIGINT)
         await coordinator
         second.cancel()
@@ -129,7 +133,14 @@ class _Household:
 
 def _ca_file(door: DoorSettings) -> Path | None:
     """Return the certificate that clients have to be told of, if it is none that they know."""
-    return door.tls_certfile if door.tls_certfile and own_names(door.tls_certfile) else None
+    if door.tls_certfile is None or not own_names(door.tls_certfile, door.tls_keyfile):
+        return None
+    return door.tls_certfile
+
+
+def _names(door: DoorSettings) -> Iterable[str]:
+    """Return by which names this machine's clients may call the API."""
+    return sorted({*LOCAL_NAMES, *door.allowed_hosts})
 
 
 def _command(module: str) -> list[str]:
@@ -154,31 +165,6 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     port = free_port(settings.host)
     _say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
     return port
-
-
-def is_healthy(url: str) -> bool:
-    """Whether API and coordinator both answer."""
-    connection = _connection(url)
-    try:
-        connection.request("GET", "/health")
-        return bool(json.load(connection.getresponse())["status"] == "ok")
-    # Whoever died while it answered, or is no API at all, has not said that it is healthy.
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return False
-    finally:
-        connection.close()
-
-
-def _connection(url: str) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme == "http":
-        return http.client.HTTPConnection(host, parts.port, timeout=2)
-    # Our own child is asked how it is, at an address that its certificate need not name.
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, parts.port, timeout=2, context=context)
 
 
 def _say(sentence: str) -> None:

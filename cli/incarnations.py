@@ -13,6 +13,7 @@ from cli.connected import Job, connected
 from cli.output import Output, OutputOption, show
 from cli.tables import UNKNOWN, table
 from muster.client.paths import path_of
+from muster.contracts.job import TERMINAL
 
 if TYPE_CHECKING:
     from muster.client.views import SummaryView
@@ -53,7 +54,7 @@ def lines(
     said = f": {job.message}" if job.message else ""
     yield from _broken(f"{job.job_id} is {job.status}{reason}{said}", width)
     if not found:
-        yield "none yet"
+        yield "it had no process" if job.status in TERMINAL else "none yet"
         return
     steps = {worker.worker_id: worker.step for worker in job.workers}
     header, *rows = table(_HEADER, (_row(one, steps) for one in found))

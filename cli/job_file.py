@@ -7,20 +7,34 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import yaml
 
+from cli.description import SUFFIXES
+from cli.yaml_problem import yaml_problem
 from muster.contracts.errors import MusterError
 
 Place: TypeAlias = tuple[str | int, ...]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
-SUFFIXES: Final = (".yaml", ".yml", ".json")
-
-
 PATIENCE_SECONDS: Final = 5.0
 """With a pipe through which nothing comes."""
+
+_NAME_TAGS: Final = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
+"""Of what is a name as it is written, and of `<<`, with which a mapping takes in another."""
+
+_FLOAT_TAG: Final = "tag:yaml.org,2002:float"
+_ENDLESS: Final = {".inf", ".nan"}
+"""Floats of YAML that JSON does not know."""
+
+
+class Spot(NamedTuple):
+    """A place in the text: line and column, from 1, and what stands there if it is one word."""
+
+    line: int
+    column: int
+    word: str | None
 
 
 class InvalidJobFile(MusterError):
@@ -33,8 +47,8 @@ class JobFile:
 
     name: str
     fields: Mapping[str, Any]
-    marks: Mapping[Place, tuple[int, int]]
-    """Line and column, from 1, of each field and of what is in it."""
+    marks: Mapping[Place, "Spot"]
+    """Where each field is, and what is in it."""
 
     @classmethod
     def read(cls, path: Path) -> "JobFile":
@@ -64,7 +78,13 @@ class JobFile:
         """Return where the nearest thing is that has a line."""
         while place and place not in self.marks:
             place = place[:-1]
-        return self.marks.get(place, (1, 1))
+        spot = self.marks.get(place)
+        return (1, 1) if spot is None else (spot.line, spot.column)
+
+    def word(self, place: Place) -> str | None:
+        """Return the one word or number there as it is written: YAML reads ``yes`` as true."""
+        spot = self.marks.get(place)
+        return spot and spot.word
 
 
 def _content(path: Path) -> bytes:
@@ -78,23 +98,24 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, tuple[int, int]]]:
+def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, Spot]]:
     try:
-        root = yaml.compose(text, yaml.SafeLoader)
-        marks = dict(_marks(root, ())) if root else {}
-        return yaml.safe_load(text), marks
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None, {}
+        marks = dict(_marks(root, ()))
+        return loader.construct_document(root), marks
     except yaml.MarkedYAMLError as error:
         at = f":{_mark(error.problem_mark)}" if error.problem_mark else ""
         raise InvalidJobFile(f"{name}{at}: {_trouble(error, text)}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidJobFile(f"{name} is no YAML: {error}") from error
-    except Exception as error:  # PyYAML's constructors raise whatever befalls them
-        raise InvalidJobFile(f"{name} is no YAML: a value is not what its tag says") from error
+    except Exception as error:
+        raise InvalidJobFile(f"{name} is no YAML: {yaml_problem(error)}") from error
 
 
 def _trouble(error: yaml.MarkedYAMLError, text: str) -> str:
     """Return what is wrong; of what was opened and not closed, also where it was opened."""
-    said = str(error.problem or error.context)
+    said = yaml_problem(error)
     began, found = error.context_mark, error.problem_mark
     if open_ := _unclosed(text):
         return f"{said} (nothing closes the bracket at {_mark(open_)})"
@@ -117,28 +138,41 @@ def _unclosed(text: str) -> yaml.Mark | None:
     return opened[-1] if opened else None
 
 
-def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, tuple[int, int]]]:
+def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, Spot]]:
     if isinstance(node, yaml.MappingNode):
         seen = set[str]()
         for key, value in node.value:
-            _refuse_twice(key, seen)
-            yield (*place, key.value), _position(key.start_mark)
+            _refuse_lost(key, seen)
+            yield (*place, key.value), _spot(key, value)
             yield from _marks(value, (*place, key.value))
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield (*place, index), _position(item.start_mark)
+            yield (*place, index), _spot(item, item)
             yield from _marks(item, (*place, index))
+    elif node.tag == _FLOAT_TAG and node.value.lstrip("+-").lower() in _ENDLESS:
+        raise yaml.MarkedYAMLError(
+            problem=f"{node.value} is no number that a job can have", problem_mark=node.start_mark
+        )
 
 
-def _refuse_twice(key: yaml.Node, seen: set[str]) -> None:
-    """Raise for a key that is none, or that YAML would silently let the later one win of."""
+def _refuse_lost(key: yaml.Node, seen: set[str]) -> None:
+    """Raise for a name that is none, or that YAML would silently let the later one win of."""
     if not isinstance(key, yaml.ScalarNode):
         raise yaml.MarkedYAMLError(problem="is no name of a field", problem_mark=key.start_mark)
+    if key.tag not in _NAME_TAGS:
+        raise yaml.MarkedYAMLError(
+            problem=f"{key.value} is no text here: put it in quotes", problem_mark=key.start_mark
+        )
     if key.value in seen:
         raise yaml.MarkedYAMLError(
             problem=f"{key.value} is given twice", problem_mark=key.start_mark
         )
     seen.add(key.value)
+
+
+def _spot(at: yaml.Node, value: yaml.Node) -> Spot:
+    word = value.value if isinstance(value, yaml.ScalarNode) else None
+    return Spot(*_position(at.start_mark), word)
 
 
 def _position(mark: yaml.Mark) -> tuple[int, int]:

@@ -1,9 +1,13 @@
 """A job as a row of a table: the same columns for ``muster ps`` and ``muster top``."""
 
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from cli.tables import Cell
+from cli.tables import Cell, narrowed
 from muster.contracts.job import TERMINAL
 
 if TYPE_CHECKING:
@@ -41,6 +45,20 @@ def row(job: "SummaryView", now: datetime) -> tuple[Cell, ...]:
         job.restarts,
         duration((now - job.created_at).total_seconds()),
     )
+
+
+def fitting(rows: Sequence[Sequence[Cell]]) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+    """Return the table that a terminal can show with no line broken in two; all of it elsewhere."""
+    if not sys.stdout.isatty():
+        return HEADER, rows
+    return narrowed(HEADER, rows, shutil.get_terminal_size().columns, SPARE)
+
+
+def what_runs(spec: Mapping[str, Any]) -> str:
+    """Return what every rank of a job becomes, or what its ranks train."""
+    if spec.get("command"):
+        return shlex.join(spec["command"])
+    return spec.get("program") or "the classifier"
 
 
 def ranks_of(job: "SummaryView") -> str:

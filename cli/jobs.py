@@ -1,17 +1,15 @@
 """``muster ps`` and ``show``: which jobs there are, and how one of them is."""
 
-import shutil
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from cli.connected import Job, Statuses, connected
-from cli.job_rows import HEADER, SPARE, progress_of, row
+from cli.job_rows import fitting, progress_of, row, what_runs
 from cli.output import Output, OutputOption, show
-from cli.tables import NAME_WIDTH, Cell, narrowed, shortened, table
+from cli.tables import NAME_WIDTH, Cell, shortened, table
 from cli.times import shown
 from muster.client.paths import path_of
 
@@ -19,6 +17,9 @@ if TYPE_CHECKING:
     from muster.client.views import JobView, SummaryView, WorkerView
 
 _RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
+
+RUNS_WIDTH: Final = 64
+"""Of a command, so that its line fits 80 columns; `-o json` has all of it."""
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most jobs to show.")]
 
@@ -33,19 +34,12 @@ def ps(status: Statuses = None, limit: Limit = 20, output: OutputOption = Output
         )
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
-    lines = table(*_fitting([row(job, now) for job in jobs]))
+    lines = table(*fitting([row(job, now) for job in jobs]))
     show(output, answer.read_as(object), lines, [job.job_id for job in jobs])
     if answer.total is not None and answer.total > len(jobs):
         typer.echo(f"{answer.total - len(jobs)} more: --limit", err=True)
     elif not jobs:
         typer.echo("no job; submit one: muster submit --help", err=True)
-
-
-def _fitting(rows: Sequence[Sequence[Cell]]) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
-    """Return the table that a terminal can show with no line broken in two; all of it elsewhere."""
-    if not sys.stdout.isatty():
-        return HEADER, rows
-    return narrowed(HEADER, rows, shutil.get_terminal_size().columns, SPARE)
 
 
 def show_job(job: Job, output: OutputOption = Output.TABLE) -> None:
@@ -75,13 +69,20 @@ def _facts(job: "JobView", summary: "SummaryView") -> Iterator[tuple[str, str | 
     yield "status", f"{job.status} ({job.reason})" if job.reason else job.status
     yield "message", job.message
     yield "ranks", f"{job.world_size}, {job.spec.get('mode', 'of an unknown mode')}"
+    yield "runs", shortened(" ".join(what_runs(job.spec).split()), RUNS_WIDTH)
+    yield "working in", job.spec.get("working_dir")
+    yield "checkpoint in", job.spec.get("checkpoint_dir")
     yield "step", progress_of(summary)
     yield "loss", None if summary.loss is None else f"{summary.loss:.4f}"
     speed = summary.throughput_steps_per_sec
     yield "speed", f"{speed:.1f} steps/s" if speed else None
     yield "ETA", None if summary.eta_seconds is None else duration(summary.eta_seconds)
     yield "saved", _saved(summary)
-    yield "restarts", str(summary.restarts)
+    is_gang = job.spec.get("restart_scope") == "gang"
+    yield (
+        "restarts",
+        f"{summary.restarts}, of all ranks together" if is_gang else f"{summary.restarts}",
+    )
     for name, moment in (
         ("submitted", job.created_at),
         ("started", job.started_at),
@@ -94,7 +95,8 @@ def _saved(summary: "SummaryView") -> str | None:
     if not summary.checkpoints_saved:
         return None
     plural = "" if summary.checkpoints_saved == 1 else "s"
-    return f"{summary.checkpoints_saved} checkpoint{plural}, of step {summary.last_checkpoint_step}"
+    newest = f"the newest at step {summary.last_checkpoint_step}"
+    return f"{summary.checkpoints_saved} checkpoint{plural}, {newest}"
 
 
 def _rank_row(worker: "WorkerView") -> tuple[Cell, ...]:

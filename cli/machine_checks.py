@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
 
+from cli.accelerators import visible_gpus
 from cli.findings import Check, Finding, problem, warning, well
 from muster.cells import cell_of
 
@@ -36,15 +37,15 @@ UNLIMITED: Final = resource.RLIM_INFINITY
 
 def machine_checks(slots: int) -> Iterator[Check]:
     """Yield what is to be looked at; `slots` is how many ranks are to run at once."""
-    yield _kernel
-    yield _python
-    yield _packages
-    yield _descriptors
-    yield lambda: _processes(slots)
-    yield _memory
-    yield _shared_memory
-    yield _cells
-    yield _torch
+    yield "kernel", _kernel
+    yield "python", _python
+    yield "packages", _packages
+    yield "descriptors", _descriptors
+    yield "processes", lambda: _processes(slots)
+    yield "memory", _memory
+    yield SHARED_MEMORY, _shared_memory
+    yield "cgroups", _cells
+    yield "torch", _torch
 
 
 def _kernel() -> Finding:
@@ -95,7 +96,7 @@ def _descriptors() -> Finding:
 
 def _processes(slots: int) -> Finding:
     limit = min((limit for limit in _task_limits()), default=UNLIMITED)
-    seen = f"{_counted(limit)} processes and threads for {slots} ranks"
+    seen = f"{_counted(limit)} processes and threads for {slots} rank{'s' * (slots != 1)}"
     if limit in (UNLIMITED, -1) or limit >= slots * TASKS_OF_A_RANK:
         return well("processes", seen)
     fix = f"raise ulimit -u or pids.max to {slots * TASKS_OF_A_RANK}, or lower MUSTER_SLOTS"
@@ -147,7 +148,7 @@ def _cells() -> Finding:
 
 
 def _torch() -> Finding:
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = visible_gpus(os.environ)
     cards = f"{gpus} GPU{'s' * (gpus != 1)}"
     if not _is_installed("torch"):
         return well("torch", f"not installed, and not needed; {cards}")

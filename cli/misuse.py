@@ -1,8 +1,10 @@
 """What was said on the command line cannot be meant, as one finds out only by looking.
 
 Misuse
-├── WhoseUnsaid    cli/held.py
-└── NoSuchRank     cli/chaos.py
+├── InvalidPreferences    cli/preferences.py
+├── NoDataDirectory       cli/office.py
+├── NoSuchRank            cli/chaos.py
+└── WhoseUnsaid           cli/held.py
 """
 
 from muster.contracts.errors import MusterError

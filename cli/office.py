@@ -7,10 +7,11 @@ named by its pid, its start and the boot (docs/notes/command-line.md).
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,7 +19,11 @@ from cli.misuse import Misuse
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
+from muster.patience import Patience
 from muster.processes import is_running, myself
+
+LOOKERS: Final = Patience(seconds=1.0, pause_seconds=0.02)
+"""Whoever looks whether there is a holder has the lock for a moment, too."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +37,14 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     is_ending: bool
     ca_file: str | None = None
     """What a client is to trust, where the API has a certificate that nobody else has signed."""
+    names: tuple[str, ...] = ()
+    """By which clients may call the API, beside that of `url`."""
+
+    def is_at(self, url: str) -> bool:
+        """Whether a client that is told `url` asks this one's API."""
+        ours, asked = urlsplit(self.url), urlsplit(url)
+        is_same = (asked.scheme, asked.port) == (ours.scheme, ours.port)
+        return is_same and asked.hostname in {ours.hostname, *self.names}
 
 
 class AlreadyUp(MusterError):
@@ -59,16 +72,28 @@ class Office:
 
     def __init__(self, files: DataDirectory) -> None:
         self._files = files
+        self._published: Holder | None = None
 
-    def publish(self, url: str, ca_file: Path | None, *, is_ending: bool = False) -> None:
-        """Write down who we are and where; a reader sees the old record or the new one, whole."""
-        holder = Holder(
-            url=url,
-            process=myself(),
-            log=_own_log(self._files.keeper_log),
-            is_ending=is_ending,
-            ca_file=str(ca_file) if ca_file else None,
+    def publish(self, url: str, names: Iterable[str], ca_file: Path | None) -> None:
+        """Write down who we are and where."""
+        self._write(
+            Holder(
+                url=url,
+                process=myself(),
+                log=_own_log(self._files.keeper_log),
+                is_ending=False,
+                ca_file=str(ca_file) if ca_file else None,
+                names=tuple(names),
+            )
         )
+
+    def publish_end(self) -> None:
+        """Write down that we are about to leave, where we were."""
+        if self._published is not None:
+            self._write(msgspec.structs.replace(self._published, is_ending=True))
+
+    def _write(self, holder: Holder) -> None:
+        """Keep the record; a reader sees the old one or the new one, whole."""
         temporary = self._files.keeper.with_suffix(".tmp")
         try:
             temporary.write_bytes(msgspec.json.encode(holder))
@@ -76,6 +101,7 @@ class Office:
         except OSError:  # there is no room: what is written of it would stay for good
             temporary.unlink(missing_ok=True)
             raise
+        self._published = holder
 
 
 @contextmanager
@@ -85,14 +111,21 @@ def sole_office(files: DataDirectory) -> Iterator[Office]:
     Raises `AlreadyUp` if somebody else does, `NoDataDirectory` if there can be none.
     """
     with open_in(files, files.keeper_lock) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if LOOKERS.outlast(lambda: not _take(lock) and holder_of(files) is None) or not _take(lock):
             holder = holder_of(files)
             where = holder.url if holder else "a place it has yet to find"
-            raise AlreadyUp(where, files.root) from None
+            raise AlreadyUp(where, files.root)
         yield Office(files)
         files.keeper.unlink(missing_ok=True)
+
+
+def _take(lock: BinaryIO) -> bool:
+    """Take the lock, or have it already; False if somebody else has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def open_in(files: DataDirectory, path: Path) -> BinaryIO:

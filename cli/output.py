@@ -1,10 +1,16 @@
-"""How an answer is shown: as a table for people, or as it is for programs."""
+"""How an answer is shown: as a table for people, or as it is for programs.
 
+Whatever others have put into it, no terminal gets a control character of theirs.
+"""
+
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+
+from muster.contracts.printable import spelt_out
 
 
 class Output(StrEnum):
@@ -30,16 +36,22 @@ def show(output: Output, body: object, lines: Iterable[str], names: Iterable[str
     """
     match output:
         case Output.TABLE:
-            shown = lines
+            shown = [spelt_out(line) for line in lines]
         case Output.NAME:
-            shown = names
+            shown = [spelt_out(name) for name in names]
         case Output.JSON:
-            import msgspec  # noqa: PLC0415  as below
-
-            shown = [msgspec.json.format(msgspec.json.encode(body), indent=2).decode()]
+            shown = [_json(body)]
         case Output.YAML:
             import yaml  # noqa: PLC0415  only where it is asked for
 
             shown = [yaml.safe_dump(body, sort_keys=False, allow_unicode=True).rstrip("\n")]
     for line in shown:
         typer.echo(line)
+
+
+def _json(body: object) -> str:
+    import msgspec  # noqa: PLC0415  --help
+
+    document = msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
+    # Those below 0x20 it escapes by itself, as JSON wants it.
+    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", document)

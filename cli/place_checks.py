@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from api.preflight import inspect_database, refuse_door
-from cli.findings import Check, Finding, problem, warning, well
+from cli.findings import Check, Finding, mending, problem, warning, well
 from cli.office import holder_of
+from cli.probe import write_probe
+from cli.tls_key import key_open_to_all, only_for_oneself
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
@@ -33,25 +35,25 @@ FAR_KINDS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs",
 
 def place_checks(settings: ServiceSettings, environ: Mapping[str, str]) -> Iterator[Check]:
     """Yield what is to be looked at."""
-    yield lambda: _writable("data", settings.data_dir, "MUSTER_DATA_DIR")
-    yield lambda: _durable(settings.data_dir)
-    yield lambda: _room(settings.data_dir)
-    yield lambda: _clock(settings.data_dir)
-    yield lambda: _writable("checkpoints", settings.checkpoint_dir, "CHECKPOINT_DIR")
-    yield lambda: _database(settings)
-    yield lambda: _port(settings, environ)
-    yield lambda: _door(settings, DoorSettings.read(environ))
-    yield lambda: _secrets(DataDirectory(settings.data_dir).secrets)
+    yield "data", lambda: _writable("data", settings.data_dir, "MUSTER_DATA_DIR")
+    yield "disk", lambda: _durable(settings.data_dir)
+    yield "room", lambda: _room(settings.data_dir)
+    yield "clock", lambda: _clock(settings.data_dir)
+    yield "checkpoints", lambda: _writable("checkpoints", settings.checkpoint_dir, "CHECKPOINT_DIR")
+    yield "database", lambda: _database(settings)
+    yield "port", lambda: _port(settings, environ)
+    yield "door", lambda: _door(settings, DoorSettings.read(environ))
+    yield "secrets", lambda: _secrets(DataDirectory(settings.data_dir).secrets)
 
 
 def _writable(about: str, directory: Path, variable: str) -> Finding:
     present = _nearest(directory)
     seen = f"{directory}" if present == directory else f"{directory}, to be made"
     try:
-        with tempfile.TemporaryFile(dir=present):
-            return well(about, seen)
+        write_probe(present)
+        return well(about, seen)
     except OSError as error:
-        fix = f"make it writable for this user, or set {variable}"
+        fix = f"{mending(error, 'make it writable for this user')}, or set {variable}"
         return problem(about, f"{directory}: {error.strerror}", fix)
 
 
@@ -137,6 +139,11 @@ def _door(settings: ServiceSettings, door: DoorSettings) -> Finding:
         address = refuse_door(settings, door)
     except MusterError as error:
         return problem("door", str(error), "SECURITY.md has the ways to let others in")
+    key = key_open_to_all(door)
+    if key:
+        return warning(
+            "door", f"{key} is the key of TLS, and others may read it", only_for_oneself(key)
+        )
     if ipaddress.ip_address(address).is_loopback:
         return well("door", "open to this user on this machine")
     return well("door", f"open to other machines, {'with' if door.tls_certfile else 'without'} TLS")

@@ -2,13 +2,14 @@
 
 Typer reads every value with pydantic, and that takes longer to import than all else a small
 command needs. Plain texts, whole numbers and choices are read here; everything else is left to
-Typer, and so is every refusal (docs/notes/command-line.md).
+Typer, and so is every refusal (docs/notes/command-line.md), though not its words.
 """
 
 import re
 from enum import Enum
 from typing import Any, Final, Self, get_args, get_origin
 
+import typer
 from typer.core import TyperArgument, TyperOption
 from typer.models import ParameterInfo
 
@@ -54,7 +55,13 @@ class _Reader:
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
         read = read_value(value, self._kind, self._info)
-        return self._get_typers().coerce(value, param, ctx) if read is _NOT_PLAIN else read
+        if read is not _NOT_PLAIN:
+            return read
+        try:
+            return self._get_typers().coerce(value, param, ctx)
+        except typer.BadParameter as error:
+            error.message = why_refused(value, self._kind, self._info) or error.message
+            raise
 
 
 def read_value(value: Any, kind: Any, info: ParameterInfo) -> Any:  # noqa: ANN401  of any kind
@@ -77,6 +84,31 @@ def _read_one(value: Any, kind: Any, info: ParameterInfo) -> Any:  # noqa: ANN40
     if kind is int and re.fullmatch(r"[0-9]{1,18}", str(value)):
         return _within(int(value), info)
     return _NOT_PLAIN
+
+
+def why_refused(value: Any, kind: Any, info: ParameterInfo) -> str | None:  # noqa: ANN401  of any kind
+    """Return what is wrong with `value`; None for what Typer says itself."""
+    values = value if isinstance(value, list | tuple) else [value]
+    kinds = get_args(kind) or (kind,)  # of a list, or of what may be None
+    said = (_why_one_is(item, of, info) for item in values for of in kinds)
+    return next(filter(None, said), None)
+
+
+def _why_one_is(value: Any, kind: Any, info: ParameterInfo) -> str | None:  # noqa: ANN401  of any kind
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        words = [str(word.value) for word in kind]
+        return None if value in words else f"{value!r} is none of {', '.join(words)}"
+    if kind not in {int, float}:
+        return None
+    try:
+        number = kind(value)
+    except ValueError:
+        return f"{value!r} is no {'whole number' if kind is int else 'number'}"
+    if info.min is not None and number < info.min:
+        return f"{value} is less than {info.min}"
+    if info.max is not None and number > info.max:
+        return f"{value} is more than {info.max}"
+    return None
 
 
 def _within(number: float, info: ParameterInfo) -> Any:  # noqa: ANN401  it, or not

@@ -1,9 +1,9 @@
 """What would become of a job, as ``muster submit --dry-run`` says it."""
 
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from cli.job_rows import what_runs
 from cli.output import Output, show
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _lines(plan: "JobPlan", asked: Mapping[str, object]) -> Iterator[str]:
 def _facts(plan: "JobPlan", asked: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "job", plan.job_id
     yield "ranks", f"{plan.world_size}, {plan.spec['mode']}"
-    yield "runs", shlex.join(plan.command) if plan.command else plan.program or "the classifier"
+    yield "runs", what_runs(plan.spec)
     yield "started by", f"{plan.launcher} processes"
     # Of a command nobody knows whether it reads our data, unless somebody says so.
     unread = {"dataset_dir"} - asked.keys() if plan.command else set()

@@ -43,21 +43,24 @@ def scale(job: Job, ranks: Ranks) -> None:
     with connected() as client:
         found = client.job(job).scale(ranks)
     wanted = counted(found.view.world_size)
-    typer.echo(f"{found.id} is to have {wanted}; see: muster workers {found.id}")
+    typer.echo(f"{found.id} will go on with {wanted}; see: muster workers {found.id}")
 
 
 def pause(job: Job) -> None:
     """Let a synchronous job take no further step; its ranks stay."""
     with connected() as client:
         found = client.job(job).pause()
-    typer.echo(f"{found.id} is to pause; end it with: muster resume {found.id}")
+    typer.echo(f"{found.id} will pause; let it go on with: muster resume {found.id}")
 
 
 def resume(job: Job) -> None:
     """Let a paused job go on."""
     with connected() as client:
-        found = client.job(job).resume()
-    typer.echo(f"{found.id} is to go on")
+        found = client.job(job)
+        was_paused = found.view.pause_requested
+        found.resume()
+    said = "goes on" if was_paused else f"is not paused: it is {found.status}"
+    typer.echo(f"{found.id} {said}")
 
 
 def workers(job: Job, output: OutputOption = Output.TABLE) -> None:

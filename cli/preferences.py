@@ -10,14 +10,14 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.errors import MusterError
+from cli.misuse import Misuse
 
 NAME: Final = Path("muster", "config.toml")
 
 FOR_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
-class InvalidPreferences(MusterError):
+class InvalidPreferences(Misuse):
     """The file of settings cannot be read, or says what cannot be meant."""
 
 

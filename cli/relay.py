@@ -44,7 +44,10 @@ class Relay:
         return any(told)
 
     def _present(self) -> Iterator[tuple[LogName, Path]]:
-        paths = self._logs.glob("*.log")
+        try:
+            paths = list(self._logs.glob("*.log"))
+        except OSError:  # too many files are open: they are looked for again
+            return
         names = ((LogName.parse(path.name), path) for path in paths)
         yield from sorted((name, path) for name, path in names if name is not None)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cli.accelerators import visible_gpus
 from cli.outlet import Outlet
 from cli.relay import Relay
 from muster.contracts.environ import UNLESS_SET, ServiceSettings
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _DEFAULT: Final = JobSpec()
 
-UNTOLD: Final = frozenset({"submitted", "rank_started", "rank_exited"})
+UNTOLD: Final = frozenset({"submitted", "rank_started", "rank_exited", "job_failing"})
 """Events of every job. Why a rank is gone that is started again is told with the job's status."""
 
 OWN_WORDS: Final[Mapping[str, str]] = {
@@ -50,7 +51,7 @@ def ranks_named(word: str | int) -> int:
     """Return how many ranks a number is, or a word of torchrun's; raises `BadParameter`."""
     if str(word).isdecimal() and int(word) > 0:
         return int(word)
-    cores, accelerators = os.cpu_count() or 1, len(list(Path("/dev").glob("nvidia[0-9]*")))
+    cores, accelerators = os.cpu_count() or 1, visible_gpus(os.environ)
     match word:
         case "cpu":
             return cores
@@ -142,8 +143,8 @@ def run(  # noqa: PLR0913  each option of a command is a parameter
 ) -> None:
     """Run a script on several ranks here and now, with no server; an unmodified torchrun script.
 
-    Ctrl-C lets the ranks save and exit. The exit code is 0 if the job was completed, 1 if it
-    failed, 130 if it was interrupted.
+    Ctrl-C lets the ranks save and exit, and so does closing the terminal. The exit code is 0 if
+    the job was completed, 1 if it failed, 130 if it was interrupted.
     """
     import logging  # noqa: PLC0415
 

@@ -5,10 +5,15 @@ shows one again.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from cli.misuse import Misuse
+from cli.output import Output, OutputOption, show
 
 if TYPE_CHECKING:
     from muster.safe import Safe
@@ -23,29 +28,48 @@ Name = Annotated[str, typer.Argument(help="What jobs call it: file:NAME.", metav
 
 @app.command("set")
 def keep(name: Name) -> None:
-    """Keep a secret, typed or from standard input: muster secret set hf-token < token.txt"""
+    """Keep a secret, typed or from standard input.
+
+    For example: muster secret set hf-token < token.txt
+    """
     text = _typed(name) if sys.stdin.isatty() else _read()
     safe = _safe()
-    safe.put(name, text)
+    with _said_plainly():
+        safe.put(name, text)
     typer.echo(f"kept in {safe.directory}; in a job: --secret VARIABLE=file:{name}", err=True)
     _tell_of_others()
 
 
 @app.command("ls")
-def show() -> None:
+def show_names(output: OutputOption = Output.TABLE) -> None:
     """Show the names of all secrets."""
     safe = _safe()
-    for name in safe.names():
-        typer.echo(name)
+    names = safe.names()
+    show(output, names, names, names)
     typer.echo(f"these are in {safe.directory}", err=True)
     _tell_of_others()
 
 
 @app.command("rm")
 def remove(name: Name) -> None:
-    """Remove a secret. Ranks that run have it; one that starts again does not, and ends its job."""
-    _safe().remove(name)
+    """Remove a secret.
+
+    Ranks that run have it; one that starts again does not, and ends its job.
+    """
+    with _said_plainly():
+        _safe().remove(name)
     typer.echo(f"{name} is kept no longer", err=True)
+
+
+@contextmanager
+def _said_plainly() -> Iterator[None]:
+    """What is no secret, or no name of one, are words that have to be others."""
+    from muster.safe import InvalidSecret  # noqa: PLC0415  --help
+
+    try:
+        yield
+    except InvalidSecret as error:
+        raise Misuse(str(error)) from error
 
 
 def _safe() -> "Safe":
@@ -65,7 +89,7 @@ def _tell_of_others() -> None:
 
 
 def _data_dir() -> Path:
-    from cli.heavy import own_settings  # noqa: PLC0415  --help
+    from cli.own_settings import own_settings  # noqa: PLC0415  --help
 
     return own_settings().data_dir
 

@@ -1,7 +1,6 @@
 """Every setting of the services and of the commands, by the variable that it is read from."""
 
 import os
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Final
@@ -17,8 +16,7 @@ from muster.contracts.environ import (
     api_url,
 )
 from muster.contracts.secrets import LENT
-
-MASK: Final = "***"
+from store.place import MASK, shown
 
 DATABASE_URL: Final = "MUSTER_DATABASE_URL"
 SECRETS: Final = frozenset({TOKEN, DATABASE_URL})
@@ -44,10 +42,10 @@ def values(environ: Mapping[str, str]) -> dict[str, str | None]:
     found = {variable_of(field): _text(value) for field, value in fields.items()}
     return {
         **found,
-        DATABASE_URL: _masked(services.database_url),
+        DATABASE_URL: shown(services.database_url),
         TOKEN: None if door.token_sha256 is None else MASK,
         LENT: environ.get(LENT),
-        "MUSTER_URL": _masked(api_url(environ)),
+        "MUSTER_URL": api_url(environ),
         CA_FILE: environ.get(CA_FILE),
     }
 
@@ -80,9 +78,3 @@ def _text(value: Any) -> str | None:  # noqa: ANN401  of any kind
             return f"{value:g}"
         case _:
             return str(value)
-
-
-def _masked(url: str) -> str:
-    """Return a URL without the password in it, wherever that is."""
-    url = re.sub(r"(://[^:@]*):.*@", rf"\1:{MASK}@", url)  # to the last @: others are its own
-    return re.sub(r"(?i)(password|passwd|secret|token)=[^&]*", rf"\1={MASK}", url)

@@ -3,38 +3,34 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from threading import Timer
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from cli.elsewhere import of_others
 from cli.exit_codes import ExitCode
-from cli.office import Holder, holder_of
+from cli.office import Holder
 from cli.output import Output, show
-from muster.client import Busy, Client, Unreachable, Untrusted
+from cli.own_up import own_up, way_to
+from cli.waits import said_if_it_lasts
+from muster.client import Busy, Client, NotFound, Unreachable, Untrusted
 from muster.client.progress import duration
 from muster.client.views import Health, Version
-from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.layout import DataDirectory
-from muster.remarks import remark
+from muster.contracts.job import OPEN, JobStatus
 
 Value = TypeVar("Value")
 
 ANSWER_SECONDS: Final = 5.0
 """One that stands still is not waited for."""
 
-PATIENCE_SECONDS: Final = 1.5
-"""A person who has heard nothing for so long is told what is waited for."""
-
 _CODES: Final = {
     "ok": ExitCode.OK,
     "degraded": ExitCode.FAILED,
     "down": ExitCode.UNREACHABLE,
 }
-_WITH_AGENT: Final = sorted(set(JobStatus) - TERMINAL - {JobStatus.QUEUED})
+_WITH_AGENT: Final = sorted(OPEN - {JobStatus.QUEUED})
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,19 +53,17 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 def tell(data_dir: Path, output: Output) -> ExitCode:
     """Show what runs, and return what the command is to exit with."""
-    found = _look(holder_of(DataDirectory(data_dir)))
+    found = _look(own_up())
     show(output, msgspec.to_builtins(found), _lines(_facts(found, data_dir)), [found.url])
     return _CODES[found.status]
 
 
 def _look(up: Holder | None) -> Standing:
-    if up and os.environ.get("MUSTER_URL", up.url).rstrip("/") != up.url:
-        up = None  # others are meant
-    url, ca_file = (up.url, up.ca_file) if up else (None, None)
+    url, ca_file = way_to(up)
     doubt = None
     with (
         Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0, ca_file=ca_file) as client,
-        _said_if_it_lasts(f"asking {client.url} …"),
+        said_if_it_lasts(f"asking {client.url} …"),
     ):
         try:
             health = _answer(client.health)
@@ -92,16 +86,6 @@ def _look(up: Holder | None) -> Standing:
     )
 
 
-@contextmanager
-def _said_if_it_lasts(sentence: str) -> Iterator[None]:
-    saying = Timer(PATIENCE_SECONDS, remark, [f"muster: {sentence}"])
-    saying.start()
-    try:
-        yield
-    finally:
-        saying.cancel()
-
-
 def _status(up: Holder | None, health: Health | None, agents: Mapping[str, int] | None) -> str:
     if health is None:
         return "degraded" if up else "down"
@@ -119,8 +103,11 @@ def _answer(question: Callable[[], Value]) -> Value | None:
 
 
 def _agents(client: Client) -> Mapping[str, int]:
-    found = [job.workers().agent for job in client.jobs(_WITH_AGENT)]
-    return Counter(state for state in found if state is not None)
+    found = Counter[str]()
+    for job in client.jobs(_WITH_AGENT):
+        with suppress(NotFound):  # it was deleted in this moment
+            found.update(filter(None, [job.workers().agent]))
+    return found
 
 
 def _jobs(client: Client) -> Mapping[str, int]:

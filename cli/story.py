@@ -10,8 +10,11 @@ from cli.connected import Job, attached, connected
 from cli.output import Output, OutputOption, show
 from cli.times import moment_of, shown
 from muster.client.paths import path_of
+from muster.contracts.job import JobStatus
+from muster.contracts.printable import spelt_out
 
 if TYPE_CHECKING:
+    from muster.client import Job as JobHeld
     from muster.client.views import LogLineView
 
 
@@ -81,8 +84,16 @@ def logs(
         tail = LINES_LIMIT
     said = _as_json if output else _as_text if rank is None else _as_text_of_one
     with attached(job) as found:
+        if follow and found.status == JobStatus.QUEUED:
+            _say_why_it_waits(found)
         for line in found.logs(rank, tail, since=since, grep=grep, follow=follow):
             typer.echo(said(line))
+
+
+def _say_why_it_waits(job: "JobHeld") -> None:
+    """Tell who follows a job of which no line can come yet."""
+    why = f": {job.view.message}" if job.view.reason and job.view.message else ""
+    typer.echo(spelt_out(f"{job.id} is {job.status}{why}"), err=True)
 
 
 def _as_json(line: "LogLineView") -> str:
@@ -112,7 +123,7 @@ def events(
             raise typer.BadParameter("-f shows what happens in sentences: leave out -o")
         with attached(job) as found:
             for event in found.follow_events(limit):
-                typer.echo(f"{shown(event.at)}  {event.message}")
+                typer.echo(spelt_out(f"{shown(event.at)}  {event.message}"))
         return
     with connected() as client:
         body = client.connection.get(path_of(client.job(job).id, "events"), {"limit": limit})

@@ -1,10 +1,18 @@
-"""Standard input, output and errors of a command that was started without them, as cron may do.
+"""Standard input, output and errors as a command needs them, however it was started.
 
-The next file that is opened would get the free number, and what is said would go into a database.
+Cron may start it without them: the next file that is opened would get the free number, and what is
+said would go into a database. And a terminal may have no UTF-8, where a program's line has.
 """
 
+import io
 import os
 import sys
+
+
+def spell_out_unknown() -> None:
+    r"""Let standard output spell out what its encoding lacks (``\u2026``), as errors do anyway."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def stand_in_for_closed() -> None:

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperCommand
+from typer.exceptions import TyperException
 
 from cli.attached import see_to_the_end
 from cli.connected import ATTACHED_SECONDS, connected
-from cli.description import Description
+from cli.description import SUFFIXES, Description
 from cli.exit_codes import ExitCode
 from cli.output import Output, show
 from cli.plan import show_plan
+from cli.typed_command import mistyped
+from cli.waits import said_if_it_lasts
 from muster.client.errors import Invalid
+from muster.contracts.printable import spelt_out
 
 if TYPE_CHECKING:
     from cli.job_file import JobFile
@@ -27,23 +31,32 @@ class WithCommand(TyperCommand):
     """A command line of which all after ``--`` is another one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  Typer's own click
+        typed = list(args)
         if "--" in args:
             dashes = args.index("--")
             ctx.meta[COMMAND] = args[dashes + 1 :]
             args = args[:dashes]
-        ctx.allow_extra_args = True
-        typed = list(args)
-        extra = super().parse_args(ctx, args)
-        if extra and not ctx.resilient_parsing:
-            ctx.fail(_with_dashes(typed, str(ctx.params["file"])))
-        return extra
+        begin = None if ctx.resilient_parsing else self._begin_of_command(ctx, args)
+        if begin is not None:
+            meant = shlex.join(["muster", "submit", *typed[:begin], "--", *typed[begin:]])
+            ctx.fail(f"write -- before the command: {meant}")
+        return super().parse_args(ctx, args)
 
+    def _begin_of_command(self, context: Any, words: list[str]) -> int | None:  # noqa: ANN401
+        """Return where a command begins that has no dashes before it; None if there is none.
 
-def _with_dashes(words: Sequence[str], first: str) -> str:
-    """Return what to say of a command without dashes before its `first` word."""
-    begin = words.index(first)
-    meant = shlex.join(["muster", "submit", *words[:begin], "--", *words[begin:]])
-    return f"write -- before the command: {meant}"
+        Raises what Typer does if options before it are none of ours.
+        """
+        parser = self.make_parser(context)
+        parser.allow_interspersed_args = False
+        given, after, _ = parser.parse_args(list(words))
+        if not given["file"] or Path(given["file"]).suffix in SUFFIXES:
+            return None
+        try:
+            _, strange, _ = self.make_parser(context).parse_args(list(words))
+        except TyperException:
+            strange = after
+        return len(words) - len(after) - 1 if strange else None
 
 
 File = Annotated[
@@ -113,12 +126,15 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
         typed={**typed, **_values(fields or [])},
         mappings={
             "env": _pairs("--env", env or []),
-            "secrets": _pairs("--secret", secrets or []),
+            "secrets": _pairs(
+                "--secret", secrets or [], "NAME=REFERENCE, such as HF_TOKEN=file:hf-token"
+            ),
         },
     )
+    asked = described.body(Path.cwd())
+    _refuse_mistyped(context.meta.get(COMMAND), asked.get("working_dir"))
     if dry_run:
         with connected() as client, _telling_places(described):
-            asked = described.body(Path.cwd())
             show_plan(client.plan(asked), asked, output or Output.TABLE)
         return
     from muster.client.views import JobView  # noqa: PLC0415  --help
@@ -126,13 +142,20 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     with connected() as client:
         client.connection.get("/livez")  # who has forgotten `up` waits no longer to hear of it
     with connected(ATTACHED_SECONDS) as client:
-        with _telling_places(described):
-            answer = client.order(described.body(Path.cwd()))
+        with (
+            _telling_places(described),
+            said_if_it_lasts("the job is not taken yet; asking again, for a minute at most …"),
+        ):
+            answer = client.order(asked)
         job = client.job_of(answer.read_as(JobView))
         show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
-        if not detach:
-            raise typer.Exit(see_to_the_end(job))
-    typer.echo(f"its lines: muster logs -f {job.id}", err=True)
+        if job.view.message:
+            typer.echo(spelt_out(f"note: {job.view.message}"), err=True)
+        code = ExitCode.OK if detach else see_to_the_end(job)
+    if code is not ExitCode.INTERRUPTED:  # who goes away is told more
+        follow = "-f " if detach else ""
+        typer.echo(f"its lines: muster logs {follow}{job.id}", err=True)
+    raise typer.Exit(code)
 
 
 def _read(file: Path | None) -> "JobFile | None":
@@ -155,10 +178,16 @@ def _telling_places(described: Description) -> Iterator[None]:
         _refuse([*described.sentences(error.errors)] or [str(error)])
 
 
+def _refuse_mistyped(command: Sequence[str] | None, place: object) -> None:
+    problem = mistyped(command, Path(place)) if command and isinstance(place, str) else None
+    if problem:
+        _refuse([f"muster: {problem}"])
+
+
 def _refuse(lines: Sequence[str]) -> NoReturn:
     """Say what is wrong; an editor finds the place in a line that begins with it."""
     for line in lines:
-        typer.echo(line, err=True)
+        typer.echo(spelt_out(line), err=True)
     raise typer.Exit(ExitCode.USAGE) from None
 
 
@@ -166,18 +195,15 @@ def _values(words: Sequence[str]) -> dict[str, Any]:
     """Return what ``--set`` says, each value as YAML reads it."""
     import yaml  # noqa: PLC0415  only where it is asked for
 
+    from cli.yaml_problem import yaml_problem  # noqa: PLC0415  as above
+
     found = {}
     for field, text in _pairs("--set", words, "FIELD=VALUE").items():
         try:
             found[field] = yaml.safe_load(text)
-        except yaml.MarkedYAMLError as error:
-            problem = error.problem or error.context
-            raise typer.BadParameter(f"--set {field}: {text!r} is no YAML: {problem}") from None
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise typer.BadParameter(f"--set {field}: {text!r} is no YAML: {error}") from None
-        except Exception as error:  # PyYAML's constructors raise whatever befalls them
-            why = "the value is not what its tag says"
-            raise typer.BadParameter(f"--set {field}: {text!r} is no YAML: {why}") from error
+        except Exception as error:
+            problem = f"{text!r} is no YAML: {yaml_problem(error)}"
+            raise typer.BadParameter(f"--set {field}: {problem}") from error
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.connected import Statuses, connected
-from cli.job_rows import HEADER, row
+from cli.job_rows import fitting, row
 from cli.tables import table
 from muster.contracts.job import TERMINAL
 
@@ -33,7 +33,7 @@ def top(status: Statuses = None, interval: Interval = 1.0, *, once: Once = False
         jobs = Overview(client, status or [])
         jobs.look()
         if once or not sys.stdout.isatty():
-            for line in table(HEADER, [row(job, datetime.now(UTC)) for job in jobs.in_order()]):
+            for line in table(*fitting([row(job, datetime.now(UTC)) for job in jobs.in_order()])):
                 typer.echo(line)
             return
         try:

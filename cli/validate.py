@@ -1,16 +1,17 @@
 """``muster validate``: what of this installation works, and how to mend what does not."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from itertools import starmap
 
+import msgspec
 import typer
 
 from cli.exit_codes import ExitCode
-from cli.findings import Check, Finding, Verdict, lines, problem, well
-from cli.heavy import own_settings
+from cli.findings import Finding, Verdict, lines, mending, problem, well
 from cli.machine_checks import machine_checks
 from cli.output import Output, show
+from cli.own_settings import own_settings
 from cli.place_checks import place_checks
 from muster.contracts.environ import DoorSettings
 from muster.contracts.errors import MusterError
@@ -22,7 +23,7 @@ USUAL_SLOTS = 1
 def examine(output: Output) -> ExitCode:
     """Show what was found, and return what the command is to exit with."""
     found = list(_findings())
-    show(output, [asdict(finding) for finding in found], lines(found), _wrong(found))
+    show(output, msgspec.to_builtins(found), lines(found), _wrong(found))
     problems = [finding for finding in found if finding.verdict is Verdict.PROBLEM]
     warnings = [finding for finding in found if finding.verdict is Verdict.WARNING]
     typer.echo(f"{_counted(problems, 'problem')}, {_counted(warnings, 'warning')}", err=True)
@@ -34,20 +35,20 @@ def _findings() -> Iterator[Finding]:
         settings = own_settings()
         DoorSettings.read(os.environ)
     except MusterError as error:
-        yield from map(_performed, machine_checks(USUAL_SLOTS))
+        yield from starmap(_performed, machine_checks(USUAL_SLOTS))
         yield problem("settings", str(error), "muster config show lists them all")
         return
-    yield from map(_performed, machine_checks(settings.slots))
+    yield from starmap(_performed, machine_checks(settings.slots))
     yield well("settings", "all can be read; see: muster config show")
-    yield from map(_performed, place_checks(settings, os.environ))
+    yield from starmap(_performed, place_checks(settings, os.environ))
 
 
-def _performed(check: Check) -> Finding:
-    """Return what a check finds; what it meets unprepared is found as well."""
+def _performed(about: str, look: Callable[[], Finding]) -> Finding:
+    """Return what a look finds; what it meets unprepared is found as well."""
     try:
-        return check()
+        return look()
     except (MusterError, OSError) as error:
-        return problem("machine", str(error), "see that this user may do that")
+        return problem(about, str(error), mending(error, "see that this user may do that"))
 
 
 def _wrong(found: list[Finding]) -> list[str]:

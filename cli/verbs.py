@@ -112,14 +112,37 @@ ALIASES: Final[Mapping[str, str]] = {"doctor": "validate", "ls": "ps"}
 """Other words for a verb, which help does not name."""
 
 SAID_ELSEWHERE: Final[Mapping[str, str]] = {
+    "help": "--help, or muster VERB --help",
     "list": "ps",
+    "jobs": "ps",
+    "get": "ps",
+    "squeue": "ps",
+    "sbatch": "submit",
+    "torchrun": "run",
     "delete": "rm",
     "remove": "rm",
     "cancel": "stop",
     "kill": "stop",
+    "scancel": "stop",
     "describe": "show",
+    "tail": "logs",
+    "attach": "wait",
+    "sinfo": "status",
+    "serve": "up",
+    "server": "up",
+    "start": "up",
+    "restart": "down, then muster up; of a job, muster submit --set resume_from=JOB",
 }
 """What other tools call it: whoever says that is told ours, as it may not do quite the same."""
+
+VARIABLES: Final[Mapping[str, str]] = {
+    "--port": "MUSTER_PORT",
+    "--host": "MUSTER_HOST",
+    "--data-dir": "MUSTER_DATA_DIR",
+    "--url": "MUSTER_URL",
+    "--token": "MUSTER_TOKEN",
+}
+"""What other tools take as options: what is the same in every terminal is no verb's own."""
 
 VERBS: Final[Mapping[str, Verb]] = {
     name: verb for verbs in HEADINGS.values() for name, verb in verbs.items()

@@ -10,7 +10,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from cli.plain_words import read_plainly
 from cli.preferences import settle
-from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VERBS
+from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VARIABLES, VERBS
 
 
 class Vocabulary(TyperGroup):
@@ -28,7 +28,7 @@ class Vocabulary(TyperGroup):
         """Put the verb in the place of its stand-in."""
         meant = SAID_ELSEWHERE.get(args[0])
         if meant is not None:
-            ctx.fail(f"there is no {args[0]}: muster {meant} is it. {VERBS[meant].help}")
+            ctx.fail(f"there is no verb {args[0]!r}: {_way_to(meant)}")
         name, stand_in, rest = super().resolve_command(ctx, args)
         if name is None:
             return name, stand_in, rest
@@ -48,9 +48,37 @@ class Vocabulary(TyperGroup):
         try:
             settle(os.environ)
             return super().invoke(ctx)
-        except (Abort, Exit, TyperException):  # the command line's own way to end
+        except TyperException as error:
+            raise _plainly(error) from None
+        except (Abort, Exit):  # the command line's own way to end
             raise
         except Exception:
             if ctx.params["debug"]:
                 typer.echo(traceback.format_exc(), err=True)
             raise
+
+
+class _Plain(typer.BadParameter):
+    """A refusal with no words of a library's before it."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
+def _way_to(meant: str) -> str:
+    """Return where that is done which another tool calls otherwise."""
+    verb = VERBS.get(meant)
+    if verb is None:
+        return f"say muster {meant}"
+    return f"muster {meant} does that: {verb.help[0].lower()}{verb.help[1:]}"
+
+
+def _plainly(error: TyperException) -> TyperException:
+    """Return the refusal in our words, where what it is about does not stand before them."""
+    option = str(getattr(error, "option_name", ""))
+    if option in VARIABLES:
+        said = f"there is no option {option}: {VARIABLES[option]} in the environment says it"
+        return _Plain(said, getattr(error, "ctx", None))
+    if isinstance(error, typer.BadParameter) and not (error.param or error.param_hint):
+        return _Plain(error.message, error.ctx)
+    return error

@@ -2,16 +2,16 @@
 
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from cli.certificate import own_names
-from muster.contracts.environ import CA_FILE, DoorSettings, ServiceSettings, api_url
-
-LOCAL_NAMES: Final = ("127.0.0.1", "localhost", "::1")
-"""By which every service is known on its own machine."""
+from cli.elsewhere import export_of
+from muster.contracts.environ import CA_FILE, LOCAL_NAMES, DoorSettings, ServiceSettings, api_url
 
 NO_NAME: Final = "NAME"
 """Written where only the person knows which names a certificate is for."""
@@ -19,11 +19,25 @@ NO_NAME: Final = "NAME"
 
 def next_steps(url: str, data_dir: Path, door: DoorSettings) -> Iterator[str]:
     """Yield lines to copy into another terminal: first what it has to be told, if anything."""
+    yield from _way_to_muster()
     yield from _way_there(url, door)
     if data_dir != _usual_data_dir():
-        yield f"export MUSTER_DATA_DIR={shlex.quote(str(data_dir))}"
+        yield export_of(str(data_dir))
     yield "muster submit -n 2 -- python train.py"
     yield "muster ps"
+
+
+def _way_to_muster() -> Iterator[str]:
+    """Yield what makes `muster` known in a new terminal, unless one knows it already."""
+    programs = Path(sys.prefix, "bin")
+    activate = programs / "activate"
+    if sys.prefix == sys.base_prefix or not activate.exists():
+        return
+    # Whoever has activated an environment has done so in this terminal alone.
+    passing = programs if os.environ.get("VIRTUAL_ENV") else None
+    usual = [way for way in os.get_exec_path() if Path(way) != passing]
+    if shutil.which("muster", path=os.pathsep.join(usual)) is None:
+        yield f"source {shlex.quote(str(activate))}"
 
 
 def _way_there(url: str, door: DoorSettings) -> Iterator[str]:
@@ -33,7 +47,7 @@ def _way_there(url: str, door: DoorSettings) -> Iterator[str]:
     if url == api_url({"MUSTER_PORT": port}):
         yield f"export MUSTER_PORT={port}"
         return
-    names = own_names(door.tls_certfile) if door.tls_certfile else ()
+    names = own_names(door.tls_certfile, door.tls_keyfile) if door.tls_certfile else ()
     yield f"export MUSTER_URL={_called(url, _name(url, door, names))}"
     if names:
         yield f"export {CA_FILE}={shlex.quote(str(door.tls_certfile))}"

@@ -4,22 +4,19 @@ import asyncio
 import logging
 import os
 import sys
-from typing import Final
 
 from coordinator import foreground
 from coordinator.service import Service
 from coordinator.stopped_predecessor import end_if_stopped, last_known
 from muster import journal, lifeline
-from muster.contracts.endings import REPLACED_CODE
+from muster.contracts.endings import INTERRUPTED_CODE, REPLACED_CODE
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
+from muster.descriptors import DescriptorLimits
 from muster.remarks import remark
 from store.database import Database
 from store.errors import LeaseLost, StoreLocked
-
-INTERRUPTED: Final = 130
-"""As shells have it for Ctrl-C."""
 
 
 def main() -> int:
@@ -32,16 +29,17 @@ def main() -> int:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         if in_foreground:
             return foreground.run(settings, os.environ)
+        limits = DescriptorLimits.raised()
         database = _open(settings)
         try:
-            asyncio.run(Service(database, settings, os.environ).run())
+            asyncio.run(Service(database, settings, os.environ, limits).run())
         finally:
             database.close()
     except LeaseLost as error:
         remark(f"coordinator: {error}")
         return REPLACED_CODE
     except KeyboardInterrupt:  # before there was anything to shut down
-        return INTERRUPTED
+        return INTERRUPTED_CODE
     except MusterError as error:
         remark(f"coordinator: {error}")
         return 1

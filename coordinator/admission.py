@@ -35,19 +35,16 @@ def admit(
     `waiting` are in order of submission; `holding` have left the queue.
     """
     held = list(holding)
-    admitted = 0
+    used = _used(held)
     for claim in waiting:
-        if not _fits(claim, held, slots):
+        if used and used + claim.slots > slots:
             break
         held.append(claim)
-        admitted += 1
+        used += claim.slots
+    admitted = len(held) - len(holding)
     return admitted, [
         _wait(claim.slots, held, slots, ahead) for ahead, claim in enumerate(waiting[admitted:])
     ]
-
-
-def _fits(claim: Claim, held: Sequence[Claim], slots: int) -> bool:
-    return _used(held) + claim.slots <= slots or _used(held) == 0
 
 
 def _used(held: Sequence[Claim]) -> int:

@@ -6,6 +6,7 @@ over, and nothing that it started is left but the ranks that wait for the next o
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -52,8 +53,11 @@ class Attendants:
         launcher: Launcher,
         settings: ServiceSettings,
         is_in_office: Callable[[], Awaitable[bool]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_in_office` says whether the lease is still ours, once it can be said."""
+        self._clock = clock
+        self._blind: dict[JobUid, float] = {}
         self._launcher = launcher
         self._is_in_office = is_in_office
         self._settings = settings
@@ -64,6 +68,16 @@ class Attendants:
     def are_gone(self) -> bool:
         """Whether no agent of ours is left."""
         return not self._tasks
+
+    @property
+    def blind_since(self) -> float | None:
+        """Since when no agent is left but those that are over, and nobody can see what they left.
+
+        None while there is another one, or none at all.
+        """
+        if len(self._blind) < len(self._tasks):
+            return None
+        return max(self._blind.values(), default=None)
 
     def equip(self, charge: Charge) -> None:
         """Give an agent that is to start a token of its own, and ranks a port nobody else uses.
@@ -134,13 +148,16 @@ class Attendants:
             try:
                 await self._part(charge, hear, generation, message)
             except Exception:  # noqa: BLE001  without descriptors nobody can look; the job waits for `AgentLost`
-                _LOG.exception(
-                    "cannot see what an agent has left: trying again",
-                    action="agent_left_unseen",
-                    job_id=charge.snapshot.job_id,
-                )
+                if uid not in self._blind:
+                    _LOG.exception(
+                        "cannot see what an agent has left: trying again",
+                        action="agent_left_unseen",
+                        job_id=charge.snapshot.job_id,
+                    )
+                    self._blind[uid] = self._clock()
                 await asyncio.sleep(BLIND_PAUSE_SECONDS)
             else:
+                self._blind.pop(uid, None)
                 return
 
     async def _part(self, charge: Charge, hear: Hear, generation: int, message: str) -> None:
@@ -206,7 +223,8 @@ class Attendants:
             token=charge.token,
             job_root=str(self._data.job(snapshot.job_id).root),
             address_file=str(self._data.coordinator_address),
-            # Variables of the person's own may change how Python or numpy start: then exec.
+            # Variables of the person's own may change how Python or numpy start: then exec. And
+            # of a fork the kernel does not show what secrets it has to an agent that takes over.
             is_managed=snapshot.spec.command is None
             and not snapshot.spec.env
             and not snapshot.spec.secrets,

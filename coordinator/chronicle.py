@@ -5,11 +5,13 @@ message told twice is an entry once.
 """
 
 from dataclasses import dataclass
+from signal import SIGKILL
 
 from coordinator import actions, happenings
 from coordinator.happenings import Happening
 from coordinator.snapshot import NEVER, JobSnapshot
 from coordinator.wording import describe_exit, describe_layout, legible
+from muster.contracts.job import JobStatus
 from muster.contracts.messages import Disputed, RankExited, RankSaid, RankSpawned, Stranded, Warned
 from muster.contracts.process import ProcessRecord
 
@@ -32,11 +34,9 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
         case RankSaid():
             return _of_words(before, happening)
         case RankSpawned(rank=rank) if _identity(before, rank) != _identity(after, rank):
-            return _of_rank(after, happening.rank, "rank_started", f"runs as pid {happening.pid}")
+            return _of_start(after, happening)
         case RankExited():
-            exited = describe_exit(after.ranks[happening.rank])
-            words = exited if happening.unstarted is None else legible(happening.unstarted)
-            return _of_rank(after, happening.rank, "rank_exited", words)
+            return _of_end(before, happening, after)
         case happenings.AgentJoined() if after.any_alive:
             return _of_adoption(before)
         case happenings.AgentLost():
@@ -45,6 +45,22 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
             return _of_action(before, happening.action, after)
         case _:
             return None
+
+
+def _of_start(after: JobSnapshot, spawned: RankSpawned) -> Entry | None:
+    """Tell which process a rank is, unless it was told already that it is killed."""
+    if after.ranks[spawned.rank].kill is not None:
+        return None
+    return _of_rank(after, spawned.rank, "rank_started", f"runs as pid {spawned.pid}")
+
+
+def _of_end(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> Entry | None:
+    """Tell how a process has ended, unless it was told that it is killed, and why."""
+    if before.ranks[exited.rank].kill is not None and exited.signal == SIGKILL:
+        return None
+    ended = describe_exit(after.ranks[exited.rank])
+    words = ended if exited.unstarted is None else legible(exited.unstarted)
+    return _of_rank(after, exited.rank, "rank_exited", words)
 
 
 def _of_words(before: JobSnapshot, said: RankSaid) -> Entry | None:
@@ -80,13 +96,22 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
         case actions.Suspect():
             return _of_rank(after, action.rank, "rank_suspected", "is late with its heartbeat")
         case actions.Move() if before.status is not after.status:
-            sentence = f"the job is {after.status}"
-            return Entry(
-                kind=f"job_{after.status.lower()}",
-                message=f"{sentence}: {after.message}" if after.message else sentence,
-            )
+            return _of_move(after)
         case _:
             return None
+
+
+def _of_move(after: JobSnapshot) -> Entry:
+    if after.status is JobStatus.STOPPING and after.verdict is not None:
+        # Why, it says when it has failed.
+        words = "the job cannot go on; ranks that are left are saving and exiting"
+        return Entry(kind="job_failing", message=words)
+    # What was said of a job when it was submitted is no reason for what becomes of it.
+    why = None if after.message == after.note else after.message
+    sentence = f"the job is {after.status}"
+    return Entry(
+        kind=f"job_{after.status.lower()}", message=f"{sentence}: {why}" if why else sentence
+    )
 
 
 def _identity(snapshot: JobSnapshot, rank: int) -> ProcessRecord | None:

@@ -20,13 +20,23 @@ from muster.contracts.messages import Raised, RankExited, Refused
 from muster.contracts.spec import JobSpec
 
 
-def refused(snapshot: JobSnapshot, rank: RankSnapshot, message: Refused) -> JobSnapshot:
+def condemned(snapshot: JobSnapshot, verdict: Verdict, now: float) -> JobSnapshot:
+    """A job cannot go on. The first verdict stands; ranks have the job's grace to save and exit."""
+    if snapshot.verdict is not None:
+        return snapshot
+    if snapshot.is_ending:  # their time runs already
+        return replace(snapshot, verdict=verdict)
+    grace = snapshot.spec.stop_grace_seconds
+    return replace(snapshot, verdict=verdict, stop_at=now, stop_grace_seconds=grace)
+
+
+def refused(snapshot: JobSnapshot, rank: RankSnapshot, message: Refused, now: float) -> JobSnapshot:
     """A rank says that starting it again would not help."""
     cause = Cause(reason=message.reason, message=legible(message.message))
-    return _given_up(snapshot, rank, cause)
+    return _given_up(snapshot, rank, cause, now)
 
 
-def raised(snapshot: JobSnapshot, rank: RankSnapshot, message: Raised) -> JobSnapshot:
+def raised(snapshot: JobSnapshot, rank: RankSnapshot, message: Raised, now: float) -> JobSnapshot:
     """The program raised an error; another process that met the same one proves that it will again.
 
     An agent that comes back tells of an incarnation's error once more, which proves nothing.
@@ -40,15 +50,14 @@ def raised(snapshot: JobSnapshot, rank: RankSnapshot, message: Raised) -> JobSna
         return snapshot
     other = "its process before this one" if by == rank.rank else f"rank {by}"
     words = f"{legible(message.message)}, and so did {other}"
-    return _given_up(snapshot, rank, Cause(reason=Reason.INVALID_PROGRAM, message=words))
+    return _given_up(snapshot, rank, Cause(reason=Reason.INVALID_PROGRAM, message=words), now)
 
 
-def _given_up(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> JobSnapshot:
+def _given_up(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float) -> JobSnapshot:
     verdict = Verdict(
         reason=cause.reason, message=f"rank {rank.rank}: {cause.message}", exit_code=1
     )
-    changed = snapshot.with_rank(replace(rank, refused=cause))
-    return replace(changed, verdict=snapshot.verdict or verdict)
+    return condemned(snapshot.with_rank(replace(rank, refused=cause)), verdict, now)
 
 
 def exited(
@@ -81,7 +90,7 @@ def gone_with_its_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -
         return snapshot
     reason, words = limit
     message = f"rank {rank.rank} {rank.trouble.message} and {words}"
-    return replace(snapshot, verdict=Verdict(reason=reason, message=message, exit_code=1))
+    return condemned(snapshot, Verdict(reason=reason, message=message, exit_code=1), now)
 
 
 def _in_trouble(
@@ -95,7 +104,7 @@ def _in_trouble(
         rank = _with_its_progress(snapshot, rank, now)
     verdict = _verdict(snapshot, rank, ending, message)
     if verdict is not None:
-        return replace(snapshot.with_rank(rank), verdict=verdict)
+        return condemned(snapshot.with_rank(rank), verdict, now)
     delayed = _delayed(snapshot, rank, now)
     return snapshot.with_rank(replace(delayed, restarts=rank.restarts + is_restart))
 

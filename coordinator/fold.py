@@ -66,7 +66,7 @@ def fold(  # noqa: PLR0911  one for each kind of happening
         case Pulse():
             return _pulsed(snapshot, happening, now)
         case happenings.Condemned():
-            return replace(snapshot, verdict=snapshot.verdict or happening.verdict)
+            return end_fold.condemned(snapshot, happening.verdict, now)
         case RankSpawned() | RankSaid() | RankExited():
             return _from_rank(snapshot, happening, now)
     assert_never(happening)
@@ -148,8 +148,8 @@ def _pulsed(snapshot: JobSnapshot, pulse: Pulse, now: float) -> JobSnapshot:
 def _agent_lost(snapshot: JobSnapshot, lost: happenings.AgentLost, now: float) -> JobSnapshot:
     """Ranks wait for the next agent, or are gone. That is no failure of theirs and no restart."""
     failures = snapshot.agent_failures + 1
-    if failures > AGENT_FAILURES_LIMIT and snapshot.verdict is None:
-        snapshot = replace(snapshot, verdict=_out_of_agents(failures, lost.message))
+    if failures > AGENT_FAILURES_LIMIT:
+        snapshot = end_fold.condemned(snapshot, _out_of_agents(failures, lost.message), now)
     ending = ending_unseen(snapshot, AGENT_LOST)
     ranks = tuple(
         rank_fold.orphaned(rank, now)
@@ -203,7 +203,7 @@ def _stop_asked(snapshot: JobSnapshot, asked: happenings.StopAsked, now: float) 
 
 
 def _interrupted(snapshot: JobSnapshot, now: float) -> JobSnapshot:
-    if snapshot.stop is not None or snapshot.interrupting:
+    if snapshot.stop is not None or snapshot.interrupting or snapshot.verdict is not None:
         return snapshot
     return replace(
         snapshot,
@@ -273,9 +273,9 @@ def _said(
         case Ready() | TookUp() | Stranded() | Disputed() | Saved():
             return pool_fold.said(snapshot, rank, message, now)
         case Refused():
-            return end_fold.refused(snapshot, rank, message)
+            return end_fold.refused(snapshot, rank, message, now)
         case Raised():
-            return end_fold.raised(snapshot, rank, message)
+            return end_fold.raised(snapshot, rank, message, now)
     assert_never(message)
 
 

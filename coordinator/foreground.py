@@ -20,6 +20,7 @@ from coordinator.service import Service
 from muster.attic import set_aside
 from muster.checkpoints.modes import refuse_other_mode
 from muster.completion import complete
+from muster.contracts.endings import INTERRUPTED_CODE
 from muster.contracts.environ import ServiceSettings, spec_from_environment
 from muster.contracts.errors import BegunOtherwise
 from muster.contracts.job import EXIT_CODES, JobId, JobUid
@@ -27,9 +28,10 @@ from muster.contracts.layout import DataDirectory, JobFiles, checkpoints_of_job
 from muster.contracts.secrets import LENT
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
+from muster.descriptors import DescriptorLimits
 from muster.remarks import narrate, remark
 from store.database import Database
-from store.errors import JobExists, StoreUnavailable
+from store.errors import JobExists, JobMissing, StoreUnavailable
 from store.events import Events
 from store.jobs import Jobs
 from store.records import Event, Job, Worker
@@ -39,7 +41,8 @@ LOOK_SECONDS: Final = 0.2
 LOOKS_PER_PROGRESS: Final = 10
 EVENTS_LIMIT: Final = 1000
 
-INTERRUPTED: Final = 130
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Each is a Ctrl-C, as nobody is there to hand over to. SIGHUP: the terminal has been closed."""
 
 _PLACES_OF_DATA: Final = ("dataset_dir", "checkpoint_dir")
 _PAUSE: Final = "sleep_sec"
@@ -103,8 +106,11 @@ def play(
     """Run a job to its end; return its exit code: see `EXIT_CODES`.
 
     One of that id that is not over goes on. `audience` is called once it is known where its files
-    are. Raises `BegunOtherwise`, and what `complete` and `refuse_other_mode` do.
+    are. Raises `BegunOtherwise`, `TooFewDescriptors`, and what `complete` and
+    `refuse_other_mode` do.
     """
+    limits = DescriptorLimits.raised()
+    limits.refuse_too_many(spec.world_size)
     own = DataDirectory(settings.data_dir / "foreground" / job_id)
     settings = msgspec.structs.replace(
         settings,
@@ -119,11 +125,12 @@ def play(
         told = _newest_event(database, job_id)
         _store(Jobs(database), job_id, spec, settings)
         shown = audience(own.job(job_id))
-        job = asyncio.run(_Foreground(database, settings, environ, job_id, shown, told).run())
+        service = Service(database, settings, environ, limits)
+        job = asyncio.run(_Foreground(database, service, job_id, shown, told).run())
     finally:
         database.close()
     shown.conclude(job)
-    return EXIT_CODES.get(job.status, INTERRUPTED)
+    return EXIT_CODES.get(job.status, INTERRUPTED_CODE)
 
 
 def _newest_event(database: Database, job_id: JobId) -> int:
@@ -140,9 +147,7 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
         _refuse_another(job, spec, completed.spec)
         return
     if job is not None:
-        # Files before rows: either may be cut short.
-        set_aside(DataDirectory(settings.data_dir).job(job_id), job.uid)
-        jobs.delete(job_id, job.uid)
+        _clear_away(jobs, job, DataDirectory(settings.data_dir).job(job_id))
     earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
     refuse_other_mode(earlier, completed.spec.mode)
     try:
@@ -155,6 +160,15 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
         )
     except JobExists:  # another call of the same moment was faster: this one goes on with its job
         _refuse_another(jobs.get(job_id), spec, completed.spec)
+
+
+def _clear_away(jobs: Jobs, job: Job, files: JobFiles) -> None:
+    """Make room for another job in the place of one that is over, and keep that one's files."""
+    with suppress(JobMissing):  # another call of the same moment was faster: the files are its own
+        # Files before rows: either may be cut short.
+        with jobs.keeping(job.job_id, job.uid):
+            set_aside(files, job.uid)
+        jobs.delete(job.job_id, job.uid)
 
 
 def _refuse_another(job: Job, asked: JobSpec, completed: JobSpec) -> None:
@@ -175,14 +189,13 @@ class _Foreground:
     def __init__(
         self,
         database: Database,
-        settings: ServiceSettings,
-        environ: Mapping[str, str],
+        service: Service,
         job_id: JobId,
         audience: Audience,
         told: int,
     ) -> None:
         """`told` is the last event that somebody has heard of."""
-        self._service = Service(database, settings, environ)
+        self._service = service
         self._jobs = Jobs(database)
         self._workers = Workers(database)
         self._events = Events(database)
@@ -194,8 +207,9 @@ class _Foreground:
         """Return the job as it is in the end; it is not over if it was interrupted."""
         serving = asyncio.ensure_future(self._service.run())
         await asyncio.sleep(0)  # now it answers signals
-        # Nobody is there to hand over to: SIGTERM is a Ctrl-C.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._service.shut_down)
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                asyncio.get_running_loop().add_signal_handler(number, self._service.shut_down)
         for look in itertools.count(1):
             if serving.done() or self._job.is_terminal:
                 break

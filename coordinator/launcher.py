@@ -23,6 +23,7 @@ from muster.contracts.environ import MARK, NOT_FOR_RANKS, names_lent
 from muster.contracts.layout import JobFiles
 from muster.contracts.process import ProcessRecord
 from muster.contracts.secrets import Reference
+from muster.descriptors import DescriptorLimits
 from muster.patience import Patience
 from muster.processes import family, identify, is_running, kill, marked
 
@@ -65,8 +66,12 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Agents as processes of this machine, each in a session of its own: they outlive us."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        """`environ` is the service's own; what it lends nobody inherits."""
+    def __init__(self, environ: Mapping[str, str], limits: DescriptorLimits | None = None) -> None:
+        """`environ` is the service's own; what it lends nobody inherits.
+
+        `limits` are what agents begin with, and ranks are given; None: our own.
+        """
+        self._limits = limits
         lent = names_lent(environ)
         self._lent = {name: environ[name] for name in lent if environ.get(name)}
         self._environ = {
@@ -113,6 +118,8 @@ class LocalLauncher:
                 env={**self._environ, MARK: _mark(assignment.job_uid)},
                 start_new_session=True,
             )
+        if self._limits is not None:
+            self._limits.impose(process.pid)  # it looks once it has its assignment
         lent = {
             reference.name: self._lent[reference.name]
             for reference in map(Reference.parse, assignment.secrets.values())

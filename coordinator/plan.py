@@ -73,7 +73,7 @@ def _silent_ranks_are_killed(snapshot: JobSnapshot, now: float) -> Iterator[Acti
 
 
 def _ranks_are_ended(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    """A verdict or a forced stop ends ranks at once, a graceful one after the grace."""
+    """A forced stop ends ranks at once; any other end of a job asks them, and waits its grace."""
     if not snapshot.is_ending:
         return
     kill = _patience_is_over(snapshot, now)
@@ -98,9 +98,9 @@ def _patience_is_over(snapshot: JobSnapshot, now: float) -> bool:
 
 
 def _end_of_job(snapshot: JobSnapshot) -> Cause:
-    if snapshot.verdict is not None:
-        return Cause(reason=snapshot.verdict.reason, message="was ended with its job")
     reason = Reason.INTERRUPTED if snapshot.interrupting else Reason.STOPPED_BY_USER
+    if snapshot.verdict is not None:
+        reason = snapshot.verdict.reason
     return Cause(reason=reason, message="did not end within the grace period and was killed")
 
 
@@ -146,8 +146,8 @@ def _last_move(snapshot: JobSnapshot) -> Move | None:
 
 def _status_tells_the_truth(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
     """The status follows from the ranks; a move is planned when it says something else."""
-    if snapshot.verdict is not None or _last_move(snapshot) is not None:
-        return  # how it ends is for `_last_move` to say
+    if _last_move(snapshot) is not None:
+        return
     ending = _status_of_an_ending_job(snapshot)
     wanted = _status_of_a_going_job(snapshot) if ending is None else ending
     if wanted != _stay(snapshot):
@@ -155,10 +155,14 @@ def _status_tells_the_truth(snapshot: JobSnapshot, _now: float) -> Iterator[Acti
 
 
 def _status_of_an_ending_job(snapshot: JobSnapshot) -> Move | None:
-    if snapshot.stop is None and not snapshot.interrupting:
+    verdict = snapshot.verdict
+    if snapshot.stop is None and not snapshot.interrupting and verdict is None:
         return None
     if snapshot.status is JobStatus.QUEUED:
         return _stay(snapshot)  # nothing of it runs: there is no STOPPING to go through
+    if verdict is not None:
+        # Durable with it, so that a successor does not start again what has failed for good.
+        return Move(status=JobStatus.STOPPING, reason=verdict.reason, message=verdict.message)
     if snapshot.stop is not None:
         return Move(
             status=JobStatus.STOPPING,

@@ -144,7 +144,7 @@ def layout_moments(snapshot: JobSnapshot) -> Iterator[float]:
 
 def _lacks_a_keeper(snapshot: JobSnapshot) -> bool:
     """Whether somebody holds work that nobody will save, in a job that is to end in peace."""
-    if snapshot.done or snapshot.verdict is not None or snapshot.stop is StopRequest.FORCED:
+    if snapshot.done or snapshot.stop is StopRequest.FORCED:
         return False
     keeper = _keeper(snapshot)
     if keeper is not None and _has_saved_or_will(keeper, snapshot.layout):

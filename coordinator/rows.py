@@ -40,6 +40,9 @@ COORDINATOR_RESTARTED = Ending(
 _NOT_YET_RUN: Final = frozenset({JobStatus.QUEUED, JobStatus.STARTING})
 """In these a rank may be down without anything being wrong."""
 
+_ASKED: Final = frozenset({Reason.STOPPED_BY_USER, Reason.INTERRUPTED})
+"""Why a job that is STOPPING has not failed."""
+
 _STAYING: Final = frozenset({WorkerState.SYNCING, WorkerState.ACTIVE})
 
 
@@ -71,7 +74,7 @@ def snapshot_of(
 ) -> JobSnapshot:
     """Return what a coordinator that has just come knows. No process of the job is left."""
     ranks = [_ended(job, _rank_of(worker)) for worker in workers]
-    return _snapshot(job, ranks, pool_of(job.spec, members, now, living=()))
+    return _snapshot(job, ranks, pool_of(job.spec, members, now, living=()), now)
 
 
 def inherited(
@@ -91,7 +94,7 @@ def inherited(
         for rank, worker in ((_rank_of(worker), worker) for worker in workers)
     ]
     ids = [rank.worker_id for rank in ranks if rank.worker_id is not None]
-    return _snapshot(job, ranks, pool_of(job.spec, members, now, living=ids))
+    return _snapshot(job, ranks, pool_of(job.spec, members, now, living=ids), now)
 
 
 def inherited_with_agent(
@@ -106,7 +109,8 @@ def inherited_with_agent(
     )
 
 
-def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool) -> JobSnapshot:
+def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool, now: Moment) -> JobSnapshot:
+    verdict = _verdict_of(job)
     ranks = {rank.rank: rank for rank in known}
     staying = [rank.rank for rank in known if rank.is_alive and _stays(rank, pool)]
     in_service = _in_service(job.world_size, staying)
@@ -129,9 +133,19 @@ def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool) -> JobSnapsho
         # Where nothing is wrong, what the job says of itself is its note.
         note=job.message if job.reason is None else None,
         generation=job.generation,
+        verdict=verdict,
+        stop_at=NEVER if verdict is None else now.monotonic,
+        stop_grace_seconds=0.0 if verdict is None else job.spec.stop_grace_seconds,
         # Nobody asked this job to stop, so it was the service that was going down.
-        interrupting=job.status is JobStatus.STOPPING and job.stop_request is None,
+        interrupting=job.status is JobStatus.STOPPING and job.stop_request is None and not verdict,
     )
+
+
+def _verdict_of(job: Job) -> Verdict | None:
+    """Return why a job is ending that nobody has asked to; with which exit code is forgotten."""
+    if job.status is not JobStatus.STOPPING or job.reason is None or job.reason in _ASKED:
+        return None
+    return Verdict(reason=Reason(job.reason), message=job.message or "it could not go on")
 
 
 def _stays(rank: RankSnapshot, pool: Pool) -> bool:

@@ -23,6 +23,7 @@ from coordinator.roster import Roster
 from coordinator.supervisor import RETRY_SECONDS, Supervisor
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.layout import DataDirectory
+from muster.descriptors import DescriptorLimits
 from muster.lifeline import release_interrupt
 from muster.processes import myself
 from store.database import Database
@@ -38,8 +39,14 @@ class Service:
     """A coordinator over one open database."""
 
     def __init__(
-        self, database: Database, settings: ServiceSettings, environ: Mapping[str, str]
+        self,
+        database: Database,
+        settings: ServiceSettings,
+        environ: Mapping[str, str],
+        limits: DescriptorLimits,
     ) -> None:
+        """`limits` are those that this process began with: its agents do, too."""
+        self._limits = limits
         self._database = database
         self._settings = settings
         self._environ = environ
@@ -73,7 +80,9 @@ class Service:
 
     async def _serve(self, lease: Lease) -> None:
         attendants = Attendants(
-            LocalLauncher(self._environ), self._settings, lambda: self._holds(lease)
+            LocalLauncher(self._environ, self._limits),
+            self._settings,
+            lambda: self._holds(lease),
         )
         self._supervisor = Supervisor(
             tenure=Tenure(self._database, lease),

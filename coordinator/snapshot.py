@@ -48,7 +48,7 @@ AGENT_FAILURES_LIMIT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The decision that a job cannot go on; its ranks are ended, then it has failed."""
+    """The decision that a job cannot go on; its ranks save and exit, then it has failed."""
 
     reason: Reason
     message: str
@@ -224,7 +224,7 @@ class JobSnapshot:
     stop: StopRequest | None = None
     stop_grace_seconds: float = 0.0
     stop_at: float = NEVER
-    """When this coordinator first saw the request."""
+    """When this coordinator first saw the request, or that the job cannot go on."""
     interrupting: bool = False
     """The whole service shuts down: save, end, and go back to the queue."""
     verdict: Verdict | None = None
@@ -299,7 +299,7 @@ class JobSnapshot:
     @property
     def ends_at_once(self) -> bool:
         """Whether ranks are killed, and not asked to save."""
-        return self.verdict is not None or self.stop is StopRequest.FORCED
+        return self.stop is StopRequest.FORCED
 
     @property
     def is_left_to_agents(self) -> bool:

@@ -173,8 +173,18 @@ class Supervisor:
             await self._attendants.inherit(charge, self.hear)
 
     def _is_done(self) -> bool:
-        drained = self._farewell.is_draining and not self._roster.admitted() and not self._inbox
-        return self._farewell.is_leaving or (drained and self._attendants.are_gone)
+        if not self._farewell.is_draining:
+            return self._farewell.is_leaving
+        drained = not self._roster.admitted() and not self._inbox and self._attendants.are_gone
+        return self._farewell.is_leaving or drained or self._is_blind_for_good()
+
+    def _is_blind_for_good(self) -> bool:
+        """Whether it has waited in vain to see what agents have left; wardens end what that is."""
+        since = self._attendants.blind_since
+        if since is None or not self._farewell.has_waited_long_enough(since):
+            return False
+        _LOG.warning("leaves without a look at what agents have left", action="left_unseen")
+        return True
 
     async def _wait(self) -> None:
         """Sleep until something happens, a plan has to be asked again, or rows may have changed."""

@@ -31,13 +31,13 @@ def last_line(last_lines: Sequence[str]) -> str:
 
 def quote_end(last_lines: Sequence[str]) -> str:
     """Return the last line of a log in brackets."""
-    line = last_line(last_lines)
-    return f" ({line[:QUOTE_LIMIT]})" if line else ""
+    line = legible(last_line(last_lines)[:QUOTE_LIMIT])
+    return f" ({line})" if line else ""
 
 
 def quote_lines(last_lines: Sequence[str]) -> str:
     """Return the end of a log as what follows a sentence about a rank."""
-    lines = "".join(f"\n  {line}" for line in last_lines)
+    lines = "".join(f"\n  {legible(line)}" for line in last_lines)
     return f"; the last lines of its log:{lines}" if lines else "; its log is empty"
 
 

@@ -9,8 +9,9 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
+from muster.contracts.endings import INTERRUPTED_CODE
 from muster.contracts.environ import RankSettings
 from muster.contracts.layout import JobFiles
 from muster.contracts.messages import RankExited, RankSaid
@@ -19,9 +20,6 @@ from muster.log_end import last_lines
 from muster.redaction import Redaction
 from muster.remarks import finish, remark
 from muster.voice import Voice
-
-INTERRUPTED: Final = 130
-"""What a shell expects of a program that Ctrl-C has ended."""
 
 
 class Account:
@@ -69,7 +67,7 @@ def last_word(error: BaseException) -> int:
 def interrupted() -> int:
     """Say of a rank that a person has started and ended by Ctrl-C what is left of it."""
     remark("muster: interrupted: what it has saved stays, and the steps since then are lost")
-    return INTERRUPTED
+    return INTERRUPTED_CODE
 
 
 def leave(code: int, account: Account | None = None) -> NoReturn:

@@ -29,7 +29,8 @@ def configure(
     ]
     for_people = sys.stderr.isatty()
     last: list[structlog.types.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        # The formatter for people would show the values of all variables, secrets among them.
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if for_people
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

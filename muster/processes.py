@@ -16,6 +16,7 @@ from typing import Final
 from muster.brand import brand_of, brands
 from muster.contracts.environ import MARK
 from muster.contracts.process import ProcessRecord
+from muster.sight import require_descriptors
 
 _PROC: Final = Path("/proc")
 _STATE_FIELD: Final = 0
@@ -45,9 +46,10 @@ def identify(pid: int) -> ProcessRecord | None:
 
 
 def myself() -> ProcessRecord:
-    """Return the record of the calling process."""
+    """Return the record of the calling process; raises OSError if it has no descriptor to look."""
     record = identify(os.getpid())
     if record is None:
+        require_descriptors(1)
         raise RuntimeError("/proc does not know this process: is it mounted?")
     return record
 

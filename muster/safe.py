@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from muster.checkpoints.durable import ensure_directory, replace_file
+from muster.checkpoints.durable import UNFINISHED, ensure_directory, replace_file
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.contracts.errors import MusterError
 from muster.contracts.secrets import (
@@ -27,9 +27,16 @@ from muster.strange_files import closing, open_directory, open_file
 
 _OTHERS: Final = 0o077
 
-_MISSING: Final = frozenset(
-    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EACCES, errno.EPERM}
-)
+_NO_FILE: Final = frozenset({errno.EINVAL, errno.ENXIO})
+"""A directory or a pipe; a socket."""
+
+_MISSING: Final = _NO_FILE | {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+}
 """Another look would find the same; what else goes wrong is the moment's fault."""
 
 
@@ -80,7 +87,6 @@ class Safe:
 
     def names(self) -> list[str]:
         """Return the names of all secrets, sorted."""
-        self._sweep()
         try:
             found = os.listdir(self.directory)  # noqa: PTH208  names, not paths
         except FileNotFoundError:
@@ -108,10 +114,10 @@ class Safe:
     def _sweep(self) -> None:
         """Remove what those have left who were killed while they kept a secret, as far as one may.
 
-        Whoever is at it now holds the lock.
+        Whoever is at it now holds the lock; who puts files there by hand has names of their own.
         """
         with suppress(OSError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
-            for path in self.directory.glob("*.tmp"):
+            for path in self.directory.glob(UNFINISHED):
                 if not path.is_dir():
                     path.unlink()
 
@@ -159,7 +165,7 @@ def _text(content: bytes, reference: Reference) -> str:
 def _fault(error: OSError) -> str:
     if error.errno in {errno.ENOENT, errno.ENOTDIR}:
         return "not there"
-    if error.errno == errno.EINVAL:
+    if error.errno in _NO_FILE:
         return "no file"
     return "a link" if error.errno == errno.ELOOP else "not this user's to read"
 
@@ -186,6 +192,6 @@ def _check_name(name: str) -> None:
 
 
 def _is_name(name: str) -> bool:
-    """Whether it is one of a secret, and not of what is being written down."""
+    """Whether it is one of a secret, and not of what somebody is writing down."""
     is_one = re.fullmatch(SECRET_NAME_PATTERN, name, re.ASCII) is not None
     return is_one and not name.endswith(".tmp")

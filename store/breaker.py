@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from store.errors import StoreUnavailable
+from store.errors import CommitInDoubt, StoreUnavailable
 
 LONG_SECONDS: Final = 1.0
 """An attempt that failed sooner than this costs nobody much, and may be made by all."""
@@ -33,7 +33,7 @@ class Breaker:
                 yield
             return
         if not self._trying.acquire(blocking=False):
-            raise type(trouble)(str(trouble)) from trouble
+            raise _told_to_others(trouble) from trouble
         try:
             with self._observed():
                 yield
@@ -53,3 +53,9 @@ class Breaker:
             self._trouble = None
             raise
         self._trouble = None
+
+
+def _told_to_others(trouble: StoreUnavailable) -> StoreUnavailable:
+    # What was never begun is in no doubt.
+    kind = StoreUnavailable if isinstance(trouble, CommitInDoubt) else type(trouble)
+    return kind(str(trouble))

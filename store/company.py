@@ -33,9 +33,28 @@ def write_together(
     except StoreUnavailable as error:
         return [error] * len(works)
     except Exception as error:  # noqa: BLE001  of one of them, which is told what it was
-        if len(works) == 1:
-            return [error]
-        return [outcome for work in works for outcome in write_together(transaction, [work])]
+        return [error] if len(works) == 1 else _one_by_one(transaction, works)
+
+
+def trouble_of_all(outcomes: Sequence[Result | Exception]) -> StoreUnavailable | None:
+    """Return why nobody has written anything, if that is so because the database was away."""
+    troubles = [outcome for outcome in outcomes if isinstance(outcome, StoreUnavailable)]
+    return troubles[0] if troubles and len(troubles) == len(outcomes) else None
+
+
+def _one_by_one(
+    transaction: Transaction, works: Sequence[Work[Result]]
+) -> list[Result | Exception]:
+    """Give each a transaction of its own, until the database is away: nobody waits for that twice.
+
+    Those before it have written, whatever becomes of the others.
+    """
+    outcomes: list[Result | Exception] = []
+    for work in works:
+        outcomes += write_together(transaction, [work])
+        if isinstance(outcomes[-1], StoreUnavailable):
+            return outcomes + outcomes[-1:] * (len(works) - len(outcomes))
+    return outcomes
 
 
 def _outcome(work: Work[Result], connection: Connection) -> Result | Exception:

@@ -12,8 +12,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from store import schema
 from store.backend import Backend, Insert
 from store.breaker import Breaker
-from store.company import Result, Work, write_together
-from store.errors import StoreUnavailable
+from store.company import Result, Work, trouble_of_all, write_together
+from store.errors import CommitInDoubt, StoreLocked, StoreUnavailable
+from store.place import refuse_unknown, shown
 from store.postgres import PostgresBackend
 from store.sqlite import SqliteBackend
 
@@ -74,8 +75,9 @@ class Database:
     def writing(self) -> Iterator[Connection]:
         """Open a transaction that may write.
 
-        It is durable when the block is left, and without a trace if that raises. There is one at
-        a time, in this process and in all others: what was read inside is still true at its end.
+        It is durable when the block is left, and without a trace if that raises, other than
+        `CommitInDoubt`. There is one at a time, in this process and in all others: what was read
+        inside is still true at its end.
         """
         with self._writers_breaker.attempt(), self._transaction() as connection:
             yield connection
@@ -89,8 +91,8 @@ class Database:
         try:
             with self._writers_breaker.attempt():
                 outcomes = write_together(self._transaction, works)
-                if outcomes and isinstance(outcomes[0], StoreUnavailable):
-                    raise outcomes[0]
+                if trouble := trouble_of_all(outcomes):
+                    raise trouble
         except StoreUnavailable as error:
             return [error] * len(works)
         return outcomes
@@ -157,17 +159,26 @@ class Database:
                 )
             if not ready:
                 with self._backend.migrating() as connection:
-                    schema.migrate(connection, repr(self._backend.engine.url))
+                    url = self._backend.engine.url
+                    schema.migrate(connection, shown(url.render_as_string(hide_password=False)))
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        with (
-            self._alone(),
-            self._explained(),
-            self._backend.engine.begin() as connection,
-        ):
-            self._backend.begin_writing(connection)
-            yield connection
+        is_committing = False
+        try:
+            with (
+                self._alone(),
+                self._explained(),
+                self._backend.engine.begin() as connection,
+            ):
+                self._backend.begin_writing(connection)
+                yield connection
+                is_committing = True
+        except StoreUnavailable as error:
+            # Who was not let in, by a lock, has written nothing.
+            if is_committing and not isinstance(error, StoreLocked):
+                raise CommitInDoubt(str(error)) from error
+            raise
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -195,23 +206,16 @@ class Database:
 
 
 def _backend(url: str, busy_timeout_seconds: float) -> Backend:
+    refuse_unknown(url)
+    parsed = make_url(url)
     try:
-        parsed = make_url(url)
-    except ArgumentError:
-        raise _unknown_kind() from None
-    match parsed.drivername:
-        case "sqlite" | "sqlite+pysqlite":
+        if parsed.get_backend_name() == "sqlite":
             return SqliteBackend(parsed, busy_timeout_seconds)
-        case "postgresql" | "postgresql+psycopg":
-            parsed = parsed.set(drivername="postgresql+psycopg")
-            return PostgresBackend(parsed, busy_timeout_seconds)
-        case _:
-            raise _unknown_kind()
-
-
-def _unknown_kind() -> StoreUnavailable:
-    # The text itself is not repeated: it may hold a password.
-    return StoreUnavailable(
-        "the database's URL is of no known kind: use sqlite:///<path> or "
-        "postgresql://<user>@<host>/<database>"
-    )
+        parsed = parsed.set(drivername="postgresql+psycopg")
+        return PostgresBackend(parsed, busy_timeout_seconds)
+    except (ArgumentError, ValueError):
+        # What is wrong is not repeated: in the driver's words it may be a secret.
+        raise StoreUnavailable(
+            f"the database {shown(url)} cannot be opened: something after the ? in its URL is not "
+            "what the driver takes, correct MUSTER_DATABASE_URL"
+        ) from None

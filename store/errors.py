@@ -2,7 +2,8 @@
 
 StoreError                      also raised itself: the database refused a statement or a value
 ├── StoreUnavailable            away, full, unwritable, or no database at all
-│   └── StoreLocked             another process kept it for too long
+│   ├── StoreLocked             another process kept it for too long
+│   └── CommitInDoubt           it was lost while it was asked to make a transaction durable
 ├── StoreNewer                  the database was migrated by a later version of Muster
 ├── JobExists                   the id is taken
 ├── JobMissing                  no job has this id (or no longer this job)
@@ -16,7 +17,7 @@ StoreError                      also raised itself: the database refused a state
 ├── TokenExists                 a token has this name already
 └── TokenMissing                no token that could be revoked has this name
 
-After each of them the transaction has left no trace.
+After each of them but `CommitInDoubt` the transaction has left no trace.
 """
 
 from muster.contracts.errors import MusterError
@@ -33,6 +34,10 @@ class StoreUnavailable(StoreError):
 
 class StoreLocked(StoreUnavailable):
     """Another process has had the database for itself for longer than anybody should."""
+
+
+class CommitInDoubt(StoreUnavailable):
+    """Nobody knows whether the transaction is durable: there was no answer to its commit."""
 
 
 class StoreNewer(StoreError):

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
 
 from store.database import Database
 from store.errors import StoreError
+from store.place import refuse_unknown
 from store.schema import HEAD
 from store.tokens import Tokens
 
@@ -44,10 +44,8 @@ def is_any_token(url: str) -> bool:
 
 def _is_absent(url: str) -> bool:
     """Whether it is a file that is not there: to open it would make it."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        return False
+    refuse_unknown(url)
+    parsed = make_url(url)
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database
     return bool(is_file) and not Path(str(parsed.database)).exists()
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, select, tuple_
 
-from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.job import OPEN, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 from store.clock import Clock, utc_now
 from store.company import Work
@@ -28,7 +28,7 @@ from store.rows import (
 from store.selection import Selection, conditions
 from store.tables import JOBS
 
-_IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(set(JobStatus) - TERMINAL))
+_IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(OPEN))
 """By "in", so that the index can be used."""
 _UNFINISHED: Final = (
     select(JOBS.c.job_id, JOBS.c.uid, JOBS.c.version)
@@ -104,7 +104,8 @@ class Jobs:
             job = _submitted(job_id, uid, spec, message, _next_moment(connection, now))
             if connection.execute(self._insert, values_of(job)).rowcount == 0:
                 raise JobExists(job_id)
-            event = Event(at=now, kind="submitted", message="the job was submitted", actor=actor)
+            told = f"the job was submitted: {message}" if message else "the job was submitted"
+            event = Event(at=now, kind="submitted", message=told, actor=actor)
             append_event(connection, job_id, event)
             if idempotency:
                 self._answers.keep(connection, idempotency, job, now)

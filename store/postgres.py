@@ -30,6 +30,7 @@ from sqlalchemy.exc import (
 
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreUnavailable
+from store.place import shown
 
 WRITER_LOCK: Final = 0x4D555354
 """The advisory lock's number: "MUST"."""
@@ -46,7 +47,7 @@ class PostgresBackend:
 
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         """Connect to nothing yet. Raises `StoreUnavailable` if the driver is not installed."""
-        self._place = url.render_as_string(hide_password=True)
+        self._place = shown(url.render_as_string(hide_password=False))
         try:
             self.engine = _engine(url, busy_timeout_seconds)
         except ModuleNotFoundError as error:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, insert, or_, select, update
 
-from muster.contracts.job import TERMINAL, JobId, JobStatus
+from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus
 from muster.contracts.token import Token
 from store.errors import JobMissing, JobOver
 from store.records import (
@@ -25,7 +25,6 @@ from store.tables import EVENTS, JOBS
 
 _ONE: Final = select(JOBS).where(JOBS.c.job_id == bindparam("id"))
 _APPEND: Final = insert(EVENTS)
-_OPEN: Final = frozenset(JobStatus) - TERMINAL
 
 
 def job_of(row: Row[Any]) -> Job:
@@ -75,12 +74,12 @@ def status_shown_in(statuses: Collection[JobStatus]) -> ColumnElement[bool]:
     wanted = frozenset(statuses)
     # A request to stop hides what an open job's row says.
     shown: ColumnElement[bool] = JOBS.c.status.in_(sorted(wanted & TERMINAL))
-    if wanted & _OPEN:
+    if wanted & OPEN:
         unasked = JOBS.c.stop_request.is_(None)
-        shown = or_(shown, and_(JOBS.c.status.in_(sorted(wanted & _OPEN)), unasked))
+        shown = or_(shown, and_(JOBS.c.status.in_(sorted(wanted & OPEN)), unasked))
     if JobStatus.STOPPING in wanted:
         asked = JOBS.c.stop_request.is_not(None)
-        shown = or_(shown, and_(JOBS.c.status.in_(sorted(_OPEN)), asked))
+        shown = or_(shown, and_(JOBS.c.status.in_(sorted(OPEN)), asked))
     return shown
 
 

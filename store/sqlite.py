@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
+from muster.sight import require_descriptors
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreLocked, StoreUnavailable
 from store.turnstile import TURN_PATIENCE_SECONDS, Turnstile, try_lock
@@ -47,6 +48,9 @@ _SENTENCES: Final = {
     sqlite3.SQLITE_FULL: "has no room left on its disk: free some space",
     sqlite3.SQLITE_IOERR: "cannot be read or written: its disk reports an error",
 }
+
+_CROWDED: Final = "cannot be opened: this process has too many open files (see `ulimit -n`)"
+"""Of that SQLite says no more than of a path that is wrong."""
 
 
 def journal_mode(version: tuple[int, ...]) -> str:
@@ -120,6 +124,8 @@ class SqliteBackend:
         code = _code(cause)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return self._locked()
+        if code == sqlite3.SQLITE_CANTOPEN and not _may_open_files():
+            return StoreUnavailable(f"the database {self._path} {_CROWDED}")
         if code in _SENTENCES:
             return StoreUnavailable(f"the database {self._path} {_SENTENCES[code]} ({cause})")
         return StoreError(
@@ -191,6 +197,14 @@ def _engine(url: URL, busy_timeout_seconds: float) -> Engine:
         connection.execute("PRAGMA synchronous = FULL")
 
     return engine
+
+
+def _may_open_files() -> bool:
+    try:
+        require_descriptors()
+    except OSError:
+        return False
+    return True
 
 
 def _code(error: BaseException | None) -> int | None:

@@ -4,22 +4,23 @@
 and from the environment, tokens, a password, a key. Jobs succeed, crash, cannot start, hang and
 train, services are killed. Then every file, answer, row, command line and the environments of
 agents are looked through. A program that prints its own secrets has them in its own log, and there
-they must be found: so it is known that the search finds.
+they must be found. A decoy, which is no secret, goes through all of it, and every place has to show
+it: so it is known that the search finds.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 from canary_jobs import CARELESS, jobs
 from canary_places import ProcessWatch, Search, answers, files_below, rows
+from certificates import key_of, own_certificate
 from installation import Installation, is_over, is_running
 from integration.api.service import Service
 from postgres_server import running_server
@@ -35,6 +36,22 @@ FILES = 10
 VARIABLES = 7
 
 OWN_WORDS = "what careless programs have said themselves"
+
+OWN_ANSWERS, TOKEN_ANSWERS = "answers to GET, own user", "answers to GET, token that may read"
+
+PLACES = (
+    OWN_ANSWERS,
+    TOKEN_ANSWERS,
+    "command lines of processes",
+    "environments of agents",
+    "files",
+    "last words of services",
+    "rows of the database",
+)
+"""Where the decoy has to be found."""
+
+FORBIDDEN = {"/tokens"}
+"""What a token that may read is not shown."""
 
 REFUSED_SECONDS = 60.0
 
@@ -74,7 +91,9 @@ class Scene:
 
     def __init__(self, root: Path, database_url: str) -> None:
         self.canaries = Canaries()
-        self.search = Search(self.canaries.known())
+        self.search = Search(self.canaries.known(), decoy=f"decoy{os.urandom(12).hex()}")
+        self.refused: list[str] = []
+        """What was answered with nothing to look at."""
         self.statuses: dict[str, str] = {}
         url = make_url(database_url).set(password=self.canaries.password)
         self._database_url = url.render_as_string(hide_password=False)
@@ -90,6 +109,7 @@ class Scene:
             MUSTER_DATABASE_URL=self._database_url,
             MUSTER_TOKEN=self.canaries.token,
             MUSTER_SECRET_ENV=",".join(self.canaries.variables),
+            DECOY=self.search.decoy,
             **self.canaries.variables,
         )
         self._safe = Safe(self._installation.files.secrets)
@@ -98,15 +118,14 @@ class Scene:
 
     def play(self) -> None:
         """Let everything happen while all processes are watched, and look at what is left."""
-        with ProcessWatch(self.search), self._installation as installation:
+        with ProcessWatch(self.search), self._installation:
             self._speak_tls()
             reader = self._hand_out_tokens()
             self._reach_for_no_database()
             self._run_jobs()
-            for authorization in ({}, {"Authorization": f"Bearer {reader}"}):
-                with httpx.Client(base_url=installation.url, headers=authorization) as client:
-                    for path, text in answers(client):
-                        self._look("answers to GET", path, text, is_log="/logs" in path)
+            self._look_at_answers(OWN_ANSWERS, {}, forbidden=set())
+            shown = {"Authorization": f"Bearer {reader}"}
+            self._look_at_answers(TOKEN_ANSWERS, shown, forbidden=FORBIDDEN)
         for what, text in rows(self._database_url):
             self._look("rows of the database", what, text)
         for name in self.canaries.files:
@@ -115,13 +134,24 @@ class Scene:
             is_log = "/logs/" in path or path.endswith(".error.json")
             self._look("files", path, text, is_log=is_log)
 
+    def _look_at_answers(
+        self, place: str, headers: Mapping[str, str], forbidden: Collection[str]
+    ) -> None:
+        with httpx.Client(base_url=self._installation.url, headers=headers) as client:
+            for answer in answers(client):
+                path = answer.request.url.path
+                text = f"{answer.headers}\n{answer.text}"
+                self._look(place, path, text, is_log="/logs" in path)
+                if answer.is_success == (path in forbidden):
+                    self.refused.append(f"{place}, {path}: {answer.status_code}")
+
     def _look(self, place: str, what: str, text: str, *, is_log: bool = False) -> None:
         is_careless = is_log and any(f"/{job_id}/" in f"/{what}" for job_id in CARELESS)
         self.search.look(OWN_WORDS if is_careless else place, what, text)
 
     def _run_jobs(self) -> None:
         installation = self._installation
-        described = jobs(self._root, self.canaries.references())
+        described = jobs(self._root, self.canaries.references(), self.search.decoy)
         for job_id, fields in described.items():
             installation.submit(job_id=job_id, **fields)
         installation.wait_until("does-not-stop", is_running)
@@ -151,15 +181,10 @@ class Scene:
 
     def _speak_tls(self) -> None:
         """Let another API of the same installation speak TLS, and be called without it."""
-        key, certificate = self._elsewhere / "key.pem", self._elsewhere / "certificate.pem"
-        words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=muster -keyout"
-        openssl = shutil.which("openssl") or sys.exit("this needs the command openssl")
-        subprocess.run(
-            [openssl, *words.split(), str(key), "-out", str(certificate)],
-            capture_output=True,
-            check=True,
-        )
-        self.search.canaries["the key of TLS"] = key.read_text().splitlines()[5]
+        certificate = own_certificate(self._elsewhere)
+        key = key_of(certificate)
+        # The line in its middle, of which all is its own.
+        self.search.canaries["the key of TLS"] = key.read_text().splitlines()[2]
         place = self._root / "tls"
         place.mkdir()
         service = Service(
@@ -174,7 +199,9 @@ class Scene:
 
     def _reach_for_no_database(self) -> None:
         """Start services whose database is not there, and note what they say."""
-        away = make_url(self._database_url).set(host="127.0.0.1", port=1, query={})
+        away = make_url(self._database_url).set(
+            host="127.0.0.1", port=1, database=self.search.decoy, query={}
+        )
         url = away.render_as_string(hide_password=False)
         for module in ("api", "coordinator"):
             ended = subprocess.run(
@@ -197,25 +224,34 @@ def sing(root: Path, database_url: str) -> Scene:
 
 
 def report(scene: Scene) -> Iterator[str]:
-    yield f"{len(scene.search.canaries)} secrets, {len(scene.statuses)} jobs: " + ", ".join(
+    search = scene.search
+    yield f"{len(search.canaries)} secrets, {len(scene.statuses)} jobs: " + ", ".join(
         f"{job_id} {status}" for job_id, status in scene.statuses.items()
     )
-    yield f"{'place':46}{'looked at':>10}{'found':>7}  goal"
-    for place, number in sorted(scene.search.looked_at.items()):
-        found = scene.search.hits[place]
+    yield f"{'place':46}{'looked at':>10}{'found':>7}  goal   decoy"
+    for place in sorted({*PLACES, *search.looked_at}):
+        found = search.hits.get(place, set())
         goal = "> 0" if place == OWN_WORDS else "0"
-        yield f"{place:46}{number:10}{len(found):7}  {goal}"
+        decoy = "found" if place in search.decoyed else "MISSED" if place in PLACES else ""
+        yield f"{place:46}{search.looked_at[place]:10}{len(found):7}  {goal:5}  {decoy}"
         if place != OWN_WORDS:
             yield from sorted(found)
+    yield f"refused, or shown to somebody else: {len(scene.refused)}; goal: 0"
+    yield from scene.refused
 
 
 def is_good(scene: Scene) -> bool:
-    """Whether every secret was looked for, found where it must be and nowhere else."""
+    """Whether every secret was looked for, found where it must be and nowhere else.
+
+    And whether the looking would have found it: each place has shown the decoy.
+    """
     hits = dict(scene.search.hits)
     return (
         bool(hits.pop(OWN_WORDS, set()))
         and not any(hits.values())
         and len(scene.search.canaries) == COUNT
+        and scene.search.decoyed >= set(PLACES)
+        and not scene.refused
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 Fields = Mapping[str, object]
 
 CHECK = """
-import hashlib, os
+import hashlib, os, sys
+print(*sys.argv)
 for name in sorted(os.environ):
     if name.startswith("SECRET_"):
         print(name, hashlib.sha256(os.environ[name].encode()).hexdigest(), flush=True)
@@ -45,21 +46,21 @@ CARELESS = ("crashes", "raises")
 """Jobs that print their secrets themselves."""
 
 
-def jobs(directory: Path, secrets: Mapping[str, str]) -> Mapping[str, Fields]:
-    """Return jobs by their ids; programs are written to `directory`."""
+def jobs(directory: Path, secrets: Mapping[str, str], decoy: str) -> Mapping[str, Fields]:
+    """Return jobs by their ids; programs are written to `directory`. All have the decoy's name."""
     (directory / "canary_program.py").write_text(PROGRAM)
     trained = {"mode": "synchronous", "world_size": 2, "working_dir": str(directory)}
     described: Mapping[str, Fields] = {
-        "succeeds": {"command": _python(CHECK), "world_size": 2},
+        "succeeds": {"command": [*_python(CHECK), decoy], "world_size": 2},
         "crashes": {"command": _python(BLURT), "max_restarts": 1},
         "cannot-be-found": {"command": ["/no/such/program"]},
         "cannot-start": {"command": ["true"], "secrets": {"A": "env:HOME"}},
         "hangs": {"command": _python(STAND_STILL), "heartbeat_timeout": 1, "max_hangs": 0},
-        "does-not-stop": {"command": _python(IGNORE), "restart_scope": "gang"},
+        "does-not-stop": {"command": [*_python(IGNORE), decoy], "restart_scope": "gang"},
         "trains": {**trained, "program": "canary_program.py:Classifier", "checkpoint_every": 5},
         "raises": {**trained, "program": "canary_program.py:Careless", "checkpoint_every": 5},
     }
-    common = {"mode": "independent", "world_size": 1, "secrets": dict(secrets)}
+    common = {"mode": "independent", "world_size": 1, "secrets": dict(secrets), "name": decoy}
     return {job_id: {**common, **fields} for job_id, fields in described.items()}
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -21,6 +22,10 @@ class Search:
 
     canaries: dict[str, str]
     """Values by what they are; more may come."""
+    decoy: str
+    """No secret: it is to turn up in every place, or that place is not looked at in truth."""
+    decoyed: set[str] = field(default_factory=set)
+    """The places where it did."""
     looked_at: Counter[str] = field(default_factory=Counter)
     hits: dict[str, set[str]] = field(default_factory=dict)
     """By place: which secret, and in what."""
@@ -28,7 +33,10 @@ class Search:
     def look(self, place: str, what: str, content: str) -> set[str]:
         """Note what of `content` should not be in this place; return the names of that."""
         self.looked_at[place] += 1
-        found = {name for name, value in self.canaries.items() if value in content}
+        if self.decoy in content:
+            self.decoyed.add(place)
+        # A copy: others may come while this thread looks.
+        found = {name for name, value in list(self.canaries.items()) if value in content}
         self.hits.setdefault(place, set()).update(f"{name} in {what}" for name in found)
         return found
 
@@ -41,15 +49,14 @@ def files_below(root: Path) -> Iterator[tuple[str, str]]:
             yield where, f"{where}\n{path.read_text(errors='replace')}"
 
 
-def answers(client: httpx.Client) -> Iterator[tuple[str, str]]:
+def answers(client: httpx.Client) -> Iterator[httpx.Response]:
     """Yield every answer of every GET route, of every job there is."""
     jobs = [job["job_id"] for job in client.get("/jobs").json()["jobs"]]
     for path, methods in client.get("/openapi.json").json()["paths"].items():
         if "get" not in methods:
             continue
         for filled in [path.replace("{job_id}", job) for job in jobs] if "{" in path else [path]:
-            answer = client.get(filled)
-            yield filled, f"{answer.headers}\n{answer.text}"
+            yield client.get(filled)
 
 
 def rows(database_url: str) -> Iterator[tuple[str, str]]:
@@ -73,15 +80,17 @@ class ProcessWatch:
         self._search = search
         self._known: set[tuple[str, str]] = set()
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._watcher = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._watching = self._watcher.submit(self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Look no more; raises what has ended the watch before."""
         self._is_over.set()
-        self._thread.join()
+        self._watcher.shutdown()
+        self._watching.result()
 
     def _run(self) -> None:
         while not self._is_over.wait(LOOK_SECONDS):

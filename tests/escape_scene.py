@@ -1,6 +1,7 @@
 """A service, and beside its files what must not be touched, nor shown."""
 
 import json
+import re
 import signal
 import stat
 from collections.abc import Iterator, Mapping
@@ -11,13 +12,19 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-from integration.api.service import DEADLINE_SECONDS, Service, StandIn
+from escape_places import EARLIER, JOB, ORDINARY, STANDING
+from integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
+from store_samples import member
 
+from muster.checkpoints.names import LATEST
 from muster.contracts.job import JobStatus
+from muster.safe import Safe
 from store.database import Database
 
 CONTENT = "precious content that nobody is to see or to change"
-JOB = "precious"
+
+SEGMENTS: Mapping[str, str] = {"job_id": STANDING, "worker_id": "0", "name": ORDINARY}
+"""What stands in a path where no text does."""
 
 PLANTED = (
     "notes.txt",
@@ -38,6 +45,8 @@ class Findings:
     refused: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
     breaches: list[str] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
+    """What has not been tried in truth, as nothing would have been taken."""
 
     @property
     def sent(self) -> int:
@@ -71,7 +80,11 @@ class Scene:
         self._findings = findings
         installation = root / "installation"
         installation.mkdir()
-        self.service = Service(installation, MUSTER_REQUESTS_PER_SECOND="1000000")
+        lent = {"MUSTER_SECRET_ENV": ORDINARY, ORDINARY: "lent"}
+        self.service = Service(installation, MUSTER_REQUESTS_PER_SECOND="1000000", **lent)
+        Safe(self.service.files.secrets).put(ORDINARY, "kept")
+        (installation / f"{ORDINARY}.py").write_text("class Name: ...")
+        (installation / "checkpoints" / EARLIER / "worker_0" / LATEST).mkdir(parents=True)
         for name in PLANTED:
             (self.precious / name).parent.mkdir(parents=True, exist_ok=True)
             (self.precious / name).write_text(CONTENT)
@@ -85,11 +98,20 @@ class Scene:
         url = self.service.url
         self._client = httpx.Client(base_url=url, timeout=DEADLINE_SECONDS)
         try:
+            self._let_stand()
             yield
         finally:
             self._client.close()
             database.close()
             self.service.end(signal.SIGKILL)
+
+    def _let_stand(self) -> None:
+        """Let the job run of which everything is asked."""
+        body = {"job_id": STANDING, "mode": "synchronous", "world_size": 2}
+        self._client.post("/jobs", json=body).raise_for_status()
+        self._stand_in.run(STANDING)
+        self._stand_in.write(STANDING, members=[member(number) for number in range(2)])
+        Agent(self.service.files).write(STANDING, 0, "a line\n", at_micros=1_700_000_000_000_000)
 
     def surroundings(self) -> Mapping[str, object]:
         """Return everything outside of the installation."""
@@ -101,14 +123,22 @@ class Scene:
         }
 
     def compare(self, where: str) -> None:
-        """Note what has changed outside since the last time."""
+        """Note what has changed outside since the last time, and a job that stands no more."""
+        if self._client.get(f"/jobs/{STANDING}").json().get("status") != JobStatus.RUNNING:
+            self._findings.breaches.append(f"{where}: {STANDING} does not run any more")
         now = self.surroundings()
         for path in now.keys() | self._before.keys():
             if now.get(path) != self._before.get(path):
                 self._findings.breaches.append(f"{where}: {path} has changed")
         self._before = now
 
-    def submit(self, where: str, text: str, body: Mapping[str, Any]) -> None:
+    def demand(self, what: str, answer: httpx.Response) -> None:
+        """Note that something ordinary was not taken; what runs is not deleted, as it runs."""
+        is_kept = answer.request.method == "DELETE" and answer.status_code == httpx.codes.CONFLICT
+        if not (answer.is_success or is_kept):
+            self._findings.lacking.append(f"{what}: {answer.status_code} {answer.text[:200]}")
+
+    def submit(self, where: str, text: str, body: Mapping[str, Any]) -> httpx.Response:
         """Submit a job; one that is accepted is looked at from all sides, and removed by force."""
         content = json.dumps({"command": ["true"], **body}).encode()
         headers = {"content-type": "application/json"}
@@ -120,13 +150,18 @@ class Scene:
             self._stand_in.move(job_id, JobStatus.STOPPED)
             self._look_at(job_id, where, text)
             self._remove(job_id, where, text)
+        return answer
 
-    def call(self, where: str, text: str, method: str, path: str, **query: str) -> None:
+    def call(self, where: str, text: str, method: str, path: str, **query: str) -> httpx.Response:
         """Send a text in a path or a query."""
         body = {} if method in {"POST", "PATCH"} else None
-        answer = self._client.request(method, path, params=query, json=body)
+        with self._client.stream(method, path, params=query, json=body) as begun:
+            answer = _shown(begun)
         self._findings.count(where, answer)
         self._findings.judge(where, text, answer)
+        if f"/{STANDING}" in path and "/problems/job-not-found" in answer.text:
+            self._findings.lacking.append(f"{method} {path} {query} has met no job")
+        return answer
 
     def swap(self, where: str, link: Path, target: Path) -> None:
         """Put a link in the place of something of a job's, look at the job and delete it."""
@@ -165,12 +200,32 @@ class Scene:
             self._findings.breaches.append(f"{where}, {text[:80]!r}: {gone.text[:200]}")
 
 
-def filled(path: str, text: str) -> str:
-    """Return a path with a text, as one segment, for every name in it."""
-    segment = quote(text.encode(errors="surrogatepass"), safe="")
-    for name in ("{job_id}", "{worker_id}", "{name}"):
-        path = path.replace(name, segment)
+def names_in(path: str) -> list[str]:
+    """Return the names in a path that stand for something."""
+    return re.findall(r"{(\w+)}", path)
+
+
+def filled(path: str, **texts: str) -> str:
+    """Return a path with these texts, as one segment each, and something ordinary elsewhere."""
+    for name, text in {**SEGMENTS, **texts}.items():
+        segment = quote(text.encode(errors="surrogatepass"), safe="")
+        path = path.replace(f"{{{name}}}", segment)
     return path
+
+
+def _shown(begun: httpx.Response) -> httpx.Response:
+    """Return an answer that has begun: all of it, of a stream up to the first line."""
+    if begun.headers.get("content-type", "").startswith("text/event-stream"):
+        text = ""
+        for piece in begun.iter_text():
+            text += piece
+            if "data:" in text:
+                break
+    else:
+        text = begun.read().decode(errors="replace")
+    return httpx.Response(
+        begun.status_code, headers=begun.headers, text=text, request=begun.request
+    )
 
 
 def _facts(path: Path) -> object:

@@ -50,7 +50,7 @@ def arrived(root: Path, texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
             job_id = installation.submit(
                 name=words[0],
                 world_size=1,
-                labels={word: word for word in words if word},
+                labels={word: word for word in words if word and word.isprintable()},
                 command=[sys.executable, *argv[door]],
                 env=variables,
                 restart_scope="gang" if door == "gang" else "rank",

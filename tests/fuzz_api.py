@@ -16,10 +16,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fuzz_hooks import KNOWN
 from installation import await_value, end_of
@@ -98,17 +99,27 @@ class WrittenService(Service):
         return next((one for one in self.said() if one.get("action") == "listening"), None)
 
 
-class Caretaker(threading.Thread):
-    """Moves jobs on, and brings back those that are known."""
+class Caretaker:
+    """Moves jobs on, and brings back those that are known, inside of `with`."""
 
     def __init__(self, stand_in: StandIn, agent: Agent) -> None:
-        super().__init__()
         self._stand_in = stand_in
         self._agent = agent
-        self.over = threading.Event()
+        self._is_over = threading.Event()
+        self._thread = ThreadPoolExecutor(1)
 
-    def run(self) -> None:
-        while not self.over.wait(PAUSE_SECONDS):
+    def __enter__(self) -> Self:
+        self._caring = self._thread.submit(self._care)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Care no more; raises what has ended it before, as then requests have met no jobs."""
+        self._is_over.set()
+        self._thread.shutdown()
+        self._caring.result()
+
+    def _care(self) -> None:
+        while not self._is_over.wait(PAUSE_SECONDS):
             # The API may be faster: then the job is looked at again.
             with suppress(StoreError):
                 for job in self._stand_in.jobs.unfinished():
@@ -121,7 +132,8 @@ class Caretaker(threading.Thread):
         if job.stop_request is not None:
             self._stand_in.end(job.job_id)
         elif job.status is JobStatus.QUEUED:
-            self._agent.write(job.job_id, 0, "one\ntwo\nthr", at_micros=1_700_000_000_000_000)
+            with suppress(FileNotFoundError):  # the API has just deleted the job's directory
+                self._agent.write(job.job_id, 0, "one\ntwo\nthr", at_micros=1_700_000_000_000_000)
             rank = Worker(rank=0, incarnation=0, state=ProcessState.LIVE, process=None, loss=0.5)
             self._stand_in.run(job.job_id, rank)
         elif _age_seconds(job) > LIFE_SECONDS:
@@ -154,13 +166,10 @@ def fuzz(root: Path, *, cases: int, seed: int) -> Report:
 def _served(service: WrittenService) -> Iterator[None]:
     service.start()
     database = Database.open(service.database_url)
-    caretaker = Caretaker(StandIn(database), Agent(service.files))
-    caretaker.start()
     try:
-        yield
+        with Caretaker(StandIn(database), Agent(service.files)):
+            yield
     finally:
-        caretaker.over.set()
-        caretaker.join()
         database.close()
         service.end(signal.SIGTERM)
 

@@ -14,10 +14,11 @@ from statistics import median
 
 from bare_service import PATH, bare_service
 from installation import Installation
-from load_client import Connection, cpu_seconds, get, port_of
+from load_client import Connection, get, port_of
 from load_figures import Figure, at_most, report
 from load_lists import list_figures
 from load_submissions import postgres_figures, sqlite_figures
+from usage import processor_seconds
 
 COST_GOAL = 5.0
 """Of the status of one job, in empty routes."""
@@ -58,10 +59,10 @@ def _ratio(installation: Installation, bare_pid: int, bare_port: int, rounds: in
 
 
 def _seconds_each(connection: Connection, request: bytes, pid: int) -> float:
-    began = cpu_seconds(pid)
+    began = processor_seconds(pid)
     for _ in range(ROUND):
         assert connection.ask(request).status == 200
-    return (cpu_seconds(pid) - began) / ROUND
+    return (processor_seconds(pid) - began) / ROUND
 
 
 def main() -> int:

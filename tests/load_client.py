@@ -90,9 +90,3 @@ def _request(method: str, path: str, headers: Mapping[str, str], body: bytes) ->
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and of all threads that it ever had."""
-    # As clock_getcpuclockid(3) makes the number of the clock of another process.
-    return time.clock_gettime(~pid << 3 | 2)

@@ -35,7 +35,12 @@ def none_of(what: str, found: Sequence[str]) -> Figure:
 
 def p99_ms(seconds: Sequence[float]) -> float:
     """Return the time, in milliseconds, within which 99 of 100 are done."""
-    return 1000 * quantiles(seconds, n=100, method="inclusive")[98]
+    return 1000 * percentile(seconds, 99)
+
+
+def percentile(numbers: Sequence[float], hundredth: int) -> float:
+    """Return what so many of a hundred do not exceed, of all that was measured."""
+    return quantiles(numbers, n=100, method="inclusive")[hundredth - 1]
 
 
 def report(figures: Iterable[Figure]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """How long a page of a list takes among thousands of jobs that are over."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -85,28 +85,32 @@ def _ranks() -> Iterator[Worker]:
 def _timed(connection: Connection, jobs: int, requests: int) -> Iterator[Figure]:
     faults = []
     for path in ("/jobs", "/jobs/summaries"):
-        for what, query, total in _queries(jobs):
+        for what, query, whole, page in _queries(jobs):
             asked = get(f"{path}?limit={LIMIT}{query}")
             answers = [connection.timed(asked) for _ in range(requests)]
-            faults += [fault for answer, _ in answers if (fault := _fault(answer, total))]
+            faults += [fault for answer, _ in answers if (fault := _fault(answer, whole, page))]
             wait = p99_ms([seconds for _, seconds in answers])
             yield at_most(f"GET {path}?limit={LIMIT}{what}, p99", wait, LIST_GOAL_MS, " ms")
     yield none_of(f"  of {jobs} jobs: wrong pages", faults)
 
 
-def _queries(jobs: int) -> Iterator[tuple[str, str, int]]:
-    """Yield what to say of each query, the query, and how many jobs it has on all pages."""
-    middle = _over(jobs // 2)
+def _queries(jobs: int) -> Iterator[tuple[str, str, int, Sequence[str]]]:
+    """Yield what to say of each query, it, how many jobs it has on all pages, and those of its."""
+    stored = [_over(number) for number in range(jobs)]
+    newest = [job.job_id for job in reversed(stored)]
+    failed = [job.job_id for job in reversed(stored) if job.status is JobStatus.FAILED]
+    middle = stored[jobs // 2]
     cursor = encode_cursor((middle.created_at, middle.job_id))
-    failed = sum(_over(number).status is JobStatus.FAILED for number in range(jobs))
-    yield "", "", jobs
-    yield ", from the middle", f"&cursor={cursor}", jobs
-    yield ", failed ones", "&status=FAILED", failed
-    yield ", failed ones from the middle", f"&status=FAILED&cursor={cursor}", failed
+    for what, query, ids in (("", "", newest), (", failed ones", "&status=FAILED", failed)):
+        older = [job_id for job_id in ids if job_id < middle.job_id]
+        yield what, query, len(ids), ids[:LIMIT]
+        yield f"{what}, from the middle", f"{query}&cursor={cursor}", len(ids), older[:LIMIT]
 
 
-def _fault(answer: Answer, total: int) -> str | None:
+def _fault(answer: Answer, whole: int, page: Sequence[str]) -> str | None:
     if answer.status != 200:
         return f"{answer.status} {answer.body.decode()}"
-    seen = int(answer.headers["x-total-count"]), len(answer.json()["jobs"])
-    return None if seen == (total, LIMIT) else f"{seen[1]} jobs of {seen[0]}, not of {total}"
+    total, ids = answer.headers["x-total-count"], [job["job_id"] for job in answer.json()["jobs"]]
+    if ids != page:
+        return f"{len(ids)} jobs from {ids[:1]}, and due were {len(page)} from {page[:1]}"
+    return None if total == str(whole) else f"of {total} jobs, not of {whole}"

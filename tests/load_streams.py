@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from load_figures import Figure, report
+from load_figures import Figure, percentile, report
 from stream_follow import Followed, follow
 from stream_history import MIB, READ_ON_BYTES, arrivals, questions, write_log
 from stream_rate import lines_in, plain_copies, received, stream_request
@@ -71,7 +71,7 @@ def _crowd(stage: Stage, asked: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _delays(found: Followed) -> Iterator[Figure]:
-    p50, p99 = found.percentile(50), found.percentile(99)
+    p50, p99 = percentile(found.delays, 50), percentile(found.delays, 99)
     yield Figure(what="from a line's write to its receipt, p50", found=_milliseconds(p50))
     yield Figure(
         what="the same, p99",

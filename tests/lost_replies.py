@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from load_client import Answer, Connection, port_of, post
 
 KEYS_AT_ONCE = 4
 RETRY_SECONDS = 0.05
+PATIENCE_SECONDS = 120.0
+"""For the answer of one request, however often the API is started again meanwhile."""
 LIFE_SECONDS = (0.05, 0.6)
 """Of an API, from the moment it answers."""
 
@@ -59,9 +61,12 @@ class Hammer:
         self._lock = threading.Lock()
 
     def strike(self, key: str) -> str:
-        """Return the id of the job that `key` has."""
+        """Return the id of the job that `key` has; raises `TimeoutError` if nobody says it."""
         was_lost = False
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{key} has had no answer for {PATIENCE_SECONDS:.0f} seconds")
             try:
                 answer = ask(self._port, key)
             except ConnectionRefusedError:
@@ -105,8 +110,12 @@ def run(root: Path, *, keys: int, duplicates: int, kills: int, seed: int) -> Rep
         with ThreadPoolExecutor(KEYS_AT_ONCE * duplicates) as clients:
             hammer = Hammer(port_of(installation.url), report)
             answers = [clients.submit(hammer.strike, name) for name in names]
-            while report.kills < kills and not all(answer.done() for answer in answers):
-                report.kills += _kill_once_it_serves(installation, chance)
+            try:
+                while report.kills < kills and not all(answer.done() for answer in answers):
+                    report.kills += _kill_once_it_serves(installation, chance)
+                wait(answers, return_when=FIRST_EXCEPTION)
+            finally:  # where something has failed, what is not under way is not begun
+                clients.shutdown(wait=False, cancel_futures=True)
         _await_service(installation)
         found = list(zip(names, (answer.result() for answer in answers), strict=True))
         report.faults += _wrong(installation, found)

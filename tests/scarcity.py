@@ -1,9 +1,13 @@
-"""A process that has no descriptor to spare, by its real limit, and gets them back."""
+"""What runs out for real: the descriptors of a process, and the room of a disk."""
 
 import os
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 
 @contextmanager
@@ -23,6 +27,20 @@ def no_descriptors(pid: int = 0, *, but: int = 0) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[None]:
+    """Make a directory a file system of 256 KiB while inside, or skip."""
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)]
+    tried = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"no small disk can be had: {tried.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)  # noqa: S607  as for mount
 
 
 def _is_open(number: int) -> bool:

@@ -39,6 +39,7 @@ class Screen:
         )
         os.close(theirs)
         self.written = ""
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +48,8 @@ class Screen:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self._ours)
+        if not self._is_closed:
+            os.close(self._ours)
 
     def see(self, pattern: str) -> str:
         """Wait until it has written what `pattern` matches, and return that."""
@@ -59,6 +61,12 @@ class Screen:
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
+
+    def close(self) -> int:
+        """Close the terminal, as a person closes a window; return the command's exit code."""
+        os.close(self._ours)
+        self._is_closed = True
+        return self.process.wait(DEADLINE_SECONDS)
 
     def end(self) -> int:
         """Wait until it ends by itself; return its exit code."""

@@ -20,8 +20,11 @@ from installation import Installation
 from load_client import Connection, get, port_of, post
 from load_figures import Figure, at_least, at_most, none_of, p99_ms, report
 from siege_attackers import LORISES_EACH, TIMED_OUT, Outcome, Plan, crowd_name
+from usage import memory_bytes
 
+from api.limits import BURST_SECONDS
 from api.protocol import RECEIPT_SECONDS
+from muster.contracts.environ import DoorSettings
 from muster.contracts.token import Scope
 from store.database import Database
 from store.tokens import Tokens
@@ -29,9 +32,7 @@ from store.tokens import Tokens
 WAIT_GOAL_MS = 200.0
 HELD_GOAL_SECONDS = 10.0
 MEMORY_GOAL_MIB = 64.0
-
-PER_SECOND, BURST_SECONDS, AT_ONCE, CONNECTIONS_AT_ONCE = 100, 10, 64, 128
-"""The limits of one client, as they are unless somebody sets others."""
+MIB = 1 << 20
 
 CLOSED = 0
 """A connection may be closed before the client has read why."""
@@ -57,24 +58,27 @@ PAUSE_SECONDS = 0.02
 """Of the honest client, after each answer."""
 
 
-def siege_figures(root: Path, *, seconds: float, lorises: int) -> Iterator[Figure]:
-    """Besiege a service of its own."""
-    installation = Installation(root)
+def siege_figures(
+    root: Path, *, seconds: float, lorises: int, **environment: str
+) -> Iterator[Figure]:
+    """Besiege a service of its own, whose limits are those of this environment."""
+    installation = Installation(root, **environment)
+    door = DoorSettings.read(installation.environment)
     installation.start_api()
     try:
         plan = _plan(installation, seconds, lorises)
-        before = _memory_mib(installation.api.pid, "VmRSS")
+        before = memory_bytes(installation.api.pid, "VmRSS")
         honest = _Honest(plan)
         outcome = _besieged(root, plan, honest)
-        peak = _memory_mib(installation.api.pid, "VmHWM")
+        peak = memory_bytes(installation.api.pid, "VmHWM")
     finally:
         installation.close()
     wait = p99_ms(honest.waits)
     yield at_most(f"an honest client waits, p99 of {len(honest.waits)}", wait, WAIT_GOAL_MS, " ms")
     yield none_of("  and is refused", honest.faults)
     yield from _lorises(outcome, lorises)
-    yield from _demands(outcome, seconds)
-    yield at_most("memory grows by", peak - before, MEMORY_GOAL_MIB, " MiB")
+    yield from _demands(outcome, door, seconds)
+    yield at_most("memory grows by", (peak - before) / MIB, MEMORY_GOAL_MIB, " MiB")
 
 
 def _plan(installation: Installation, seconds: float, lorises: int) -> Plan:
@@ -100,8 +104,12 @@ def _besieged(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
     with said.open("wb") as outcome:
         words = [sys.executable, "siege_attackers.py", msgspec.json.encode(plan).decode()]
         attackers = subprocess.Popen(words, cwd=Path(__file__).parent, stdout=outcome)
-    while attackers.poll() is None:
-        honest.ask()
+    try:
+        while attackers.poll() is None:
+            honest.ask()
+    finally:  # nobody besieges what is not asked any more
+        attackers.kill()
+        attackers.wait()
     assert attackers.returncode == 0, "the besiegers have failed"
     return msgspec.json.decode(said.read_bytes(), type=Outcome)
 
@@ -141,17 +149,19 @@ def _lorises(outcome: Outcome, lorises: int) -> Iterator[Figure]:
     yield at_least("  so many times", len(held), lorises, "")
 
 
-def _demands(outcome: Outcome, seconds: float) -> Iterator[Figure]:
+def _demands(outcome: Outcome, door: DoorSettings, seconds: float) -> Iterator[Figure]:
     let_in = {kind: statuses.get(PASSES[kind], 0) for kind, statuses in outcome.statuses.items()}
     let_in["connections"] = _most_at_once(outcome.idle_ends)
     most = {
-        "flood": PER_SECOND * (BURST_SECONDS + math.ceil(seconds) + 1),
-        "streams": AT_ONCE,
-        "connections": CONNECTIONS_AT_ONCE,
+        "flood": door.requests_per_second * (BURST_SECONDS + math.ceil(seconds) + 1),
+        "streams": door.requests_at_once,
+        "connections": door.connections_at_once,
     }
     for kind, statuses in sorted(outcome.statuses.items()):
         asked = sum(statuses.values())
         yield at_most(f"{kind}: let in, of {asked}", let_in[kind], most.get(kind, 0), "")
+        refused = sum(statuses.get(code, 0) for code in REFUSALS[kind])
+        yield at_least("  refused", refused, 1, "")
         odd = sorted(set(statuses) - {PASSES[kind]} - REFUSALS[kind])
         yield none_of(
             "  refused in another way", [f"{code}, {statuses[code]} times" for code in odd]
@@ -165,13 +175,6 @@ def _most_at_once(ends: list[float]) -> int:
     """
     window = RECEIPT_SECONDS - 1
     return max((sum(end <= other < end + window for other in ends) for end in ends), default=0)
-
-
-def _memory_mib(pid: int, field: str) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) / 1024
-    raise LookupError(field)
 
 
 def main() -> int:

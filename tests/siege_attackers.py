@@ -31,8 +31,13 @@ PATIENCE_SECONDS = 20.0
 """After so long a connection will not be closed any more."""
 
 TIMED_OUT = 408
+UNANSWERED = -1
+"""The connection is open, and nothing came in all that time."""
 
 FLOODERS = 4
+FLOOD_LEAST = 8
+"""Requests of each of them, however short the siege is."""
+
 STREAMS = 100
 CONNECTIONS = 200
 LONG_HEADER = b"a" * (200 << 10)
@@ -85,11 +90,17 @@ class Connection:
     async def status(self) -> int:
         """Return the status of the next answer, and leave what follows unread."""
         try:
-            head = await self._reader.readuntil(b"\r\n\r\n")
-            length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-l")]
-            await self._reader.readexactly(int(length[0].partition(b":")[2]) if length else 0)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return await self._status()
+        except TimeoutError:
+            return UNANSWERED
         except (ConnectionError, asyncio.IncompleteReadError):
             return 0
+
+    async def _status(self) -> int:
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-l")]
+        await self._reader.readexactly(int(length[0].partition(b":")[2]) if length else 0)
         return int(head.split()[1])
 
     async def is_closed(self, within_seconds: float) -> bool:
@@ -134,7 +145,9 @@ class Besiegers:
     async def _loris(self, owes: Owing, crowd: int, delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)
         token = self._plan.tokens[crowd_name(crowd)]
-        while self._goes_on():
+        rounds = 0
+        while not rounds or self._goes_on():
+            rounds += 1
             async with _connected(self._plan.port, crowd) as connection:
                 began = time.monotonic()
                 closed = await owes(connection, token)
@@ -146,7 +159,9 @@ class Besiegers:
     async def _flood(self) -> None:
         request = _head("GET", "/jobs?limit=1", self._plan.tokens["flood"])
         async with _connected(self._plan.port, 10) as connection:
-            while self._goes_on():
+            asked = 0
+            while asked < FLOOD_LEAST or self._goes_on():
+                asked += 1
                 await connection.send(request)
                 self.outcome.count("flood", await connection.status())
 
@@ -229,7 +244,8 @@ async def _connected(port: int, stranger: int) -> AsyncIterator[Connection]:
     channel = _socket_of(STRANGER + stranger)
     channel.setblocking(False)  # noqa: FBT003  its name
     channel.bind((f"127.0.1.{1 + stranger}", 0))
-    await asyncio.get_running_loop().sock_connect(channel, ("127.0.0.1", port))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.get_running_loop().sock_connect(channel, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=channel)
     try:
         yield Connection(reader, writer)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
 
 from stream_crowd import Crowd, Reader, line_of
 from stream_stage import Stage
+from usage import processor_seconds
 
 JOB = "followed"
 
@@ -42,9 +42,6 @@ class Followed:
     lines: int
     faults: Sequence[str]
 
-    def percentile(self, hundredth: int) -> float:
-        return quantiles(self.delays, n=100)[hundredth - 1]
-
 
 async def follow(
     stage: Stage, *, clients: int, lines_per_second: float, seconds: float, seed: int
@@ -62,12 +59,12 @@ async def follow(
         loop = asyncio.get_running_loop()
         for reader in restless:
             loop.call_later(chance.uniform(0, seconds), reader.leave)
-        began, used = time.monotonic(), stage.processor_seconds()
+        began, used = time.monotonic(), processor_seconds(stage.pid)
         writing = asyncio.create_task(writer.write_on())
         await asyncio.sleep(seconds)
         lines = writer.lines
         await crowd.until(f"did not get {lines} lines", lambda reader: reader.lines >= lines)
-        share = (stage.processor_seconds() - used) / (time.monotonic() - began)
+        share = (processor_seconds(stage.pid) - used) / (time.monotonic() - began)
         delays = [delay for one in readers if one not in restless for delay in one.delays]
         began = time.monotonic()
         code = await asyncio.to_thread(stage.service.end, signal.SIGTERM)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from usage import memory_bytes
+
 from muster.contracts.layout import TIME_MARK
 
 STEM = b"epoch 3 loss 0.25 accuracy 0.93 samples/s 12345 and what else a program has to say "
@@ -73,7 +75,7 @@ def arrivals(
     port: int, pid: int, asked: Mapping[str, str], *, read_on_bytes: int = READ_ON_BYTES
 ) -> Iterator[tuple[str, Arrival]]:
     """Ask everything, and yield what came of it; whole streams are read on for a while."""
-    rest = _status_bytes(pid, "VmRSS")
+    rest = memory_bytes(pid, "VmRSS")
     for name, path in asked.items():
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
         seconds = [_first_line_seconds(port, path, read_on_bytes) for _ in range(ROUNDS)]
@@ -82,7 +84,7 @@ def arrivals(
             Arrival(
                 first_seconds=median(seconds),
                 worst_seconds=max(seconds),
-                extra_bytes=_status_bytes(pid, "VmHWM") - rest,
+                extra_bytes=memory_bytes(pid, "VmHWM") - rest,
             ),
         )
 
@@ -109,10 +111,3 @@ def _first_line_seconds(port: int, path: str, read_on_bytes: int) -> float:
 def _read_on(answer: http.client.HTTPResponse, count: int) -> None:
     while count > 0 and (got := answer.read1(PIECE_BYTES)):
         count -= len(got)
-
-
-def _status_bytes(pid: int, name: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) << 10
-    raise LookupError(name)

@@ -74,8 +74,3 @@ class Stage:
     def token(self, name: str) -> str:
         """Return the text of a new token that may look at everything."""
         return self._tokens.create(name, Scope.READ, lifetime=None, created_by=None)[1]
-
-    def processor_seconds(self) -> float:
-        """Return what the service has used of its core."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

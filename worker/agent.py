@@ -37,10 +37,10 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
+from muster.descriptors import DescriptorLimits
 from muster.remarks import remark
 from muster.sight import FOR_A_LOOK, require_descriptors
 from worker.assembly import Assembly
-from worker.descriptors import DescriptorLimits
 from worker.nursery import Nursery
 from worker.orphans import end_strangers
 from worker.secrets import Secrets

@@ -27,7 +27,6 @@ from muster.contracts.secrets import SecretUnavailable
 from muster.processes import mark_of, stands_still
 from muster.succession import is_succeeded, present
 from worker.adopted import Held, adopted_life
-from worker.blame import explained
 from worker.child import Child
 from worker.delays import Delays
 from worker.ends import End, Ends
@@ -115,16 +114,10 @@ class Nursery:
     def _bring_up(self, order: StartRank) -> Child:
         logbook = Logbook(*self._log_files(order.rank, order.incarnation))
         try:
-            return self._begin(self._complete(order), logbook)
+            return Child.start(self._complete(order), logbook, self._starter)
         except (OSError, SecretUnavailable):
             logbook.close()
             raise
-
-    def _begin(self, order: StartRank, logbook: Logbook) -> Child:
-        try:
-            return Child.start(order, logbook, self._starter)
-        except OSError as error:
-            raise explained(error, order.environment) from error
 
     def _complete(self, order: StartRank) -> StartRank:
         """Tell the rank where to find another agent, how long to look, and where to leave word.

@@ -5,6 +5,7 @@ Either way the process leads a session of its own, has its log as output and a c
 is a child of this process.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -19,9 +20,10 @@ import msgspec
 from muster.contracts.agent import FORKED_PID, ForkRequest
 from muster.contracts.environ import AGENT_FD, MARK, MARK_WIDTH, TEMPLATE_FD, THREAD_PINS
 from muster.contracts.messages import StartRank
+from muster.descriptors import DescriptorLimits
 from muster.processes import kill, marked
 from muster.sight import require_descriptors
-from worker.descriptors import DescriptorLimits
+from worker.oversize import oversize
 
 IMPORT_PATIENCE_SECONDS: Final = 10.0
 """The first fork waits for the template's imports; no rank lives yet that could be kept waiting."""
@@ -58,20 +60,23 @@ class Exec:
         self._limits = limits
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "worker"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=Path(order.working_dir),
-            env={
-                **os.environ,
-                **order.environment,
-                AGENT_FD: str(channel.fileno()),
-            },
-            pass_fds=(channel.fileno(),),
-            start_new_session=True,
-        )
+        given = {**order.environment, AGENT_FD: str(channel.fileno())}
+        environment = {**os.environ, **given}
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "worker"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=Path(order.working_dir),
+                env=environment,
+                pass_fds=(channel.fileno(),),
+                start_new_session=True,
+            )
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise oversize(environment, given) from error
+            raise
         self._limits.impose(process.pid)  # long before its interpreter is through with starting
         return Started(pid=process.pid, handle=process)
 

@@ -1,7 +1,6 @@
 """Jobs: submit, look, stop."""
 
 import hashlib
-import os
 from http import HTTPStatus
 from typing import Annotated
 
@@ -11,10 +10,9 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.access import READ, SUBMIT
 from api.conditional import IfNoneMatch, job_tag, tagged, weak_tag
+from api.creation import create, planned
 from api.desk import Asking, Desk, FrontDesk, Principal
 from api.paging import AskedPage, Page, link_next
-from api.planning import plan
-from api.problems import Conflict
 from api.queries import KnownJobId
 from api.requests import JobRequest, StopBody
 from api.responses import UNCHANGED, refusals
@@ -26,13 +24,10 @@ from api.schemas import (
     SummaryList,
     SummaryView,
 )
-from api.submission import Submission
 from api.summary import summary
 from api.views import event_view, job_seen_by, job_view
 from api.waiting import WAIT_LIMIT_SECONDS, awaited, awaited_statuses
-from muster.contracts.errors import MusterError
-from muster.contracts.job import JobId, JobUid, StopRequest
-from store.errors import JobExists
+from muster.contracts.job import JobUid, StopRequest
 from store.idempotency import IdempotencyKey
 from store.records import Job
 
@@ -70,56 +65,16 @@ async def create_job(
     With an `Idempotency-Key` a repetition answers as the first time and creates nothing.
     """
     if dry_run:
-        planned = await run_sync(_planned, asked, desk)
-        return Response(planned.model_dump_json(), media_type="application/json")
+        found = await run_sync(planned, asked, desk)
+        return Response(found.model_dump_json(), media_type="application/json")
     key = _key(caller.principal, idempotency_key, asked)
     uid = JobUid(desk.submitter.random_hex())
-    job = await _created(asked, desk, uid, key, caller.name)
+    job = await create(asked, desk, uid, key, caller.name)
     if job.uid != uid:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"{request.scope['path']}/{job.job_id}"
     response.headers["ETag"] = job_tag(job)
     return job_view(job)
-
-
-async def _created(
-    asked: JobRequest, desk: FrontDesk, uid: JobUid, key: IdempotencyKey | None, actor: str
-) -> Job:
-    """Return the new job, or the one that `key` has been answered with before."""
-    try:
-        submission = await run_sync(_prepared, asked, desk)
-    except MusterError:
-        # The job that this repeats may be what is in the way now, or what it needed is gone.
-        job = await run_sync(desk.answers.find, key) if key else None
-        if job is None:
-            raise
-        return job
-    creation = desk.jobs.creation(
-        submission.job_id,
-        uid,
-        submission.spec,
-        message=submission.message,
-        idempotency=key,
-        actor=actor,
-    )
-    return await desk.intake.take_in(creation)
-
-
-def _planned(asked: JobRequest, desk: FrontDesk) -> JobPlan:
-    submission = _prepared(asked, desk)
-    if desk.jobs.find(submission.job_id) is not None:
-        raise JobExists(submission.job_id)
-    return plan(submission, desk.files.synthetic_dataset, os.environ.get("PATH"))
-
-
-def _prepared(asked: JobRequest, desk: FrontDesk) -> Submission:
-    try:
-        return desk.submitter.prepare(asked)
-    except Conflict:
-        # What is left over is that job's, and to go on from it under its own id is no way out.
-        if asked.job_id is not None and desk.jobs.find(JobId(asked.job_id)) is not None:
-            raise JobExists(JobId(asked.job_id)) from None
-        raise
 
 
 @router.get(

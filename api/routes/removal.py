@@ -9,7 +9,7 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query
 
-from api.access import SUBMIT
+from api.access import SUBMIT, AskingAgain
 from api.desk import Desk, Principal
 from api.queries import KnownJobId, statuses_of
 from api.removal import Removal, Removed, delete, delete_all, would_delete
@@ -36,12 +36,19 @@ async def delete_job(
     job_id: KnownJobId,
     desk: Desk,
     principal: Principal,
+    ask_again: AskingAgain,
     delete_logs: DeleteLogs = True,  # noqa: FBT002  a query parameter
     stop_first: Annotated[bool, Query(description="Stop it gracefully first.")] = False,  # noqa: FBT002
     force: Force = False,  # noqa: FBT002
 ) -> Deleted:
     """Delete rows and logs; with `stop_first` or `force` also of a job that is not over."""
-    removal = Removal(delete_logs=delete_logs, stop_first=stop_first, force=force, actor=principal)
+    removal = Removal(
+        delete_logs=delete_logs,
+        stop_first=stop_first,
+        force=force,
+        actor=principal,
+        ask_again=ask_again,
+    )
     return await delete(desk, job_id, removal)
 
 
@@ -65,10 +72,11 @@ async def _asked_match(
 
 
 @router.post("/jobs/purge", summary="Delete the jobs that match", dependencies=[SUBMIT])
-async def purge_jobs(
+async def purge_jobs(  # noqa: PLR0913  a question has many parameters
     *,
     desk: Desk,
     principal: Principal,
+    ask_again: AskingAgain,
     match: Annotated[Match, Depends(_asked_match)],
     delete_logs: DeleteLogs = True,
     stop_running: Annotated[bool, Query(description="Stop gracefully what runs.")] = False,
@@ -79,7 +87,11 @@ async def purge_jobs(
     cutoff = None if match.older_than is None else desk.clock() - match.older_than
     jobs = await run_sync(desk.jobs.finished_before, cutoff, match.statuses)
     removal = Removal(
-        delete_logs=delete_logs, stop_first=stop_running, force=force, actor=principal
+        delete_logs=delete_logs,
+        stop_first=stop_running,
+        force=force,
+        actor=principal,
+        ask_again=ask_again,
     )
     if dry_run:
         foreseen = await run_sync(would_delete, desk, jobs, removal)

@@ -25,6 +25,9 @@ PIECE_BYTES: Final = 1 << 20
 """Hashed and then written while still in the processor's cache; small buffers are joined up to
 this size, so that many small arrays cost one write."""
 
+UNFINISHED: Final = f"*.{'[0-9a-f]' * 16}.tmp"
+"""The names, as a shell's pattern, of what `replace_file` leaves when it is killed."""
+
 
 class FileFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a manifest says of a file."""

@@ -36,48 +36,44 @@ _STAYS: Final = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
 """Somebody else has removed it, or has something in it."""
 
 
-class _Entry(NamedTuple):
-    """Something of the job's, in a directory whose descriptor is open for the moment."""
+class Entry(NamedTuple):
+    """Something of the job's, in a directory that stays open until the next is looked for."""
 
     where: int
     name: str
     is_directory: bool = False
 
+    def remove(self) -> None:
+        """Remove it, unless somebody has, or has something in it. Raises OSError."""
+        try:
+            (os.rmdir if self.is_directory else os.unlink)(self.name, dir_fd=self.where)
+        except OSError as error:
+            if error.errno not in _STAYS:
+                raise
+
 
 def size_bytes(checkpoints: Path, owner: Owner) -> int | None:
-    """Return what `remove` would free; None if nothing there is the owner's. Raises OSError."""
+    """Return what the owner's files hold; None if there are none. Raises OSError."""
     sizes = [
         os.stat(entry.name, dir_fd=entry.where, follow_symlinks=False).st_size
-        for entry in _entries(checkpoints, owner)
+        for entry in entries(checkpoints, owner)
         if not entry.is_directory
     ]
     return sum(sizes) if sizes else None
 
 
-def remove(checkpoints: Path, owner: Owner) -> bool:
-    """Remove what all ranks of a job have saved; return whether that was anything.
+def entries(checkpoints: Path, owner: Owner) -> Iterator[Entry]:
+    """Yield what all ranks of a job have saved, each directory after what is in it.
 
-    `checkpoints` goes as well, unless it holds something else. Raises OSError.
+    Whoever removes each before the next removes `checkpoints` as well, unless it holds something
+    else. Raises OSError.
     """
-    found = False
-    for entry in _entries(checkpoints, owner):
-        found = True
-        try:
-            (os.rmdir if entry.is_directory else os.unlink)(entry.name, dir_fd=entry.where)
-        except OSError as error:
-            if error.errno not in _STAYS:
-                raise
-    return found
-
-
-def _entries(checkpoints: Path, owner: Owner) -> Iterator[_Entry]:
-    """Yield what is the owner's, each directory after what is in it."""
     with _opened(partial(open_named_directory, checkpoints.parent)) as parent:
         if parent is not None:
             yield from _vault(parent, checkpoints.name, owner)
 
 
-def _vault(where: int, name: str, owner: Owner) -> Iterator[_Entry]:
+def _vault(where: int, name: str, owner: Owner) -> Iterator[Entry]:
     """Yield what is in a vault, or in the directory of several, and that itself."""
     found = False
     with _inner(where, name) as directory:
@@ -85,10 +81,10 @@ def _vault(where: int, name: str, owner: Owner) -> Iterator[_Entry]:
             found = True
             yield entry
     if found:
-        yield _Entry(where, name, is_directory=True)
+        yield Entry(where, name, is_directory=True)
 
 
-def _content(vault: int, owner: Owner) -> Iterator[_Entry]:
+def _content(vault: int, owner: Owner) -> Iterator[Entry]:
     names = os.listdir(vault)
     is_shared = False
     for name in names:
@@ -108,22 +104,22 @@ def _content(vault: int, owner: Owner) -> Iterator[_Entry]:
             yield from _mark(vault, name)
 
 
-def _checkpoint(vault: int, name: str) -> Iterator[_Entry]:
+def _checkpoint(vault: int, name: str) -> Iterator[Entry]:
     """Yield a checkpoint, finished or not; the next LATEST has the name of one, and is a file."""
     with _inner(vault, name) as directory:
         if directory is not None:
             files = (MANIFEST, STATE)
-            yield from (_Entry(directory, file) for file in files if _is_file(directory, file))
+            yield from (Entry(directory, file) for file in files if _is_file(directory, file))
     if directory is not None:
-        yield _Entry(vault, name, is_directory=True)
+        yield Entry(vault, name, is_directory=True)
     elif _is_file(vault, name):
-        yield _Entry(vault, name)
+        yield Entry(vault, name)
 
 
-def _mark(vault: int, name: str) -> Iterator[_Entry]:
+def _mark(vault: int, name: str) -> Iterator[Entry]:
     is_ours = name != LATEST or parse_latest(_read(vault, LATEST, LATEST_LIMIT_BYTES)) is not None
     if is_ours and _is_file(vault, name):
-        yield _Entry(vault, name)
+        yield Entry(vault, name)
 
 
 def _is_of(vault: int, name: str, owner: Owner) -> bool:

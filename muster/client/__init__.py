@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from muster.client.errors import Conflict as Conflict
     from muster.client.errors import HungUp as HungUp
     from muster.client.errors import Invalid as Invalid
+    from muster.client.errors import NoCertificates as NoCertificates
     from muster.client.errors import NotAllowed as NotAllowed
     from muster.client.errors import NotFound as NotFound
     from muster.client.errors import NotMuster as NotMuster
     from muster.client.errors import Refused as Refused
+    from muster.client.errors import Replaced as Replaced
     from muster.client.errors import Unconfirmed as Unconfirmed
     from muster.client.errors import Unreachable as Unreachable
+    from muster.client.errors import Unsendable as Unsendable
     from muster.client.errors import Untrusted as Untrusted
     from muster.client.errors import WaitTimedOut as WaitTimedOut
     from muster.client.job import Job as Job
@@ -33,12 +36,15 @@ __all__ = [
     "HungUp",
     "Invalid",
     "Job",
+    "NoCertificates",
     "NotAllowed",
     "NotFound",
     "NotMuster",
     "Refused",
+    "Replaced",
     "Unconfirmed",
     "Unreachable",
+    "Unsendable",
     "Untrusted",
     "WaitTimedOut",
 ]

@@ -4,7 +4,7 @@ An order may have been carried out though its answer was lost. With an idempoten
 repeated all the same: the server then answers as the first time.
 """
 
-import os
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,18 +16,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 import httpx
 import msgspec
 
-from muster.client.errors import (
-    Busy,
-    ClientError,
-    HungUp,
-    NotMuster,
-    Problem,
-    Unconfirmed,
-    Unreachable,
-    Unsendable,
-    refusal,
-)
-from muster.client.trust import untrusted
+from muster.client.errors import Busy, HungUp, NotMuster, Unconfirmed, Unreachable, Unsendable
+from muster.client.outcomes import UNREADABLE, may_have_arrived, refused, retry_after, unanswered
+from muster.client.sendable import bearer, encoded, sendable
 
 TIMEOUT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 10.0
@@ -36,15 +27,11 @@ RETRY_SECONDS: Final = 10.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
 
+LATE_SECONDS: Final = 2.0
+"""How much later than its deadline an answer may come: the server, too, may wait until then."""
+
 SILENCE_SECONDS: Final = 45.0
 """Three of the pings that a stream carries when it has nothing else to say."""
-
-PASSING: Final = frozenset({408, 429, 502, 503, 504})
-"""Statuses that pass, whoever says them."""
-
-UNSURE: Final = frozenset({502, 503, 504})
-"""What a proxy says also of a request that it has passed on, or the API when the database is lost
-at the very moment of a commit."""
 
 Query: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
 
@@ -74,7 +61,7 @@ class Answer:
         """Return the body as a value; raises `NotMuster` if it is no such thing."""
         try:
             return msgspec.json.decode(self.body, type=kind)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise NotMuster(self.url, self.status) from error
 
 
@@ -97,7 +84,7 @@ class Connection:
         self.monotonic = monotonic
         self.sleep = sleep
         self._retry_seconds = retry_seconds
-        headers = {"Authorization": f"Bearer {_sendable(token)}"} if token else {}
+        headers = {"Authorization": bearer(token)} if token else {}
         try:
             self._http = httpx.Client(
                 base_url=url,
@@ -123,29 +110,38 @@ class Connection:
         is_repeatable: bool | None = None,
         known_tag: str | None = None,
         read_seconds: float | None = None,
+        deadline: float = math.inf,
     ) -> Answer:
-        """Return the answer; raises `Unreachable`, `NotMuster` or what `Refused` has below it.
+        """Return the answer.
+
+        Raises `Unsendable`, `Unreachable`, `NotMuster` or what `Refused` has below it.
 
         `key` is an idempotency key, with which an order is repeated as if it were a question;
         `is_repeatable` says of what has no key whether it is one (None: as its method says);
         `known_tag` is of an answer that need not be given again while it holds; `read_seconds` is
-        how long the answer may take, where it takes longer than others.
+        how long the answer may take, where it takes longer than others; `deadline` is the moment,
+        of `monotonic`, after which it is of no use.
         """
         if is_repeatable is None:
             is_repeatable = method == "GET" or key is not None
-        until = self.monotonic() + self._retry_seconds
         request = self._request(method, path, query, body)
         request.headers.update(_present({"Idempotency-Key": key, "If-None-Match": known_tag}))
         if read_seconds is not None:
             request.extensions["timeout"]["read"] = read_seconds
         may_be_done = False
+        lost_at: float | None = None
         for pause in pauses():
+            asked_at = self.monotonic()
             try:
-                return self._answer(request)
+                return self._answer(_in_time(request, deadline - asked_at))
             except (Unreachable, Busy) as error:
-                may_be_done = may_be_done or _may_have_arrived(error)
-                wait_seconds = max(pause, _retry_after(error))
-                if not is_repeatable or self.monotonic() + wait_seconds > until:
+                may_be_done = may_be_done or may_have_arrived(error)
+                now, wait_seconds = self.monotonic(), max(pause, retry_after(error))
+                if lost_at is None:
+                    # Who hangs up in the middle of a long answer was there until then.
+                    lost_at = now if isinstance(error, HungUp | Busy) else asked_at
+                until = min(lost_at + self._retry_seconds, deadline)
+                if not is_repeatable or now + wait_seconds > until:
                     if key is not None and may_be_done:
                         raise Unconfirmed(error) from None
                     raise error from None  # what HTTP says of it adds nothing to the sentence
@@ -160,36 +156,42 @@ class Connection:
     def stream(
         self, path: str, query: Query, headers: Mapping[str, str]
     ) -> Iterator[httpx.Response]:
-        """Open a stream of events; what breaks it off, at any time, is `Unreachable`."""
+        """Open a stream of events, or hear that there is none (204).
+
+        What breaks it off, at any time, is `Unreachable`; a page of somebody else's is `NotMuster`.
+        """
         timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_SECONDS)
         try:
             with self._http.stream(
                 "GET", path, params=query, headers=headers, timeout=timeout
             ) as response:
-                if response.is_error:
+                if not response.is_success:
                     response.read()
-                    raise _refusal(self.url, response)
+                    raise refused(self.url, response)
+                if not _is_stream(response):
+                    raise NotMuster(self.url, response.status_code)
                 yield response
         except httpx.RequestError as error:
-            raise _unanswered(self.url, error) from error
+            raise unanswered(self.url, error) from error
 
     def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
         headers, content = {}, None
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-            content = _encoded(body)
-        # Without a query of its own a path may bring one, as the link to the next page does.
-        return self._http.build_request(
-            method, path, params=query or None, headers=headers, content=content
-        )
+        with sendable():
+            if body is not None:
+                headers["Content-Type"] = "application/json"
+                content = encoded(body)
+            # Without a query of its own a path may bring one, as the link to the next page does.
+            return self._http.build_request(
+                method, path, params=query or None, headers=headers, content=content
+            )
 
     def _answer(self, request: httpx.Request) -> Answer:
         try:
             response = self._http.send(request)
         except httpx.RequestError as error:
-            raise _unanswered(self.url, error) from error
+            raise unanswered(self.url, error) from error
         if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
-            raise _refusal(self.url, response)
+            raise refused(self.url, response)
         total = response.headers.get("X-Total-Count", "")
         return Answer(
             url=self.url,
@@ -210,61 +212,25 @@ def pauses() -> Iterator[float]:
         longest = min(LONGEST_PAUSE_SECONDS, 2 * longest)
 
 
-def _sendable(token: str) -> str:
-    """Return a token as a header takes it; a file that it was read from ends with a line feed."""
-    stripped = token.strip()
-    if not (stripped.isascii() and stripped.isprintable()):
-        raise Unsendable("the token holds what no token does: copy it again, all of it")
-    return stripped
-
-
-def _encoded(body: object) -> bytes:
-    try:
-        return msgspec.json.encode(body, enc_hook=os.fspath)
-    except UnicodeEncodeError as error:
-        raise Unsendable("a text of this request is no UTF-8, and JSON takes no other") from error
-    except TypeError as error:
-        raise Unsendable(f"this request holds what JSON cannot say: {error}") from error
+def _in_time(request: httpx.Request, seconds: float) -> httpx.Request:
+    """Let nothing about a request take longer than until its deadline, in so many seconds."""
+    longest = max(0.0, seconds) + LATE_SECONDS
+    limits = request.extensions["timeout"]
+    request.extensions["timeout"] = {what: min(limit, longest) for what, limit in limits.items()}
+    return request
 
 
 def _present(headers: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if value is not None}
 
 
-def _unanswered(url: str, error: httpx.RequestError) -> ClientError:
-    """Return what it means that no answer came: nobody is there, or not whom we trust."""
-    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError | httpx.DecodingError):
-        return HungUp(url)
-    return untrusted(url, error) or Unreachable(url)
-
-
-def _may_have_arrived(error: Unreachable | Busy) -> bool:
-    """Whether the request may have been carried out before its answer was lost."""
-    if isinstance(error, Busy):
-        return error.status in UNSURE
-    return not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+def _is_stream(response: httpx.Response) -> bool:
+    if response.status_code == HTTPStatus.NO_CONTENT:
+        return True
+    media_type, _, _ = response.headers.get("Content-Type", "").partition(";")
+    return bool(media_type.strip().lower() == "text/event-stream")
 
 
 def _path_of(link: str | None) -> str | None:
     """Return where a link leads on this API: a token goes nowhere else."""
     return None if link is None else httpx.URL(link).raw_path.decode()
-
-
-def _refusal(url: str, response: httpx.Response) -> Exception:
-    try:
-        problem = msgspec.json.decode(response.content, type=Problem)
-    except msgspec.MsgspecError:
-        if response.status_code not in PASSING:
-            return NotMuster(url, response.status_code)
-        problem = _wordless(url, response.status_code)
-    after = response.headers.get("Retry-After", "")
-    return refusal(problem, float(after) if after.isdecimal() else None)
-
-
-def _wordless(url: str, status: int) -> Problem:
-    """Return what a status says that comes without our words: of a proxy, or under siege."""
-    return Problem(status=status, detail=f"{url} has no time or nobody to answer (HTTP {status})")
-
-
-def _retry_after(error: Unreachable | Busy) -> float:
-    return (isinstance(error, Busy) and error.retry_after_seconds) or 0.0

@@ -2,8 +2,8 @@
 
 ClientError
 ├── Unreachable        nobody answers
-│   ├── HungUp         somebody is there who ends the connection in place of an answer
-│   └── Unconfirmed    no good answer came any more, and the order may have arrived
+│   └── HungUp         somebody is there who ends the connection in place of an answer
+├── Unconfirmed        no good answer came any more, and the order may have arrived: `lost` is why
 ├── Untrusted          somebody is there who cannot prove by a certificate who he is
 ├── NoCertificates     the file that says whom to trust cannot be used
 ├── Unsendable         a URL, a token or a text is of a form that no request has
@@ -21,10 +21,12 @@ ClientError
 
 from collections.abc import Mapping, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from muster.client.ways_on import way_on
+from muster.contracts.environ import LOCAL_NAMES
 from muster.contracts.errors import MusterError
 
 
@@ -60,14 +62,20 @@ class Unsendable(ClientError):
 
 
 class Unreachable(ClientError):
-    """Nobody answers."""
+    """Nobody answers. `nameless` is why the name in the URL is that of no machine."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(
-            f"nobody answers at {url}: if `muster up` runs, it starts the API again within "
-            "seconds, so try again; is it on another port? set MUSTER_PORT to what `muster up` "
-            "printed, or start it"
-        )
+    def __init__(self, url: str, nameless: str | None = None) -> None:
+        if nameless:
+            way = f"its name leads nowhere ({nameless}); correct MUSTER_URL"
+        elif urlsplit(url).hostname in LOCAL_NAMES:
+            way = (
+                "start it with `muster up -d`. If it is up, it starts the API again within "
+                "seconds, so try again; if it is on another port, set MUSTER_PORT to what it "
+                "printed"
+            )
+        else:
+            way = "see whether it is up there and listens to other machines, or correct MUSTER_URL"
+        super().__init__(f"nobody answers at {url}: {way}")
 
 
 class HungUp(Unreachable):
@@ -81,15 +89,16 @@ class HungUp(Unreachable):
         )
 
 
-class Unconfirmed(Unreachable):
+class Unconfirmed(ClientError):
     """The order may have been carried out, however often it was repeated in vain."""
 
-    def __init__(self, lost: ClientError) -> None:
-        ClientError.__init__(
-            self,
+    def __init__(self, lost: "Unreachable | Busy") -> None:
+        """`lost` is what was answered, or not, at the last attempt."""
+        super().__init__(
             f"{str(lost).removesuffix('.')}. It may have been accepted all the same: before you "
-            "repeat it, muster ps",
+            "repeat it, muster ps"
         )
+        self.lost = lost
 
 
 class Untrusted(ClientError):
@@ -205,8 +214,17 @@ class Replaced(ClientError):
 
 
 class WaitTimedOut(ClientError):
-    """The time is over, and the job goes on."""
+    """The time is over, and the job goes on, as far as one has heard."""
 
-    def __init__(self, job_id: str, status: str, seconds: float) -> None:
-        super().__init__(f"{job_id} is {status} after {seconds:g} s of waiting: it goes on")
+    def __init__(
+        self, job_id: str, status: str, seconds: float, lost: ClientError | None = None
+    ) -> None:
+        """`lost` is why nobody says at the end how the job is."""
+        super().__init__(
+            f"{job_id} is {status} after {seconds:g} s of waiting: it goes on"
+            if lost is None
+            else f"{job_id} was {status} when last seen, and {seconds:g} s of waiting are over: "
+            f"{lost}"
+        )
         self.job_id = job_id
+        self.lost = lost

@@ -9,7 +9,7 @@ from typing import Final
 from muster.client.connection import Connection, Query
 from muster.client.errors import Ambiguous, NotFound, Problem
 from muster.client.views import JobList, JobView
-from muster.contracts.spec import JOB_ID_PATTERN
+from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
 
 LATEST: Final = "@latest"
 """The job that was submitted last."""
@@ -47,7 +47,7 @@ def find_named(connection: Connection, word: str) -> JobView:
 def _named(connection: Connection, word: str) -> JobView | None:
     if word == LATEST:
         return _latest(connection)
-    if re.fullmatch(JOB_ID_PATTERN, word):
+    if re.fullmatch(JOB_ID_PATTERN, word) and word not in RESERVED_IDS:
         try:
             return connection.ask("GET", f"/jobs/{word}").read_as(JobView)
         except NotFound:
@@ -78,7 +78,7 @@ def _latest(connection: Connection) -> JobView:
 
 
 def _no_job(word: str, known: Sequence[str]) -> NotFound:
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word, [*known, LATEST], n=1)
     hint = f"did you mean {near[0]!r}?" if near else "muster ps lists them"
     return _not_found(f"there is no job {word!r}: {hint}")
 

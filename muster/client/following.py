@@ -10,6 +10,7 @@ from typing import Final
 
 from muster.client.connection import Connection, Query, pauses
 from muster.client.errors import Busy, Unreachable
+from muster.client.outcomes import retry_after
 from muster.client.stream import ServerEvent, events_of
 from muster.client.views import LogLineView
 
@@ -24,7 +25,8 @@ def follow(
 ) -> Iterator[LogLineView]:
     """Yield the job's lines until it is over: of one rank or all, the last `tail` first or all.
 
-    Raises `Unreachable` once nobody has answered for a minute.
+    Raises `Unreachable` or `Busy` once nobody has served it for a minute, or wants to be left
+    alone for longer than that.
     """
     query: dict[str, int] = {} if rank is None else {"rank": rank}
     seen: str | None = None
@@ -32,6 +34,7 @@ def follow(
     waits = pauses()
     while True:
         asked = query if tail is None or seen is not None else {**query, "tail": tail}
+        wait_seconds = 0.0
         try:
             for event in _events(connection, path, asked, seen):
                 lost_at, waits, seen = None, pauses(), event.id or seen
@@ -39,11 +42,12 @@ def follow(
                     return
                 if not event.name and event.data is not None:
                     yield from _log_lines(event.data, rank)
-        except (Unreachable, Busy):
-            lost_at = connection.monotonic() if lost_at is None else lost_at
-            if connection.monotonic() - lost_at > PATIENCE_SECONDS:
+        except (Unreachable, Busy) as error:
+            now, wait_seconds = connection.monotonic(), retry_after(error)
+            lost_at = now if lost_at is None else lost_at
+            if now + wait_seconds > lost_at + PATIENCE_SECONDS:
                 raise
-        connection.sleep(next(waits))
+        connection.sleep(max(wait_seconds, next(waits)))
 
 
 def _events(

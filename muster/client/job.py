@@ -3,13 +3,21 @@
 import math
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Self
 
-from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection, Query
-from muster.client.errors import Replaced, WaitTimedOut
+from muster.client.connection import (
+    LONGEST_PAUSE_SECONDS,
+    TIMEOUT_SECONDS,
+    Answer,
+    Connection,
+    Query,
+)
+from muster.client.errors import Busy, ClientError, Replaced, Unreachable, WaitTimedOut
 from muster.client.following import follow
 from muster.client.news import news
+from muster.client.outcomes import retry_after
 from muster.client.paths import path_of
 from muster.client.progress import Progress
 from muster.client.views import (
@@ -33,7 +41,7 @@ WAIT_SECONDS: Final = 30.0
 """How long one question waits for its answer: the server takes no more than a minute."""
 
 BREATH_SECONDS: Final = 0.1
-"""After an answer that came too early: a server that is about to end holds nobody up."""
+"""Before the next question: a server that is about to end holds nobody up."""
 
 ENDING_SECONDS: Final = 3600.0
 """How long an answer may take that comes when jobs have ended: their grace is their own."""
@@ -73,7 +81,7 @@ class Job:
 
     def summary(self) -> SummaryView:
         """Return how far it has come, with every rank."""
-        return self._get("summary").read_as(SummaryView)
+        return self._summary(math.inf)
 
     def workers(self) -> MemberList:
         """Return who is and was in its pool."""
@@ -112,6 +120,7 @@ class Job:
                 last = event
             if is_over and not came:
                 return
+            self._connection.sleep(BREATH_SECONDS)
             is_over = self._await("terminal", LOOK_SECONDS)
 
     def logs(
@@ -151,15 +160,21 @@ class Job:
         """Wait until the job has the status `until` (in any case), or is over.
 
         With `progress`, standard error shows how far it is. Raises `WaitTimedOut` after
-        `timeout_seconds`; the job goes on then.
+        `timeout_seconds`; the job goes on then, as far as anybody has said.
         """
         until = until if until == "terminal" else until.upper()
         if not progress:
-            return self._wait(until, timeout_seconds, WAIT_SECONDS, lambda: None)
+            return self._wait(until, timeout_seconds, WAIT_SECONDS, lambda _: None)
         shown = Progress(sys.stderr, self._connection.monotonic)
         try:
-            self._wait(until, timeout_seconds, LOOK_SECONDS, lambda: shown.draw(self.summary()))
-            shown.draw_last(self.summary())
+            self._wait(
+                until,
+                timeout_seconds,
+                LOOK_SECONDS,
+                lambda deadline: shown.draw(self._summary(deadline)),
+            )
+            with suppress(ClientError):  # what was waited for is so, drawn or not
+                shown.draw_last(self._summary(self._connection.monotonic()))
         finally:
             shown.close()
         return self
@@ -169,25 +184,42 @@ class Job:
         until: str,
         timeout_seconds: float | None,
         look_seconds: float,
-        look: Callable[[], None],
+        look: Callable[[float], None],
     ) -> Self:
         """Wait as said above, and `look` so often as long as it is not there."""
         patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
         deadline = self._connection.monotonic() + patience_seconds
-        while not self._await(until, min(look_seconds, deadline - self._connection.monotonic())):
-            look()
-            if self._connection.monotonic() >= deadline:
-                raise WaitTimedOut(self.id, self.status, patience_seconds)
-            self._connection.sleep(BREATH_SECONDS)
+        try:
+            while not self._await(until, min(look_seconds, self._left(deadline)), deadline):
+                look(deadline)
+                if self._left(deadline) <= 0:
+                    raise WaitTimedOut(self.id, self.status, patience_seconds)
+                self._connection.sleep(BREATH_SECONDS)
+        except (Unreachable, Busy) as lost:
+            if self._left(deadline) > max(LONGEST_PAUSE_SECONDS, retry_after(lost)):
+                raise  # it was not for the deadline that nobody was asked again
+            self._connection.sleep(max(0.0, self._left(deadline)))
+            raise WaitTimedOut(self.id, self.status, patience_seconds, lost) from None
         return self
 
-    def _await(self, until: str, seconds: float) -> bool:
+    def _left(self, deadline: float) -> float:
+        return deadline - self._connection.monotonic()
+
+    def _await(self, until: str, seconds: float, deadline: float = math.inf) -> bool:
         """Look again, once there is something to see or the time is over; return if it is there."""
         query: Query = {"until": until, "wait": max(0.0, seconds)}
         answer = self._connection.ask(
-            "GET", self._path(), query=query, read_seconds=seconds + TIMEOUT_SECONDS
+            "GET",
+            self._path(),
+            query=query,
+            read_seconds=seconds + TIMEOUT_SECONDS,
+            deadline=deadline,
         )
         return self._see(answer).is_terminal or self.status == until
+
+    def _summary(self, deadline: float) -> SummaryView:
+        answer = self._connection.ask("GET", self._path("summary"), deadline=deadline)
+        return answer.read_as(SummaryView)
 
     # Orders
 

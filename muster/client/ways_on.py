@@ -4,9 +4,13 @@ A problem document names the next request, for whoever speaks HTTP. Here the sam
 words of ``muster``; a kind that is not in the table says what its document says.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import unquote
+
+_NAMED: Final = re.compile(r"/(?:jobs|tokens)/([^/]+)")
+"""In a path, what stands before it being the alias ``/api/v1``, or a proxy's own."""
 
 _WAYS: Final[Mapping[str, str]] = {
     "job-not-found": "there is no job {name}: muster ps lists them",
@@ -30,6 +34,5 @@ def way_on(kind: str, instance: str) -> str | None:
     the client who found out.
     """
     sentence = _WAYS.get(kind.removeprefix("/problems/")) if instance else None
-    _, _, rest = instance.removeprefix("/").partition("/")
-    name = unquote(rest.partition("/")[0])
-    return sentence and sentence.format(name=name)
+    named = _NAMED.search(instance)
+    return sentence and sentence.format(name=unquote(named[1]) if named else "")

@@ -16,6 +16,9 @@ REPLACED_CODE: Final = 75
 OF_A_SHELL: Final = 128
 """What a shell, or a container, adds to the number of the signal that ended a program."""
 
+INTERRUPTED_CODE: Final = OF_A_SHELL + signal.SIGINT
+"""What a shell expects of a program that Ctrl-C has ended."""
+
 
 class RetryClass(StrEnum):
     """What the end of one incarnation says about the next."""

@@ -7,6 +7,7 @@ started by hand, the names that torchrun gives to a rank, and our own with the p
 
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, get_args
 
@@ -41,6 +42,9 @@ DEFAULT_CHECKPOINT_DIR: Final = "./checkpoints"
 DEFAULT_DATASET_DIR: Final = "./data/shards"
 DEFAULT_PORT: Final = 8000
 DEFAULT_HOST: Final = "127.0.0.1"
+
+LOCAL_NAMES: Final = (DEFAULT_HOST, "localhost", "::1")
+"""By which every service is known on its own machine."""
 
 HEARTBEAT_SECONDS: Final = 2.0
 PULSE_SECONDS: Final = 1.0
@@ -238,22 +242,31 @@ def api_url(environ: Mapping[str, str]) -> str:
     url = environ.get("MUSTER_URL")
     if url:
         if not is_http(url):
-            raise InvalidEnvironment("MUSTER_URL", url, f"a URL such as http://host:{DEFAULT_PORT}")
+            wanted = (
+                f"a URL such as http://host:{DEFAULT_PORT}, with no user ({TOKEN} is the key) and "
+                "no query in it"
+            )
+            raise InvalidEnvironment("MUSTER_URL", "…", wanted)  # it may hold a password
         return url.rstrip("/")
     return own_url(environ)
 
 
 def own_url(environ: Mapping[str, str]) -> str:
     """Return where the API of this environment is found on its own machine."""
-    host = environ.get("MUSTER_HOST") or DEFAULT_HOST
-    host = _FOUND_AT.get(host, host)
+    host = _found_at(environ.get("MUSTER_HOST") or DEFAULT_HOST)
     port = integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=1, high=65535)
     scheme = "https" if environ.get(TLS_CERTFILE) else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-_FOUND_AT: Final[Mapping[str, str]] = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}  # noqa: S104  no bind
-"""Where one of this machine is found that listens at all of its addresses."""
+def _found_at(host: str) -> str:
+    """Return where this machine finds what listens on `host`, be that all of its addresses."""
+    try:
+        is_anywhere = host == "0" or ip_address(host).is_unspecified
+    except ValueError:
+        return host  # a name
+    loopback = "::1" if ":" in host else DEFAULT_HOST
+    return loopback if is_anywhere else host
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):

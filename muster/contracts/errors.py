@@ -10,6 +10,7 @@ MusterError
 ├── InvalidSecret          muster/safe.py
 ├── PoolError …            muster/contracts/pool.py
 ├── CollectiveError …      muster/collectives/errors.py
+├── TooFewDescriptors      muster/descriptors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── DatasetError …         muster/datasets/errors.py
 ├── NotHere                muster/ports.py
@@ -26,10 +27,10 @@ MusterError
 ├── PortTaken              api/__main__.py and cli/household.py, each in its own words
 ├── AlreadyUp              cli/office.py
 ├── NotUp                  cli/detached.py
-├── InvalidPreferences     cli/preferences.py
 ├── NotOurs                cli/down.py
 ├── DemoFailed             cli/demo.py
 ├── Misuse …               cli/misuse.py
+├── Untimely               cli/untimely.py
 ├── Thwarted               cli/plain_errors.py
 ├── FaultRefused           cli/chaos.py
 ├── NotBack                cli/aftermath.py

@@ -27,7 +27,7 @@ class JobStatus(StrEnum):
     PAUSED = "PAUSED"
     """No step is taken, because too few ranks are active or a person asked for it."""
     STOPPING = "STOPPING"
-    """Somebody asked for an end; ranks are saving their last checkpoint and exiting."""
+    """It is to end, as somebody asked or as it cannot go on; ranks are saving and exiting."""
     COMPLETED = "COMPLETED"
     """Every rank exited with code 0."""
     FAILED = "FAILED"
@@ -37,6 +37,7 @@ class JobStatus(StrEnum):
 
 
 TERMINAL: Final = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED})
+OPEN: Final = frozenset(JobStatus) - TERMINAL
 
 EXIT_CODES: Final[Mapping[JobStatus, int]] = {
     JobStatus.COMPLETED: 0,

@@ -24,7 +24,7 @@ SECRET_NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"  # noqa: S105 
 SECRET_LIMIT_BYTES: Final = 65_536
 """Of one: Linux takes no variable over 128 KiB."""
 
-REFERENCE_WANTED: Final = "env:NAME of what the service lends, or file:NAME of its directory"
+REFERENCE_WANTED: Final = "file:NAME of what the service keeps, or env:NAME of what it lends"
 
 _REFERENCE: Final = re.compile(rf"(env|file):({SECRET_NAME_PATTERN})", re.ASCII)
 

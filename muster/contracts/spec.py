@@ -14,6 +14,9 @@ from muster.contracts.batches import SAMPLES_PER_SHARD_MIN
 JOB_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 """Safe as a directory name, an environment value and a URL part: no dot, no slash, no blank."""
 
+RESERVED_IDS: Final = frozenset({"summaries", "purge"})
+"""No job can be called like a path of the API beside the jobs."""
+
 PROGRAM_WANTED: Final = "file.py:Name or package.module:Name"
 
 ENVIRONMENT_NAME_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"

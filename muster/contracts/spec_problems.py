@@ -13,6 +13,7 @@ from muster.contracts.batches import (
 )
 from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId
+from muster.contracts.printable import CONTROLS
 from muster.contracts.secrets import REFERENCE_WANTED, Reference
 from muster.contracts.spec import (
     COMMAND_LIMIT,
@@ -91,6 +92,7 @@ def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         value = getattr(spec, field)
         if value is not None:
             yield from _string_problems(field, value)
+            yield from _terminal_problems(field, value)
             if value == "":
                 yield FieldProblem(field, "is empty: leave it out instead")
 
@@ -162,6 +164,8 @@ def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldP
     for name, value in mapping.items():
         yield from _string_problems(field, name)
         yield from _string_problems(field, value)
+        if field == "labels":
+            yield from _terminal_problems(field, name + value)
         if field in {"env", "secrets"} and not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):
             yield FieldProblem(field, f"{name!r} is not the name of an environment variable")
 
@@ -170,7 +174,8 @@ def _secret_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     for name, text in spec.secrets.items():
         if Reference.parse(text) is None:
             # What was written there may be the secret itself.
-            yield FieldProblem("secrets", f"{name!r} is no reference: write {REFERENCE_WANTED}")
+            wanted = f"what {name!r} is given is no reference: write {REFERENCE_WANTED}"
+            yield FieldProblem("secrets", wanted)
         if name in spec.env:
             yield FieldProblem("secrets", f"{name!r} is in env as well: leave one of them out")
 
@@ -182,6 +187,15 @@ def _string_problems(field: str, value: str) -> Iterator[FieldProblem]:
         yield FieldProblem(field, "holds a NUL character, which no path or process can take")
     if any("\ud800" <= character <= "\udfff" for character in value):
         yield FieldProblem(field, "holds half of a surrogate pair, which is no text")
+
+
+def _terminal_problems(field: str, value: str) -> Iterator[FieldProblem]:
+    """Yield what is wrong with a text that people are shown, beside what is with any text."""
+    found = re.search(f"[{CONTROLS}]", value.replace("\0", ""))  # a NUL is told already
+    if found:
+        yield FieldProblem(
+            field, f"holds the control character {found[0]!r}, which a terminal would obey"
+        )
 
 
 def _size_bytes(value: tuple[str, ...] | dict[str, str]) -> int:

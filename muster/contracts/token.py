@@ -18,6 +18,7 @@ SECRET_BYTES: Final = 32
 """256 bits: nobody guesses one, so that a fast hash of it is as good as a slow one."""
 
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+NAME_WANTED: Final = "use 1 to 63 letters, digits, '.', '-' or '_', starting with a letter or digit"
 
 SECONDS_LIMIT: Final = 10 * 366 * 86400
 """A token for longer is one that does not expire."""

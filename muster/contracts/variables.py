@@ -73,10 +73,14 @@ def switch(environ: Mapping[str, str], name: str) -> bool:
 
 
 def is_http(url: str) -> bool:
-    """Whether a client could ask there; whatever the text, this raises nothing."""
+    """Whether a client could ask there; whatever the text, this raises nothing.
+
+    With a user in it, it would be told by every error, and be shown in place of the token.
+    """
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  raises for what is no port
     except ValueError:
         return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname) and url.isprintable()
+    is_place = bool(parts.hostname) and "@" not in parts.netloc and not set("?#") & set(url)
+    return parts.scheme in {"http", "https"} and is_place and url.isprintable()

@@ -1,12 +1,12 @@
 """What people get wrong and disks refuse: the job says what happened, and never hangs."""
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from installation import Installation, await_value
+from scarcity import small_disk
 
 GOOD = b'{"x":[0.5,0.25],"y":1}\n'
 
@@ -116,34 +116,25 @@ def test_a_checkpoint_dir_that_is_a_file_is_named(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    directory = tmp_path / "small"
-    directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)]
-    tried = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        pytest.skip(f"no small disk can be had: {tried.stderr.strip()}")
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)  # noqa: S607  as for mount
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "small"):
+        yield tmp_path / "small"
 
 
-def test_a_full_disk_fails_the_job_with_a_reason(
-    installation: Installation, small_disk: Path
-) -> None:
-    (small_disk / "ballast").write_bytes(b"0" * 250_000)
-    job_id = installation.submit(world_size=1, checkpoint_dir=str(small_disk), max_restarts=1)
+def test_a_full_disk_fails_the_job_with_a_reason(installation: Installation, disk: Path) -> None:
+    (disk / "ballast").write_bytes(b"0" * 250_000)
+    job_id = installation.submit(world_size=1, checkpoint_dir=str(disk), max_restarts=1)
     job = installation.fail(job_id)
     assert job["reason"] == "restart_limit"
     assert "No space left on device" in job["message"]
 
 
 def test_a_job_goes_on_once_there_is_room_on_the_disk(
-    installation: Installation, small_disk: Path
+    installation: Installation, disk: Path
 ) -> None:
-    ballast = small_disk / "ballast"
+    ballast = disk / "ballast"
     ballast.write_bytes(b"0" * 250_000)
-    job_id = installation.submit(world_size=1, checkpoint_dir=str(small_disk))
+    job_id = installation.submit(world_size=1, checkpoint_dir=str(disk))
     installation.wait_until(job_id, lambda now: now["restarts"] > 0)
     ballast.unlink()
     installation.complete(job_id)

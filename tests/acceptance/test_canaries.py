@@ -4,10 +4,12 @@ from pathlib import Path
 
 import canaries
 import pytest
+from certificates import needs_openssl
 from postgres_server import running_server
 
 
 @pytest.mark.postgres
+@needs_openssl
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_no_secret_is_found_but_in_what_careless_programs_say(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from peace import Peace
 SECONDS = 2.0
 """`tests/outage.py` does it for as long as you like."""
 
+PASSWORD = "hunter2secretpw"  # noqa: S105  looked for
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FragilePostgres]:
@@ -28,7 +30,8 @@ def remote(
     tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path, server: FragilePostgres
 ) -> Iterator[Installation]:
     root = tmp_path_factory.mktemp("remote")
-    environment = {"MUSTER_DATABASE_URL": server.url, "DATASET_DIR": str(dataset_dir)}
+    url = f"{server.url}&password={PASSWORD}"  # which it does not ask for
+    environment = {"MUSTER_DATABASE_URL": url, "DATASET_DIR": str(dataset_dir)}
     with Installation(root, **environment) as installation:
         yield installation
 
@@ -44,6 +47,24 @@ def test_no_job_notices_a_server_that_goes_away(
     way: str, server: FragilePostgres, remote: Installation, peace: Peace
 ) -> None:
     _endures(remote, way, ways(server)[way], peace)
+
+
+@pytest.mark.postgres
+def test_nobody_is_told_the_password_and_a_stranger_nothing_at_all(
+    remote: Installation, server: FragilePostgres
+) -> None:
+    made_up = {"Authorization": f"Bearer mst_{'0' * 12}_{'0' * 64}"}
+    with ways(server)["killed"]():
+        told = [remote.request("GET", path) for path in ("/jobs", "/health")]
+        stranger = remote.request("GET", "/jobs", headers=made_up)
+    assert (stranger.status_code, stranger.json()["detail"]) == (
+        503,
+        "Your token cannot be looked up now: try again.",
+    )
+    assert all("cannot be used now" in answer.text for answer in told)
+    logs = remote.api.log.read_text() + remote.coordinator.log.read_text()
+    assert "a token cannot be looked up: the database postgresql" in logs
+    assert PASSWORD not in logs + "".join(answer.text for answer in (*told, stranger))
 
 
 def test_no_job_notices_that_the_database_is_locked(installation: Installation) -> None:

@@ -2,27 +2,32 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from certificates import key_of, needs_openssl, own_certificate
 from installation import DEADLINE_SECONDS, await_value, without_ours
+from kept_services import kept_by
 
 from cli.detached import LONG_BYTES
-from cli.office import Holder
+from cli.exit_codes import ExitCode
+from cli.office import Holder, sole_office
 from muster.contracts.layout import DataDirectory
 from muster.ports import free_port
 from muster.processes import is_running, mark_of, marked, myself, send_signal
 
 SLEEPER = "import time; time.sleep(600)"
+
+NOWHERE = "sqlite:////proc/none/muster.db"
 
 
 class House:
@@ -36,6 +41,17 @@ class House:
             "MUSTER_DATA_DIR": str(self.files.root),
             "MUSTER_PORT": str(free_port()),
         }
+
+    def begin(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        """Let a person type it, who hears what it says as it says it."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli", *words],
+            cwd=self.root,
+            env={**self.environ, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def say(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -76,8 +92,10 @@ def test_services_come_up_and_go_down_without_a_terminal(house: House) -> None:
         f"muster: up already, at {holder.url}, with its data in {house.files.root}\n"
     )
 
+    # Whoever names the data directory need not name the port.
     words = ["submit", "-d", "--id", "sleeper", "-n", "1", "--", sys.executable, "-c", SLEEPER]
-    assert house.say(*words).returncode == 0
+    submitted = house.say(*words, MUSTER_PORT="")
+    assert submitted.returncode == 0, submitted.stderr
     await_value(lambda: house.status()[1]["agents"] == {"running": 1}, lambda: str(house.status()))
     code, standing = house.status()
     assert (code, standing["status"]) == (0, "ok")
@@ -105,11 +123,65 @@ def test_services_come_up_and_go_down_without_a_terminal(house: House) -> None:
     assert (code, standing["status"], standing["up"]) == (3, "down", None)
 
 
+def test_a_command_waits_while_its_own_up_starts_the_api_again(house: House) -> None:
+    assert house.say("up", "-d").returncode == 0
+    holder = house.holder()
+    send_signal(holder.process, signal.SIGSTOP)  # so it takes as long as it does on no machine
+    api = kept_by(holder.process.pid, "api")
+    assert api is not None
+    send_signal(api, signal.SIGKILL)
+    with house.begin("ps") as ps:
+        assert ps.stderr is not None
+        heard = ps.stderr.readline()
+        send_signal(holder.process, signal.SIGCONT)
+        assert heard.startswith(
+            f"muster: waiting until `muster up` (process {holder.process.pid}) has the API at "
+        )
+        assert ps.wait(DEADLINE_SECONDS) == 0, ps.stderr.read()
+    assert_a_directory_that_is_gone_keeps_nobody_from_asking(house)
+
+
+def assert_a_directory_that_is_gone_keeps_nobody_from_asking(house: House) -> None:
+    gone = house.root / "gone"
+    gone.mkdir()
+    ps = subprocess.run(
+        ["/bin/sh", "-c", f'cd {gone} && rmdir {gone} && exec "$0" -P -m cli ps', sys.executable],
+        env=house.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ps.returncode, ps.stderr) == (0, "no job; submit one: muster submit --help\n")
+
+
 def test_two_who_start_the_same_services_both_return_once_they_serve(house: House) -> None:
     with ThreadPoolExecutor(2) as both:
         said = list(both.map(lambda _: house.say("up", "-d"), range(2)))
     assert [one.returncode for one in said] == [0, 0], [one.stderr for one in said]
     assert all(f" at {house.holder().url}, " in one.stderr for one in said)
+
+
+def test_who_was_faster_and_does_not_come_up_is_not_taken_for_services(house: House) -> None:
+    with ExitStack() as first:
+        first.enter_context(sole_office(house.files)).publish("http://127.0.0.1:9", (), None)
+        with house.begin("up", "-d") as second:
+            assert second.stderr is not None
+            heard = second.stderr.readline()
+            first.close()
+            said = second.stderr.read()
+    assert heard == "muster: nothing serves yet; what it says is at its terminal …\n"
+    assert second.returncode == 0, said
+    assert f"muster: ready at {house.holder().url}, " in said
+    assert house.status()[0] == 0
+
+
+def test_a_url_that_is_none_is_not_repeated_beside_services_that_are_up(house: House) -> None:
+    with sole_office(house.files) as office:
+        office.publish("http://127.0.0.1:9", (), None)
+        said = house.say("status", MUSTER_URL="http://me:hunter2secretpw")
+    assert (said.returncode, said.stderr.count("\n")) == (2, 1)
+    assert "is not a URL such as" in said.stderr
+    assert "hunter2" not in said.stderr
 
 
 @pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
@@ -131,7 +203,7 @@ def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) 
     assert not is_running(holder.process)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+@needs_openssl
 @pytest.mark.parametrize(
     ("name", "status", "note"),
     [("IP:127.0.0.1", "ok", None), ("DNS:train.example", "degraded", "Set MUSTER_URL to a name")],
@@ -139,17 +211,14 @@ def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) 
 def test_a_certificate_of_ones_own_is_believed_of_ones_own_services(
     house: House, name: str, status: str, note: str | None
 ) -> None:
-    words = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        f" -keyout key.pem -out own.pem -subj /CN=muster -addext subjectAltName={name}"
-    )
-    subprocess.run(words.split(), cwd=house.root, capture_output=True, check=True)
-    tls = {"MUSTER_TLS_CERTFILE": "own.pem", "MUSTER_TLS_KEYFILE": "key.pem"}
+    certificate = own_certificate(house.root, name)
+    tls = {"MUSTER_TLS_CERTFILE": certificate.name, "MUSTER_TLS_KEYFILE": key_of(certificate).name}
     up = house.say("up", "-d", **tls)
     assert up.returncode == 0, up.stderr
-    assert f"export MUSTER_CA_FILE={house.root}/own.pem\n" in up.stderr
+    assert f"export MUSTER_CA_FILE={certificate}\n" in up.stderr
     _, standing = house.status()
     assert (standing["status"], standing["up"]["url"]) == (status, house.holder().url)
+    assert house.say("ps").returncode == (0 if status == "ok" else ExitCode.UNREACHABLE)
     assert (note or "None") in str(standing["doubt"])
 
 
@@ -157,19 +226,30 @@ def test_a_long_log_is_begun_anew_and_the_one_before_is_kept(house: House) -> No
     house.files.root.mkdir(parents=True)
     with house.files.keeper_log.open("wb") as log:
         log.truncate(LONG_BYTES + 1)
-    assert house.say("up", "-d", MUSTER_DATABASE_URL="of no kind").returncode == 1
+    assert house.say("up", "-d", MUSTER_DATABASE_URL=NOWHERE).returncode == 1
     assert house.files.keeper_log.stat().st_size < LONG_BYTES
     assert Path(f"{house.files.keeper_log}.1").stat().st_size == LONG_BYTES + 1
 
 
 def test_services_that_do_not_come_up_say_why(house: House) -> None:
-    up = house.say("up", "-d", MUSTER_DATABASE_URL="of no kind")
+    up = house.say("up", "-d", MUSTER_DATABASE_URL=NOWHERE)
     assert up.returncode == 1
     assert (
         f"muster: the services did not come up; all they said is in {house.files.keeper_log}:\n"
     ) in up.stderr
-    assert "the database's URL is of no known kind" in up.stderr
+    assert "there can be no database at /proc/none/muster.db" in up.stderr
     assert not house.files.keeper.exists()
+
+
+@pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
+def test_a_url_that_names_no_database_is_refused_before_anything_is_started(
+    words: tuple[str, ...], house: House
+) -> None:
+    up = house.say(*words, MUSTER_DATABASE_URL="postgresql://me:hunter2secretpw")
+    assert (up.returncode, up.stderr.count("\n")) == (1, 1)
+    assert "the database's URL is of no known kind" in up.stderr
+    assert "hunter2" not in up.stderr
+    assert not house.files.root.exists()
 
 
 @pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)

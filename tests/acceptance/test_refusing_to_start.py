@@ -86,6 +86,24 @@ def test_a_suspended_coordinator_is_not_ended_for_a_url_that_is_wrong(tmp_path: 
         suspended.kill()
 
 
+@pytest.mark.parametrize("module", ["api", "coordinator"])
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("postgresql://me:hunter2secretpw", "is of no known kind"),
+        ("postgresql://me@127.0.0.1:1/it?password=hunter2secretpw", "cannot be used now"),
+    ],
+)
+def test_a_password_is_not_said_with_what_is_wrong_with_the_database(
+    module: str, url: str, why: str, tmp_path: Path
+) -> None:
+    code, errors = start(module, tmp_path / "data", MUSTER_DATABASE_URL=url)
+    assert code == 1
+    assert why in errors
+    assert "Traceback" not in errors
+    assert "hunter2" not in errors
+
+
 def test_a_setting_that_cannot_be_meant_is_named(tmp_path: Path) -> None:
     code, errors = start("coordinator", tmp_path / "data", MUSTER_SLOTS="none")
     assert code == 1

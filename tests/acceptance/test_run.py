@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from installation import DEADLINE_SECONDS
+from screens import Screen
 from terminals import Terminal
 
 RUN = ("-P", "-m", "cli", "run")
@@ -79,7 +80,60 @@ def test_a_script_that_is_not_there_is_refused_and_nothing_is_made(terminal: Ter
     assert not (terminal.directory / "data").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
+"""
+
+
+def test_few_open_files_are_made_more_but_not_for_the_ranks(terminal: Terminal) -> None:
+    words = (*RUN, "-n", "8", "sh", "-c", "echo $(ulimit -Sn) of $(ulimit -Hn)")
+    code, output = terminal.run("-c", LIMITED, "14", "48", *words)
+    assert code == 0, output
+    for rank in range(8):
+        assert f"[{rank}] 14 of 48\n" in output
+
+
+def test_more_ranks_than_open_files_allow_are_refused_and_nothing_is_made(
+    terminal: Terminal,
+) -> None:
+    code, output = terminal.run("-c", LIMITED, "14", "14", *RUN, "-n", "16", "true")
+    assert code == 1
+    assert "16 takes 72 open files, and 14 are allowed here" in output
+    assert not (terminal.directory / "data").exists()
+
+
+WAITS = (
+    "import pathlib, time\n"
+    "print('it waits', flush=True)\n"
+    "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+)
+
+
+def test_closing_the_terminal_leaves_nothing_running(terminal: Terminal) -> None:
+    words = ("run", "-n", "2", script(terminal, WAITS))
+    with Screen(*words, environment=terminal.environment, directory=terminal.directory) as screen:
+        screen.see(r"(?s)it waits.*it waits")
+        assert screen.close() == 130
+    assert not terminal.left_running()
+
+
+def test_under_nohup_the_job_outlives_the_terminal(terminal: Terminal) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for whoever is started meanwhile
+    try:
+        run = terminal.start(*RUN, script(terminal, WAITS))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert run.stdout is not None
+    next(line for line in run.stdout if "it waits" in line)
+    run.send_signal(signal.SIGHUP)
+    (terminal.directory / "go").touch()
+    output, _ = run.communicate(timeout=DEADLINE_SECONDS)
+    assert run.returncode == 0, output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
     terminal: Terminal, number: signal.Signals
 ) -> None:

@@ -1,6 +1,7 @@
 """Ranks get their secrets, and nobody hears of them but whoever reads a rank's own log."""
 
 import hashlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from installation import DEADLINE_SECONDS, Installation, await_value, is_running, lent, restarts
 
 from muster.contracts.secrets import LENT as LENT_NAMES
+from muster.processes import marked, send_signal
 from muster.safe import Safe
 
 KEPT = "kept-in-a-file-4d1f"
@@ -187,10 +189,44 @@ def test_a_crash_with_a_secret_on_its_lips_is_told_without_it(lending: Installat
     )
     job = lending.fail(job_id)
     assert "refused: [secret]" in job["message"]
-    told = [job, lending.see(job_id), *lending.events(job_id)]
+    _is_in_its_log_alone(lending, job_id)
+
+
+def test_a_key_that_was_changed_is_not_told_by_an_agent_that_takes_over_a_training(
+    lending: Installation, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    (tmp_path / "waiting.py").write_text(
+        "import os, pathlib, time; print('here')\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+        "print(os.environ['A']); os._exit(3)\n"
+    )
+    job_id = lending.submit(
+        mode="synchronous",
+        world_size=1,
+        max_restarts=0,
+        program="waiting.py:Program",
+        working_dir=str(tmp_path),
+        secrets={"A": "file:kept"},
+    )
+    await_value(lambda: "here" in lending.log(job_id), lambda: lending.describe(job_id))
+    Safe(lending.files.secrets).put("kept", "another since then")
+    (agent,) = marked(f"{lending.uids[job_id]}/agent")
+    send_signal(agent, signal.SIGKILL)
+    lending.wait_until(job_id, lambda _: "agent_adopted" in lending.kinds(job_id))
+    go.touch()
+    lending.fail(job_id)
+    _is_in_its_log_alone(lending, job_id)
+
+
+def _is_in_its_log_alone(lending: Installation, job_id: str) -> None:
+    told = [lending.job(job_id), lending.see(job_id), *lending.events(job_id)]
     told.append(lending.request("GET", f"/jobs/{job_id}/incarnations").text)
     assert KEPT not in str(told)
     assert KEPT in lending.log(job_id)
+    ends = [end.read_bytes() for end in lending.files.job(job_id).exits.glob("*.exit")]
+    assert ends
+    assert all(KEPT.encode() not in end and b"[secret]" in end for end in ends)
 
 
 def test_an_environment_that_holds_a_key_is_remarked_on(lending: Installation) -> None:

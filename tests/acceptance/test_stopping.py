@@ -14,6 +14,24 @@ from muster.contracts.layout import checkpoints_of_rank
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""
 
+SAVING = """
+import os, signal, sys, time
+from pathlib import Path
+
+def save(*_):
+    time.sleep(0.2)
+    Path("saved").write_text("all of it")
+    sys.exit()
+
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, save)
+    Path("ready").touch()
+    time.sleep(600)
+while not Path("ready").exists():
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -41,6 +59,27 @@ def test_a_stopped_job_has_saved_its_last_step(installation: Installation) -> No
     saved = [checkpoint.step for checkpoint in installation.checkpoints(job_id, 2)]
     assert saved == [worker["step"] for worker in seen["workers"]]
     assert all(0 < step < 48 for step in saved)
+
+
+@pytest.mark.parametrize("scope", ["rank", "gang"])
+def test_who_is_left_when_a_job_fails_for_good_saves_before_it_ends(
+    installation: Installation, tmp_path: Path, scope: str
+) -> None:
+    script = tmp_path / "saving.py"
+    script.write_text(SAVING)
+    job_id = installation.submit(
+        world_size=2,
+        command=[sys.executable, str(script)],
+        working_dir=str(tmp_path),
+        max_restarts=0,
+        restart_scope=scope,
+    )
+    seen = installation.wait_until(job_id, is_over)
+    assert (seen["status"], seen["reason"]) == ("FAILED", "restart_limit")
+    assert (tmp_path / "saved").read_text() == "all of it"
+    told = [event["message"] for event in installation.events(job_id)]
+    assert "the job cannot go on; ranks that are left are saving and exiting" in told
+    assert [line for line in told if line.startswith("rank 0")][1:] == ["rank 0 exited with code 0"]
 
 
 def test_a_stubborn_rank_and_all_it_started_are_killed_after_the_grace(

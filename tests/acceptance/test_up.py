@@ -7,10 +7,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
 from installation import (
     DEADLINE_SECONDS,
@@ -25,10 +23,11 @@ from installation import (
     lent,
     records,
 )
+from kept_services import kept_by
 
+from cli.serving import serves
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.process import ProcessRecord
-from muster.processes import identify
 from muster.processes import is_running as is_alive
 from store.database import Database
 from store.jobs import Jobs
@@ -74,22 +73,11 @@ class Household(Installation):
 
     def service(self, module: str) -> ProcessRecord | None:
         """Return the process that serves now, if there is one."""
-        for task in Path(f"/proc/{self.up.pid}/task").iterdir():
-            with suppress(FileNotFoundError):  # a thread that has ended since has none
-                for pid in (task / "children").read_text().split():
-                    if command_of(int(pid))[-2:] == ["-m", module]:
-                        return identify(int(pid))
-        return None
+        return kept_by(self.up.pid, module)
 
     def services(self) -> list[ProcessRecord]:
         found = [self.service(module) for module in ("api", "coordinator")]
         return [record for record in found if record is not None]
-
-    def is_healthy(self) -> bool:
-        try:
-            return bool(self.request("GET", "/health").json()["status"] == "ok")
-        except httpx.TransportError:
-            return False
 
     def stored(self, job_id: str) -> Job:
         """Return the job as the database has it, for there is no API to ask."""
@@ -118,7 +106,7 @@ def test_a_killed_service_is_back(household: Household, module: str) -> None:
     os.kill(before.pid, signal.SIGKILL)
     await_end([before])
     await_value(lambda: household.service(module), household.said)
-    await_value(household.is_healthy, household.said)
+    await_value(lambda: serves(household.url), household.said)
     assert f"the {module} was ended by signal 9 (SIGKILL); it is started again" in household.said()
 
 
@@ -153,7 +141,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_ranks(household: Household) -> No
     def insist() -> bool:
         # The first repetitions are taken for an echo.
         assert household.up.process is not None
-        household.up.process.send_signal(signal.SIGTERM)
+        household.up.process.send_signal(signal.SIGINT)
         return "does not wait: the next start takes the jobs up" in household.said()[already:]
 
     await_value(insist, household.said)
@@ -218,13 +206,6 @@ def refused(directory: Path, environment: dict[str, str]) -> tuple[int, str]:
         check=False,
     )
     return ended.returncode, ended.stderr
-
-
-def command_of(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
-    except OSError:
-        return []
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from vigil import keep_vigil
 
-KILLS = 8
-FREEZES = 3
+KILLS = 5
+FREEZES = 2
 
 
 def test_whoever_dies_or_freezes_is_replaced_and_whoever_is_only_slow_is_not(

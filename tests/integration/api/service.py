@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from muster.contracts.job import JobId, JobStatus
+from muster.contracts.job import JobId, JobStatus, Reason
 from muster.contracts.layout import TIME_MARK, DataDirectory
 from muster.processes import myself
 from store.clock import utc_now
@@ -116,10 +116,12 @@ class StandIn:
         workers: tuple[Worker, ...] = (),
         exit_code: int = 0,
         message: str | None = None,
+        reason: Reason | None = None,
     ) -> None:
         for status in path or (self.jobs.get(JobId(job_id)).status,):
             job = self.jobs.get(JobId(job_id))
             change = replace(_unchanged(job), status=status, message=message or job.message)
+            change = replace(change, reason=reason or job.reason)
             if status in {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED}:
                 change = replace(change, finished_at=utc_now(), exit_code=exit_code)
             self._tenure.commit([JobWrite(change=change, workers=workers)])

@@ -23,6 +23,8 @@ ENVIRONMENT_TOKEN = "f" * 64
 LOOKS = {"GET": Scope.READ}
 """Whatever else is a job's changes it."""
 
+CHANGES = ["POST", "PUT", "PATCH", "DELETE"]
+
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
@@ -153,7 +155,9 @@ def test_a_scope_that_is_too_small_is_told_which_is_needed(
     with asking(locked, credentials["read"]) as client:
         answer = client.post("/jobs", json={})
         assert client.get("/jobs").headers["x-total-count"] == jobs_in(locked, credentials)
-    assert "needs a token of scope submit, and token:read has read" in answer.json()["detail"]
+    assert (
+        "needs a token of scope submit at least, and token:read has read" in answer.json()["detail"]
+    )
     assert 'scope="submit"' in answer.headers["www-authenticate"]
 
 
@@ -193,18 +197,15 @@ def test_a_token_that_is_revoked_while_its_body_is_on_the_way_submits_nothing(
 ) -> None:
     head = (
         "POST /jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 20\r\n"
-        f"Content-Type: application/{kind}\r\nAuthorization: Bearer "
+        f"Content-Type: application/{kind}\r\nExpect: 100-continue\r\nAuthorization: Bearer "
     )
     address = ("127.0.0.1", locked.port)
     with asking(locked, credentials["environment"]) as client:
         text = client.post("/tokens", json={"name": "slow", "scope": "submit"}).json()["token"]
         before = client.get("/jobs").headers["x-total-count"]
-        with (
-            socket.create_connection(address, timeout=DEADLINE_SECONDS) as sender,
-            asking(locked, f"Bearer {text}") as holder,
-        ):
+        with socket.create_connection(address, timeout=DEADLINE_SECONDS) as sender:
             sender.sendall(f'{head}{text}\r\n\r\n{{"command":'.encode())
-            assert holder.get("/jobs").status_code == 200  # and by now that one is at the door
+            assert sender.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n", "it passed the door"
             client.delete("/tokens/slow")
             sender.sendall(b'["true"]}')
             answer = b"".join(iter(lambda: sender.recv(65536), b""))
@@ -213,10 +214,30 @@ def test_a_token_that_is_revoked_while_its_body_is_on_the_way_submits_nothing(
         assert client.get("/jobs").headers["x-total-count"] == before
 
 
-def test_who_may_change_nothing_has_no_yaml_read(locked: Service, credentials: Credentials) -> None:
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+def test_nothing_is_read_of_who_may_change_nothing(
+    locked: Service, credentials: Credentials, kind: str
+) -> None:
     with asking(locked, credentials["read"]) as client:
-        sent = client.post("/jobs", content=b"a: [", headers={"Content-Type": "application/yaml"})
+        said = {"Content-Type": f"application/{kind}"}
+        sent = client.post("/jobs", content=b"a: [", headers=said)
     assert (sent.status_code, sent.json()["type"]) == (403, "/problems/scope-too-small")
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/livez", "/api/v1/readyz"])
+def test_nothing_is_read_of_what_would_change_a_probe(
+    locked: Service, credentials: Credentials, path: str
+) -> None:
+    said = {"Content-Type": "application/yaml"}
+    with asking(locked, None) as client:
+        answers = [
+            client.request(method, path, content=b"a: [", headers=said) for method in CHANGES
+        ]
+    with asking(locked, credentials["admin"]) as client:
+        routed = client.put("/jobs")
+    assert {answer.status_code for answer in answers} == {405}
+    assert {answer.headers["allow"] for answer in answers} == {"GET"}
+    assert {answer.json()["detail"] for answer in answers} == {routed.json()["detail"]}
 
 
 def test_what_one_token_was_answered_is_not_told_to_the_next_of_its_name(

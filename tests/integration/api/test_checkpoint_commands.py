@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from integration.api.service import Service
+from integration.api.service import Service, StandIn
 from typer.testing import CliRunner, Result
 from vaults import Rank, owner
 
@@ -80,8 +80,11 @@ def test_a_damaged_file_is_named(muster: Muster, job: str, saved: Path) -> None:
     [line] = [line for line in result.stdout.splitlines() if "step 2" in line]
     assert str(file) in line
     assert muster("checkpoint", "verify", job, "-o", "name").stdout == f"{file.parent}\n"
-    (saved / "worker_1" / LATEST).unlink()
-    assert f"{saved}/worker_1/{LATEST} is missing" in muster("checkpoint", "verify", job).stdout
+    latest = saved / "worker_1" / LATEST
+    latest.unlink()
+    assert f"{latest} is missing" in muster("checkpoint", "verify", job).stdout
+    named = muster("checkpoint", "verify", job, "-o", "name")
+    assert (named.exit_code, named.stdout) == (1, f"{file.parent}\n{latest}\n")
 
 
 def test_what_is_in_it_is_shown(muster: Muster, job: str, saved: Path) -> None:
@@ -122,13 +125,35 @@ def test_arrays_are_exported_once(muster: Muster, job: str, tmp_path: Path) -> N
     words = ("checkpoint", "export", job, "model.npz", "--rank", "1")
     result = muster(*words)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "model.npz holds 2 arrays of step 3\n"
+    assert result.stderr == "the file model.npz holds 2 arrays of step 3\n"
     with np.load(tmp_path / "model.npz") as found:
         assert found["weights"][0] == 3
     assert isinstance(muster(*words).exception, NotExported)
+
+
+@pytest.mark.usefixtures("saved")
+def test_arrays_are_exported_in_no_format_of_others(
+    muster: Muster, job: str, tmp_path: Path
+) -> None:
+    result = muster("checkpoint", "export", job, "model.pt", "--rank", "1")
+    assert result.exit_code == 2
+    assert ".pt is no format of ours: name a new .npz file" in " ".join(result.stderr.split())
+    assert not (tmp_path / "model.pt").exists()
+    result = muster("checkpoint", "export", job, "model", "--rank", "1")
+    assert result.stderr == "the directory model holds 2 arrays of step 3\n"
 
 
 def test_where_nothing_lies_the_next_thing_to_do_is_said(muster: Muster, job: str) -> None:
     result = muster("checkpoint", "ls", job)
     assert isinstance(result.exception, CheckpointMissing)
     assert "has saved nothing yet, or on another machine" in str(result.exception)
+
+
+def test_a_command_may_keep_checkpoints_of_its_own(
+    muster: Muster, client: httpx.Client, stand_in: StandIn, name: str
+) -> None:
+    client.post("/jobs", json={"job_id": name, "command": ["true"]}).raise_for_status()
+    result = muster("checkpoint", "ls", name)
+    assert isinstance(result.exception, CheckpointMissing)
+    assert "what it saves by itself is where its script says" in str(result.exception)
+    stand_in.end(name)

@@ -14,7 +14,15 @@ from integration.api.service import Agent, Service, StandIn
 from store_samples import commit, epoch, incarnation, member, worker
 
 from muster import Client
-from muster.client import Ambiguous, Conflict, Invalid, NotFound, WaitTimedOut, views
+from muster.client import (
+    Ambiguous,
+    Conflict,
+    Invalid,
+    NotFound,
+    Unreachable,
+    WaitTimedOut,
+    views,
+)
 from muster.contracts.job import JobStatus
 
 VIEWS = {
@@ -132,6 +140,15 @@ def test_a_job_is_found_by_prefix_by_name_and_as_the_latest(muster: Client, name
     assert set(caught.value.job_ids) == {first.id, second.id}
     with pytest.raises(NotFound, match=f"did you mean '{name}'"):
         muster.job(f"{name}/")
+    for nearly in ("latest", "@last"):
+        with pytest.raises(NotFound, match="did you mean '@latest'"):
+            muster.job(nearly)
+
+
+@pytest.mark.parametrize("word", ["purge", "summaries"])
+def test_what_stands_beside_the_jobs_is_none_of_them(muster: Client, word: str) -> None:
+    with pytest.raises(NotFound, match=f"there is no job '{word}'"):
+        muster.job(word)
 
 
 def test_pages_are_followed(muster: Client, job: str, stand_in: StandIn, name: str) -> None:
@@ -156,6 +173,18 @@ def test_a_wait_ends_with_the_job_or_with_its_time(
     assert waiting.wait(until="running").status == "RUNNING"
     stand_in.move(job, JobStatus.COMPLETED)
     assert waiting.wait(timeout_seconds=60).status == "COMPLETED"
+
+
+def test_a_wait_ends_with_its_time_though_the_api_is_gone(
+    muster: Client, service: Service, job: str
+) -> None:
+    waiting = muster.job(job)
+    service.end(signal.SIGKILL)
+    with pytest.raises(WaitTimedOut, match=r"was QUEUED when last seen") as caught:
+        waiting.wait(timeout_seconds=0.5, progress=True)
+    assert isinstance(caught.value.lost, Unreachable)
+    service.start()
+    assert waiting.refresh().status == "QUEUED"
 
 
 def test_the_last_lines_are_typed(muster: Client, agent: Agent, job: str) -> None:
@@ -190,7 +219,7 @@ def test_events_are_told_as_they_happen(muster: Client, stand_in: StandIn, job: 
     assert muster.job(job).events(after=0)[0] == first
     assert first not in muster.job(job).events(after=first.event_id)
     following = muster.job(job).follow_events()
-    assert next(following).message == "the job was submitted"
+    assert next(following).kind == "submitted"
     stand_in.move(job, JobStatus.STARTING, JobStatus.RUNNING, JobStatus.COMPLETED)
     rest = [event.message for event in following]
     assert rest == [event.message for event in muster.job(job).events()][1:]

@@ -39,14 +39,18 @@ def muster(service: Service, monkeypatch: pytest.MonkeyPatch) -> Muster:
 
 def test_a_job_is_scaled(muster: Muster, stand_in: StandIn, elastic: str) -> None:
     result = muster("scale", elastic, "6")
-    assert result.stdout == f"{elastic} is to have 6 ranks; see: muster workers {elastic}\n"
+    assert result.stdout == f"{elastic} will go on with 6 ranks; see: muster workers {elastic}\n"
     assert result.exit_code == 0
     assert stand_in.jobs.get(JobId(elastic)).world_size == 6
 
 
 def test_a_job_is_paused_and_resumed(muster: Muster, stand_in: StandIn, elastic: str) -> None:
-    for verb, paused in (("pause", True), ("resume", False)):
-        assert muster(verb, elastic).exit_code == 0
+    for verb, paused, said in (
+        ("pause", True, f"{elastic} will pause; let it go on with: muster resume {elastic}\n"),
+        ("resume", False, f"{elastic} goes on\n"),
+        ("resume", False, f"{elastic} is not paused: it is RUNNING\n"),
+    ):
+        assert muster(verb, elastic).stdout == said
         assert stand_in.jobs.get(JobId(elastic)).pause_request is paused
 
 
@@ -179,7 +183,8 @@ def test_a_refusal_is_a_sentence_and_its_exit_code(service: Service, job: str) -
 def test_where_nothing_listens_the_next_command_is_said() -> None:
     ended = typed(free_port(), "pause", "a")
     assert ended.returncode == ExitCode.UNREACHABLE
-    assert ended.stderr.endswith("set MUSTER_PORT to what `muster up` printed, or start it\n")
+    assert "start it with `muster up -d`" in ended.stderr
+    assert ended.stderr.endswith("if it is on another port, set MUSTER_PORT to what it printed\n")
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
@@ -204,5 +209,5 @@ def test_a_refusal_names_no_request(
     muster: Muster, job: str, words: tuple[str, ...], said: str
 ) -> None:
     refused = muster(*(word.format(job=job) for word in words))
-    assert said.format(job=job) in str(refused.exception)
+    assert said.format(job=job) in f"{refused.exception} {refused.stderr}"
     assert not re.search("(GET|POST|DELETE|PATCH) /", str(refused.exception))

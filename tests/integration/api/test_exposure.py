@@ -1,6 +1,5 @@
 """A real service that is asked to listen to the world, and one that speaks TLS."""
 
-import shutil
 import signal
 import ssl
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from certificates import key_of, needs_openssl, own_certificate
 from integration.api.service import DEADLINE_SECONDS, Service
 
 from muster.contracts.token import Scope
@@ -17,10 +17,6 @@ from muster.peers import endpoint
 from muster.socket_owners import plain
 from store.database import Database
 from store.tokens import Tokens
-
-needs_openssl = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="needs the command openssl to make a certificate"
-)
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -105,13 +101,7 @@ def test_a_token_in_the_clear_is_refused(unstarted: Service) -> None:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for this machine, made now; its key is beside it."""
     directory = tmp_path_factory.mktemp("certificate")
-    words = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        " -keyout key.pem -out certificate.pem -subj /CN=muster"
-        " -addext subjectAltName=IP:127.0.0.1,DNS:muster.example"
-    )
-    subprocess.run(words.split(), cwd=directory, capture_output=True, check=True)
-    return directory / "certificate.pem"
+    return own_certificate(directory, "IP:127.0.0.1,DNS:muster.example")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +110,7 @@ def encrypted(
 ) -> Iterator[tuple[Service, httpx.Client]]:
     settings = {
         "MUSTER_TLS_CERTFILE": str(certificate),
-        "MUSTER_TLS_KEYFILE": str(certificate.with_name("key.pem")),
+        "MUSTER_TLS_KEYFILE": str(key_of(certificate)),
         "MUSTER_ALLOWED_HOSTS": "muster.example, 192.0.2.7",
     }
     service = Service(tmp_path_factory.mktemp("encrypted"), **settings)

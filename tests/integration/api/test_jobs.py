@@ -224,6 +224,41 @@ def test_deleting_waits_for_the_end(  # noqa: PLR0913, PLR0917  a table and its 
     assert client.get(f"/jobs/{job}").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/jobs/{job}?stop_first=true"),
+        ("POST", "/jobs/purge?stop_running=true&statuses=RUNNING"),
+    ],
+)
+def test_who_is_turned_out_while_a_delete_waits_deletes_nothing(
+    service: Service,
+    client: httpx.Client,
+    stand_in: StandIn,
+    agent: Agent,
+    job: str,
+    method: str,
+    path: str,
+) -> None:
+    agent.write(job, 0, "line\n")
+    stand_in.run(job)
+    made = client.post("/tokens", json={"name": job, "scope": "submit"}).json()
+    shown = {"Authorization": f"Bearer {made['token']}"}
+    answers = []
+    deleting = threading.Thread(
+        target=lambda: answers.append(client.request(method, path.format(job=job), headers=shown))
+    )
+    deleting.start()
+    while stand_in.jobs.get(JobId(job)).stop_request is None:
+        assert deleting.is_alive()
+    client.delete(f"/tokens/{job}").raise_for_status()
+    stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
+    deleting.join()
+    assert (answers[0].status_code, answers[0].json()["type"]) == (401, "/problems/revoked-token")
+    assert client.get(f"/jobs/{job}").json()["status"] == "STOPPED"
+    assert service.files.job(job).log(0, 0).read_text() == "line\n"
+
+
 def test_without_a_coordinator_nobody_waits_for_an_end(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:

@@ -1,18 +1,25 @@
 """The commands that look at jobs and end them, from the command line to the rows."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import httpx
 import pytest
 import yaml
-from integration.api.service import Agent, Service, StandIn
+from integration.api.service import LOOK_SECONDS, Agent, Service, StandIn
 from store_samples import worker
 from typer.testing import CliRunner, Result
 
+import cli.ending
 from cli.__main__ import app
 from cli.exit_codes import ExitCode
+from cli.jobs import RUNS_WIDTH
 from muster.contracts.job import JobId, JobStatus
+from store.clock import utc_now
+from store.records import Event
 
 Muster = Callable[..., Result]
 
@@ -84,9 +91,29 @@ def test_one_job_is_shown_with_its_ranks(muster: Muster, stand_in: StandIn, job:
     lines = muster("show", job).stdout.splitlines()
     assert lines[0].split() == ["job", job]
     assert ["step", "12/20"] in [line.split() for line in lines]
+    assert ["runs", "the", "classifier"] in [line.split() for line in lines]
     ranks = lines[lines.index("") + 1 :]
     assert [rank.split()[0] for rank in ranks] == ["rank", "0", "1"]
     assert [rank.split()[2] for rank in ranks] == ["step", "7/10", "5/10"]
+
+
+def test_a_job_is_shown_with_what_it_runs_and_where(
+    muster: Muster, client: httpx.Client, stand_in: StandIn, name: str
+) -> None:
+    command = ["python", "-c", "import os\nprint(os.getcwd())  # " + "x" * 99]
+    asked = {"job_id": name, "command": command, "restart_scope": "gang", "world_size": 2}
+    spec = client.post("/jobs", json=asked).raise_for_status().json()["spec"]
+    stand_in.run(name, worker(0, checkpoints_saved=57, last_checkpoint_step=282), worker(1))
+    shown = muster("show", name).stdout.splitlines()
+    facts = dict(line.split("  ", 1) for line in shown[: shown.index("")])
+    facts = {name: text.strip() for name, text in facts.items()}
+    assert facts["runs"].startswith("python -c 'import os print(os.getcwd())")
+    assert len(facts["runs"]) == RUNS_WIDTH
+    assert facts["working in"] == spec["working_dir"]
+    assert facts["checkpoint in"] == spec["checkpoint_dir"]
+    assert facts["restarts"] == "0, of all ranks together"
+    assert facts["saved"] == "57 checkpoints, the newest at step 282"
+    stand_in.end(name)
 
 
 def test_a_job_may_be_called_by_its_beginning_or_as_the_latest(
@@ -135,7 +162,7 @@ def test_lines_are_chosen_by_text_and_by_time(
 def test_events_are_followed_to_the_end(muster: Muster, stand_in: StandIn, job: str) -> None:
     stand_in.end(job)
     told = muster("events", job).stdout
-    assert told.splitlines()[0].endswith("the job was submitted")
+    assert "the job was submitted" in told.splitlines()[0]
     assert muster("events", "-f", job).stdout == told
 
 
@@ -154,6 +181,19 @@ def test_a_wait_exits_as_the_job_ended(
     assert result.stderr.splitlines()[-1].startswith(f"{job} is {status}")
 
 
+def test_what_was_kept_of_strangers_before_is_shown_and_not_obeyed(
+    muster: Muster, stand_in: StandIn, job: str
+) -> None:
+    said = "lost\x1b]0;done\x07\x1b[2J\x9b1m"
+    stand_in.run(job)
+    stand_in.write(job, events=[Event(at=utc_now(), kind="lost", message=said)])
+    stand_in.move(job, JobStatus.FAILED, message=said)
+    for words in (["show"], ["events"], ["events", "-f"], ["incarnations"], ["wait"]):
+        told = muster(*words, job).output
+        assert r"lost\x1b]0;done\x07\x1b[2J\x9b1m" in told
+        assert all(line.isprintable() for line in told.splitlines() if "lost" in line)
+
+
 def test_a_wait_for_a_status_that_there_is_not_is_refused(muster: Muster, job: str) -> None:
     result = muster("wait", job, "--until", "DONE")
     assert result.exit_code == ExitCode.USAGE
@@ -164,7 +204,8 @@ def test_jobs_are_removed_once_they_are_over(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
     refused = muster("rm", job)
-    assert "is not over: stop it first" in str(refused.exception)
+    assert (refused.exit_code, refused.stdout) == (ExitCode.CONFLICT, "")
+    assert "is not over: stop it first" in refused.stderr
     assert stand_in.jobs.find(JobId(job))
     for one in (job, other):
         stand_in.end(one)
@@ -180,10 +221,47 @@ def test_no_job_is_ended_or_deleted_that_only_begins_so(
     muster: Muster, stand_in: StandIn, job: str
 ) -> None:
     stand_in.end(job)
-    for verb in ("stop", "rm", "chaos"):
-        refused = muster(verb, job[:-1])
-        assert f"if {job} is meant, say all of it" in str(refused.exception)
+    hint = f"if {job} is meant, say all of it"
+    for verb in ("stop", "rm"):
+        assert hint in muster(verb, job[:-1]).stderr
+    assert hint in str(muster("chaos", job[:-1]).exception)
     assert stand_in.jobs.find(JobId(job))
+
+
+def test_a_word_that_is_refused_keeps_none_of_the_others(
+    muster: Muster, stand_in: StandIn, job: str, other: str
+) -> None:
+    stopped = muster("stop", "nope", job)
+    assert (stopped.exit_code, stopped.stdout) == (ExitCode.NOT_FOUND, f"{job} is to stop\n")
+    assert stopped.stderr.startswith("muster: there is no job 'nope'")
+    stand_in.end(job)
+    removed = muster("rm", other, "nope", job)
+    assert (removed.exit_code, removed.stdout) == (ExitCode.CONFLICT, f"{job} is deleted\n")
+    first, second = removed.stderr.splitlines()
+    assert first.startswith(f"muster: {other} is not over")
+    assert second.startswith("muster: there is no job 'nope'")
+    assert stand_in.jobs.find(JobId(other))
+
+
+def test_who_waits_for_an_end_is_told_how_long_it_may_take(
+    muster: Muster, stand_in: StandIn, job: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    stand_in.end(job)
+    assert muster("rm", "--stop", job).exit_code == 0
+    assert said == []
+    with ThreadPoolExecutor() as aside:
+        ended = aside.submit(_end_once_asked, stand_in, other)
+        assert muster("rm", "--stop", other).exit_code == 0
+        ended.result()
+    assert said == [f"{other} saves and ends first; what has not ended after 30 s is killed"]
+
+
+def _end_once_asked(stand_in: StandIn, job: str) -> None:
+    while stand_in.jobs.get(JobId(job)).stop_request is None:
+        time.sleep(LOOK_SECONDS)
+    stand_in.end(job)
 
 
 def test_a_purge_asks_somebody_or_is_told(

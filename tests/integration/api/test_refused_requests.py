@@ -221,6 +221,38 @@ def test_no_page_of_somebody_else_can_change_anything(
     assert client.get("/jobs").headers["x-total-count"] == before
 
 
+@pytest.mark.parametrize(
+    "more", ["Host: evil.example", "Origin: null\r\norigin: http://localhost", "Content-Type: a/b"]
+)
+def test_what_decides_who_comes_in_is_said_once(service: Service, more: str) -> None:
+    sent = post(b'{"world_size": 1}').replace(b"\r\n\r\n", f"\r\n{more}\r\n\r\n".encode(), 1)
+    answer = service.raw(sent)
+    assert status(answer) == 400
+    assert b"/problems/header-given-twice" in answer
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [
+        "Content-Length: +5",
+        "Content-Length: -5",
+        "Content-Length: 5_0",
+        "Content-Length:",
+        "Content-Length: 5, 5",
+        "Content-Length: 5\r\nContent-Length: 5",
+        "Content-Length: 5\r\nContent-Length: 6",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: identity",
+    ],
+)
+def test_how_long_a_body_is_is_said_once_and_in_digits(service: Service, announced: str) -> None:
+    answer = service.raw(post(b"").replace(b"Content-Length: 0", announced.encode()) + b"[ 1 ]")
+    assert status(answer) == 400
+    assert b"/problems/bad-request" in answer
+
+
 def test_a_page_of_somebody_else_may_link_here_and_not_look(client: httpx.Client) -> None:
     foreign = {"Sec-Fetch-Site": "cross-site"}
     for mode, expected in [("navigate", 200), ("no-cors", 403)]:

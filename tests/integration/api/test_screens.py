@@ -10,7 +10,7 @@ from screens import COLUMNS, Screen
 from store_samples import worker
 
 from cli.exit_codes import ExitCode
-from muster.contracts.job import JobStatus
+from muster.contracts.job import JobStatus, Reason
 
 Opened = Callable[..., Screen]
 
@@ -53,6 +53,17 @@ def test_a_job_that_waits_says_for_what(screen: Opened, stand_in: StandIn, job: 
     watching.type("\x03")
     assert watching.end() == ExitCode.INTERRUPTED
     assert f"come back:  muster wait {job}" in watching.written
+
+
+def test_who_follows_a_job_that_waits_is_told_for_what(
+    screen: Opened, stand_in: StandIn, job: str
+) -> None:
+    words = "waits for 2 of 4 slots; 1 is free"
+    stand_in.move(job, JobStatus.QUEUED, message=words, reason=Reason.WAITING_FOR_SLOTS)
+    following = screen("logs", "-f", job)
+    following.see("QUEUED: waits for 2 of 4 slots; 1 is free")
+    following.type("\x03")
+    following.end()
 
 
 def test_what_is_said_after_the_line_stands_below_it(screen: Opened, job: str) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from cli.__main__ import app
 from cli.exit_codes import ExitCode
+from muster.client import Unsendable
 from muster.contracts.job import JobId, JobStatus
 from store.records import Job
 from store.selection import Selection
@@ -121,12 +122,24 @@ def watching(service: Service, stand_in: StandIn, tmp_path: Path) -> Iterator[Wa
             [],
             'job.yaml:3:3: command.1: 7 is no text: write "7"',
         ),
+        ("env:\n  FLAG: yes\n", [], 'job.yaml:2:3: env.FLAG: yes is no text: write "yes"'),
+        ("secrets:\n  KEY: 4711\n", [], "job.yaml:2:3: secrets.KEY: this value is no text"),
+        (
+            "heartbeat_timeout: .inf\n",
+            [],
+            "job.yaml:1:20: .inf is no number that a job can have",
+        ),
         ("epochs: 3\n", ["--set", "epochs=x"], "muster: epochs: 'x' is no whole number"),
         ("name: a\nname: b\n", [], "job.yaml:2:1: name is given twice"),
         ("- 1\n", [], "job.yaml:1:1: write fields of a job, such as world_size: 4"),
         ("name: [\n", [], "job.yaml:2:1: "),
         ("[a]: 1\n", [], "job.yaml:1:1: is no name of a field"),
         ('name: "\\0"\n', [], "job.yaml:1:1: name: holds a NUL character"),
+        (
+            'name: "\\e[2J"\n',
+            [],
+            r"job.yaml:1:1: name: holds the control character '\x1b', which a terminal would obey",
+        ),
     ],
 )
 def test_what_cannot_be_a_job_is_told_with_its_place(
@@ -176,17 +189,78 @@ def test_a_plan_is_told_and_nothing_is_submitted(
         (["train.py"], "for a script say muster submit -- python train.py"),
         (["--set", "seed"], "--set seed: write FIELD=VALUE"),
         (["--set", "seed=["], "--set seed: '[' is no YAML: "),
-        (["--set", "seed=!!bool x"], "--set seed: '!!bool x' is no YAML: the value is not what"),
-        (
-            ["-n", "2", "python", "loop.py"],
-            "write -- before the command: muster submit -d -n 2 -- python loop.py",
-        ),
+        (["--set", "seed=!!bool x"], "--set seed: '!!bool x' is no YAML: a value is not what"),
+        (["job.yaml", "--lr", "1"], "No such option: --lr"),
+        (["--lr", "1", "python", "train.py"], "No such option: --lr"),
+        (["job.yaml", "train.py"], "unexpected extra argument(s) (train.py)"),
     ],
 )
 def test_what_says_nothing_is_refused(muster: Muster, words: list[str], said: str) -> None:
     result = muster("submit", "-d", *words)
     assert result.exit_code == ExitCode.USAGE
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("value", ["&a [*a]", "&a {b: [*a]}", "{a: .nan}"])
+def test_what_no_request_can_say_is_refused_before_it_is_sent(
+    muster: Muster, stand_in: StandIn, value: str
+) -> None:
+    before = stand_in.jobs.count(Selection())
+    refused = muster("submit", "-d", "--set", f"labels={value}", "--", "true").exception
+    assert isinstance(refused, Unsendable)
+    assert stand_in.jobs.count(Selection()) == before
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("-n 2 python loop.py", "-n 2 -- python loop.py"),
+        ("./run.sh 1", "-- ./run.sh 1"),
+        ("--name python python train.py", "--name python -- python train.py"),
+        ("-dn2 python train.py --lr 0.1", "-dn2 -- python train.py --lr 0.1"),
+        ("python train.py -n 2 -e", "-- python train.py -n 2 -e"),
+        ("python train.py -- --lr 1", "-- python train.py -- --lr 1"),
+    ],
+)
+def test_a_command_without_dashes_is_told_with_them(muster: Muster, typed: str, meant: str) -> None:
+    result = muster("submit", *typed.split())
+    assert result.exit_code == ExitCode.USAGE
+    assert f"write -- before the command: muster submit {meant}\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["train.py", "--lr", "1"], "-- python train.py --lr 1"),
+        (["go.py"], "-- ./go.py"),
+        (["cd .. && python mine/train.py"], "-- sh -c 'cd .. && python mine/train.py'"),
+        (["python train.py"], "-- python train.py"),
+    ],
+)
+def test_a_command_that_only_a_prompt_would_run_is_refused_with_what_to_type(
+    muster: Muster, stand_in: StandIn, tmp_path: Path, words: list[str], instead: str
+) -> None:
+    (tmp_path / "train.py").touch(mode=0o644)
+    (tmp_path / "go.py").touch(mode=0o755)
+    before = stand_in.jobs.count(Selection())
+    result = muster("submit", "-d", "--", *words)
+    assert (result.exit_code, result.stdout) == (ExitCode.USAGE, "")
+    assert result.stderr.endswith(f": write {instead}\n")
+    assert stand_in.jobs.count(Selection()) == before
+
+
+def test_what_is_to_be_known_of_a_job_is_said_when_it_is_submitted(
+    muster: Muster, stand_in: StandIn, tmp_path: Path, name: str
+) -> None:
+    said = muster("submit", "-d", "--id", name, "-e", "HF_TOKEN=x", "--", "python", "trian.py")
+    assert said.stdout == f"{name}\n"
+    note, lines = said.stderr.splitlines()
+    assert note.startswith("note: env shows HF_TOKEN to whoever may submit jobs")
+    assert note.endswith(f"; command: there is no trian.py in {tmp_path}")
+    assert lines == f"its lines: muster logs -f {name}"
+    (event,) = [it for it in muster("events", name).stdout.splitlines() if "trian.py" in it]
+    assert "the job was submitted: env shows HF_TOKEN" in event
+    stand_in.end(name)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +281,7 @@ def test_who_watches_sees_the_end(
     ended, said = watching.ended()
     assert ended == code
     assert f"{watching.job_id} is {status}" in said
+    assert said.splitlines()[-1] == f"its lines: muster logs {watching.job_id}"
 
 
 def test_ctrl_c_goes_away_and_says_how_to_come_back(watching: Watching, stand_in: StandIn) -> None:

@@ -65,6 +65,11 @@ def test_a_command_shows_the_token_of_its_environment(
     assert "needs a token of scope admin" in str(refused.exception)
 
 
+def test_what_is_no_name_is_refused_with_what_is_one(muster: Muster) -> None:
+    refused = muster("token", "create", "c i")
+    assert "name: use 1 to 63 letters, digits, '.', '-' or '_'" in str(refused.exception)
+
+
 @pytest.mark.parametrize("time", ["", "90", "d", "-1d", "0s", "1.5h", "99999d", "soon"])
 def test_what_is_no_time_is_refused(muster: Muster, time: str) -> None:
     before = muster("token", "ls").stdout

@@ -1,12 +1,11 @@
 """The client over TLS: whom it believes, and what it says of whom it does not."""
 
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import key_of, needs_openssl, own_certificate
 from integration.api.service import Service
 from typer.testing import CliRunner
 
@@ -16,22 +15,13 @@ from muster import Client
 from muster.client import ClientError, Untrusted
 from muster.client.errors import HungUp
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="needs the command openssl to make a certificate"
-)
+pytestmark = needs_openssl
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for this machine that nobody else has signed; its key is beside it."""
-    directory = tmp_path_factory.mktemp("certificate")
-    words = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        " -keyout key.pem -out certificate.pem -subj /CN=muster"
-        " -addext subjectAltName=IP:127.0.0.1"
-    )
-    subprocess.run(words.split(), cwd=directory, capture_output=True, check=True)
-    return directory / "certificate.pem"
+    return own_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +29,7 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> It
     service = Service(
         tmp_path_factory.mktemp("encrypted"),
         MUSTER_TLS_CERTFILE=str(certificate),
-        MUSTER_TLS_KEYFILE=str(certificate.with_name("key.pem")),
+        MUSTER_TLS_KEYFILE=str(key_of(certificate)),
     )
     service.start()
     yield service

@@ -41,3 +41,14 @@ def test_who_is_started_without_standard_streams_works_all_the_same(
     )
     assert ended.returncode == 0
     assert done.exists()
+
+
+def test_a_terminal_without_utf_8_gets_every_word() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "cli", "config", "show", "-o", "json"],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1", "CHECKPOINT_DIR": "/größe…"},
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert r'"/größe\u2026"'.encode("latin-1") in ended.stdout

@@ -4,10 +4,14 @@ import json
 import os
 import resource
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from certificates import key_of, needs_openssl, own_certificate
+from scarcity import small_disk
 from typer.testing import CliRunner
 
 from cli.__main__ import app
@@ -38,6 +42,13 @@ def test_a_good_machine_has_no_problem_and_is_left_as_it_was(data_dir: Path) -> 
     assert not data_dir.exists()
 
 
+def test_it_is_said_in_yaml_as_in_json() -> None:
+    said = CliRunner().invoke(app, ["validate", "-o", "yaml"])
+    found = yaml.safe_load(said.stdout)
+    assert found[0].keys() == {"about", "verdict", "seen", "fix"}
+    assert {finding["verdict"] for finding in found} <= {"ok", "warning"}
+
+
 def test_each_thing_is_a_line_and_the_alias_does_the_same() -> None:
     said = CliRunner().invoke(app, ["doctor"])
     assert [line for line in said.stdout.splitlines() if line.startswith("ok       python ")]
@@ -50,6 +61,26 @@ def test_a_place_that_cannot_be_written_is_a_problem_with_its_variable(data_dir:
     assert code == 1
     assert findings["data"]["verdict"] == "problem"
     assert "MUSTER_DATA_DIR" in findings["data"]["fix"]
+
+
+def test_a_full_disk_is_a_problem_of_each_thing_that_has_to_be_written(data_dir: Path) -> None:
+    with small_disk(data_dir):
+        (data_dir / "ballast").write_bytes(bytes(256 << 10))
+        code, findings = found()
+    assert code == 1
+    assert findings["data"]["fix"] == "make room there, or set MUSTER_DATA_DIR"
+    assert findings["disk"]["fix"] == "make room there"
+    assert findings["checkpoints"]["verdict"] == "ok"
+    assert "machine" not in findings
+
+
+def test_a_disk_that_is_read_only_is_a_problem_with_its_own_cure(data_dir: Path) -> None:
+    with small_disk(data_dir):
+        subprocess.run(["mount", "-o", "remount,ro", str(data_dir)], check=True)  # noqa: S607
+        code, findings = found()
+    assert code == 1
+    assert findings["data"]["fix"] == "mount it for writing, or set MUSTER_DATA_DIR"
+    assert {findings[about]["fix"] for about in ("disk", "clock")} == {"mount it for writing"}
 
 
 def test_a_setting_that_cannot_be_meant_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +135,34 @@ def test_a_lock_on_the_own_door_and_nobody_who_has_a_key_is_a_problem(
     assert "there is no token" in findings["door"]["seen"]
 
 
+@needs_openssl
+@pytest.mark.parametrize(("mode", "verdict"), [(0o644, "warning"), (0o640, "ok"), (0o600, "ok")])
+def test_a_key_that_every_user_could_read_is_warned_of(
+    mode: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificate = own_certificate(tmp_path)
+    key_of(certificate).chmod(mode)
+    monkeypatch.setenv("MUSTER_TLS_CERTFILE", str(certificate))
+    monkeypatch.setenv("MUSTER_TLS_KEYFILE", str(key_of(certificate)))
+    code, findings = found()
+    assert (code, findings["door"]["verdict"]) == (0, verdict)
+    assert findings["door"]["fix"] == (
+        f"chmod 600 {key_of(certificate)}" if verdict == "warning" else ""
+    )
+
+
+def test_a_key_that_every_user_could_read_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("no key at all")
+    key.chmod(0o644)
+    monkeypatch.setenv("MUSTER_TLS_CERTFILE", str(key))
+    said = CliRunner().invoke(app, ["up"])
+    assert f"others may read it: chmod 600 {key}\n" in said.stderr
+    assert said.exit_code != 0
+
+
 def test_secrets_that_others_could_read_are_a_problem(data_dir: Path) -> None:
     secrets = data_dir / "secrets"
     secrets.mkdir(parents=True, mode=0o700)
@@ -114,6 +173,14 @@ def test_secrets_that_others_could_read_are_a_problem(data_dir: Path) -> None:
     code, findings = found()
     assert code == 1
     assert f"chmod go= {secrets}/key" in findings["secrets"]["seen"]
+
+
+def test_what_another_command_has_left_unfinished_is_left_alone(data_dir: Path) -> None:
+    secrets = data_dir / "secrets"
+    secrets.mkdir(parents=True, mode=0o700)
+    (secrets / "key.0123456789abcdef.tmp").touch()
+    assert found()[1]["secrets"]["seen"].startswith("0 in ")
+    assert (secrets / "key.0123456789abcdef.tmp").exists()
 
 
 def test_the_schema_of_a_database_is_named_and_not_migrated(data_dir: Path) -> None:
@@ -136,12 +203,25 @@ def test_a_database_that_cannot_be_read_is_a_problem(
     assert findings["database"]["verdict"] == "problem"
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://me:hunter2secretpw", "postgresql://me@127.0.0.1:1/it?password=hunter2secretpw"],
+)
+def test_a_password_of_a_database_that_cannot_be_read_is_not_told(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_DATABASE_URL", url)
+    _, findings = found()
+    assert findings["database"]["verdict"] == "problem"
+    assert "hunter2" not in str(findings)
+
+
 @pytest.mark.parametrize(("soft", "verdict"), [(256, "problem"), (1024, "warning"), (9999, "ok")])
 def test_few_descriptors_are_warned_of_and_very_few_are_a_problem(
     soft: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (soft, soft))
-    findings = [check() for check in machine_checks(1)]
+    findings = [look() for _, look in machine_checks(1)]
     assert [one.verdict for one in findings if one.about == "descriptors"] == [verdict]
 
 

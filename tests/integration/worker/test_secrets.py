@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from secret_rank import LENT, VALUE, assignment, told_by
 
-from muster.contracts.agent import AdoptedRank, AgentAssignment
-from muster.contracts.messages import RankSaid, Warned
+from muster.contracts.agent import AdoptedRank
 from muster.processes import identify
 from muster.safe import Safe
 from worker.secrets import Secrets
 
-VALUE = "correct horse battery staple"
+HELD = {"A": "file:token", "B": "env:LENT"}
 NEWER = "a new one, since the old one leaked"
 
 
@@ -24,24 +24,6 @@ def safe(tmp_path: Path) -> Safe:
     safe = Safe(tmp_path / "secrets")
     safe.put("token", VALUE)
     return safe
-
-
-def assignment(tmp_path: Path, *adopted: AdoptedRank) -> AgentAssignment:
-    return AgentAssignment(
-        job_uid="uid",
-        generation=1,
-        token="",
-        job_root=str(tmp_path),
-        address_file=str(tmp_path / "coordinator.json"),
-        is_managed=False,
-        orphan_timeout_seconds=1.0,
-        stop_grace_seconds=1.0,
-        pulse_seconds=1.0,
-        secrets={"A": "file:token", "B": "env:LENT"},
-        safe=str(tmp_path / "secrets"),
-        lent={"LENT": "lent by the service"},
-        adopted=adopted,
-    )
 
 
 @contextmanager
@@ -56,11 +38,11 @@ def living(environment: dict[str, str]) -> Iterator[AdoptedRank]:
 
 
 def test_it_knows_what_a_living_rank_got_before_it_was_replaced(safe: Safe, tmp_path: Path) -> None:
-    got = Secrets.of(assignment(tmp_path)).variables()
+    got = Secrets.of(assignment(tmp_path, **HELD)).variables()
     with living(got) as rank:
         safe.put("token", NEWER)
-        secrets = Secrets.of(assignment(tmp_path, rank))
-    told = told_by(secrets, f"{VALUE}; {NEWER}; lent by the service")
+        secrets = Secrets.of(assignment(tmp_path, rank, **HELD))
+    told = told_by(secrets, f"{VALUE}; {NEWER}; {LENT}")
     assert told == "[secret]; [secret]; [secret]"
 
 
@@ -69,12 +51,5 @@ def test_a_process_that_is_no_rank_of_ours_teaches_nothing(tmp_path: Path) -> No
     with living({"MUSTER_SECRETS": "A", "A": "of another process"}) as rank:
         other = replace(rank.process, start_ticks=1)
         stranger = msgspec.structs.replace(rank, process=other)
-        secrets = Secrets.of(assignment(tmp_path, stranger))
+        secrets = Secrets.of(assignment(tmp_path, stranger, **HELD))
     assert told_by(secrets, "of another process") == "of another process"
-
-
-def told_by(secrets: Secrets, words: str) -> str:
-    said = RankSaid(rank=0, incarnation=0, message=Warned(message=words))
-    redacted = secrets.redaction.of(said).message
-    assert isinstance(redacted, Warned)
-    return redacted.message

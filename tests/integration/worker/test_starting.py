@@ -14,8 +14,8 @@ from scarcity import no_descriptors
 
 from muster.contracts.environ import MARK
 from muster.contracts.messages import StartRank
+from muster.descriptors import DescriptorLimits
 from muster.processes import kill, marked
-from worker.descriptors import DescriptorLimits
 from worker.starting import Fork, Started
 
 PATIENCE_SECONDS = 10.0

@@ -45,13 +45,3 @@ class OneToken:
         self.noted.append(now)
         if self.is_read_only:
             raise StoreUnavailable("locked")
-
-
-@dataclass
-class Hand:
-    """A clock that stands still."""
-
-    now: datetime = NOON
-
-    def __call__(self) -> datetime:
-        return self.now

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
+from hand import Hand
 from starlette.types import ASGIApp, Receive, Scope, Send
+from store_samples import NOON
 from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
-from unit.api.one_token import TEXT, Hand, OneToken
+from unit.api.one_token import TEXT, OneToken
 
 from api.door import Door
 from api.identity import Identities
@@ -40,7 +42,7 @@ def door(
         app,
         identities=Identities(
             tokens or OneToken(),
-            Hand(),
+            Hand(NOON),
             own_uid=OWN_UID,
             require_token=require_token,
             token_sha256=None,

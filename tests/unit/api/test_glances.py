@@ -1,6 +1,7 @@
 """Glances are shared, fresh, and survive a store that is away for a while."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +58,7 @@ def test_who_comes_anew_sees_the_job_that_has_the_id_now_and_so_do_all_after_him
     asyncio.run(story())
 
 
-def test_a_look_that_took_long_does_not_hide_what_was_seen_since() -> None:
+def test_those_who_come_anew_while_one_is_read_share_the_next_read() -> None:
     async def story() -> None:
         world = World()
         reading, go_on = threading.Event(), threading.Event()
@@ -68,15 +69,34 @@ def test_a_look_that_took_long_does_not_hide_what_was_seen_since() -> None:
             return GLANCE
 
         world.answer = slow
-        late = asyncio.create_task(world.glances.look_anew(ID))
+        early = asyncio.create_task(world.glances.look_anew(ID))
         await asyncio.to_thread(reading.wait, 20)
-        world.seconds += FRESH_SECONDS / 4
         another = Glance(replace(JOB, uid=JobUid("another")), ())
         world.answer = lambda: another
-        assert await world.glances.look_anew(ID) == another
+        late = [asyncio.create_task(world.glances.look_anew(ID)) for _ in range(50)]
+        await asyncio.sleep(0)
         go_on.set()
-        await late
+        assert await early == GLANCE
+        assert await asyncio.gather(*late) == [another] * 50
+        assert world.reads == 2
         assert await world.glances.look(ID) == another
+
+    asyncio.run(story())
+
+
+def test_while_the_store_is_away_nobody_is_told_what_is_now() -> None:
+    def away() -> Any:  # noqa: ANN401  it never returns
+        raise StoreUnavailable("away")
+
+    async def story() -> None:
+        world = World()
+        await world.glances.look(ID)
+        world.answer = away
+        with pytest.raises(StoreUnavailable):
+            await world.glances.look_anew(ID)
+        assert await world.glances.look(ID) == GLANCE
+        world.answer = lambda: GLANCE
+        assert await world.glances.look_anew(ID) == GLANCE
 
     asyncio.run(story())
 
@@ -102,6 +122,32 @@ def test_a_watcher_that_leaves_does_not_take_the_read_along() -> None:
         assert world.reads == 1
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("look", ["look", "look_anew"])
+def test_what_goes_wrong_when_all_watchers_have_left_is_no_fault(look: str) -> None:
+    faults: list[object] = []
+
+    async def story() -> None:
+        world = World()
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        reading, go_on = threading.Event(), threading.Event()
+
+        def away() -> Any:  # noqa: ANN401  it never returns
+            reading.set()
+            assert go_on.wait(20)
+            raise StoreUnavailable("away")
+
+        world.answer = away
+        leaving = asyncio.create_task(getattr(world.glances, look)(ID))
+        await asyncio.to_thread(reading.wait, 20)
+        leaving.cancel()
+        go_on.set()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+    asyncio.run(story())
+    gc.collect()
+    assert faults == []
 
 
 def test_an_absent_job_is_asked_for_again_at_once() -> None:

@@ -19,6 +19,7 @@ from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId, JobStatus
 from store.clock import utc_now
 from store.errors import (
+    CommitInDoubt,
     IdempotencyConflict,
     JobExists,
     JobMissing,
@@ -66,6 +67,7 @@ def answer_to(error: Exception) -> httpx.Response:
         (JobNotTerminal(JobId("a"), JobStatus.RUNNING), 409, "job-not-over"),
         (IdempotencyConflict("k"), 422, "idempotency-conflict"),
         (StoreUnavailable("locked"), 503, "store-unavailable"),
+        (CommitInDoubt("lost"), 503, "commit-in-doubt"),
         (StoreError(SECRET), 500, "unexpected"),
         (RuntimeError(SECRET), 500, "unexpected"),
         (InvalidSpec([FieldProblem("seed", "is odd")]), 422, "invalid-request"),
@@ -89,8 +91,9 @@ def test_each_error_has_its_document(error: Exception, status: int, kind: str) -
     assert [log["request_id"] for log in logs] == ([problem["request_id"]] * (status == 500))
 
 
-def test_a_store_that_is_away_says_when_to_try_again() -> None:
-    assert answer_to(StoreUnavailable("locked")).headers["retry-after"] == "1"
+@pytest.mark.parametrize("error", [StoreUnavailable("locked"), CommitInDoubt("lost")])
+def test_a_store_that_is_away_says_when_to_try_again(error: StoreUnavailable) -> None:
+    assert answer_to(error).headers["retry-after"] == "1"
 
 
 def test_the_fields_of_a_spec_are_those_of_the_body() -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
+from hand import Hand
 from store_samples import NOON
 from structlog.testing import capture_logs
-from unit.api.one_token import TEXT, Hand, OneToken
+from unit.api.one_token import TEXT, OneToken
 
 from api.identity import Identities, Unauthorized
 from api.problems import Problem
@@ -17,8 +18,8 @@ OWN_UID = 7
 
 
 @pytest.fixture
-def hand() -> Hand:
-    return Hand()
+def hand() -> Hand[datetime]:
+    return Hand(NOON)
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def tokens() -> OneToken:
 
 
 @pytest.fixture
-def identities(tokens: OneToken, hand: Hand) -> Identities:
+def identities(tokens: OneToken, hand: Hand[datetime]) -> Identities:
     return Identities(
         tokens, hand, own_uid=OWN_UID, require_token=False, token_sha256=sha256_of(TEXT)
     )
@@ -67,9 +68,13 @@ def test_while_tokens_cannot_be_read_nobody_is_taken_for_a_stranger(
     identities: Identities, tokens: OneToken
 ) -> None:
     tokens.is_away = True
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(Problem) as caught, capture_logs() as logs:
         who(identities)
     assert (caught.value.status, caught.value.headers["Retry-After"]) == (503, "1")
+    assert "nobody there" not in caught.value.detail, "it may be told to anybody"
+    assert [(log["action"], log["reason"]) for log in logs] == [
+        ("token_not_looked_up", "nobody there")
+    ]
 
 
 def test_a_use_that_cannot_be_noted_turns_nobody_away(
@@ -82,7 +87,7 @@ def test_a_use_that_cannot_be_noted_turns_nobody_away(
 
 
 def test_who_was_seen_a_moment_ago_is_known_without_the_database(
-    identities: Identities, tokens: OneToken, hand: Hand
+    identities: Identities, tokens: OneToken, hand: Hand[datetime]
 ) -> None:
     who(identities)
     tokens.is_at_hand = tokens.is_away = True
@@ -99,7 +104,7 @@ def test_what_is_no_token_of_a_store_is_not_looked_for_there(tokens: OneToken) -
     tokens.is_away = True
     made_up = "0123456789abcdef" * 2
     lone = Identities(
-        tokens, Hand(), own_uid=OWN_UID, require_token=False, token_sha256=sha256_of(made_up)
+        tokens, Hand(NOON), own_uid=OWN_UID, require_token=False, token_sha256=sha256_of(made_up)
     )
     assert who(lone, made_up) == "MUSTER_TOKEN admin"
     with pytest.raises(Unauthorized, match="none of this service"):
@@ -107,13 +112,17 @@ def test_what_is_no_token_of_a_store_is_not_looked_for_there(tokens: OneToken) -
 
 
 def test_where_a_token_is_required_the_own_user_is_nobody() -> None:
-    strict = Identities(OneToken(), Hand(), own_uid=OWN_UID, require_token=True, token_sha256=None)
+    strict = Identities(
+        OneToken(), Hand(NOON), own_uid=OWN_UID, require_token=True, token_sha256=None
+    )
     assert not strict.is_own(OWN_UID)
     with pytest.raises(Unauthorized, match="needs a token"):
         who(strict, None, OWN_UID)
 
 
-def test_uses_are_noted_once_a_minute(identities: Identities, tokens: OneToken, hand: Hand) -> None:
+def test_uses_are_noted_once_a_minute(
+    identities: Identities, tokens: OneToken, hand: Hand[datetime]
+) -> None:
     for _ in range(5):
         who(identities)
         hand.now += timedelta(seconds=30)

@@ -11,7 +11,7 @@ from unit.api.jobs import JOB
 from api.intake import Intake, Outcomes
 from muster.contracts.job import JobId
 from store.company import Work
-from store.errors import JobExists, StoreUnavailable
+from store.errors import JobExists, StoreError, StoreUnavailable
 from store.records import Job
 
 DEADLINE_SECONDS = 20.0
@@ -55,7 +55,7 @@ class Store:
 def _outcome(creation: Work[Job]) -> Job | Exception:
     try:
         return creation(None)  # type: ignore[arg-type]  # these need no connection
-    except JobExists as refusal:
+    except StoreError as refusal:
         return refusal
 
 
@@ -63,20 +63,20 @@ def creates(name: str) -> Work[Job]:
     return lambda _: replace(JOB, job_id=JobId(name))
 
 
-def refused(name: str) -> Work[Job]:
+def refused(refusal: StoreError) -> Work[Job]:
     def create(_: object) -> Job:
-        raise JobExists(JobId(name))
+        raise refusal
 
     return create
 
 
 def test_those_who_come_meanwhile_are_stored_together_with_one_nudge() -> None:
-    store = Store()
-    told = asyncio.run(store.while_one_is_stored(creates("a"), refused("b"), creates("c")))
+    store, exists = Store(), JobExists(JobId("b"))
+    told = asyncio.run(store.while_one_is_stored(creates("a"), refused(exists), creates("c")))
     assert store.stored == [["first"], ["a", "c"]]
     assert store.nudges == 2
     assert [job.job_id for job in told if isinstance(job, Job)] == ["first", "a", "c"]
-    assert isinstance(told[2], JobExists)
+    assert told[2] is exists
 
 
 def test_when_the_store_is_away_whoever_waits_is_told_at_once() -> None:
@@ -84,6 +84,13 @@ def test_when_the_store_is_away_whoever_waits_is_told_at_once() -> None:
     store.trouble = StoreUnavailable("away")
     told = asyncio.run(store.while_one_is_stored(creates("a"), creates("b")))
     assert told == [store.trouble] * 3
+
+
+def test_who_is_stored_is_told_so_though_the_store_was_away_for_the_first() -> None:
+    store, away = Store(), StoreUnavailable("away")
+    told = asyncio.run(store.while_one_is_stored(refused(away), creates("b")))
+    assert told[1] is away
+    assert [job.job_id for job in told if isinstance(job, Job)] == ["first", "b"]
 
 
 def test_a_fault_leaves_nobody_waiting_and_the_next_is_served() -> None:

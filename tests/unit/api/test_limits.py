@@ -1,9 +1,9 @@
 """Buckets that empty and fill again, and clients that do not pay for one another."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import pytest
+from hand import Hand
 
 from api.limits import BURST_SECONDS, CLIENTS_REMEMBERED, Limits, TooManyRequests
 
@@ -11,23 +11,13 @@ RATE = 2
 BURST = RATE * BURST_SECONDS
 
 
-@dataclass
-class Hand:
-    """A clock that stands still."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def hand() -> Hand[float]:
+    return Hand(0.0)
 
 
 @pytest.fixture
-def hand() -> Hand:
-    return Hand()
-
-
-@pytest.fixture
-def limits(hand: Hand) -> Limits:
+def limits(hand: Hand[float]) -> Limits:
     return Limits(per_second=RATE, at_once=3, monotonic=hand)
 
 
@@ -43,7 +33,7 @@ def admitted(limits: Limits, client: str | None, attempts: int) -> int:
     return count
 
 
-def test_a_burst_is_let_in_and_then_as_many_as_the_rate(limits: Limits, hand: Hand) -> None:
+def test_a_burst_is_let_in_and_then_as_many_as_the_rate(limits: Limits, hand: Hand[float]) -> None:
     assert admitted(limits, "a", 2 * BURST) == BURST
     hand.now += 3
     assert admitted(limits, "a", 2 * BURST) == 3 * RATE
@@ -60,7 +50,7 @@ def test_for_the_services_own_user_there_is_no_limit(limits: Limits) -> None:
     assert admitted(limits, None, 100 * BURST) == 100 * BURST
 
 
-def test_who_asks_too_often_is_told_when_to_come_back(limits: Limits, hand: Hand) -> None:
+def test_who_asks_too_often_is_told_when_to_come_back(limits: Limits, hand: Hand[float]) -> None:
     admitted(limits, "a", BURST)
     with pytest.raises(TooManyRequests, match="more than 2 times a second") as caught:
         limits.charge("a")

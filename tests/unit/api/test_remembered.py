@@ -1,9 +1,9 @@
 """A token is known for a second after it was found, and not after it was revoked."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hand import Hand
 
 from api.remembered import FRESH_SECONDS, RememberedTokens
 from muster.contracts.token import Scope, Token
@@ -11,18 +11,8 @@ from store.database import Database
 from store.tokens import Tokens
 
 
-@dataclass
-class Hand:
-    """A clock that stands still."""
-
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_what_was_found_is_at_hand_until_it_is_old_or_revoked(tmp_path: Path) -> None:
-    hand = Hand()
+    hand = Hand(100.0)
     database = Database.open(f"sqlite:///{tmp_path}/muster.db")
     tokens = RememberedTokens(database, hand)
     token, _ = tokens.create("ci", Scope.READ, lifetime=None, created_by=None)
@@ -41,7 +31,7 @@ def test_what_is_revoked_while_somebody_reads_it_is_not_at_hand_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database.open(f"sqlite:///{tmp_path}/muster.db")
-    tokens = RememberedTokens(database, Hand())
+    tokens = RememberedTokens(database, Hand(100.0))
     token, _ = tokens.create("ci", Scope.READ, lifetime=None, created_by=None)
     read = Tokens.find
 

@@ -22,6 +22,7 @@ def here(tmp_path: Path) -> Path:
     ("command", "said"),
     [
         (["pyhton", "loop.py"], "command: pyhton is not found in PATH"),
+        (["loop.py"], "command: loop.py is not found in PATH: run it with python, or as ./loop.py"),
         (["./loop.py"], "command: ./loop.py is not executable: "),
         (["./nope"], "command: there is no ./nope in "),
         (["bin/python3", "nope.py"], "command: there is no nope.py in "),
@@ -41,6 +42,7 @@ def test_what_cannot_run_is_doubted(here: Path, command: list[str], said: str) -
         ["bin/python3", "loop.py"],
         ["bin/python3", "-m", "x.py"],
         ["bin/python3"],
+        ["bin/python3", "x" * 300 + ".py"],
     ],
 )
 def test_what_can_run_is_not(here: Path, command: list[str]) -> None:

@@ -39,6 +39,17 @@ def test_together_they_keep_no_more_than_the_limit_whatever_is_written() -> None
     assert sum(one.size_bytes for one in feeds) <= 120
 
 
+def test_a_position_takes_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "PLACE_BYTES", 15)
+    whole = Shelf()
+    small, large = whole.kept(), whole.kept()
+    fill(small, 2)
+    for number in range(5):
+        large.append(Event(f"{number:010}".encode(), dict.fromkeys(range(2), (0, number))))
+        assert small.size_bytes + large.size_bytes <= 120
+    assert (numbers(small), numbers(large)) == ([0, 1], [3, 4])
+
+
 def test_who_holds_most_gives_up_its_oldest() -> None:
     whole = Shelf()
     quiet, loud = whole.kept(), whole.kept()

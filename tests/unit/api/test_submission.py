@@ -28,6 +28,7 @@ def submitter(tmp_path: Path) -> Submitter:
         clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         random_hex=lambda: "abcdef0123456789",
         checkpoint_dir_of={"before": str(tmp_path / "earlier")}.get,
+        search_path="/usr/bin:/bin",
     )
 
 
@@ -73,6 +74,15 @@ def test_without_any_data_set_the_job_says_what_will_be_used(submitter: Submitte
     assert submission.spec.dataset_dir == str(
         DataDirectory(submitter.settings.data_dir).synthetic_dataset
     )
+
+
+def test_what_will_probably_not_run_is_said_of_the_job(submitter: Submitter) -> None:
+    asked = {"env": {"HF_TOKEN": "hf_1"}, "command": ["sh", "train.py"]}
+    told = submitter.prepare(JobRequest(**asked)).message
+    shown = "env shows HF_TOKEN to whoever may submit jobs: secrets keeps it to the ranks"
+    assert told == shown
+    told = submitter.prepare(JobRequest(**asked | {"command": ["pyhton", "train.py"]})).message
+    assert told == f"{shown}; command: pyhton is not found in PATH"
 
 
 def test_a_default_data_set_that_cannot_be_read_is_refused(

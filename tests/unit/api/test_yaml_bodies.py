@@ -26,7 +26,10 @@ def test_what_yaml_says_is_said_in_json() -> None:
         (b"[" * (DEPTH_LIMIT + 1), "nest no deeper"),
         (b"[" * 60_000, "nest no deeper"),
         (b"a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
-        (b"? [a]\n: b", "unhashable|keys must be"),
+        (b"? [a]\n: b", "a name is no text: put it in quotes at line 1, column 3"),
+        (b"env: {yes: 1, on: 2}", "a name is no text: put it in quotes at line 1, column 7"),
+        (b"1: a\n0x1: b", "a name is no text: put it in quotes at line 1, column 1"),
+        (b"<<: {a: 1}\na: 2", "a name is no text"),
         (b"a: !!binary aGVsbG8=", "JSON has no bytes"),
         (b"a: !!set {b, c}", "JSON has no set"),
         (b"\xff\xfe\xff", "This body is no YAML"),
@@ -44,3 +47,16 @@ def test_what_json_cannot_say_or_nobody_should_is_refused(text: bytes, why: str)
     with pytest.raises(Problem, match=why) as refused:
         as_json(text)
     assert (refused.value.status, refused.value.slug) == (422, "invalid-yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"a: !" + b"x" * 5000 + b" 1", r"for the tag '!x+… at line 1, column 4\.$"),
+        (b"a: !!float " + b"x" * 5000, r"could not convert string to float: 'x+…\.$"),
+    ],
+)
+def test_a_refusal_says_little_of_what_was_sent(text: bytes, why: str) -> None:
+    with pytest.raises(Problem, match=why) as refused:
+        as_json(text)
+    assert len(refused.value.detail) < 300

@@ -8,7 +8,8 @@ from vaults import Rank, owner
 
 from muster.checkpoints.filesystem import LocalFileSystem
 from muster.checkpoints.names import CheckpointName
-from muster.checkpoints.removal import remove, size_bytes
+from muster.checkpoints.owner import Owner
+from muster.checkpoints.removal import entries, size_bytes
 
 OWNER = owner()
 
@@ -23,6 +24,15 @@ def save(directory: Path, *steps: int, uid: str = "uid") -> None:
         files=LocalFileSystem(), directory=directory, owner=owner(uid=uid, generation=len(uid))
     )
     rank.save(*steps)
+
+
+def remove(directory: Path, of: Owner) -> bool:
+    """Remove all there is; return whether that was anything."""
+    found = False
+    for entry in entries(directory, of):
+        entry.remove()
+        found = True
+    return found
 
 
 def tree(directory: Path) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from summaries import job, rank
 from typer import BadParameter
 
-from cli.chaos import FaultRefused, fault_named, process_of
+from cli.chaos import FaultRefused, NothingRuns, fault_named, process_of
 from muster.client.views import WorkerView
 from muster.contracts.environ import MARK
 from muster.processes import send_signal
@@ -69,7 +69,7 @@ def test_the_mark_of_another_rank_or_job_is_not_enough(process: subprocess.Popen
 
 
 def test_a_job_that_is_over_and_a_rank_that_is_not_there_are_refused() -> None:
-    with pytest.raises(FaultRefused, match="is COMPLETED"):
+    with pytest.raises(NothingRuns, match="is COMPLETED"):
         process_of(job(status="COMPLETED"), [worker()], 0)
     with pytest.raises(FaultRefused, match="has no rank 7"):
         process_of(JOB, [worker()], 7)

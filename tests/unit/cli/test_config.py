@@ -49,7 +49,8 @@ def test_the_origin_is_a_column_of_its_own() -> None:
     plain = CliRunner().invoke(app, ["config", "show"]).stdout.splitlines()
     whole = CliRunner().invoke(app, ["config", "show", "--origin"]).stdout.splitlines()
     assert plain[0].split() == ["name", "value"]
-    assert whole[0].split() == ["name", "value", "origin"]
+    assert whole[0].split() == ["name", "origin", "value"]
+    assert max(map(len, [line for line in whole if line.endswith(" -")])) < 80
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,7 @@ def test_the_origin_is_a_column_of_its_own() -> None:
         f"postgresql://me:a@b{SECRET}@there/db",
         f"postgresql://me:a/{SECRET}@there/db",
         f"postgresql://there/db?user=me&password={SECRET}&sslmode=require",
+        f"postgresql://me:{SECRET}",
     ],
 )
 def test_no_secret_is_shown_but_that_there_is_one(
@@ -70,7 +72,7 @@ def test_no_secret_is_shown_but_that_there_is_one(
     assert said.exit_code == 0
     assert SECRET not in said.output
     assert [line.split() for line in said.stdout.splitlines() if "MUSTER_TOKEN" in line] == [
-        ["MUSTER_TOKEN", "***", "environment"]
+        ["MUSTER_TOKEN", "environment", "***"]
     ]
 
 

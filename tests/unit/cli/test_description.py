@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cli.description import Description
-from cli.job_file import JobFile
+from cli.job_file import JobFile, Spot
 from muster.client.errors import FieldError
 
 HERE = Path("/home/me")
@@ -15,7 +15,7 @@ HERE = Path("/home/me")
 def described(
     fields: dict[str, Any] | None = None, env: dict[str, str] | None = None, **typed: object
 ) -> Description:
-    marks = {(field,): (line, 1) for line, field in enumerate(fields or {}, start=1)}
+    marks = {(field,): Spot(line, 1, None) for line, field in enumerate(fields or {}, start=1)}
     file = None if fields is None else JobFile(name="job.yaml", fields=fields, marks=marks)
     return Description(file=file, typed=typed, mappings={"env": env or {}})
 

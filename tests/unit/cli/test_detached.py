@@ -14,7 +14,7 @@ def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
     said = why_silent(tmp_path)
     assert said == f"nothing, and {tmp_path} cannot be written to: No space left on device"
 

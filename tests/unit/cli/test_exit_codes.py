@@ -2,16 +2,19 @@
 
 import pytest
 
-from cli import exit_codes
-from cli.chaos import FaultRefused, NoSuchRank
+from cli import entrance, exit_codes
+from cli.chaos import FaultRefused, NoSuchRank, NothingRuns
 from cli.exit_codes import ExitCode, code_of_end, code_of_error
 from cli.held import WhoseUnsaid
+from cli.preferences import InvalidPreferences
 from muster.client.errors import (
     Ambiguous,
+    Busy,
     ClientError,
     NoCertificates,
     NotMuster,
     Problem,
+    Unconfirmed,
     Unreachable,
     Unsendable,
     WaitTimedOut,
@@ -25,6 +28,7 @@ from muster.contracts.errors import (
     MusterError,
 )
 from muster.contracts.job import TERMINAL
+from muster.contracts.secrets import Reference, SecretUnavailable
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,10 @@ from muster.contracts.job import TERMINAL
         (Unsendable("no token is like that"), ExitCode.USAGE),
         (WhoseUnsaid("whose?"), ExitCode.USAGE),
         (NoSuchRank("it has rank 0 only"), ExitCode.USAGE),
-        (FaultRefused("not now"), ExitCode.FAILED),
+        (FaultRefused("not certain"), ExitCode.FAILED),
+        (NothingRuns("it is over"), ExitCode.CONFLICT),
+        (InvalidPreferences("no TOML"), ExitCode.USAGE),
+        (SecretUnavailable(Reference("file", "a"), "is not there"), ExitCode.NOT_FOUND),
     ],
 )
 def test_an_error_has_its_code(error: MusterError, code: ExitCode) -> None:
@@ -68,9 +75,20 @@ def test_a_refusal_has_the_code_of_its_status(status: int, code: ExitCode) -> No
     assert code_of_error(refusal(Problem(status=status, detail="Not so."))) is code
 
 
+def test_an_order_that_nobody_confirms_has_the_code_of_why_that_is() -> None:
+    busy = refusal(Problem(status=503, detail="The database is away."))
+    assert isinstance(busy, Busy)
+    assert code_of_error(Unconfirmed(busy)) is ExitCode.FAILED
+    assert code_of_error(Unconfirmed(Unreachable("http://api"))) is ExitCode.UNREACHABLE
+
+
 def test_every_end_of_a_job_has_a_code_of_its_own() -> None:
     codes = [code_of_end(status) for status in TERMINAL]
     assert len(set(codes)) == len(TERMINAL)
+
+
+def test_ctrl_c_has_the_same_code_before_anything_is_imported() -> None:
+    assert entrance.INTERRUPTED == ExitCode.INTERRUPTED
 
 
 def test_every_code_is_explained() -> None:

@@ -47,6 +47,8 @@ def test_a_terminal_gets_lines_that_fit_and_every_word() -> None:
 
 def test_a_job_without_processes_says_so() -> None:
     assert list(lines(summary(status="QUEUED"), [], 80)) == ["a is QUEUED", "none yet"]
+    stopped = list(lines(summary(status="STOPPED"), [], 80))
+    assert stopped == ["a is STOPPED", "it had no process"]
 
 
 def test_who_lives_has_come_as_far_as_it_says() -> None:

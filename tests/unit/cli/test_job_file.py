@@ -69,6 +69,8 @@ def test_json_is_yaml(tmp_path: Path) -> None:
         (b"a: !!bool perhaps\n", "job.yaml is no YAML: a value is not what its tag says"),
         (b'a: !!int ""\n', "a value is not what its tag says"),
         (b"a: !!timestamp x\n", "a value is not what its tag says"),
+        (b"labels: {on: 1, yes: 2}\n", "job.yaml:1:10: on is no text here: put it in quotes"),
+        (b"env:\n  1: a\n  0x1: b\n", "job.yaml:2:3: 1 is no text here"),
         (b'a: [}\nb: "\\UFFFFFFFF"\n', "job.yaml:1:5: "),
     ],
 )
@@ -76,6 +78,11 @@ def test_what_describes_no_job_is_refused(path: Path, content: bytes, said: str)
     path.write_bytes(content)
     with pytest.raises(InvalidJobFile, match=said):
         JobFile.read(path)
+
+
+def test_a_mapping_takes_in_another(path: Path) -> None:
+    path.write_text("labels: &of_all {team: a}\nenv: {<<: *of_all, 'on': b}\n")
+    assert JobFile.read(path).fields["env"] == {"team": "a", "on": "b"}
 
 
 def test_a_file_that_is_not_there_is_named_once(path: Path) -> None:

@@ -1,4 +1,7 @@
-"""What is read without Typer is read as Typer reads it, and what is refused is refused by Typer."""
+"""What is read without Typer is read as Typer reads it, and what is refused is refused by Typer.
+
+In which words is told by tests/unit/cli/test_verbs.py.
+"""
 
 import sys
 from enum import StrEnum
@@ -34,7 +37,7 @@ def speaker() -> Any:  # noqa: ANN401  Typer's own click
     return typer.main.get_command(app)
 
 
-def outcome(command: Any, words: list[str], capsys: pytest.CaptureFixture[str]) -> object:  # noqa: ANN401  as above
+def outcome(command: Any, words: list[str], capsys: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401  as above
     with pytest.raises(SystemExit) as end:
         command.main(words, prog_name="speak")
     return end.value.code, capsys.readouterr()
@@ -68,7 +71,10 @@ def test_a_word_is_read_as_typer_reads_it(line: str, capsys: pytest.CaptureFixtu
     plain = speaker()
     read_plainly(plain)
     words = line.split()
-    assert outcome(plain, words, capsys) == outcome(speaker(), words, capsys)
+    code, said = outcome(plain, words, capsys)
+    typers_code, typers = outcome(speaker(), words, capsys)
+    assert (code, said.out) == (typers_code, typers.out)
+    assert said.err.partition("Error: ")[0] == typers.err.partition("Error: ")[0]
 
 
 def test_plain_words_are_read_without_typer(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from scarcity import no_descriptors
 
 from cli.relay import CHUNK_BYTES, ROUNDS, Relay
 from muster.contracts.layout import JobFiles
@@ -91,3 +92,13 @@ def test_what_is_no_log_or_is_gone_is_not_said(stage: Stage) -> None:
 
 def test_logs_may_not_be_there_yet(tmp_path: Path) -> None:
     Relay(tmp_path / "none", pytest.fail).finish()
+
+
+def test_while_no_file_can_be_opened_nothing_is_said_and_later_all_is(stage: Stage) -> None:
+    relay = stage.relay()
+    stage.write(0, "one\n")
+    for spare in (0, 1):  # the second is for a look at what logs there are
+        with no_descriptors(but=spare):
+            relay.pass_on()
+    relay.pass_on()
+    assert "".join(stage.said) == "[0] one"

@@ -50,6 +50,17 @@ def test_a_number_of_ranks_may_be_a_word_of_torchruns(word: str) -> None:
     assert ranks_named(word) >= 1
 
 
+def test_a_rank_for_each_gpu_is_one_for_each_that_a_rank_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cli.run.visible_gpus", lambda _: 2)
+    assert (ranks_named("gpu"), ranks_named("auto")) == (2, 2)
+    monkeypatch.setattr("cli.run.visible_gpus", lambda _: 0)
+    with pytest.raises(BadParameter, match="there is no GPU here"):
+        ranks_named("gpu")
+    assert ranks_named("auto") == ranks_named("cpu")
+
+
 @pytest.mark.parametrize("word", ["0", "-1", "many"])
 def test_what_is_no_number_of_ranks_is_refused(word: str) -> None:
     with pytest.raises(BadParameter, match="is no number of ranks"):

@@ -1,5 +1,6 @@
 """A person keeps a secret: nobody sees it again, and its file is nobody else's."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cli import secret
+from cli.misuse import Misuse
 from muster.contracts.secrets import SecretUnavailable
-from muster.safe import InvalidSecret, Safe
+from muster.safe import Safe
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,7 @@ def test_names_are_shown_and_nothing_else() -> None:
     muster("set", "b", standard_input="second value")
     muster("set", "a", standard_input="first value")
     assert muster("ls").stdout == "a\nb\n"
+    assert json.loads(muster("ls", "-o", "json").stdout) == ["a", "b"]
 
 
 def test_a_secret_is_removed() -> None:
@@ -48,6 +51,7 @@ def test_a_secret_is_removed() -> None:
 
 
 def test_what_is_none_is_not_kept(directory: Path) -> None:
-    assert isinstance(muster("set", "../a", standard_input="value").exception, InvalidSecret)
-    assert isinstance(muster("set", "a", standard_input="").exception, InvalidSecret)
+    assert isinstance(muster("set", "../a", standard_input="value").exception, Misuse)
+    assert isinstance(muster("set", "a", standard_input="").exception, Misuse)
+    assert isinstance(muster("rm", "../a").exception, Misuse)
     assert not directory.exists()

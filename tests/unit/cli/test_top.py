@@ -63,13 +63,29 @@ def test_who_goes_on_is_first_and_80_columns_and_the_height_are_enough() -> None
     assert max(map(len, lines)) <= 80
 
 
-def test_off_a_terminal_it_is_printed_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def _connected(monkeypatch: pytest.MonkeyPatch) -> None:
     def connected() -> Client:
         return Client("http://api", transport=httpx.MockTransport(lambda _: said(a="RUNNING")))
 
     monkeypatch.setattr("cli.top.connected", connected)
+
+
+@pytest.mark.usefixtures("_connected")
+def test_what_is_printed_once_on_a_terminal_fits_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    top(once=True)
+    header, line = capsys.readouterr().out.splitlines()
+    assert line.split()[:2] == ["a", "RUNNING"]
+    assert "steps/s" not in header
+    assert len(header) <= 50
+
+
+@pytest.mark.usefixtures("_connected")
+def test_off_a_terminal_it_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     top()
     header, line = capsys.readouterr().out.splitlines()
     assert (header.split()[0], line.split()[:3]) == ("job", ["a", "RUNNING", "0/2"])

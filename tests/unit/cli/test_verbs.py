@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
 from cli.__main__ import app
-from cli.verbs import ALIASES, HEADINGS, VERBS
+from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VERBS
 
 LINE = 80
 
@@ -42,17 +42,53 @@ def test_help_fits_a_narrow_terminal_with_one_line_for_each_verb() -> None:
         assert [line for line in lines if line.split()[:1] == [name] and verb.help in line]
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "config", "dataset", "secret", "token"])
+def test_each_word_below_a_verb_has_a_sentence_that_fits_its_line(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], terminal_width=LINE).output
+    words = shown.partition("Commands:\n")[2].splitlines()
+    assert words
+    assert all(line.endswith(".") and not line.endswith("...") for line in words)
+
+
 def test_help_of_a_verb_opens_with_its_own_words() -> None:
     shown = CliRunner().invoke(app, ["wait", "--help"]).output
     first = (inspect.getdoc(VERBS["wait"].load("wait").callback) or "").splitlines()[0]
     assert first in " ".join(shown.split())
 
 
+def test_what_others_call_it_is_no_verb_of_ours() -> None:
+    assert not set(SAID_ELSEWHERE) & (set(VERBS) | set(ALIASES))
+    assert all(meant in VERBS or " " in meant for meant in SAID_ELSEWHERE.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ps", "-o", "jsno"], "'--output' / '-o': 'jsno' is none of table, json, yaml, name"),
+        (["scale", "a", "two"], "'N': 'two' is no whole number"),
+        (["scale", "a", "0"], "'N': 0 is less than 1"),
+        (["top", "-i", "4000"], "'--interval' / '-i': 4000 is more than 3600"),
+        (["wait", "a", "--timeout", "soon"], "'--timeout': 'soon' is no number"),
+        (["wait", "a", "--timeout", "-1"], "'--timeout': -1 is less than 0"),
+        (["completion", "dash"], "'SHELL': 'dash' is none of bash, zsh, fish"),
+        (["run", "nothere.py"], "Error: there is no script nothere.py in "),
+    ],
+)
+def test_a_word_that_cannot_be_meant_is_refused_in_plain_words(words: list[str], said: str) -> None:
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert said in refused.stderr
+    assert "Value error" not in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["list"], "there is no list: muster ps is it."),
-        (["kill", "a"], "there is no kill: muster stop is it."),
+        (["list"], "there is no verb 'list': muster ps does that: list jobs, the newest first."),
+        (["kill", "a"], "there is no verb 'kill': muster stop does that: let it save"),
+        (["help", "submit"], "there is no verb 'help': say muster --help, or muster VERB --help"),
+        (["restart", "a"], "muster submit --set resume_from=JOB"),
+        (["up", "--port", "8001"], "there is no option --port: MUSTER_PORT in the environment"),
         (["sumbit"], "Did you mean 'submit'?"),
         (["token", "craete"], "Did you mean 'create'?"),
         (["ps", "--statsu"], "--status"),

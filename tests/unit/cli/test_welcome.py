@@ -1,10 +1,9 @@
 """The lines that a person is given to copy lead to the service."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from certificates import key_of, needs_openssl, own_certificate
 
 from cli.certificate import own_names
 from cli.welcome import next_steps
@@ -37,17 +36,42 @@ def test_a_certificate_that_others_signed_is_for_a_name_of_the_service(tmp_path:
     assert exports(**tls, **named) == ["export MUSTER_URL=https://train.example:8000"]
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
-def test_a_certificate_of_ones_own_is_to_be_trusted(tmp_path: Path) -> None:
-    words = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        " -keyout key.pem -out own.pem -subj /CN=muster -addext subjectAltName=DNS:train.example"
-    )
-    subprocess.run(words.split(), cwd=tmp_path, capture_output=True, check=True)
-    certfile = tmp_path / "own.pem"
-    assert own_names(certfile) == ["train.example"]
-    tls = {"MUSTER_TLS_CERTFILE": str(certfile), "MUSTER_ALLOWED_HOSTS": "a, train.example"}
+@needs_openssl
+@pytest.mark.parametrize("more", [(), ("basicConstraints=critical,CA:FALSE",)], ids=str)
+def test_a_certificate_of_ones_own_is_to_be_trusted(tmp_path: Path, more: tuple[str, ...]) -> None:
+    certfile = own_certificate(tmp_path, "DNS:train.example,IP:::1", *more)
+    assert own_names(certfile, key_of(certfile)) == ["train.example", "::1"]
+    tls = {
+        "MUSTER_TLS_CERTFILE": str(certfile),
+        "MUSTER_TLS_KEYFILE": str(key_of(certfile)),
+        "MUSTER_HOST": "127.0.0.1",
+        "MUSTER_ALLOWED_HOSTS": "a, train.example",
+    }
     assert exports(**tls) == [
-        "export MUSTER_URL=https://train.example:8000",
+        "export MUSTER_URL=https://[::1]:8000",
         f"export MUSTER_CA_FILE={certfile}",
     ]
+
+
+@pytest.mark.parametrize("is_activated", [False, True])
+def test_an_environment_that_a_new_terminal_does_not_know_is_activated_first(
+    is_activated: bool,  # noqa: FBT001  a table's column
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs = tmp_path / "my env" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").touch()
+    (programs / "muster").touch(mode=0o755)
+    monkeypatch.setattr("sys.prefix", str(programs.parent))
+    monkeypatch.setenv("PATH", f"{programs}:/nowhere" if is_activated else "/nowhere")
+    monkeypatch.setenv("VIRTUAL_ENV", str(programs.parent) if is_activated else "")
+    steps = next_steps(own_url({}), Path("/data"), DoorSettings.read({}))
+    assert next(steps) == f"source '{programs}/activate'"
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.delenv("VIRTUAL_ENV")
+    assert not [
+        line
+        for line in next_steps(own_url({}), Path("/data"), DoorSettings.read({}))
+        if line.startswith("source")
+    ], "it is in the PATH of every terminal"

@@ -1,12 +1,13 @@
 """What is asked again and what is not, and what an answer that is none is called."""
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
-import summaries
+from scene import JOB, Scene, job, problem
 
 from muster.client.client import Client
 from muster.client.connection import LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
@@ -19,55 +20,13 @@ from muster.client.errors import (
     NotFound,
     NotMuster,
     Refused,
-    Replaced,
     Unconfirmed,
     Unreachable,
     Unsendable,
 )
 from muster.client.job import ENDING_SECONDS, Job
+from muster.client.outcomes import NOT_DONE
 from muster.contracts.errors import InvalidEnvironment
-
-JOB = {**summaries.JOB, "status": "QUEUED", "of_a_later_release": True}
-
-Answer = httpx.Response | type[httpx.RequestError]
-
-
-class Scene:
-    """An API that answers what it is told to, and time that passes when somebody sleeps."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self.answers = list(answers)
-        self.requests: list[httpx.Request] = []
-        self.now = 0.0
-
-    def client(self, retry_seconds: float = 10.0, token: str | None = None) -> Client:
-        return Client(
-            "http://api",
-            token,
-            retry_seconds=retry_seconds,
-            monotonic=lambda: self.now,
-            sleep=self._sleep,
-            transport=httpx.MockTransport(self._answer),
-        )
-
-    def _sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, httpx.Response):
-            return answer
-        raise answer("lost")
-
-
-def job() -> httpx.Response:
-    return httpx.Response(200, json=JOB)
-
-
-def problem(status: int, **headers: str) -> httpx.Response:
-    said = {"status": status, "detail": "Not so.", "type": "/problems/x", "request_id": "r"}
-    return httpx.Response(status, json=said, headers=headers)
 
 
 def test_a_question_is_asked_until_somebody_answers() -> None:
@@ -79,7 +38,7 @@ def test_a_question_is_asked_until_somebody_answers() -> None:
 
 def test_a_question_is_not_asked_for_ever() -> None:
     scene = Scene(httpx.ConnectError)
-    words = "again within seconds.*set MUSTER_PORT to what `muster up` printed, or start it"
+    words = "nobody answers at http://api: see whether it is up there"
     with pytest.raises(Unreachable, match=words) as caught:
         scene.client().job("a")
     assert 10.0 - LONGEST_PAUSE_SECONDS <= scene.now <= 10.0
@@ -106,8 +65,21 @@ def test_of_a_submission_that_was_lost_on_its_way_it_is_said_that_it_may_have_ar
 
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_who_says_not_now_may_have_passed_the_submission_on(status: int) -> None:
-    with pytest.raises(Unconfirmed, match=r"Not so\. It may have been accepted"):
+    with pytest.raises(Unconfirmed, match=r"Not so\. It may have been accepted") as caught:
         Scene(problem(status)).client().submit(world_size=1)
+    lost = caught.value.lost
+    assert not isinstance(caught.value, Unreachable)  # somebody has answered
+    assert isinstance(lost, Busy)
+    assert (lost.status, lost.request_id) == (status, "r")
+
+
+@pytest.mark.parametrize("kind", sorted(NOT_DONE))
+def test_what_the_api_says_it_has_not_done_was_not_accepted(kind: str) -> None:
+    answer = problem(503, kind.removeprefix("/problems/"))
+    with pytest.raises(Busy, match=r"^Not so\.$"):
+        Scene(answer).client().submit(world_size=1)
+    with pytest.raises(Unconfirmed):
+        Scene(httpx.ReadTimeout, answer).client().submit(world_size=1)
 
 
 def test_a_lost_plan_is_asked_again_and_may_not_have_been_accepted() -> None:
@@ -174,8 +146,10 @@ def test_a_refusal_is_told_in_the_servers_own_words(status: int, kind: type[Refu
         httpx.Response(500, text="<h1>out of order</h1>"),
         httpx.Response(302, headers={"Location": "http://elsewhere"}),
         httpx.Response(200, json={"jobs": 7}),
+        httpx.Response(200, content=b'{"jobs": "\xff"}'),
+        httpx.Response(404, content=b"[" * 100_000),
     ],
-    ids=["a page", "an error page", "a redirection", "other JSON"],
+    ids=["a page", "an error page", "a redirection", "other JSON", "no UTF-8", "no end"],
 )
 def test_a_stranger_is_recognised(answer: httpx.Response) -> None:
     with pytest.raises(NotMuster, match="what answers at http://api is not Muster"):
@@ -263,16 +237,6 @@ def test_the_next_page_is_asked_for_here_and_nowhere_else(link: str) -> None:
     ]
 
 
-def test_a_wait_is_a_question_that_is_answered_late() -> None:
-    over = httpx.Response(200, json={**JOB, "status": "COMPLETED", "is_terminal": True})
-    scene = Scene(job(), job(), over)
-    assert scene.client().job("a").wait(until="running").is_terminal
-    assert _urls(scene.requests)[1:] == ["http://api/jobs/a?until=RUNNING&wait=30.0"] * 2
-    patience = scene.requests[1].extensions["timeout"]["read"]
-    assert patience == TIMEOUT_SECONDS + 30.0
-    assert scene.now < LONGEST_PAUSE_SECONDS
-
-
 def test_what_still_holds_is_not_given_again() -> None:
     tag = 'W/"1"'
     whole = httpx.Response(200, json={"jobs": []}, headers={"ETag": tag})
@@ -302,17 +266,25 @@ def test_an_empty_choice_of_statuses_is_none_of_them_and_nobody_is_asked() -> No
     assert scene.requests == []
 
 
-def test_another_job_of_the_same_id_is_not_taken_for_this_one() -> None:
-    scene = Scene(job(), httpx.Response(200, json={**JOB, "job_uid": "another"}))
-    with scene.client() as client:
-        held = client.job("a")
-        with pytest.raises(Replaced, match="a was deleted, and another job has its id"):
-            held.wait()
-    assert held.view.job_uid == "u"
+HELD_BY_ITSELF: list[object] = []
+HELD_BY_ITSELF.append(HELD_BY_ITSELF)
 
 
-def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda client: client.submit(env={None: "x"}), "what JSON cannot say"),
+        (lambda client: client.submit(labels=HELD_BY_ITSELF), "holds itself"),
+        (lambda client: client.submit(metrics={"a": [1.0, math.nan]}), "holds nan"),
+        (lambda client: client.job("x" * 70_000), "no URL can hold"),
+        (lambda client: client.job("\udcff"), "no UTF-8"),
+    ],
+    ids=["other things", "what holds itself", "no number", "a long word", "a word that is no text"],
+)
+def test_what_has_not_the_form_of_a_request_is_not_sent(
+    ask: Callable[[Client], object], said: str
+) -> None:
     scene = Scene(job())
-    with scene.client() as client, pytest.raises(ClientError, match="what JSON cannot say"):
-        client.submit(env={None: "x"})
+    with scene.client() as client, pytest.raises(Unsendable, match=said):
+        ask(client)
     assert scene.requests == []

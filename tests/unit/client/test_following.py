@@ -6,8 +6,10 @@ import httpx
 import pytest
 
 from muster.client.connection import LONGEST_PAUSE_SECONDS, Connection
-from muster.client.errors import NotFound, Unreachable
+from muster.client.errors import Busy, NotFound, NotMuster, Unreachable
 from muster.client.following import PATIENCE_SECONDS, follow
+
+EVENTS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 FIRST = b"id: 0.0:2\ndata: [rank 3] a\n\n"
 SECOND = b"id: 0.0:4\ndata: [rank 0] b\ndata: c\n\n"
@@ -52,9 +54,11 @@ class Scene:
         self.asked.append((query, request.headers.get("Last-Event-ID")))
         match self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]:
             case bytes() as body:
-                return httpx.Response(200, content=body)
+                return httpx.Response(200, content=body, headers=EVENTS)
             case httpx.SyncByteStream() as stream:
-                return httpx.Response(200, stream=stream)
+                return httpx.Response(200, stream=stream, headers=EVENTS)
+            case httpx.Response() as response:
+                return response
             case int() as status:
                 said = {"status": status, "detail": "Not so."}
                 return httpx.Response(status, json=said if status != 204 else None)
@@ -111,3 +115,36 @@ def test_a_refusal_is_no_break() -> None:
     with pytest.raises(NotFound):
         scene.lines()
     assert len(scene.asked) == 1
+
+
+def not_now(retry_after_seconds: int) -> httpx.Response:
+    said = {"status": 429, "detail": "Not now."}
+    return httpx.Response(429, json=said, headers={"Retry-After": str(retry_after_seconds)})
+
+
+def test_who_wants_to_be_left_alone_for_a_while_is() -> None:
+    scene = Scene(not_now(30), not_now(20), FIRST + END)
+    assert scene.lines() == [(3, "a")]
+    assert scene.now == 50.0
+
+
+def test_nobody_is_waited_for_who_wants_to_be_left_alone_for_longer_than_a_minute() -> None:
+    scene = Scene(not_now(30))
+    with pytest.raises(Busy):
+        scene.lines()
+    assert (len(scene.asked), scene.now) == (3, 60.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(302, headers={"Location": "http://elsewhere/login"}),
+        httpx.Response(200, html="<p>Log in, please.</p>\n\n"),
+    ],
+    ids=["a redirection", "a page"],
+)
+def test_the_page_of_a_stranger_is_no_stream_that_broke_off(answer: httpx.Response) -> None:
+    scene = Scene(Broken(FIRST), answer)
+    with pytest.raises(NotMuster):
+        scene.lines()
+    assert len(scene.asked) == 2

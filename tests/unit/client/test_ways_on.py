@@ -11,9 +11,11 @@ from muster.client.ways_on import way_on
     [
         ("job-not-found", "/jobs/gone", "there is no job gone: muster ps lists them"),
         ("job-not-over", "/jobs/lg", "(muster stop lg)"),
+        ("job-not-over", "/api/v1/jobs/lg", "lg is not over: stop it first (muster stop lg)"),
         ("never-pauses", "/jobs/lg/pause", "--set resume_from=lg"),
         ("job-exists", "/jobs", "muster rm"),
         ("token-not-found", "/tokens/a%20b", "there is no token a b, "),
+        ("token-not-found", "/muster/api/v1/tokens/jobs", "there is no token jobs, "),
         ("worker-not-found", "/jobs/lg/workers/7", "muster workers lg lists them"),
     ],
 )

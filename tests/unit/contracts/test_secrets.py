@@ -40,7 +40,7 @@ def test_what_is_no_reference_is_refused_and_not_repeated(text: str) -> None:
     assert Reference.parse(text) is None
     with pytest.raises(InvalidSpec) as refused:
         checked(JobSpec(secrets={"TOKEN": text}))
-    assert "secrets: 'TOKEN' is no reference" in str(refused.value)
+    assert "secrets: what 'TOKEN' is given is no reference: write file:NAME" in str(refused.value)
     assert not text or repr(text) not in str(refused.value)
 
 

@@ -33,6 +33,20 @@ def test_jobs_are_let_in_by_turn(waiting: list[int], used: int, slots: int, admi
     assert len(waits) == len(waiting) - admitted, "each of the others is told why it waits"
 
 
+def test_thousands_at_once_are_looked_at_a_few_times_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def slots(_: Claim) -> int:
+        nonlocal looks
+        looks += 1
+        return 1
+
+    waiting = claims(*[1] * 3000)
+    monkeypatch.setattr(Claim, "slots", property(slots))
+    assert admit(waiting, holding=[], slots=3000) == (3000, [])
+    assert looks <= 5 * 3000
+
+
 def test_each_that_waits_is_told_why() -> None:
     _, waits = admit(claims(4, 2, 2, 1), holding=claims(6), slots=8)
     assert [wait.message for wait in waits] == [

@@ -35,7 +35,9 @@ class Floor:
         self._on_sweep()
 
 
-def told_of(root: Path, blind: int = 0) -> list[str]:
+def told_of(
+    root: Path, blind: int = 0, look: Callable[[Attendants], None] = lambda _: None
+) -> list[str]:
     """Return in order what happens once the agent of a job with one finished rank has ended."""
     job = Story.running(world_size=1).job
     charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
@@ -49,6 +51,7 @@ def told_of(root: Path, blind: int = 0) -> list[str]:
     happened: list[str] = []
 
     async def in_office() -> bool:
+        look(ours)
         return True
 
     async def serve(_charge: Charge) -> str:
@@ -62,7 +65,9 @@ def told_of(root: Path, blind: int = 0) -> list[str]:
             assert news.exit_code == 0
 
     floor = Floor(lambda: happened.append("swept"), blind)
-    asyncio.run(Attendants(floor, settings, in_office)._attend(charge, hear, serve))  # noqa: SLF001
+    ours = Attendants(floor, settings, in_office, clock=lambda: 7.0)
+    asyncio.run(ours._attend(charge, hear, serve))  # noqa: SLF001
+    look(ours)
     return happened
 
 
@@ -77,3 +82,12 @@ def test_who_cannot_look_waits_until_it_can(
 ) -> None:
     monkeypatch.setattr(attendants, "BLIND_PAUSE_SECONDS", 0.0)
     assert told_of(tmp_path, blind=2) == ["swept", "RankExited", "AgentLost"]
+
+
+def test_since_when_nobody_can_see_is_known_until_somebody_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendants, "BLIND_PAUSE_SECONDS", 0.0)
+    seen: list[float | None] = []
+    told_of(tmp_path, blind=2, look=lambda ours: seen.append(ours.blind_since))
+    assert seen == [None, 7.0, 7.0, None]

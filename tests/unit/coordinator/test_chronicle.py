@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -69,6 +70,16 @@ def test_what_is_news_is_told_once(happening: Happening, entry: Entry) -> None:
     assert told(story, happening) == entry
 
 
+def test_that_a_job_cannot_go_on_is_told_at_once_and_why_when_it_has_failed() -> None:
+    story = Story.running(world_size=2, max_restarts=0).exits(1, code=3)
+    why = "rank 1 exited with code 3 and may not be restarted"
+    stopping = Taken(action=Move(status=JobStatus.STOPPING, message=why))
+    words = "the job cannot go on; ranks that are left are saving and exiting"
+    assert told(story, stopping) == Entry(kind="job_failing", message=words)
+    failed = Taken(action=Move(status=JobStatus.FAILED, message=why))
+    assert told(story, failed) == Entry(kind="job_failed", message=f"the job is FAILED: {why}")
+
+
 def test_an_agent_that_has_ranks_is_news_and_the_first_one_is_not() -> None:
     story = Story.running(world_size=2).agent_is_lost(living=[1])
     story.plans()
@@ -107,6 +118,32 @@ def test_a_process_is_introduced_once_by_its_pid() -> None:
     spawned = RankSpawned(rank=1, incarnation=0, pid=77, start_ticks=1, boot_id="boot", node="node")
     assert told(story, spawned) == of_rank("rank_started", "rank 1 runs as pid 77")
     assert told(story, spawned) is None
+
+
+def test_what_was_said_at_the_submission_is_no_reason_of_a_later_move() -> None:
+    story = Story.running(world_size=2)
+    story.job = replace(story.job, note="env shows HF_TOKEN")
+    recovering = Move(status=JobStatus.RECOVERING, message="rank 1 died")
+    entry = Entry(kind="job_recovering", message="the job is RECOVERING: rank 1 died")
+    assert told(story, Taken(action=recovering)) == entry
+    running = Move(status=JobStatus.RUNNING, message="env shows HF_TOKEN")
+    entry = Entry(kind="job_running", message="the job is RUNNING")
+    assert told(story, Taken(action=running)) == entry
+
+
+def test_an_end_that_we_have_made_is_told_once_and_never_before_a_start() -> None:
+    story = Story.starting(world_size=2).is_stopped(StopRequest.FORCED)
+    story.plans()
+    spawned = RankSpawned(rank=1, incarnation=0, pid=77, start_ticks=1, boot_id="boot", node="node")
+    assert told(story, spawned) is None
+    assert told(story, exited(1, 0, signal=9)) is None
+
+
+def test_who_was_to_be_killed_and_was_faster_says_how_it_ended() -> None:
+    story = Story.running(world_size=2).is_stopped(StopRequest.FORCED)
+    story.plans()
+    entry = of_rank("rank_exited", "rank 1 exited with code 3")
+    assert told(story, exited(1, 0, code=3)) == entry
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """One job without a service: what is stored of it, and a database that is away now and then."""
 
 import asyncio
+import resource
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,9 +10,11 @@ from store_samples import bring_to
 
 from coordinator import foreground
 from coordinator.foreground import Narrator
+from muster.contracts.endings import INTERRUPTED_CODE
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import BegunOtherwise
 from muster.contracts.job import JobId, JobStatus
+from muster.contracts.layout import DataDirectory
 from muster.contracts.spec import JobSpec
 from store.database import Database
 from store.errors import StoreUnavailable
@@ -47,6 +50,7 @@ def may_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> asyncio.Eve
     monkeypatch.setattr(Service, "may_complete", event)
     monkeypatch.setattr(foreground, "Service", Service)
     monkeypatch.setattr(foreground, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # it is ours, and all tests'
     return event
 
 
@@ -139,7 +143,7 @@ def test_a_job_that_is_not_over_goes_on_only_as_it_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreground, "Service", Interrupted)
-    assert begin(tmp_path) == foreground.INTERRUPTED
+    assert begin(tmp_path) == INTERRUPTED_CODE
     for fields, sentence in OTHERWISE:
         with pytest.raises(BegunOtherwise, match=sentence):
             begin(tmp_path, **fields)
@@ -154,9 +158,32 @@ def test_who_stores_the_same_job_a_moment_later_goes_on_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreground, "Service", Interrupted)
-    assert begin(tmp_path) == foreground.INTERRUPTED
+    assert begin(tmp_path) == INTERRUPTED_CODE
     monkeypatch.setattr(Jobs, "find", lambda *_: None)  # it was not there when they looked
-    assert begin(tmp_path) == foreground.INTERRUPTED
+    assert begin(tmp_path) == INTERRUPTED_CODE
+    with pytest.raises(BegunOtherwise, match="another world_size, and"):
+        begin(tmp_path, world_size=2)
+
+
+def test_who_replaces_the_same_job_a_moment_later_goes_on_with_the_new_one(
+    tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_complete.set()
+    assert begin(tmp_path) == 0
+    monkeypatch.setattr(foreground, "Service", Interrupted)
+    find = Jobs.find
+    begun = DataDirectory(tmp_path / "state" / "foreground" / "one").job("one").run
+
+    def find_too_early(jobs: Jobs, job_id: JobId) -> Job | None:
+        earlier = find(jobs, job_id)
+        monkeypatch.setattr(Jobs, "find", find)
+        assert begin(tmp_path) == INTERRUPTED_CODE
+        begun.mkdir(parents=True)
+        return earlier
+
+    monkeypatch.setattr(Jobs, "find", find_too_early)
+    assert begin(tmp_path) == INTERRUPTED_CODE
+    assert begun.exists(), "it is the new job's"
     with pytest.raises(BegunOtherwise, match="another world_size, and"):
         begin(tmp_path, world_size=2)
 

@@ -121,16 +121,16 @@ def test_the_budget_of_the_rank_that_was_to_blame_decides() -> None:
         story.wakes()
         live(story)
     assert [rank.restarts for rank in story.job.ranks] == [1, 1]
-    assert list(kills(story.dies(0).plans())) == [1]
-    story.dies(1).plans()
+    assert terminations(story.dies(0).plans()) == [1]
+    story.dies(1, signal=15).plans()
     assert story.job.status is JobStatus.FAILED
     assert story.job.reason is Reason.RESTART_LIMIT
 
 
 def test_an_end_that_is_not_to_be_tried_again_ends_the_job_and_not_only_the_gang() -> None:
     story = running(2).exits(0, code=64)
-    assert list(kills(story.plans())) == [1]
-    story.dies(1).plans()
+    assert terminations(story.plans()) == [1]
+    story.dies(1, signal=15).plans()
     assert story.job.status is JobStatus.FAILED
     assert story.job.reason is Reason.DO_NOT_RETRY
 

@@ -83,11 +83,11 @@ def test_who_leaves_others_that_train_on_gets_its_state_from_them() -> None:
     )
 
 
-def test_a_refused_program_fails_the_job_at_once_and_kills_the_others() -> None:
+def test_a_refused_program_fails_the_job_at_once_and_the_others_are_asked_to_go() -> None:
     story = Story.running(world_size=3)
     story.refuses(1, Reason.INVALID_PROGRAM, "no such command").exits(1, code=127)
-    assert sorted(kills(story.plans())) == [0, 2]
-    story.dies(0).dies(2).plans()
+    assert terminations(story.plans()) == [0, 2]
+    story.dies(0, signal=15).exits(2).plans()
     assert story.job.status is JobStatus.FAILED
     assert story.job.reason is Reason.INVALID_PROGRAM
     assert story.job.message == "rank 1: no such command"
@@ -99,6 +99,36 @@ def test_the_first_verdict_stands() -> None:
     story.refuses(1, Reason.INVALID_PROGRAM, "second").is_condemned("third")
     assert story.job.verdict is not None
     assert story.job.verdict.message == "rank 0: first"
+
+
+def test_who_is_left_of_a_job_that_fails_has_its_grace_and_never_longer() -> None:
+    story = Story.running(world_size=2, max_restarts=0, stop_grace_seconds=7).exits(1, code=3)
+    assert terminations(story.plans()) == [0]
+    assert story.job.status is JobStatus.STOPPING
+    assert story.job.reason is Reason.RESTART_LIMIT
+    story.passes(3).is_interrupted()
+    assert story.goes_on(3.9) == []
+    (cause,) = kills(story.wakes()).values()
+    assert cause.reason is Reason.RESTART_LIMIT
+    assert cause.message == "did not end within the grace period and was killed"
+    assert DismissAgent() in story.dies(0).plans()
+    assert story.job.status is JobStatus.FAILED
+
+
+def test_a_job_that_fails_can_be_ended_at_once() -> None:
+    story = Story.running(world_size=2, max_restarts=0).exits(1, code=3)
+    story.plans()
+    assert list(kills(story.is_stopped(StopRequest.FORCED).plans())) == [0]
+    story.dies(0).plans()
+    assert story.job.status is JobStatus.FAILED
+
+
+def test_a_pool_that_fails_saves_what_it_has_before_it_ends() -> None:
+    story = Story.training(world_size=3, max_restarts=0).exits(1, code=3)
+    assert terminations(story.plans()) == [0], "it saves for all"
+    assert terminations(story.exits(0).plans()) == [2]
+    story.exits(2).plans()
+    assert story.job.status is JobStatus.FAILED
 
 
 def test_what_makes_a_job_impossible_before_its_first_rank_fails_it() -> None:

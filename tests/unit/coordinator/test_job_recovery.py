@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from stories import Story, kills, queued_job, starts
+from stories import Story, kills, queued_job, starts, terminations
 
 from coordinator.actions import DismissAgent, Move, Start, StartAgent
 from coordinator.plan import plan
@@ -130,9 +130,9 @@ def test_the_51st_failure_fails_the_job_and_names_rank_signal_and_last_lines() -
         story.says_hello(1)
     planned = story.dies(1, signal=11, lines=["Traceback:", "it broke"]).plans()
     assert story.rank(1).restarts == 50
-    assert list(kills(planned)) == [0], "its sibling is ended with the job"
-    assert story.job.status is JobStatus.RUNNING, "as long as a process is left"
-    assert DismissAgent() in story.dies(0).plans()
+    assert terminations(planned) == [0], "its sibling is ended with the job"
+    assert story.job.status is JobStatus.STOPPING, "as long as a process is left"
+    assert DismissAgent() in story.dies(0, signal=15).plans()
     assert story.job.status is JobStatus.FAILED
     assert story.job.reason is Reason.RESTART_LIMIT
     assert story.job.message == (

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from stories import Story, starts
+from stories import Story, kills, starts, terminations
 from unit.coordinator.heirs import NOON, rows_of, successor
 
 from coordinator.actions import KillAgent
@@ -33,7 +33,12 @@ CONDITIONS: dict[str, Callable[[Story], object]] = {
 
 
 def with_status(job: JobSnapshot, status: JobStatus) -> JobSnapshot:
-    reason = None if status in {JobStatus.STARTING, JobStatus.RUNNING} else Reason.WORKER_EXITED
+    reasons = {
+        JobStatus.STARTING: None,
+        JobStatus.RUNNING: None,
+        JobStatus.STOPPING: Reason.INTERRUPTED,
+    }
+    reason = reasons.get(status, Reason.WORKER_EXITED)
     return replace(job, status=status, reason=reason, message=None)
 
 
@@ -61,6 +66,26 @@ def test_a_successor_carries_on_from_whatever_a_crash_left(
         assert story.job.status is JobStatus.STOPPED
     elif story.job.status is not JobStatus.COMPLETED:
         run_to_the_end(story)
+
+
+@pytest.mark.parametrize("scope", ["rank", "gang"])
+def test_a_successor_does_not_start_again_what_has_failed_for_good(scope: str) -> None:
+    left = Story.running(
+        world_size=2, command=("true",), max_restarts=0, restart_scope=scope, stop_grace_seconds=7
+    )
+    left.exits(1, code=3, lines=["it broke"]).plans()
+    ended = successor(left)
+    assert starts(ended.plans()) == []
+    assert ended.job.status is JobStatus.FAILED
+    assert ended.job.reason is Reason.RESTART_LIMIT
+    assert ended.job.message is not None
+    assert ended.job.message.endswith("it broke")
+    story = successor(left, inherited_with_agent)
+    assert terminations(story.agent_joins().plans()) == [0]
+    assert kills(story.passes(6.9).plans()) == {}
+    assert list(kills(story.wakes())) == [0]
+    story.dies(0).plans()
+    assert story.job.message == ended.job.message
 
 
 def run_to_the_end(story: Story) -> None:

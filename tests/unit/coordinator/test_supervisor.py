@@ -63,14 +63,21 @@ class Tenure:
 class Office:
     """The supervisor of one job, and what it works with."""
 
-    def __init__(self, job: JobSnapshot, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        job: JobSnapshot,
+        clock: Callable[[], float] = time.monotonic,
+        blind_since: float | None = None,
+    ) -> None:
         self.charge = Charge(snapshot=job, attachment=Attachment(started_at=None))
         self.roster = Roster(self.charge)
         self.tenure = Tenure()
         self.supervisor = Supervisor(
             tenure=self.tenure,
             roster=self.roster,
-            attendants=SimpleNamespace(are_gone=True, equip=lambda _: None),
+            attendants=SimpleNamespace(
+                are_gone=True, blind_since=blind_since, equip=lambda _: None
+            ),
             clock=clock,
             patience_seconds=0.0,
         )
@@ -122,6 +129,12 @@ def test_a_coordinator_that_is_stopped_in_the_midst_of_a_commit_blames_nobody() 
     asyncio.run(coordinate())
     assert office.charge.snapshot.ranks[0].kill is None
     assert office.charge.decided == []
+
+
+def test_who_is_to_end_does_not_wait_for_ever_to_see_what_agents_have_left() -> None:
+    office = Office(Story.submitted(world_size=1).job, blind_since=0.0)
+    office.supervisor.drain()
+    asyncio.run(asyncio.wait_for(office.supervisor.run(), 60))
 
 
 @pytest.mark.slow

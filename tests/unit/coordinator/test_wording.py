@@ -4,7 +4,7 @@ import pytest
 from stories import queued_job
 
 from coordinator.snapshot import Cause, Ending, RankSnapshot
-from coordinator.wording import describe_exit, describe_recovery
+from coordinator.wording import describe_exit, describe_recovery, quote_end, quote_lines
 from muster.contracts.endings import RetryClass, describe_status
 from muster.contracts.job import Reason
 
@@ -92,3 +92,9 @@ def test_a_gang_is_told_which_rank_failed_so_often() -> None:
         "rank 1 died; all ranks are started again "
         "(rank 1: failure 2 of 5 in a row without a new checkpoint)"
     )
+
+
+def test_a_log_is_quoted_without_what_a_terminal_would_obey() -> None:
+    lines = ("50 %\r100 %", "\x1b]0;done\x07\x1b[2J\x9b1mlost")
+    assert quote_end(lines) == " ( ]0;done  [2J 1mlost)"
+    assert quote_lines(lines).splitlines()[1:] == ["  50 % 100 %", "   ]0;done  [2J 1mlost"]

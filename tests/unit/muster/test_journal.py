@@ -27,6 +27,32 @@ def test_every_line_is_one_json_object_with_its_service_whoever_speaks() -> None
     assert done.stdout == b""
 
 
+FAIL = """
+import structlog
+from muster.journal import configure
+def open_with(key):
+    raise ValueError("no such door")
+configure("api")
+try:
+    open_with("".join(["hunter2", "secret"]))
+except ValueError:
+    structlog.get_logger().exception("a request failed")
+"""
+
+
+def test_a_terminal_shows_where_something_failed_and_no_values_of_variables() -> None:
+    ours, theirs = os.openpty()
+    try:
+        subprocess.run([sys.executable, "-c", FAIL], stderr=theirs, check=True, timeout=60)
+        said = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "a request failed" in said
+    assert "ValueError: no such door" in said
+    assert "hunter2secret" not in said
+
+
 def test_a_full_disk_costs_lines_and_not_the_exit_code() -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     speaker = [sys.executable, "-c", f"{SPEAK}\nraise SystemExit(75)"]

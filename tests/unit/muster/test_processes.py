@@ -8,6 +8,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
+from scarcity import no_descriptors
 
 from muster.contracts.environ import MARK
 from muster.processes import (
@@ -46,6 +47,11 @@ def test_a_process_has_one_name_for_ever() -> None:
         process.wait()
     assert identify(record.pid) is None
     assert is_provably_gone(record)
+
+
+def test_who_cannot_look_at_itself_says_why() -> None:
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        myself()
 
 
 def test_what_is_another_users_is_let_be() -> None:

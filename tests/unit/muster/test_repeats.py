@@ -1,32 +1,22 @@
 """Who makes us write more than anybody reads is summed up; what matters is written whole."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hand import Hand
 from structlog import DropEvent
 
 from muster.repeats import LINES_OF_A_KIND, LINES_TOGETHER, WHILE_SECONDS, Repeats
 
 
-@dataclass
-class Hand:
-    """A clock that stands still."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def hand() -> Hand[float]:
+    return Hand(0.0)
 
 
 @pytest.fixture
-def hand() -> Hand:
-    return Hand()
-
-
-@pytest.fixture
-def repeats(hand: Hand) -> Repeats:
+def repeats(hand: Hand[float]) -> Repeats:
     return Repeats(hand, {"request_refused", "connection_refused"})
 
 
@@ -40,7 +30,7 @@ def written(repeats: Repeats, times: int, action: str, caller: str) -> list[dict
     return lines
 
 
-def test_what_repeats_is_summed_up_with_the_next_line(repeats: Repeats, hand: Hand) -> None:
+def test_what_repeats_is_summed_up_with_the_next_line(repeats: Repeats, hand: Hand[float]) -> None:
     assert len(written(repeats, LINES_OF_A_KIND + 5, "request_refused", "a")) == LINES_OF_A_KIND
     (other,) = written(repeats, 1, "request_refused", "b")
     assert other["withheld"] == 5

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,7 +48,7 @@ Use = Callable[[Safe], object]
 
 
 @pytest.mark.parametrize(
-    "use", [lambda safe: safe.put("other", VALUE), Safe.names, lambda safe: safe.remove("token")]
+    "use", [lambda safe: safe.put("other", VALUE), lambda safe: safe.remove("token")]
 )
 def test_what_somebody_left_who_was_killed_is_swept_up(
     safe: Safe, directory: Path, use: Use
@@ -56,6 +57,24 @@ def test_what_somebody_left_who_was_killed_is_swept_up(
     left.write_text(VALUE)
     use(safe)
     assert not left.exists()
+
+
+@pytest.mark.parametrize("name", ["by-hand.tmp", "0123456789abcdef.tmp", "a.0123456789ABCDEF.tmp"])
+def test_what_a_person_puts_there_by_hand_is_not_swept_up(
+    safe: Safe, directory: Path, name: str
+) -> None:
+    (directory / name).write_text(VALUE)
+    safe.put("other", VALUE)
+    assert (directory / name).exists()
+    assert name not in safe.names()
+
+
+def test_who_looks_removes_nothing(safe: Safe, directory: Path) -> None:
+    left = directory / "token.0123456789abcdef.tmp"
+    left.write_text(VALUE)
+    assert safe.names() == ["token"]
+    assert list(safe.faults()) == []
+    assert left.exists()
 
 
 def test_what_somebody_writes_just_now_is_left_alone(safe: Safe, directory: Path) -> None:
@@ -106,6 +125,7 @@ Damage = Callable[[Path], object]
         (lambda path: path.write_bytes(b"x" * (SECRET_LIMIT_BYTES + 1)), "is longer than 65536"),
         (lambda path: (path.unlink(), path.mkdir(mode=0o700)), "is no file"),
         (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "is no file"),
+        (lambda path: (path.unlink(), os.mknod(path, 0o600 | stat.S_IFSOCK)), "is no file"),
         (lambda path: path.unlink(), "is not there"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from store.breaker import LONG_SECONDS, Breaker
-from store.errors import JobMissing, StoreLocked, StoreUnavailable
+from store.errors import CommitInDoubt, JobMissing, StoreLocked, StoreUnavailable
 
 
 class Door:
@@ -16,9 +16,13 @@ class Door:
         self.now = 0.0
         self.breaker = Breaker(lambda: self.now)
 
-    def fails(self, after_seconds: float = LONG_SECONDS) -> None:
-        with pytest.raises(StoreUnavailable, match="hangs"), self.breaker.attempt():
-            self._hang(after_seconds)
+    def fails(
+        self,
+        after_seconds: float = LONG_SECONDS,
+        error: type[StoreUnavailable] = StoreLocked,
+    ) -> None:
+        with pytest.raises(error, match="hangs"), self.breaker.attempt():
+            self._hang(after_seconds, error)
 
     def is_closed_to_others(self) -> bool:
         """Whether somebody who comes while another one tries is turned away."""
@@ -32,9 +36,9 @@ class Door:
         except StoreLocked as error:
             return str(error) != "it hangs"
 
-    def _hang(self, seconds: float) -> None:
+    def _hang(self, seconds: float, error: type[StoreUnavailable]) -> None:
         self.now += seconds
-        raise StoreLocked("it hangs")
+        raise error("it hangs")
 
 
 def test_as_long_as_it_answers_nobody_is_turned_away() -> None:
@@ -75,3 +79,19 @@ def _in_another_thread(work: Callable[[], bool]) -> bool:
     thread.start()
     thread.join()
     return found[0]
+
+
+def test_who_is_turned_away_is_in_no_doubt_of_what_was_never_begun() -> None:
+    door = Door()
+    door.fails(error=CommitInDoubt)
+    told: list[type[Exception]] = []
+
+    def enters() -> bool:
+        with pytest.raises(StoreUnavailable) as caught, door.breaker.attempt():
+            pass
+        told.append(caught.type)
+        return False
+
+    with door.breaker.attempt():
+        _in_another_thread(enters)
+    assert told == [StoreUnavailable]

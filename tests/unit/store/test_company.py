@@ -5,10 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from store_samples import everything, idempotency_key, submit
 
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.spec import JobSpec
+from store import database as database_module
 from store.company import write_together
 from store.database import Database
 from store.errors import JobExists, JobMissing, StoreError, StoreUnavailable
@@ -24,13 +26,15 @@ class Ledger:
         self.begun = 0
         self.committed: list[list[str]] = []
         self.trouble: StoreError | None = None
+        self.trouble_from = 1
+        """The transaction that is the first to meet it."""
 
     @contextmanager
     def transaction(self) -> Iterator[list[str]]:
         self.begun += 1
         written: list[str] = []
         yield written
-        if self.trouble is not None:
+        if self.trouble is not None and self.begun >= self.trouble_from:
             raise self.trouble
         self.committed.append(written)
 
@@ -77,6 +81,23 @@ def test_when_the_database_is_away_all_are_told_after_one_attempt() -> None:
     assert ledger.outcomes(*map(writes, "abc")) == [ledger.trouble] * 3
     assert ledger.begun == 1
     assert ledger.committed == []
+
+
+def test_a_database_that_goes_away_between_them_is_waited_for_once() -> None:
+    ledger, fault = Ledger(), ValueError("no such value")
+    ledger.trouble, ledger.trouble_from = StoreUnavailable("away"), 3
+    outcomes = ledger.outcomes(writes("a"), writes("b"), raises(fault), writes("c"))
+    assert outcomes == ["A", *[ledger.trouble] * 3]
+    assert ledger.begun == 3
+    assert ledger.committed == [["a"]]
+
+
+def test_who_has_written_is_told_so_though_the_database_was_away_for_the_first(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = [StoreUnavailable("away"), "B", JobMissing(JobId("gone"))]
+    monkeypatch.setattr(database_module, "write_together", lambda *_: mixed)
+    assert database.write_together([]) == mixed
 
 
 def test_of_those_who_want_one_id_the_first_gets_it(database: Database, jobs: Jobs) -> None:

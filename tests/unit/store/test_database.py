@@ -1,5 +1,6 @@
 """The door to the rows: transactions, refusals, and what is noticed from outside."""
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -11,16 +12,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import bindparam, func, insert, select, update
+from scarcity import no_descriptors
+from sqlalchemy import bindparam, event, func, insert, make_url, select, update
+from sqlalchemy.exc import OperationalError
 from store_samples import NOON, nothing_moves, submit
 
 from muster.contracts.job import JobId
 from store.backend import POOLED, POOLED_BURST
 from store.columns import Moment
 from store.database import Database
-from store.errors import StoreError, StoreLocked, StoreUnavailable
+from store.errors import CommitInDoubt, StoreError, StoreLocked, StoreUnavailable
 from store.jobs import Jobs
-from store.sqlite import journal_mode
+from store.sqlite import SqliteBackend, journal_mode
 from store.tables import EVENTS, JOBS
 
 BRIEF_SECONDS = 0.05
@@ -126,6 +129,32 @@ def test_a_lock_held_for_too_long_is_a_sentence(sqlite_url: str, tmp_path: Path,
     database.close()
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(sqlite3.SQLITE_IOERR, CommitInDoubt), (sqlite3.SQLITE_BUSY, StoreLocked)],
+    ids=["lost", "not let in"],
+)
+def test_only_what_is_lost_at_its_commit_is_in_doubt(
+    migrated_file: Path, tmp_path: Path, code: int, told: type[StoreError]
+) -> None:
+    shutil.copy(migrated_file, tmp_path / "muster.db")
+    backend = SqliteBackend(make_url(f"sqlite:///{tmp_path}/muster.db"), BRIEF_SECONDS)
+    database = Database(backend, BRIEF_SECONDS)
+
+    def lose(_: object) -> None:
+        cause = sqlite3.OperationalError("lost")
+        cause.sqlite_errorcode = code
+        raise OperationalError("COMMIT", None, cause)
+
+    event.listen(backend.engine, "commit", lose)
+    with pytest.raises(StoreUnavailable) as caught:
+        submit(Jobs(database), "a")
+    assert type(caught.value) is told
+    event.remove(backend.engine, "commit", lose)
+    assert submit(Jobs(database), "a") is not None  # nothing of it was kept open
+    database.close()
+
+
 def test_a_thread_that_writes_for_too_long_is_a_sentence_for_the_others(sqlite_url: str) -> None:
     database = Database.open(sqlite_url, busy_timeout_seconds=BRIEF_SECONDS)
     refused: list[str] = []
@@ -194,6 +223,13 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     path.write_text("Dear diary, " * 100)
     assert "is no SQLite database" in refused(f"sqlite:///{path}")
     assert path.read_text() == "Dear diary, " * 100
+
+
+def test_where_too_many_files_are_open_that_is_said_and_not_the_path(sqlite_url: str) -> None:
+    database = Database.open(sqlite_url)
+    database.close()
+    with no_descriptors(), pytest.raises(StoreUnavailable, match="too many open files"):
+        database.check()
 
 
 def test_a_directory_is_no_database(tmp_path: Path) -> None:

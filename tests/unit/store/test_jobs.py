@@ -278,6 +278,14 @@ def test_a_job_has_the_size_it_was_scaled_to_last(database: Database, jobs: Jobs
     ]
 
 
+def test_what_is_to_be_known_of_a_job_is_told_with_its_submission(
+    database: Database, jobs: Jobs
+) -> None:
+    jobs.create(JobId("a"), JobUid("u"), JobSpec(), message="data set made", idempotency=None)
+    (event,) = Events(database).of_job(JobId("a"), 10)
+    assert event.message == "the job was submitted: data set made"
+
+
 def test_the_size_of_the_spec_is_no_change(database: Database, jobs: Jobs) -> None:
     job = submit(jobs, "a")
     with nothing_moves(database):

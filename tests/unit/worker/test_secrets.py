@@ -3,15 +3,13 @@
 from pathlib import Path
 
 import pytest
+from secret_rank import LENT, VALUE, assignment, told_by
 
-from muster.contracts.agent import AdoptedRank, AgentAssignment
-from muster.contracts.messages import RankSaid, Warned
+from muster.contracts.agent import AdoptedRank
 from muster.contracts.process import ProcessRecord
 from muster.contracts.secrets import SecretUnavailable
 from muster.safe import Safe
 from worker.secrets import Secrets
-
-VALUE = "correct horse battery staple"
 
 GONE = AdoptedRank(
     rank=0,
@@ -28,29 +26,11 @@ def safe(tmp_path: Path) -> Safe:
     return safe
 
 
-def assignment(tmp_path: Path, *adopted: AdoptedRank, **secrets: str) -> AgentAssignment:
-    return AgentAssignment(
-        job_uid="uid",
-        generation=1,
-        token="",
-        job_root=str(tmp_path),
-        address_file=str(tmp_path / "coordinator.json"),
-        is_managed=False,
-        orphan_timeout_seconds=1.0,
-        stop_grace_seconds=1.0,
-        pulse_seconds=1.0,
-        secrets=secrets,
-        safe=str(tmp_path / "secrets"),
-        lent={"LENT": "lent by the service"},
-        adopted=adopted,
-    )
-
-
 def test_each_reference_is_followed(tmp_path: Path) -> None:
     secrets = Secrets.of(assignment(tmp_path, A="file:token", B="env:LENT"))
     assert secrets.variables() == {
         "A": VALUE,
-        "B": "lent by the service",
+        "B": LENT,
         "MUSTER_SECRETS": "A,B",
     }
 
@@ -84,7 +64,7 @@ def test_it_knows_the_others_when_one_of_them_is_gone(safe: Safe, tmp_path: Path
     safe.remove("token")
     references = {"A": "file:token", "B": "file:other", "C": "env:LENT"}
     secrets = Secrets.of(assignment(tmp_path, GONE, **references))
-    assert told_by(secrets, "another value, lent by the service") == "[secret], [secret]"
+    assert told_by(secrets, f"another value, {LENT}") == "[secret], [secret]"
     with pytest.raises(SecretUnavailable):
         secrets.variables()
 
@@ -94,10 +74,3 @@ def test_a_start_that_fails_for_one_has_learnt_the_others(tmp_path: Path) -> Non
     with pytest.raises(SecretUnavailable):
         secrets.variables()
     assert told_by(secrets, VALUE) == "[secret]"
-
-
-def told_by(secrets: Secrets, words: str) -> str:
-    said = RankSaid(rank=0, incarnation=0, message=Warned(message=words))
-    redacted = secrets.redaction.of(said).message
-    assert isinstance(redacted, Warned)
-    return redacted.message

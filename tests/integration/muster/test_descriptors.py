@@ -4,11 +4,13 @@ import resource
 import subprocess
 import sys
 
-from worker.descriptors import DescriptorLimits
+import pytest
+
+from muster.descriptors import DescriptorLimits, TooFewDescriptors
 
 RAISES_AND_STARTS = """
 import resource, subprocess, sys
-from worker.descriptors import DescriptorLimits
+from muster.descriptors import DescriptorLimits
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
 limits = DescriptorLimits.raised()
 print(*limits, *resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -28,3 +30,11 @@ def test_what_an_agent_takes_it_does_not_pass_on() -> None:
     assert out.splitlines() == ["64 128 128 128", "64 128"]
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
     assert DescriptorLimits(*before) == before
+
+
+def test_more_ranks_than_there_are_descriptors_for_are_refused() -> None:
+    limits = DescriptorLimits(soft=16, hard=72)
+    limits.refuse_too_many(16)
+    with pytest.raises(TooFewDescriptors, match=r"17 takes 75 open files, .* `ulimit -n 75`"):
+        limits.refuse_too_many(17)
+    DescriptorLimits(soft=16, hard=resource.RLIM_INFINITY).refuse_too_many(17)

@@ -1,0 +1,40 @@
+"""An agent whose ranks are given secrets, and the ears of whoever hears what it says of them."""
+
+from pathlib import Path
+
+from muster.contracts.agent import AdoptedRank, AgentAssignment
+from muster.contracts.messages import RankSaid, Warned
+from worker.secrets import Secrets
+
+VALUE = "correct horse battery staple"
+"""Of the secret that a test keeps."""
+
+LENT = "lent by the service"
+"""Of the variable that the service lends."""
+
+
+def assignment(tmp_path: Path, *adopted: AdoptedRank, **secrets: str) -> AgentAssignment:
+    """Return what an agent is given whose ranks are to have these secrets."""
+    return AgentAssignment(
+        job_uid="uid",
+        generation=1,
+        token="",
+        job_root=str(tmp_path),
+        address_file=str(tmp_path / "coordinator.json"),
+        is_managed=False,
+        orphan_timeout_seconds=1.0,
+        stop_grace_seconds=1.0,
+        pulse_seconds=1.0,
+        secrets=secrets,
+        safe=str(tmp_path / "secrets"),
+        lent={"LENT": LENT},
+        adopted=adopted,
+    )
+
+
+def told_by(secrets: Secrets, words: str) -> str:
+    """Return what is left of a rank's words when they are passed on."""
+    said = RankSaid(rank=0, incarnation=0, message=Warned(message=words))
+    redacted = secrets.redaction.of(said).message
+    assert isinstance(redacted, Warned)
+    return redacted.message
