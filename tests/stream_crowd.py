@@ -55,9 +55,14 @@ class Reader:
                 _, connection = await loop.create_connection(
                     lambda: _Connection(self), "127.0.0.1", self.port
                 )
-                await connection.closed.wait()
             except OSError:  # nobody listens yet
                 await asyncio.sleep(RETRY_SECONDS)
+                continue
+            try:
+                await connection.closed.wait()
+            finally:  # who has seen the end need not wait until it is closed, only close it
+                connection.leave()
+                await connection.closed.wait()
 
     def leave(self) -> None:
         """Go away without a word, to come back at once."""
