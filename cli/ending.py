@@ -102,7 +102,12 @@ def purge(
 ) -> None:
     """Delete every job that matches; without a filter all that are over."""
     _make_sure("Delete every job that matches?", yes=yes or dry_run)
-    with connected() as client:
+    what_lasts = (
+        "what is not over saves and ends first, and is killed after its grace"
+        if stop and not force
+        else "what matches is being deleted"
+    )
+    with connected() as client, said_if_it_lasts(what_lasts):
         found = client.purge(
             status=status,
             older_than_hours=older_than_hours,

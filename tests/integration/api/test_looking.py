@@ -258,6 +258,23 @@ def test_who_waits_for_an_end_is_told_how_long_it_may_take(
     assert said == [f"{other} saves and ends first; what has not ended after 30 s is killed"]
 
 
+def test_who_waits_for_many_ends_is_told_what_for(
+    muster: Muster, stand_in: StandIn, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    with ThreadPoolExecutor() as aside:
+        ended = aside.submit(_end_once_asked, stand_in, job)
+        assert muster("purge", "--status", "QUEUED", "--stop", "--yes").exit_code == 0
+        ended.result()
+    assert muster("purge", "--status", "QUEUED", "--yes").exit_code == 0
+    assert said == [
+        "what is not over saves and ends first, and is killed after its grace",
+        "what matches is being deleted",
+    ]
+    assert not stand_in.jobs.find(JobId(job))
+
+
 def _end_once_asked(stand_in: StandIn, job: str) -> None:
     while stand_in.jobs.get(JobId(job)).stop_request is None:
         time.sleep(LOOK_SECONDS)
