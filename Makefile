@@ -40,10 +40,11 @@ types: $(STAMP)
 units: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres and not slow' tests/unit
 
-# Integration tests differ much in length, so an idle worker takes over half of what the other
-# still has to do; until then neighbours stay together and share their module's fixtures.
+# Integration tests wait for half of their time, so two cores have room for three workers. They
+# differ much in length, so an idle worker takes over half of what another still has to do; until
+# then neighbours stay together and share their module's fixtures.
 test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choose)
-	$(BIN)/pytest -n 2 --dist worksteal --durations 10 $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal --durations 10 $(ARGS)
 
 # Every part can be run alone, longer and with another seed: docs/reliability.md, with what is not
 # among these (vigil, outage, log_gaps, lost_replies).
