@@ -250,6 +250,7 @@ def test_who_waits_for_an_end_is_told_how_long_it_may_take(
     monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
     stand_in.end(job)
     assert muster("rm", "--stop", job).exit_code == 0
+    assert muster("rm", other).exit_code == ExitCode.CONFLICT
     assert said == []
     with ThreadPoolExecutor() as aside:
         ended = aside.submit(_end_once_asked, stand_in, other)
