@@ -79,7 +79,7 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         "resume": Verb(home="cli.pool:resume", help="Let it go on."),
         "stop": Verb(home="cli.ending:stop", help="Let it save a last checkpoint and end."),
         "rm": Verb(home="cli.ending:rm", help="Delete what is over, with its logs."),
-        "purge": Verb(home="cli.ending:purge", help="Delete every job that matches."),
+        "purge": Verb(home="cli.purge:purge", help="Delete every job that matches."),
     },
     "Inside a job": {
         "workers": Verb(home="cli.pool:workers", help="Show who is and was in its pool."),

@@ -11,6 +11,7 @@ from typer.exceptions import Abort, Exit, TyperException
 from cli.plain_words import read_plainly
 from cli.preferences import settle
 from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VARIABLES, VERBS
+from muster.contracts.endings import INTERRUPTED_CODE
 
 
 class Vocabulary(TyperGroup):
@@ -50,7 +51,9 @@ class Vocabulary(TyperGroup):
             return super().invoke(ctx)
         except TyperException as error:
             raise _plainly(error) from None
-        except (Abort, Exit):  # the command line's own way to end
+        except Abort:  # Ctrl-C at a question, which Typer would call a failure
+            raise Exit(INTERRUPTED_CODE) from None
+        except Exit:  # the command line's own way to end
             raise
         except Exception:
             if ctx.params["debug"]:

@@ -14,6 +14,7 @@ from store_samples import worker
 from typer.testing import CliRunner, Result
 
 import cli.ending
+import cli.purge
 from cli.__main__ import app
 from cli.exit_codes import ExitCode
 from cli.jobs import RUNS_WIDTH
@@ -262,7 +263,7 @@ def test_who_waits_for_many_ends_is_told_what_for(
     muster: Muster, stand_in: StandIn, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    monkeypatch.setattr(cli.purge, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
     with ThreadPoolExecutor() as aside:
         ended = aside.submit(_end_once_asked, stand_in, job)
         assert muster("purge", "--status", "QUEUED", "--stop", "--yes").exit_code == 0
