@@ -11,6 +11,7 @@ from typing import Any, Final
 import typer
 
 from cli.plain_words import read_plainly
+from cli.usage import name_plainly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Verb:
             shelf.command(name, cls=_resolve(self.command), context_settings=settings)(found)
         loaded: Any = typer.main.get_group(shelf).commands[name]
         read_plainly(loaded)
+        name_plainly(loaded)
         return loaded
 
 

@@ -10,7 +10,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from cli.plain_words import read_plainly
 from cli.preferences import settle
-from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VARIABLES, VERBS
+from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VERBS
 from muster.contracts.endings import INTERRUPTED_CODE
 
 
@@ -50,7 +50,9 @@ class Vocabulary(TyperGroup):
             settle(os.environ)
             return super().invoke(ctx)
         except TyperException as error:
-            raise _plainly(error) from None
+            from cli.refusals import plainly  # noqa: PLC0415  --help
+
+            raise plainly(error) from None
         except Abort:  # Ctrl-C at a question, which Typer would call a failure
             raise Exit(INTERRUPTED_CODE) from None
         except Exit:  # the command line's own way to end
@@ -61,27 +63,9 @@ class Vocabulary(TyperGroup):
             raise
 
 
-class _Plain(typer.BadParameter):
-    """A refusal with no words of a library's before it."""
-
-    def format_message(self) -> str:
-        return self.message
-
-
 def _way_to(meant: str) -> str:
     """Return where that is done which another tool calls otherwise."""
     verb = VERBS.get(meant)
     if verb is None:
         return f"say muster {meant}"
     return f"muster {meant} does that: {verb.help[0].lower()}{verb.help[1:]}"
-
-
-def _plainly(error: TyperException) -> TyperException:
-    """Return the refusal in our words, where what it is about does not stand before them."""
-    option = str(getattr(error, "option_name", ""))
-    if option in VARIABLES:
-        said = f"there is no option {option}: {VARIABLES[option]} in the environment says it"
-        return _Plain(said, getattr(error, "ctx", None))
-    if isinstance(error, typer.BadParameter) and not (error.param or error.param_hint):
-        return _Plain(error.message, error.ctx)
-    return error
