@@ -12,6 +12,7 @@ from cli.plain_words import read_plainly
 from cli.preferences import settle
 from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VERBS
 from muster.contracts.endings import INTERRUPTED_CODE
+from muster.contracts.errors import InvalidEnvironment
 
 
 class Vocabulary(TyperGroup):
@@ -57,10 +58,20 @@ class Vocabulary(TyperGroup):
             raise Exit(INTERRUPTED_CODE) from None
         except Exit:  # the command line's own way to end
             raise
+        except InvalidEnvironment as error:
+            from cli.origins import placed  # noqa: PLC0415  --help
+
+            _show_origin(ctx)
+            raise placed(error, os.environ) from None
         except Exception:
-            if ctx.params["debug"]:
-                typer.echo(traceback.format_exc(), err=True)
+            _show_origin(ctx)
             raise
+
+
+def _show_origin(context: Any) -> None:  # noqa: ANN401  as above
+    """Say where in Muster an error came from, to whoever has asked."""
+    if context.params["debug"]:
+        typer.echo(traceback.format_exc(), err=True)
 
 
 def _way_to(meant: str) -> str:
