@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -15,6 +16,7 @@ from muster.client.errors import (
     Problem,
     Refused,
     Unreachable,
+    WrongPath,
     refusal,
 )
 from muster.client.trust import untrusted
@@ -34,6 +36,9 @@ NOT_DONE: Final = frozenset(
     }
 )
 """Of these only the API speaks, and then nothing has been written."""
+
+NOWHERE: Final = "/problems/not-found"
+"""Of a path that is no route; a job that is not there has a kind of its own."""
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What is raised for bytes that are not the JSON which was wanted."""
@@ -64,6 +69,8 @@ def refused(url: str, response: httpx.Response) -> Refused | NotMuster:
         if response.status_code not in PASSING:
             return NotMuster(url, response.status_code)
         problem = _wordless(url, response.status_code)
+    if problem.type == NOWHERE and urlsplit(url).path:
+        return WrongPath(url)
     return refusal(problem, _retry_after_seconds(response.headers))
 
 

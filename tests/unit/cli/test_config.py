@@ -14,6 +14,7 @@ from cli.origins import origin_of
 from cli.settings import values, variable_of
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.token import new_text
+from store.place import MASK
 
 FIELDS = [
     field.name for kind in (ServiceSettings, DoorSettings) for field in msgspec.structs.fields(kind)
@@ -89,7 +90,7 @@ def test_a_token_of_another_service_is_shown_as_one_as_well(
 ) -> None:
     text = new_text(os.urandom)
     monkeypatch.setenv("MUSTER_TOKEN", text)
-    assert values({"MUSTER_TOKEN": text})["MUSTER_TOKEN"] == "***"
+    assert values({"MUSTER_TOKEN": text})["MUSTER_TOKEN"] == MASK
     assert values({"MUSTER_TOKEN": ""})["MUSTER_TOKEN"] is None
     said = CliRunner().invoke(app, ["config", "show"])
     assert text not in said.output
