@@ -55,6 +55,16 @@ def test_a_job_that_waits_says_for_what(screen: Opened, stand_in: StandIn, job: 
     assert f"come back:  muster wait {job}" in watching.written
 
 
+def test_who_is_sent_away_from_a_job_says_how_to_come_back_as_with_ctrl_c(
+    screen: Opened, job: str
+) -> None:
+    watching = screen("wait", job)
+    watching.see("QUEUED  0/2 ranks")
+    watching.process.terminate()
+    assert watching.end() == ExitCode.INTERRUPTED
+    assert f"detached: {job} goes on" in watching.written
+
+
 def test_who_follows_a_job_that_waits_is_told_for_what(
     screen: Opened, stand_in: StandIn, job: str
 ) -> None:
@@ -98,8 +108,7 @@ def test_a_purge_asks_with_what_would_go_and_takes_it_only_then(
     status = stand_in.jobs.get(JobId(job)).status
     left = screen("purge", "--status", status)
     left.see(r"Delete \d+ jobs? that (is|are) over, [0-9.]+ k?B\? \[y/N\]: ")
-    left.type("\x03")
-    assert left.end() == ExitCode.INTERRUPTED
+    assert left.interrupt() == ExitCode.INTERRUPTED
     assert "Aborted" not in left.written
     refused = screen("purge", "--status", status)
     refused.see(r"\[y/N\]: ")
@@ -121,8 +130,7 @@ def test_a_purge_that_ends_jobs_says_how_many(screen: Opened, stand_in: StandIn,
     stand_in.run(job)
     asking = screen("purge", "--status", "RUNNING", "--force")
     asking.see("Delete 1 job, not over and ended at once, .*, checkpoints, too")
-    asking.type("\x03")
-    asking.end()
+    asking.interrupt()
     asking = screen("purge", "--status", "RUNNING")
     asking.see("nothing to delete: no job that matches is over, 1 not over and left")
     assert asking.end() == 0
@@ -131,6 +139,5 @@ def test_a_purge_that_ends_jobs_says_how_many(screen: Opened, stand_in: StandIn,
 def test_a_secret_is_asked_for_in_words_and_not_shown(screen: Opened) -> None:
     typing = screen("secret", "set", "typed")
     typing.see(r"value of typed \(it is not shown\): ")
-    typing.type("\x03")
-    assert typing.end() == ExitCode.INTERRUPTED
+    assert typing.interrupt() == ExitCode.INTERRUPTED
     assert "Aborted" not in typing.written
