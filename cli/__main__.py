@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     # Rich takes longer to import than everything else that help needs.
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 

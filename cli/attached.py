@@ -1,5 +1,8 @@
 """Watching a job to its end, and going away before it."""
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,10 +20,12 @@ def see_to_the_end(
 ) -> ExitCode:
     """Wait, show how far the job is, and return what a command is to exit with.
 
-    Ctrl-C goes away and leaves the job as it is. Raises `ClientError`.
+    Ctrl-C goes away and leaves the job as it is, and so does SIGTERM, such as timeout(1) sends.
+    Raises `ClientError`.
     """
     try:
-        job.wait(until, timeout_seconds, progress=True)
+        with _termination_as_interrupt():
+            job.wait(until, timeout_seconds, progress=True)
     except KeyboardInterrupt:
         typer.echo(f"detached: {job.id} goes on", err=True)
         typer.echo(f"come back:  muster wait {job.id}", err=True)
@@ -34,3 +39,13 @@ def see_to_the_end(
     said = f": {job.view.message}" if is_why else ""
     typer.echo(spelt_out(f"{job.id} is {job.status}{said}"), err=True)
     return code_of_end(job.status)
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C meanwhile: who is sent away, too, has something to say."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

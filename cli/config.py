@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
+from cli.exit_codes import ExitCode
 from cli.output import Output, OutputOption, show
 from cli.tables import UNKNOWN, table
+from muster.contracts.printable import spelt_out
+from muster.remarks import remark
 
 app = typer.Typer(help="Show the settings.", no_args_is_help=True)
 
@@ -29,32 +32,41 @@ def show_settings(
 
     Settings are environment variables. What they do not say is taken from the
     file ~/.config/muster/config.toml, if there is one, which has the same names.
-    Of secrets it is only shown that there are any.
+    Of secrets it is only shown that there are any. Exit code 2 if a value cannot
+    be meant: its row says so.
     """
+    from cli.origins import origin_of, placed  # noqa: PLC0415  --help
     from cli.preferences import preferences  # noqa: PLC0415  --help
-    from cli.settings import values  # noqa: PLC0415  --help
+    from cli.settings import sound_values  # noqa: PLC0415  --help
 
     said = preferences(os.environ)
+    sound, wrong = sound_values(os.environ)
     found = [
-        {"name": name, "value": value, "origin": origin_of(name, os.environ, said)}
-        for name, value in values(os.environ).items()
+        {
+            "name": name,
+            "value": wrong[name].value if name in wrong else sound[name],
+            "origin": origin_of(name, os.environ, said),
+            "problem": f"is not {wrong[name].wanted}" if name in wrong else None,
+        }
+        for name in dict.fromkeys([*sound, *wrong])
     ]
     columns = ("name", "origin", "value") if origin else ("name", "value")
-    rows = ([one[column] or UNKNOWN for column in columns] for one in found)
+    rows = ([_cell(one, column) for column in columns] for one in found)
     show(output, found, table(columns, rows), (str(one["name"]) for one in found))
     for sentence in _misspelt(os.environ):
         typer.echo(sentence, err=True)
+    for error in wrong.values():
+        remark(spelt_out(f"muster: {placed(error, os.environ)}"))
+    if wrong:
+        raise typer.Exit(ExitCode.USAGE)
 
 
-def origin_of(name: str, environ: Mapping[str, str], said: Mapping[str, str]) -> str:
-    """Return where a setting is from; one that is set and empty is not set.
-
-    `environ` has what the file says, `said`, already.
-    """
-    text = environ.get(name)
-    if not text:
-        return "default"
-    return "file" if said.get(name) == text else "environment"
+def _cell(one: Mapping[str, str | None], column: str) -> str:
+    """Return what stands in a column; a value that cannot be is marked."""
+    text = one[column]
+    if column == "value" and one["problem"]:
+        return spelt_out(f"{text!r} {one['problem']}")
+    return text or UNKNOWN
 
 
 def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:

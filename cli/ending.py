@@ -1,6 +1,5 @@
-"""``muster wait``, ``stop``, ``rm`` and ``purge``: to the end of jobs, and beyond it."""
+"""``muster wait``, ``stop`` and ``rm``: to the end of jobs, and beyond it."""
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated
@@ -8,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.attached import see_to_the_end
-from cli.connected import Job, NamedJobs, Statuses, attached, connected
-from cli.exit_codes import ExitCode, code_of_error
-from cli.sizes import size
+from cli.connected import Job, NamedJobs, attached, connected
+from cli.exit_codes import code_of_error
 from cli.waits import said_if_it_lasts
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.job import JobStatus
@@ -41,11 +39,6 @@ StopFirst = Annotated[bool, typer.Option("--stop", help="Stop gracefully what is
 Force = Annotated[
     bool, typer.Option("--force", help="End at once what is not over; checkpoints go, too.")
 ]
-Hours = Annotated[
-    float | None, typer.Option("--older-than-hours", min=0, help="Only jobs that ended before.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say which jobs that would be.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def wait(job: Job, until: Until = "terminal", timeout: Timeout = None) -> None:
@@ -90,47 +83,6 @@ def rm(
         _each(jobs, delete_one)
 
 
-def purge(
-    *,
-    status: Statuses = None,
-    older_than_hours: Hours = None,
-    stop: StopFirst = False,
-    force: Force = False,
-    keep_logs: KeepLogs = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
-    """Delete every job that matches; without a filter all that are over."""
-    _make_sure("Delete every job that matches?", yes=yes or dry_run)
-    what_lasts = (
-        "what is not over saves and ends first, and is killed after its grace"
-        if stop and not force
-        else "what matches is being deleted"
-    )
-    with connected() as client, said_if_it_lasts(what_lasts):
-        found = client.purge(
-            status=status,
-            older_than_hours=older_than_hours,
-            delete_logs=not keep_logs,
-            stop_running=stop,
-            force=force,
-            dry_run=dry_run,
-        )
-    for job_id in found.job_ids:
-        typer.echo(job_id)
-    done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
-    left = (
-        f", {len(found.skipped)} not over and left (--stop ends and deletes those, too)"
-        if found.skipped
-        else ""
-    )
-    typer.echo(f"{done}, {size(found.freed_bytes)}{left}", err=True)
-    for one in found.failed:
-        typer.echo(f"{one.job_id} is over and was not deleted: {spelt_out(one.detail)}", err=True)
-    if found.failed:
-        raise typer.Exit(ExitCode.FAILED)
-
-
 def _each(words: Sequence[str], act: Callable[[str], None]) -> None:
     """Do it to every job, as rm(1) does to files: a refusal is told, and ends none of the others.
 
@@ -155,13 +107,3 @@ def _end_awaited(job: "JobView") -> AbstractContextManager[None]:
     return said_if_it_lasts(
         f"{job.job_id} saves and ends first; what has not ended after {grace_seconds:g} s is killed"
     )
-
-
-def _make_sure(question: str, *, yes: bool) -> None:
-    """Ask a person; a script has to say it."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        typer.echo("muster: nobody is there to be asked: say --yes", err=True)
-        raise typer.Exit(ExitCode.USAGE)
-    typer.confirm(question, abort=True, err=True)

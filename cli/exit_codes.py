@@ -10,7 +10,7 @@
 6    the job's present state forbids it, as one that has begun otherwise
 7    the time to wait is over, and the job goes on
 8    the job was stopped
-130  Ctrl-C; a job that was watched goes on
+130  Ctrl-C, also at a question; or SIGTERM, of what watched a job: that goes on
 ==== ==========================================================
 
 `muster audit` has its own three: 0 exactly once, 1 not, 2 not known.

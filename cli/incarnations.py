@@ -84,7 +84,7 @@ def _row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[str | int | 
         one["pid"],
         None if began is None else f"{began:%m-%d %H:%M:%S}",
         None if began is None or ended is None else round((ended - began).total_seconds()),
-        f"{_step(one['step_at_start'])} to {_step(_last_step(one, steps))}",
+        _way(one["step_at_start"], _last_step(one, steps)),
         LIVES if ended is None else one["retry_class"],
     )
 
@@ -102,5 +102,8 @@ def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _step(step: int | None) -> str:
-    return UNKNOWN if step is None else str(step)
+def _way(first: int | None, last: int | None) -> str | None:
+    """Return from which step a process has come to which; None if it has said nothing."""
+    if first is None and last is None:
+        return None
+    return " to ".join(UNKNOWN if step is None else str(step) for step in (first, last))

@@ -54,6 +54,11 @@ class JobFile:
     def read(cls, path: Path) -> "JobFile":
         """Return the job of a file; raises `InvalidJobFile`."""
         name = str(path)
+        if os.path.isdir(path):  # noqa: PTH112  Path's fails at long names
+            raise InvalidJobFile(
+                f"{name} is a directory: name the job file in it, or what to run there, such as "
+                f"muster submit -- python {path / 'train.py'}"
+            )
         if path.suffix not in SUFFIXES:
             raise InvalidJobFile(
                 f"{name} is no {' or '.join(SUFFIXES)}: for a script say muster submit -- python "

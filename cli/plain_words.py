@@ -87,7 +87,9 @@ def _read_one(value: Any, kind: Any, info: ParameterInfo) -> Any:  # noqa: ANN40
 
 
 def why_refused(value: Any, kind: Any, info: ParameterInfo) -> str | None:  # noqa: ANN401  of any kind
-    """Return what is wrong with `value`; None for what Typer says itself."""
+    """Return what is wrong with `value`; None for what Typer says itself, or a parser of ours."""
+    if info.parser is not None:
+        return None
     values = value if isinstance(value, list | tuple) else [value]
     kinds = get_args(kind) or (kind,)  # of a list, or of what may be None
     said = (_why_one_is(item, of, info) for item in values for of in kinds)

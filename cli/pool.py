@@ -66,9 +66,10 @@ def resume(job: Job) -> None:
 def workers(job: Job, output: OutputOption = Output.TABLE) -> None:
     """Show who is and was in a job's pool."""
     with connected() as client:
-        found = client.connection.get(path_of(client.job(job).id, "workers"))
+        whole = client.job(job)
+        found = client.connection.get(path_of(whole.id, "workers"))
     names = (worker["worker_id"] for worker in found["workers"])
-    show(output, found, _pool_lines(found), names)
+    show(output, found, _pool_lines(whole.view, found), names)
 
 
 def audit(job: Job, last: Last = 10, output: OutputOption = Output.TABLE) -> None:
@@ -125,9 +126,13 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str | int | None, ...]:
     )
 
 
-def _pool_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def _pool_lines(job: "JobView", found: Mapping[str, Any]) -> Iterator[str]:
     yield from table(_WORKER_HEADER, map(_worker_row, found["workers"]))
     wanted = found["world_size"]
+    if job.is_terminal:
+        were = "was" if wanted == 1 else "were"
+        yield f"{job.job_id} is {job.status}: {counted(wanted)} {were} wanted"
+        return
     yield f"{counted(wanted)} {'is' if wanted == 1 else 'are'} wanted"
     # An older server does not say, nor what an audit omits.
     if sentence := SUSPECT_AGENTS.get(found.get("agent") or ""):

@@ -68,7 +68,11 @@ def _check(file: Path, said: Mapping[str, str]) -> None:
     for name in said:
         if name not in names():
             near = misspelt(name)
-            hint = f"did you mean {near}?" if near else "muster config show lists them"
+            hint = (
+                f"did you mean {near}?"
+                if near
+                else "take it out, and muster config show lists those there are"
+            )
             raise InvalidPreferences(f"{file}: {name} is no setting: {hint}")
     if SECRETS & set(said) and file.stat().st_mode & FOR_OTHERS:
         raise InvalidPreferences(f"{file} holds secrets and others may read it: chmod go= {file}")

@@ -95,7 +95,10 @@ def _data_dir() -> Path:
 
 
 def _typed(name: str) -> str:
-    return str(typer.prompt(name, hide_input=True, confirmation_prompt=True))
+    question = f"value of {name} (it is not shown)"
+    return str(
+        typer.prompt(question, hide_input=True, confirmation_prompt="the same again", err=True)
+    )
 
 
 def _read() -> str:

@@ -15,6 +15,7 @@ from muster.contracts.environ import (
     ServiceSettings,
     api_url,
 )
+from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.secrets import LENT
 from store.place import MASK, shown
 
@@ -43,11 +44,27 @@ def values(environ: Mapping[str, str]) -> dict[str, str | None]:
     return {
         **found,
         DATABASE_URL: shown(services.database_url),
-        TOKEN: None if door.token_sha256 is None else MASK,
+        TOKEN: MASK if environ.get(TOKEN) else None,  # one of another service's, too
         LENT: environ.get(LENT),
         "MUSTER_URL": api_url(environ),
         CA_FILE: environ.get(CA_FILE),
     }
+
+
+def sound_values(
+    environ: Mapping[str, str],
+) -> tuple[dict[str, str | None], dict[str, InvalidEnvironment]]:
+    """Return `values` as they would hold without those that cannot be, and what is wrong with each.
+
+    Of those that cannot be the value is the default.
+    """
+    sound, wrong = dict(environ), dict[str, InvalidEnvironment]()
+    while True:
+        try:
+            return values(sound), wrong
+        except InvalidEnvironment as error:
+            wrong[error.name] = error
+            del sound[error.name]
 
 
 def names() -> list[str]:

@@ -80,8 +80,8 @@ def _watch(jobs: Overview, url: str, interval_seconds: float) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         trouble: Trouble | None = None
         while True:
-            height = console.size.height
-            live.update(screen(jobs.in_order(), jobs.total, url, height, trouble), refresh=True)
+            drawn = screen(jobs.in_order(), jobs.total, url, console.size, trouble)
+            live.update(drawn, refresh=True)
             time.sleep(interval_seconds)
             try:
                 jobs.look()

@@ -10,11 +10,12 @@ import typer
 from cli.exit_codes import ExitCode
 from cli.findings import Finding, Verdict, lines, mending, problem, well
 from cli.machine_checks import machine_checks
+from cli.origins import placed
 from cli.output import Output, show
 from cli.own_settings import own_settings
 from cli.place_checks import place_checks
 from muster.contracts.environ import DoorSettings
-from muster.contracts.errors import MusterError
+from muster.contracts.errors import InvalidEnvironment, MusterError
 
 USUAL_SLOTS = 1
 """Where the settings cannot be read."""
@@ -34,9 +35,10 @@ def _findings() -> Iterator[Finding]:
     try:
         settings = own_settings()
         DoorSettings.read(os.environ)
-    except MusterError as error:
+    except InvalidEnvironment as error:
         yield from starmap(_performed, machine_checks(USUAL_SLOTS))
-        yield problem("settings", str(error), "muster config show lists them all")
+        said = str(placed(error, os.environ))
+        yield problem("settings", said, "muster config show --origin lists them all")
         return
     yield from starmap(_performed, machine_checks(settings.slots))
     yield well("settings", "all can be read; see: muster config show")

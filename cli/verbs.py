@@ -11,6 +11,7 @@ from typing import Any, Final
 import typer
 
 from cli.plain_words import read_plainly
+from cli.usage import name_plainly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Verb:
             shelf.command(name, cls=_resolve(self.command), context_settings=settings)(found)
         loaded: Any = typer.main.get_group(shelf).commands[name]
         read_plainly(loaded)
+        name_plainly(loaded)
         return loaded
 
 
@@ -79,7 +81,7 @@ HEADINGS: Final[Mapping[str, Mapping[str, Verb]]] = {
         "resume": Verb(home="cli.pool:resume", help="Let it go on."),
         "stop": Verb(home="cli.ending:stop", help="Let it save a last checkpoint and end."),
         "rm": Verb(home="cli.ending:rm", help="Delete what is over, with its logs."),
-        "purge": Verb(home="cli.ending:purge", help="Delete every job that matches."),
+        "purge": Verb(home="cli.purge:purge", help="Delete every job that matches."),
     },
     "Inside a job": {
         "workers": Verb(home="cli.pool:workers", help="Show who is and was in its pool."),

@@ -10,7 +10,9 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from cli.plain_words import read_plainly
 from cli.preferences import settle
-from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VARIABLES, VERBS
+from cli.verbs import ALIASES, HEADINGS, SAID_ELSEWHERE, VERBS
+from muster.contracts.endings import INTERRUPTED_CODE
+from muster.contracts.errors import InvalidEnvironment
 
 
 class Vocabulary(TyperGroup):
@@ -49,20 +51,27 @@ class Vocabulary(TyperGroup):
             settle(os.environ)
             return super().invoke(ctx)
         except TyperException as error:
-            raise _plainly(error) from None
-        except (Abort, Exit):  # the command line's own way to end
+            from cli.refusals import plainly  # noqa: PLC0415  --help
+
+            raise plainly(error) from None
+        except Abort:  # Ctrl-C at a question, which Typer would call a failure
+            raise Exit(INTERRUPTED_CODE) from None
+        except Exit:  # the command line's own way to end
             raise
+        except InvalidEnvironment as error:
+            from cli.origins import placed  # noqa: PLC0415  --help
+
+            _show_origin(ctx)
+            raise placed(error, os.environ) from None
         except Exception:
-            if ctx.params["debug"]:
-                typer.echo(traceback.format_exc(), err=True)
+            _show_origin(ctx)
             raise
 
 
-class _Plain(typer.BadParameter):
-    """A refusal with no words of a library's before it."""
-
-    def format_message(self) -> str:
-        return self.message
+def _show_origin(context: Any) -> None:  # noqa: ANN401  as above
+    """Say where in Muster an error came from, to whoever has asked."""
+    if context.params["debug"]:
+        typer.echo(traceback.format_exc(), err=True)
 
 
 def _way_to(meant: str) -> str:
@@ -71,14 +80,3 @@ def _way_to(meant: str) -> str:
     if verb is None:
         return f"say muster {meant}"
     return f"muster {meant} does that: {verb.help[0].lower()}{verb.help[1:]}"
-
-
-def _plainly(error: TyperException) -> TyperException:
-    """Return the refusal in our words, where what it is about does not stand before them."""
-    option = str(getattr(error, "option_name", ""))
-    if option in VARIABLES:
-        said = f"there is no option {option}: {VARIABLES[option]} in the environment says it"
-        return _Plain(said, getattr(error, "ctx", None))
-    if isinstance(error, typer.BadParameter) and not (error.param or error.param_hint):
-        return _Plain(error.message, error.ctx)
-    return error

@@ -29,7 +29,7 @@ class Scene:
         self.requests: list[httpx.Request] = []
         self.now = 0.0
 
-    def client(self, retry_seconds: float = 10.0, token: str | None = None) -> Client:
+    def client(self, retry_seconds: float | None = 10.0, token: str | None = None) -> Client:
         return Client(
             "http://api",
             token,

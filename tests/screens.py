@@ -11,11 +11,13 @@ import sys
 import termios
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 COLUMNS, LINES = 80, 24
 DEADLINE_SECONDS = 60.0
+UNHEARD_SECONDS = 5.0
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -61,6 +63,19 @@ class Screen:
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
+
+    def interrupt(self) -> int:
+        """Type Ctrl-C until it ends by that; return its exit code.
+
+        The very moment in which a question is written and not yet waited at hears none.
+        """
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"not interrupted:\n{self.written}"
+            self.type("\x03")
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(UNHEARD_SECONDS)
+        return self.end()
 
     def close(self) -> int:
         """Close the terminal, as a person closes a window; return the command's exit code."""

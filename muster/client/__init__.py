@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from muster.client.errors import Unsendable as Unsendable
     from muster.client.errors import Untrusted as Untrusted
     from muster.client.errors import WaitTimedOut as WaitTimedOut
+    from muster.client.errors import WrongPath as WrongPath
     from muster.client.job import Job as Job
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Unsendable",
     "Untrusted",
     "WaitTimedOut",
+    "WrongPath",
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from muster.client.connection import RETRY_SECONDS, TIMEOUT_SECONDS, Answer, Connection
+from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection
 from muster.client.finding import find, find_named, pages
 from muster.client.job import ENDING_SECONDS, Job
 from muster.client.trust import trust
@@ -24,8 +24,9 @@ PAGE: Final = 1000
 class Client:
     """One API. It can be closed, and is by ``with``.
 
-    Questions, and submissions, are asked again for `retry_seconds` while nobody answers; anything
-    else is done at most once. Every method raises `ClientError`, or what stands below it.
+    Questions, and submissions, are asked again for `retry_seconds` while nobody answers: 10, or 2
+    where nobody listens and nobody has answered yet, if it is not said. Anything else is done at
+    most once. Every method raises `ClientError`, or what stands below it.
     """
 
     def __init__(  # noqa: PLR0913  some are for tests only
@@ -34,7 +35,7 @@ class Client:
         token: str | None = None,
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        retry_seconds: float = RETRY_SECONDS,
+        retry_seconds: float | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,

@@ -17,12 +17,23 @@ import httpx
 import msgspec
 
 from muster.client.errors import Busy, HungUp, NotMuster, Unconfirmed, Unreachable, Unsendable
-from muster.client.outcomes import UNREADABLE, may_have_arrived, refused, retry_after, unanswered
+from muster.client.outcomes import (
+    UNREADABLE,
+    is_refusal,
+    may_have_arrived,
+    refused,
+    retry_after,
+    unanswered,
+)
 from muster.client.sendable import bearer, encoded, sendable
 
 TIMEOUT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 10.0
 """An API that was killed is usually there again within two, as `muster up` sees to it."""
+
+STRANGE_SECONDS: Final = 2.0
+"""Instead of `RETRY_SECONDS`, where nobody listens and nobody ever answered: whoever has forgotten
+to start it should soon hear so."""
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -74,16 +85,20 @@ class Connection:
         token: str | None,
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        retry_seconds: float = RETRY_SECONDS,
+        retry_seconds: float | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`retry_seconds` is how long one goes on asking; `transport` is httpx's own seam."""
+        """`retry_seconds` is how long one goes on asking; `transport` is httpx's own seam.
+
+        None is `RETRY_SECONDS`, or `STRANGE_SECONDS` where there may never have been anybody.
+        """
         self.url = url
         self.monotonic = monotonic
         self.sleep = sleep
         self._retry_seconds = retry_seconds
+        self._has_answered = False
         headers = {"Authorization": bearer(token)} if token else {}
         try:
             self._http = httpx.Client(
@@ -140,7 +155,7 @@ class Connection:
                 if lost_at is None:
                     # Who hangs up in the middle of a long answer was there until then.
                     lost_at = now if isinstance(error, HungUp | Busy) else asked_at
-                until = min(lost_at + self._retry_seconds, deadline)
+                until = min(lost_at + self._patience_seconds(error), deadline)
                 if not is_repeatable or now + wait_seconds > until:
                     if key is not None and may_be_done:
                         raise Unconfirmed(error) from None
@@ -165,6 +180,7 @@ class Connection:
             with self._http.stream(
                 "GET", path, params=query, headers=headers, timeout=timeout
             ) as response:
+                self._has_answered = True
                 if not response.is_success:
                     response.read()
                     raise refused(self.url, response)
@@ -185,11 +201,19 @@ class Connection:
                 method, path, params=query or None, headers=headers, content=content
             )
 
+    def _patience_seconds(self, error: Unreachable | Busy) -> float:
+        """Return how long to go on asking after `error`."""
+        if self._retry_seconds is not None:
+            return self._retry_seconds
+        is_strange = not self._has_answered and is_refusal(error)
+        return STRANGE_SECONDS if is_strange else RETRY_SECONDS
+
     def _answer(self, request: httpx.Request) -> Answer:
         try:
             response = self._http.send(request)
         except httpx.RequestError as error:
             raise unanswered(self.url, error) from error
+        self._has_answered = True
         if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
             raise refused(self.url, response)
         total = response.headers.get("X-Total-Count", "")

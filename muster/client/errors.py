@@ -8,6 +8,7 @@ ClientError
 ├── NoCertificates     the file that says whom to trust cannot be used
 ├── Unsendable         a URL, a token or a text is of a form that no request has
 ├── NotMuster          somebody answers, and it is not our API
+│   └── WrongPath      it is ours, and the URL has a path behind which it serves nothing
 ├── Refused            the API answered with a problem document; the message says what to do next
 │   ├── Invalid        422  one or more fields cannot be accepted: `errors` says which
 │   ├── NotAllowed     401, 403  no token, a wrong one, or one that may not do this
@@ -115,6 +116,18 @@ class NotMuster(ClientError):
     def __init__(self, url: str, status: int) -> None:
         super().__init__(
             f"what answers at {url} is not Muster (HTTP {status}): set MUSTER_URL to where it is"
+        )
+
+
+class WrongPath(NotMuster):
+    """Muster answers, and says that nothing is where the URL leads."""
+
+    def __init__(self, url: str) -> None:
+        place = urlsplit(url)
+        ClientError.__init__(
+            self,
+            f"Muster serves nothing under {place.path}: set MUSTER_URL to "
+            f"{place.scheme}://{place.netloc}",
         )
 
 

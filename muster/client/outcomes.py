@@ -2,7 +2,8 @@
 
 import socket
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -15,9 +16,12 @@ from muster.client.errors import (
     Problem,
     Refused,
     Unreachable,
+    WrongPath,
     refusal,
 )
 from muster.client.trust import untrusted
+
+Raised = TypeVar("Raised", bound=OSError)
 
 PASSING: Final = frozenset({408, 429, 502, 503, 504})
 """Statuses that pass, whoever says them."""
@@ -35,6 +39,9 @@ NOT_DONE: Final = frozenset(
 )
 """Of these only the API speaks, and then nothing has been written."""
 
+NOWHERE: Final = "/problems/not-found"
+"""Of a path that is no route; a job that is not there has a kind of its own."""
+
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What is raised for bytes that are not the JSON which was wanted."""
 
@@ -46,14 +53,23 @@ def unanswered(url: str, error: httpx.RequestError) -> ClientError:
     return untrusted(url, error) or Unreachable(url, _nameless(error))
 
 
+def is_refusal(error: Unreachable | Busy) -> bool:
+    """Whether the machine is there, and nobody listens at that port of it."""
+    return _beneath(error, ConnectionRefusedError) is not None
+
+
 def _nameless(error: httpx.RequestError) -> str | None:
     """Return what the system says, where it knows no address for the name of a machine."""
+    cause = _beneath(error, socket.gaierror)
+    return None if cause is None else cause.strerror
+
+
+def _beneath(error: BaseException, kind: type[Raised]) -> Raised | None:
+    """Return the error of the system that a library has put its own around."""
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, socket.gaierror):
-            return cause.strerror
+    while cause is not None and not isinstance(cause, kind):
         cause = cause.__cause__ or cause.__context__
-    return None
+    return cause
 
 
 def refused(url: str, response: httpx.Response) -> Refused | NotMuster:
@@ -64,6 +80,8 @@ def refused(url: str, response: httpx.Response) -> Refused | NotMuster:
         if response.status_code not in PASSING:
             return NotMuster(url, response.status_code)
         problem = _wordless(url, response.status_code)
+    if problem.type == NOWHERE and urlsplit(url).path:
+        return WrongPath(url)
     return refusal(problem, _retry_after_seconds(response.headers))
 
 

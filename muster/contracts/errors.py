@@ -78,9 +78,18 @@ class InvalidSpec(MusterError):
 class InvalidEnvironment(MusterError):
     """An environment variable holds a value that cannot be used."""
 
-    def __init__(self, name: str, value: str, wanted: str) -> None:
-        super().__init__(f"{name}={value!r} is not {wanted}: correct it or unset it")
+    def __init__(
+        self,
+        name: str,
+        value: str,
+        wanted: str,
+        way: str = "correct it in the environment or unset it",
+    ) -> None:
+        super().__init__(f"{name}={value!r} is not {wanted}: {way}")
         self.name = name
+        self.value = value
+        """As it may be shown."""
+        self.wanted = wanted
 
 
 class BegunOtherwise(MusterError):

@@ -14,9 +14,11 @@ from store_samples import worker
 from typer.testing import CliRunner, Result
 
 import cli.ending
+import cli.purge
 from cli.__main__ import app
-from cli.exit_codes import ExitCode
+from cli.exit_codes import ExitCode, code_of_error
 from cli.jobs import RUNS_WIDTH
+from muster.client.errors import WrongPath
 from muster.contracts.job import JobId, JobStatus
 from store.clock import utc_now
 from store.records import Event
@@ -63,6 +65,19 @@ def test_a_short_list_says_what_it_leaves_out(muster: Muster, job: str, other: s
 def test_a_status_that_there_is_not_is_refused_with_the_nearest(muster: Muster) -> None:
     result = muster("ps", "--status", "RUNING")
     assert "did you mean 'RUNNING'?" in str(result.exception)
+
+
+@pytest.mark.parametrize("words", [("ps",), ("show", "a"), ("stop", "a"), ("submit", "--", "true")])
+def test_an_address_with_a_path_too_many_is_told_so(
+    muster: Muster, service: Service, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_URL", f"{service.url}/api")
+    error = muster(*words).exception
+    assert isinstance(error, WrongPath)
+    assert str(error) == f"Muster serves nothing under /api: set MUSTER_URL to {service.url}"
+    assert code_of_error(error) == ExitCode.UNREACHABLE
+    monkeypatch.setenv("MUSTER_URL", f"{service.url}/api/v1/")
+    assert muster("ps").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -263,7 +278,7 @@ def test_who_waits_for_many_ends_is_told_what_for(
     muster: Muster, stand_in: StandIn, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    monkeypatch.setattr(cli.purge, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
     with ThreadPoolExecutor() as aside:
         ended = aside.submit(_end_once_asked, stand_in, job)
         assert muster("purge", "--status", "QUEUED", "--stop", "--yes").exit_code == 0

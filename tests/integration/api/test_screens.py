@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from integration.api.service import Service, StandIn
+from integration.api.service import Agent, Service, StandIn
 from screens import COLUMNS, Screen
 from store_samples import worker
 
 from cli.exit_codes import ExitCode
-from muster.contracts.job import JobStatus, Reason
+from muster.contracts.job import JobId, JobStatus, Reason
 
 Opened = Callable[..., Screen]
 
@@ -55,6 +55,16 @@ def test_a_job_that_waits_says_for_what(screen: Opened, stand_in: StandIn, job: 
     assert f"come back:  muster wait {job}" in watching.written
 
 
+def test_who_is_sent_away_from_a_job_says_how_to_come_back_as_with_ctrl_c(
+    screen: Opened, job: str
+) -> None:
+    watching = screen("wait", job)
+    watching.see("QUEUED  0/2 ranks")
+    watching.process.terminate()
+    assert watching.end() == ExitCode.INTERRUPTED
+    assert f"detached: {job} goes on" in watching.written
+
+
 def test_who_follows_a_job_that_waits_is_told_for_what(
     screen: Opened, stand_in: StandIn, job: str
 ) -> None:
@@ -88,3 +98,46 @@ def test_top_shows_what_goes_on_until_ctrl_c(
     top.see(r"RUNNING +1/4 +8/10 +0\.2500")
     top.type("\x03")
     assert top.end() == 0
+
+
+def test_a_purge_asks_with_what_would_go_and_takes_it_only_then(
+    screen: Opened, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "x" * 1000)
+    stand_in.end(job)
+    status = stand_in.jobs.get(JobId(job)).status
+    left = screen("purge", "--status", status)
+    left.see(r"Delete \d+ jobs? that (is|are) over, [0-9.]+ k?B\? \[y/N\]: ")
+    assert left.interrupt() == ExitCode.INTERRUPTED
+    assert "Aborted" not in left.written
+    refused = screen("purge", "--status", status)
+    refused.see(r"\[y/N\]: ")
+    refused.type("n\n")
+    assert refused.end() == ExitCode.FAILED
+    assert refused.drawings()[-1] == "nothing is deleted"
+    assert stand_in.jobs.find(JobId(job))
+    meant = screen("purge", "--status", status)
+    meant.see(r"\[y/N\]: ")
+    meant.type("y\n")
+    assert meant.end() == 0
+    assert not stand_in.jobs.find(JobId(job))
+    asked_for_nothing = screen("purge", "--status", status)
+    assert asked_for_nothing.end() == 0
+    assert asked_for_nothing.drawings() == ["nothing to delete: no job that matches is over"]
+
+
+def test_a_purge_that_ends_jobs_says_how_many(screen: Opened, stand_in: StandIn, job: str) -> None:
+    stand_in.run(job)
+    asking = screen("purge", "--status", "RUNNING", "--force")
+    asking.see("Delete 1 job, not over and ended at once, .*, checkpoints, too")
+    asking.interrupt()
+    asking = screen("purge", "--status", "RUNNING")
+    asking.see("nothing to delete: no job that matches is over, 1 not over and left")
+    assert asking.end() == 0
+
+
+def test_a_secret_is_asked_for_in_words_and_not_shown(screen: Opened) -> None:
+    typing = screen("secret", "set", "typed")
+    typing.see(r"value of typed \(it is not shown\): ")
+    assert typing.interrupt() == ExitCode.INTERRUPTED
+    assert "Aborted" not in typing.written

@@ -187,6 +187,7 @@ def test_a_plan_is_told_and_nothing_is_submitted(
             "nowhere is not a directory (make one with muster dataset)",
         ),
         (["train.py"], "for a script say muster submit -- python train.py"),
+        (["."], ". is a directory: name the job file in it, or what to run there"),
         (["--set", "seed"], "--set seed: write FIELD=VALUE"),
         (["--set", "seed=["], "--set seed: '[' is no YAML: "),
         (["--set", "seed=!!bool x"], "--set seed: '!!bool x' is no YAML: a value is not what"),

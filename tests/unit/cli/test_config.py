@@ -1,6 +1,7 @@
 """Settings as they are shown: all of them, where they are from, and no secret."""
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -9,9 +10,11 @@ from typer.testing import CliRunner
 
 import muster.contracts.environ
 from cli.__main__ import app
-from cli.config import origin_of
+from cli.origins import origin_of
 from cli.settings import values, variable_of
 from muster.contracts.environ import DoorSettings, ServiceSettings
+from muster.contracts.token import new_text
+from store.place import MASK
 
 FIELDS = [
     field.name for kind in (ServiceSettings, DoorSettings) for field in msgspec.structs.fields(kind)
@@ -80,3 +83,43 @@ def test_a_misspelt_setting_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_PROT", "8100")
     said = CliRunner().invoke(app, ["config", "show"])
     assert said.stderr == "MUSTER_PROT is no setting: did you mean MUSTER_PORT?\n"
+
+
+def test_a_token_of_another_service_is_shown_as_one_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = new_text(os.urandom)
+    monkeypatch.setenv("MUSTER_TOKEN", text)
+    assert values({"MUSTER_TOKEN": text})["MUSTER_TOKEN"] == MASK
+    assert values({"MUSTER_TOKEN": ""})["MUSTER_TOKEN"] is None
+    said = CliRunner().invoke(app, ["config", "show"])
+    assert text not in said.output
+
+
+def test_a_value_that_cannot_be_meant_is_shown_with_what_is_wrong_and_where_it_is_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "muster" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('MUSTER_SLOTS = "many"\n')
+    # What a command finds in the file it adds to the environment, which is not the next test's.
+    monkeypatch.setattr(os, "environ", {**os.environ, "USE_S3": "1", "MUSTER_TOKEN": "short"})
+    said = CliRunner().invoke(app, ["config", "show", "--origin"])
+    assert said.exit_code == 2
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.stdout.splitlines()}
+    assert set(values({})) < set(rows)
+    assert rows["MUSTER_SLOTS"].split(maxsplit=1) == ["file", "'many' is not a whole number"]
+    assert rows["USE_S3"].startswith("environment  '1' is not possible in this version")
+    assert "short" not in said.output
+    slots = f"MUSTER_SLOTS='many' is not a whole number: correct it in {file} or take it out"
+    assert f"muster: {slots}\n" in said.stderr
+    assert (
+        "USE_S3='1' is not possible in this version, which saves to disk: correct it in the "
+        in (said.stderr)
+    )
+    listed = json.loads(CliRunner().invoke(app, ["config", "show", "-o", "json"]).stdout)
+    assert [one["value"] for one in listed if one["problem"]] == ["many", "…", "1"]
+    monkeypatch.setattr(os, "environ", {**os.environ, "USE_S3": "", "MUSTER_TOKEN": ""})
+    for verb in ("status", "up"):
+        refused = CliRunner().invoke(app, [verb])
+        assert str(refused.exception) == slots

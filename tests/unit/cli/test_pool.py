@@ -114,6 +114,16 @@ def test_an_agent_that_does_not_do_its_part_is_told_of(
     assert capsys.readouterr().out.splitlines()[-1 - len(said) :] == ["2 ranks are wanted", *said]
 
 
+def test_a_job_that_is_over_wants_nobody_any_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = {**JOB, "status": "COMPLETED", "is_terminal": True}
+    pool = {"workers": [], "world_size": 4, "agent": "gone"}
+    serve(monkeypatch, {"/jobs/a": over, "/jobs/a/workers": pool})
+    workers("a")
+    assert capsys.readouterr().out.splitlines()[-1] == "a is COMPLETED: 4 ranks were wanted"
+
+
 def test_an_audit_of_an_older_server_is_shown_without_what_it_omits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.config import origin_of
+from cli.origins import origin_of
 from cli.preferences import InvalidPreferences, file_of, preferences, settle
 
 
@@ -53,7 +53,7 @@ def test_what_the_file_says_holds_and_the_environment_goes_before_it(
     ("text", "sentence"),
     [
         ("MUSTER_PROT = 1", "MUSTER_PROT is no setting: did you mean MUSTER_PORT?"),
-        ("colour = 1", "colour is no setting: muster config show lists them"),
+        ("colour = 1", "colour is no setting: take it out, and muster config show "),
         ("MUSTER_PORT = [1]", "MUSTER_PORT is to be a text, a number, true or false"),
         ("MUSTER_PORT =", "is no TOML: "),
         ('MUSTER_TOKEN = "x"', "holds secrets and others may read it: chmod go= "),

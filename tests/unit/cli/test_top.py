@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from summaries import SUMMARY
 
-from cli.screen import screen
+from cli.screen import NAME_WIDTH_MIN, screen
 from cli.top import Overview, top
 from muster import Client
 from muster.client.views import SummaryView
@@ -38,11 +38,34 @@ def test_what_has_not_changed_is_not_given_again() -> None:
     assert seen.total == 7
 
 
-def drawn(jobs: list[SummaryView], total: int, height: int) -> list[str]:
-    console = Console(width=80, height=height, force_terminal=False)
+def drawn(jobs: list[SummaryView], total: int, height: int, width: int = 80) -> list[str]:
+    console = Console(width=width, height=height, force_terminal=False)
     with console.capture() as written:
-        console.print(screen(jobs, total, "http://api", height, None))
+        console.print(screen(jobs, total, "http://api", console.size, None))
     return [line.rstrip() for line in written.get().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (50, ["job", "status", "ranks", "step", "loss", "ETA"]),
+        (40, ["job", "status", "ranks", "step"]),
+        (30, ["job", "status", "step"]),
+        (20, ["job", "status"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_still_says_which_job_is_how(
+    width: int, columns: list[str]
+) -> None:
+    seen = overview(lambda _: said(**{"run-20260301-abcd": "RECOVERING", "b": "QUEUED"}))
+    seen.look()
+    lines = drawn(seen.in_order(), seen.total, height=9, width=width)
+    assert lines[1].split() == columns
+    assert [line.split()[1] for line in lines[2:4]] == ["RECOVERING", "QUEUED"]
+    names = [line.split()[0] for line in lines[2:4]]
+    assert len(names[0]) >= NAME_WIDTH_MIN
+    assert (names[0][:3], names[1]) == ("run", "b")
+    assert max(map(len, lines)) <= width
 
 
 def test_who_goes_on_is_first_and_80_columns_and_the_height_are_enough() -> None:

@@ -72,6 +72,13 @@ def test_what_others_call_it_is_no_verb_of_ours() -> None:
         (["wait", "a", "--timeout", "-1"], "'--timeout': -1 is less than 0"),
         (["completion", "dash"], "'SHELL': 'dash' is none of bash, zsh, fish"),
         (["run", "nothere.py"], "Error: there is no script nothere.py in "),
+        (["run", "-n", "foo", "x.py"], "'foo' is no number of ranks: say 4, auto, cpu or gpu"),
+        (["run"], "Missing argument 'SCRIPT'."),
+        (["rm"], "Missing argument 'JOB'."),
+        (["ps", "--outptu", "json"], "No such option: --outptu (did you mean --output?)\n"),
+        (["ps", "--stat", "RUNNING"], "No such option: --stat (did you mean --status?)\n"),
+        (["ps", "--al"], "No such option: --al\n"),
+        (["run", "--rdvz-id", "x.py"], "No such option: --rdvz-id\n"),
     ],
 )
 def test_a_word_that_cannot_be_meant_is_refused_in_plain_words(words: list[str], said: str) -> None:
@@ -98,3 +105,38 @@ def test_a_misspelt_word_is_answered_with_the_nearest(words: list[str], hint: st
     said = CliRunner().invoke(app, words)
     assert said.exit_code == 2
     assert hint in said.output
+
+
+@pytest.mark.parametrize(
+    ("verb", "usage"),
+    [
+        ("run", "muster run [OPTIONS] SCRIPT [ARGUMENTS]..."),
+        ("submit", "muster submit [OPTIONS] [FILE] [-- COMMAND...]"),
+        ("rm", "muster rm [OPTIONS] JOB..."),
+        ("secret set", "muster secret set [OPTIONS] NAME"),
+    ],
+)
+def test_usage_is_what_is_typed(verb: str, usage: str) -> None:
+    shown = CliRunner().invoke(app, [*verb.split(), "--help"]).output
+    assert shown.splitlines()[0] == f"Usage: {usage}"
+
+
+@pytest.mark.parametrize("verb", ["", "ps", "run", "secret", "secret set"])
+def test_help_is_asked_for_in_short_as_well(verb: str) -> None:
+    words = verb.split()
+    short, whole = (CliRunner().invoke(app, [*words, word]) for word in ("-h", "--help"))
+    assert (short.exit_code, short.output) == (0, whole.output)
+
+
+def test_what_comes_after_a_script_is_its_own_also_help() -> None:
+    refused = CliRunner().invoke(app, ["run", "nothere.py", "-h"])
+    assert "there is no script nothere.py" in refused.stderr
+
+
+def test_a_gpu_that_is_not_here_is_told_in_the_words_of_its_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cli.run.visible_gpus", lambda _: 0)
+    refused = CliRunner().invoke(app, ["run", "-n", "gpu", "x.py"])
+    assert refused.exit_code == 2
+    assert "'--nproc-per-node': there is no GPU here: say a number, or cpu\n" in refused.stderr

@@ -10,7 +10,7 @@ import pytest
 from scene import JOB, Scene, job, problem
 
 from muster.client.client import Client
-from muster.client.connection import LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
+from muster.client.connection import LONGEST_PAUSE_SECONDS, STRANGE_SECONDS, TIMEOUT_SECONDS
 from muster.client.errors import (
     Busy,
     ClientError,
@@ -27,6 +27,7 @@ from muster.client.errors import (
 from muster.client.job import ENDING_SECONDS, Job
 from muster.client.outcomes import NOT_DONE
 from muster.contracts.errors import InvalidEnvironment
+from muster.ports import free_port
 
 
 def test_a_question_is_asked_until_somebody_answers() -> None:
@@ -44,6 +45,42 @@ def test_a_question_is_not_asked_for_ever() -> None:
     assert 10.0 - LONGEST_PAUSE_SECONDS <= scene.now <= 10.0
     story = "".join(traceback.format_exception(caught.value))
     assert "httpx.ConnectError" not in story
+
+
+def test_where_nobody_listens_one_who_was_never_answered_soon_gives_up() -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def patience(**said: float) -> float:
+        nonlocal now
+        now = 0.0
+        url = f"http://127.0.0.1:{free_port()}"
+        with (
+            Client(url, monotonic=lambda: now, sleep=sleep, **said) as client,
+            pytest.raises(Unreachable, match="muster up"),
+        ):
+            client.job("a")
+        return now
+
+    assert STRANGE_SECONDS - LONGEST_PAUSE_SECONDS <= patience() <= STRANGE_SECONDS
+    assert 30.0 - LONGEST_PAUSE_SECONDS <= patience(retry_seconds=30.0) <= 30.0
+
+
+def test_who_was_answered_once_waits_for_an_api_that_is_replaced() -> None:
+    class Refused(httpx.ConnectError):
+        """Of a port at which nobody listens at the moment."""
+
+        def __init__(self, message: str) -> None:
+            super().__init__(message)
+            self.__cause__ = ConnectionRefusedError(message)
+
+    scene = Scene(job(), *([Refused] * 8), job(status="RUNNING"))
+    client = scene.client(retry_seconds=None)
+    assert client.job("a").refresh().status == "RUNNING"
+    assert scene.now > STRANGE_SECONDS
 
 
 def test_who_wants_to_be_asked_later_than_one_waits_is_believed_at_once() -> None:

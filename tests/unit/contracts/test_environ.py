@@ -429,7 +429,7 @@ def test_a_value_that_cannot_be_meant_is_refused_by_its_name(
         read({name: value})
     assert caught.value.name == name
     assert str(caught.value).startswith(f"{name}={value!r} is not ")
-    assert str(caught.value).endswith(": correct it or unset it")
+    assert str(caught.value).endswith(": correct it in the environment or unset it")
 
 
 @pytest.mark.parametrize(
