@@ -93,6 +93,14 @@ class Identities:
             return await run_sync(self._shown, text, limiter=self._lookups)
         if self.is_own(uid):
             return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
+        if uid is not None and uid == self._own_uid:
+            # Told to make one, they would be told so again: that needs a token as well here.
+            raise Unauthorized(
+                "owner-needs-token",
+                "MUSTER_REQUIRE_TOKEN is set, so this service needs a token from its own user, "
+                "too: send `Authorization: Bearer mst_…`. If nobody has one of scope admin, make "
+                "it with `muster token create` while the service runs with MUSTER_REQUIRE_TOKEN=0.",
+            )
         raise Unauthorized(
             "no-token",
             "This service needs a token from you: send `Authorization: Bearer mst_…`. Whoever runs "

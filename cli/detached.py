@@ -14,6 +14,7 @@ from typing import Final
 from api.preflight import refuse_door
 from cli.office import Holder, holder_of, is_held, open_in
 from cli.probe import write_probe
+from cli.required_token import warn_of_no_admin
 from cli.serving import serves
 from cli.tls_key import warn_of_open_key
 from cli.welcome import next_steps
@@ -59,6 +60,7 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
     door = DoorSettings.read(environ)
     warn_of_open_key(door)
     refuse_door(settings, door)
+    warn_of_no_admin(settings, door)
     _set_aside_if_long(files.keeper_log)
     with open_in(files, files.keeper_log) as log:
         remark(f"muster: starting, with the data in {files.root} …")

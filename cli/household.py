@@ -17,6 +17,7 @@ from api.preflight import refuse_door
 from cli.certificate import own_names
 from cli.keeper import Keeper
 from cli.office import Office, sole_office
+from cli.required_token import warn_of_no_admin
 from cli.serving import serves
 from cli.tls_key import warn_of_open_key
 from cli.welcome import next_steps
@@ -58,6 +59,7 @@ def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
         door = DoorSettings.read(environ)
         warn_of_open_key(door)
         refuse_door(settings, door)
+        warn_of_no_admin(settings, door)
         office.publish(own_url(environ), _names(door), _ca_file(door))
         return asyncio.run(_Household(settings, environ, office).run())
 

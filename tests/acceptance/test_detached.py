@@ -203,6 +203,34 @@ def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) 
     assert not is_running(holder.process)
 
 
+def test_who_locks_the_door_before_there_is_an_admin_is_told_the_way_out(house: House) -> None:
+    assert house.say("up", "-d").returncode == 0
+    assert house.say("token", "create", "ci", "--scope", "submit").returncode == 0
+    house.say("down")
+    strict, lax = ({"MUSTER_REQUIRE_TOKEN": word} for word in "10")
+    up = house.say("up", "-d", **strict)
+    assert up.returncode == 0, up.stderr
+    assert "no token of scope admin is valid" in up.stderr
+    assert "\nexport MUSTER_TOKEN=mst_…\n" in up.stderr
+    refused = house.say("token", "create", "me", "--scope", "admin", **strict)
+    assert refused.returncode == ExitCode.NOT_ALLOWED
+    assert "export MUSTER_TOKEN=mst_…" in refused.stderr
+    code, standing = house.status()
+    assert (code, standing["status"]) == (ExitCode.NOT_ALLOWED, "ok")
+    assert standing["up"]["process"]["pid"] == house.holder().process.pid
+    assert "export MUSTER_TOKEN=mst_…" in standing["refusal"]
+
+    # The way out that all of them name.
+    way = "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create NAME --scope admin"
+    assert all(way in told for told in (up.stderr, refused.stderr, standing["refusal"]))
+    house.say("down")
+    assert house.say("up", "-d", **lax).returncode == 0
+    text = house.say("token", "create", "me", "--scope", "admin").stdout.strip()
+    house.say("down")
+    assert "scope admin" not in house.say("up", "-d", **strict).stderr
+    assert house.say("token", "revoke", "ci", MUSTER_TOKEN=text).returncode == 0
+
+
 @needs_openssl
 @pytest.mark.parametrize(
     ("name", "status", "note"),
