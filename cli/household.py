@@ -23,7 +23,7 @@ from cli.second_interrupt import ECHO_SECONDS, SecondInterrupt
 from cli.serving import serves
 from cli.tls_key import warn_of_open_key
 from cli.waits import PATIENCE_SECONDS
-from cli.welcome import next_steps
+from cli.welcome import another_port, next_steps
 from muster.contracts.environ import LOCAL_NAMES, DoorSettings, ServiceSettings, own_url
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
@@ -177,7 +177,7 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     if environ.get("MUSTER_PORT"):
         raise PortTaken(settings.host, settings.port)
     port = free_port(settings.host)
-    _say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
+    _say(another_port(settings.port, port))
     return port
 
 

@@ -36,6 +36,11 @@ def next_steps(url: str, data_dir: Path, door: DoorSettings) -> Iterator[str]:
     yield "muster ps"
 
 
+def another_port(usual: int, used: int) -> str:
+    """Return why the services are not where they usually are."""
+    return f"port {usual} is taken, so port {used} is used (MUSTER_PORT chooses another)"
+
+
 def _way_to_muster() -> Iterator[str]:
     """Yield what makes `muster` known in a new terminal, unless one knows it already."""
     programs = Path(sys.prefix, "bin")

@@ -3,14 +3,16 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -21,6 +23,7 @@ from kept_services import kept_by
 from cli.detached import LONG_BYTES
 from cli.exit_codes import ExitCode
 from cli.office import Holder, sole_office
+from muster.contracts.environ import DEFAULT_PORT
 from muster.contracts.layout import DataDirectory
 from muster.ports import free_port
 from muster.processes import is_running, mark_of, marked, myself, send_signal
@@ -182,6 +185,17 @@ def test_a_url_that_is_none_is_not_repeated_beside_services_that_are_up(house: H
     assert (said.returncode, said.stderr.count("\n")) == (2, 1)
     assert "is not a URL such as" in said.stderr
     assert "hunter2" not in said.stderr
+
+
+def test_the_usual_port_being_taken_is_told_to_the_terminal(house: House) -> None:
+    host = "127.0.0.2"  # this machine's, where nobody else looks for anything
+    with ExitStack() as stack:
+        with suppress(OSError):  # somebody has it, at every address
+            stack.enter_context(socket.create_server((host, DEFAULT_PORT)))
+        up = house.say("up", "-d", MUSTER_HOST=host, MUSTER_PORT="")
+    assert up.returncode == 0, up.stderr
+    port = urlsplit(house.holder().url).port
+    assert f"muster: port {DEFAULT_PORT} is taken, so port {port} is used " in up.stderr
 
 
 @pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
