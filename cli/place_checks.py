@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from api.preflight import inspect_database, refuse_door
+from api.tls_files import InvalidCertificate
 from cli.findings import Check, Finding, mending, problem, warning, well
 from cli.office import holder_of
 from cli.probe import write_probe
@@ -139,6 +140,8 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
 def _door(settings: ServiceSettings, door: DoorSettings) -> Finding:
     try:
         address = refuse_door(settings, door)
+    except InvalidCertificate as error:
+        return problem("door", error.seen, error.fix)
     except MusterError as error:
         return problem("door", str(error), "SECURITY.md has the ways to let others in")
     key = key_open_to_all(door)

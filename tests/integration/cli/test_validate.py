@@ -173,12 +173,27 @@ def test_a_key_that_every_user_could_read_is_told_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     key = tmp_path / "key.pem"
-    key.write_text("no key at all")
+    key.write_text("-----BEGIN PRIVATE KEY-----\nno key at all\n")
     key.chmod(0o644)
     monkeypatch.setenv("MUSTER_TLS_CERTFILE", str(key))
     said = CliRunner().invoke(app, ["up"])
     assert f"others may read it: chmod 600 {key}\n" in said.stderr
     assert said.exit_code != 0
+
+
+@needs_openssl
+def test_a_certificate_in_the_place_of_its_key_is_a_problem_with_its_own_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificate = own_certificate(tmp_path)
+    certificate.chmod(0o644)
+    monkeypatch.setenv("MUSTER_TLS_CERTFILE", str(key_of(certificate)))
+    monkeypatch.setenv("MUSTER_TLS_KEYFILE", str(certificate))
+    code, findings = found()
+    assert (code, findings["door"]["verdict"]) == (1, "problem")
+    assert findings["door"]["fix"].startswith(f"export MUSTER_TLS_CERTFILE={certificate} ")
+    said = CliRunner().invoke(app, ["up"])
+    assert "chmod" not in said.stderr, "it is no key"
 
 
 def test_secrets_that_others_could_read_are_a_problem(data_dir: Path) -> None:
