@@ -94,12 +94,13 @@ class Identities:
         if self.is_own(uid):
             return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
         if uid is not None and uid == self._own_uid:
-            # Told to make one, they would be told so again: that needs a token as well here.
+            # The owner, or a stranger whom a proxy brings. The owner who is told to make one and
+            # has none of scope admin would be told the same again.
             raise Unauthorized(
-                "owner-needs-token",
-                "MUSTER_REQUIRE_TOKEN is set, so this service needs a token from its own user, "
-                "too: send `Authorization: Bearer mst_…`. If nobody has one of scope admin, make "
-                "it with `muster token create` while the service runs with MUSTER_REQUIRE_TOKEN=0.",
+                "token-required",
+                "This service needs a token from everybody: send `Authorization: Bearer mst_…`. "
+                "Whoever runs it makes one with `muster token create`, and where nobody has one "
+                "of scope admin, while it runs with MUSTER_REQUIRE_TOKEN=0.",
             )
         raise Unauthorized(
             "no-token",

@@ -25,8 +25,8 @@ _WAYS: Final[Mapping[str, str]] = {
     "worker-not-found": "{name} has no such worker: muster workers {name} lists them",
     "no-token": "this service needs a token from you: export MUSTER_TOKEN=mst_… (whoever runs the "
     "service makes one with muster token create)",
-    "owner-needs-token": "MUSTER_REQUIRE_TOKEN is set, so this service needs a token from you, "
-    f"too: export MUSTER_TOKEN=mst_…. If nobody has one of scope admin, {WAY_TO_ADMIN}",
+    "token-required": "this service needs a token from everybody: export MUSTER_TOKEN=mst_…. If it "
+    f"is yours and nobody has one of scope admin, {WAY_TO_ADMIN}",
     "token-not-found": "there is no token {name}, or it was revoked before: muster token ls lists "
     "them",
 }

@@ -120,8 +120,8 @@ def test_where_a_token_is_required_the_own_user_is_nobody() -> None:
         who(strict, None, OWN_UID)
     with pytest.raises(Unauthorized) as other:
         who(strict, None, OWN_UID + 1)
-    assert [own.value.slug, other.value.slug] == ["owner-needs-token", "no-token"]
-    assert "while the service runs with MUSTER_REQUIRE_TOKEN=0" in own.value.detail
+    assert [own.value.slug, other.value.slug] == ["token-required", "no-token"]
+    assert "while it runs with MUSTER_REQUIRE_TOKEN=0" in own.value.detail
     assert "MUSTER_REQUIRE_TOKEN" not in other.value.detail, "how it is set is no stranger's affair"
 
 

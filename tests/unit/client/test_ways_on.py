@@ -16,7 +16,7 @@ from muster.client.ways_on import way_on
         ("job-exists", "/jobs", "muster rm"),
         ("no-token", "/jobs", "export MUSTER_TOKEN=mst_…"),
         (
-            "owner-needs-token",
+            "token-required",
             "/tokens",
             "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create",
         ),
