@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 
 import muster.contracts.environ
 from cli.__main__ import app
+from cli.office import sole_office
 from cli.origins import origin_of
 from cli.settings import values, variable_of
 from muster.contracts.environ import DoorSettings, ServiceSettings
+from muster.contracts.layout import DataDirectory
 from muster.contracts.token import new_text
 from store.place import MASK
 
@@ -46,6 +48,21 @@ def test_what_is_set_is_told_from_what_is_not(monkeypatch: pytest.MonkeyPatch) -
     assert shown["MUSTER_SLOTS"][1] == "default"
     assert shown["MUSTER_URL"] == ("http://127.0.0.1:8100", "default")
     assert origin_of("MUSTER_SLOTS", {}, {}) == "default"
+
+
+def test_what_commands_have_from_their_own_up_is_shown_as_what_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path))
+    certificate = tmp_path / "certificate.pem"
+    certificate.touch()
+    with sole_office(DataDirectory(tmp_path)) as office:
+        office.publish("https://127.0.0.1:8443", [], certificate)
+        said = CliRunner().invoke(app, ["config", "show", "-o", "json"])
+    shown = {one["name"]: (one["value"], one["origin"]) for one in json.loads(said.stdout)}
+    assert shown["MUSTER_URL"] == ("https://127.0.0.1:8443", "muster up")
+    assert shown["MUSTER_CA_FILE"] == (str(certificate), "muster up")
+    assert shown["MUSTER_PORT"] == ("8000", "default")
 
 
 def test_the_origin_is_a_column_of_its_own() -> None:
