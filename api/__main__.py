@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Scope
 from api.app import build
 from api.desk import FrontDesk
 from api.door import Door
-from api.exposure import check_certificate, refuse_exposure, refuse_lockout
+from api.exposure import refuse_exposure, refuse_lockout
 from api.feeds import Feeds
 from api.glances import Glance, Glances
 from api.identity import Identities
@@ -34,6 +34,7 @@ from api.protocol import DeadlineProtocol
 from api.remembered import RememberedTokens
 from api.searches import Searches
 from api.submission import Submitter
+from api.tls_files import check_certificate
 from muster import journal, lifeline
 from muster.contracts.environ import TOKEN, DoorSettings, ServiceSettings, is_clients_token
 from muster.contracts.errors import MusterError

@@ -49,6 +49,9 @@ _JUDGED: Final = (
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
 
+_REPEATABLE: Final = re.compile(r"[a-z0-9._:-]{1,253}")
+"""A name as DNS has them, or an address: no text that a page or a terminal would obey."""
+
 _LOG: Final = structlog.get_logger("api")
 
 
@@ -184,8 +187,8 @@ class Door:
         return Problem(
             HTTPStatus.FORBIDDEN,
             "foreign-host",
-            "The Host header names another machine: use localhost or 127.0.0.1, or let whoever "
-            "runs the service add the name to MUSTER_ALLOWED_HOSTS.",
+            f"{_unknown(name)}: ask whoever runs it to add the name by which you call it to "
+            "MUSTER_ALLOWED_HOSTS. On its own machine it is localhost, or 127.0.0.1.",
         )
 
 
@@ -251,6 +254,13 @@ def _too_long(headers: Mapping[str, str]) -> Problem | None:
 def _host_name(host: str) -> str | None:
     found = _HOST.fullmatch(host.lower())
     return (found[1] or found[2]) if found else None
+
+
+def _unknown(name: str | None) -> str:
+    """Return what is wrong with a host; a name is said back only where it can be nothing else."""
+    if name is None or not _REPEATABLE.fullmatch(name):
+        return "The Host header names no machine that this service could be"
+    return f"This service is not known as {name}"
 
 
 def _origin_host(origin: str) -> str | None:

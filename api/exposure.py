@@ -1,13 +1,11 @@
-"""Whether a service may listen where it was told to, and with which certificate.
+"""Whether a service may listen where it was told to.
 
 Loopback is this machine's own. Anywhere else strangers could come, so there must be a token, and
 nobody on the way may be able to read it.
 """
 
 import ipaddress
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 
 from muster.contracts.environ import DoorSettings
 from muster.contracts.errors import MusterError
@@ -31,22 +29,6 @@ class LockedOut(MusterError):
             "make one. Make it with `muster token create NAME --scope admin` while the service "
             "runs without MUSTER_REQUIRE_TOKEN, or set MUSTER_TOKEN"
         )
-
-
-class InvalidCertificate(MusterError):
-    """The files of MUSTER_TLS_CERTFILE and MUSTER_TLS_KEYFILE cannot be used."""
-
-    def __init__(self, certfile: Path, keyfile: Path | None, error: OSError) -> None:
-        files = f"{certfile} and {keyfile}" if keyfile else f"{certfile}"
-        super().__init__(
-            f"no certificate and key can be read from {files} ({error.strerror or error}): "
-            "MUSTER_TLS_CERTFILE is to name a PEM file with the certificate and its chain, "
-            f"MUSTER_TLS_KEYFILE one with its key, without a password{_unset(keyfile)}"
-        )
-
-
-def _unset(keyfile: Path | None) -> str:
-    return "" if keyfile else "; it is not set, so the first file was to hold the key as well"
 
 
 def refuse_lockout(door: DoorSettings, is_any_token: Callable[[], bool]) -> None:
@@ -74,13 +56,3 @@ def refuse_exposure(
             "tokens would cross the network in the clear. Set MUSTER_TLS_CERTFILE and "
             "MUSTER_TLS_KEYFILE; or MUSTER_ALLOW_PLAIN_HTTP=1 where a proxy in front does TLS",
         )
-
-
-def check_certificate(certfile: Path, keyfile: Path | None) -> None:
-    """Raise `InvalidCertificate` unless a server could use these files."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        # A key with a password would else ask for it at the terminal.
-        context.load_cert_chain(certfile, keyfile, password="")
-    except OSError as error:
-        raise InvalidCertificate(certfile, keyfile, error) from error

@@ -53,6 +53,9 @@ LIST_OF_WORDS: Final = (
     '["sh", "-c", "python train.py > log"]'
 )
 
+_CUT: Final = "it ends there: send all of it, and close what is open"
+_CORRECT: Final = "correct it there, or send YAML as `Content-Type: application/yaml`"
+
 
 def install(app: FastAPI) -> None:
     """Answer every exception that leaves a route with a problem document."""
@@ -78,7 +81,9 @@ def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  the type it was registered for
     known = _body_fields(request)
     errors = [
-        FieldError(
+        _no_json(found, error.body)
+        if found["type"] == "json_invalid"
+        else FieldError(
             loc=tuple(_plain(part) for part in found["loc"]),
             msg=field_words(found),
             type=str(found["type"]),
@@ -87,6 +92,21 @@ def _invalid_request(request: Request, error: Exception) -> Response:
         for found in error.errors()
     ]
     return respond(InvalidRequest(errors), request.scope)
+
+
+def _no_json(found: Mapping[str, Any], text: str) -> FieldError:
+    """Return what is wrong with a body that cannot be read, and where in it, as YAML's is told."""
+    _, index = found["loc"]
+    before = text[:index]
+    line, column = before.count("\n") + 1, index - before.rfind("\n")
+    why = str(found["ctx"]["error"]).removesuffix(" at")
+    is_cut = not text[index:].strip()
+    return FieldError(
+        loc=("body",),
+        msg=f"is no JSON: {why} at line {line}, column {column}",
+        type=str(found["type"]),
+        hint=_CUT if is_cut else _CORRECT,
+    )
 
 
 def _hint(found: Mapping[str, Any], known: Sequence[str]) -> str | None:

@@ -93,6 +93,15 @@ class Identities:
             return await run_sync(self._shown, text, limiter=self._lookups)
         if self.is_own(uid):
             return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
+        if uid is not None and uid == self._own_uid:
+            # The owner, or a stranger whom a proxy brings. The owner who is told to make one and
+            # has none of scope admin would be told the same again.
+            raise Unauthorized(
+                "token-required",
+                "This service needs a token from everybody: send `Authorization: Bearer mst_…`. "
+                "Whoever runs it makes one with `muster token create`, and where nobody has one "
+                "of scope admin, while it runs with MUSTER_REQUIRE_TOKEN=0.",
+            )
         raise Unauthorized(
             "no-token",
             "This service needs a token from you: send `Authorization: Bearer mst_…`. Whoever runs "

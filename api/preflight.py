@@ -7,7 +7,8 @@ starts a service, `muster validate` at any time.
 import socket
 from typing import TYPE_CHECKING
 
-from api.exposure import check_certificate, refuse_exposure, refuse_lockout
+from api.exposure import refuse_exposure, refuse_lockout
+from api.tls_files import check_certificate
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.ports import NotHere
 

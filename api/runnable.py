@@ -8,9 +8,18 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from muster.contracts.printable import spelt_out
+
 
 def doubts(command: Sequence[str], working_dir: Path, search_path: str | None) -> Iterator[str]:
-    """Yield why `command` will probably not run; `search_path` is as in PATH."""
+    """Yield why `command` will probably not run; `search_path` is as in PATH.
+
+    Of a word of the command it is shown what can be printed: jobs keep what is said of them.
+    """
+    yield from map(spelt_out, _doubts(command, working_dir, search_path))
+
+
+def _doubts(command: Sequence[str], working_dir: Path, search_path: str | None) -> Iterator[str]:
     program, *arguments = command
     place = str(working_dir / program) if "/" in program else program
     if not _is_found(place, search_path):
@@ -31,7 +40,9 @@ def _is_found(place: str, search_path: str | None) -> bool:
 def _find(place: str, search_path: str | None) -> None:
     """Raise `FileNotFoundError` for what cannot be run, which is not remembered, as it may come.
 
-    A search takes a dozen calls of the system, and a flood of submissions the same few programs.
+    A search takes a dozen calls of the system, and a flood of submissions the same few programs:
+    one that was found counts as found until 255 others have been. Who goes meanwhile is no harm,
+    as all this is a doubt and the start of a rank tells.
     """
     if shutil.which(place, path=search_path) is None:
         raise FileNotFoundError(place)

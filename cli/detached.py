@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from api.preflight import refuse_door
 from cli.office import Holder, holder_of, is_held, open_in
 from cli.probe import write_probe
+from cli.required_token import warn_of_no_admin
 from cli.serving import serves
 from cli.tls_key import warn_of_open_key
-from cli.welcome import next_steps
+from cli.welcome import another_port, next_steps
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
@@ -59,6 +61,7 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
     door = DoorSettings.read(environ)
     warn_of_open_key(door)
     refuse_door(settings, door)
+    warn_of_no_admin(settings, door)
     _set_aside_if_long(files.keeper_log)
     with open_in(files, files.keeper_log) as log:
         remark(f"muster: starting, with the data in {files.root} …")
@@ -81,6 +84,10 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
     if holder is None:
         said = _last_lines(files.keeper_log, already)
         raise NotUp(files.keeper_log, said or why_silent(files.root))
+    port = urlsplit(holder.url).port
+    # Somebody else's, who was faster, may have been told of another one.
+    if holder.process.pid == started.pid and port is not None and settings.port not in {0, port}:
+        remark(f"muster: {another_port(settings.port, port)}")
     _say_where(holder, files, door)
     return 0
 

@@ -80,7 +80,7 @@ def rm(
 
         def delete_one(word: str) -> None:
             job = client.named(word)
-            with _end_awaited(job.view, force=force):
+            with _end_awaited(job.view) if stop and not force else nullcontext():
                 found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
             too = ", with its checkpoints" if found.checkpoints_deleted else ""
             typer.echo(f"{job.id} is deleted{too}")
@@ -106,9 +106,9 @@ def _each(words: Sequence[str], act: Callable[[str], None]) -> None:
         raise typer.Exit(codes[0])
 
 
-def _end_awaited(job: "JobView", *, force: bool) -> AbstractContextManager[None]:
+def _end_awaited(job: "JobView") -> AbstractContextManager[None]:
     """Tell a person who waits for the end of a job that this may take as long as its grace."""
-    if job.is_terminal or force:
+    if job.is_terminal:
         return nullcontext()
     grace_seconds = job.spec["stop_grace_seconds"]
     return said_if_it_lasts(

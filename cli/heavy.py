@@ -50,7 +50,8 @@ def down() -> None:
 def status(output: OutputOption = Output.TABLE) -> None:
     """Show what runs: services, agents, versions, where the data is, and jobs by status.
 
-    Exit code 0 if all is well, 1 if something is missing, 3 if there is nothing.
+    Exit code 0 if all is well, 1 if something is missing, 3 if there is nothing,
+    4 if the service wants a token for more than its health.
     """
     from cli.own_settings import own_settings  # noqa: PLC0415
     from cli.status import tell  # noqa: PLC0415

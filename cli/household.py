@@ -8,6 +8,7 @@ next start. A second SIGTERM says nothing new: whoever sends it may not know of 
 import asyncio
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +18,12 @@ from api.preflight import refuse_door
 from cli.certificate import own_names
 from cli.keeper import Keeper
 from cli.office import Office, sole_office
+from cli.required_token import warn_of_no_admin
+from cli.second_interrupt import ECHO_SECONDS, SecondInterrupt
 from cli.serving import serves
 from cli.tls_key import warn_of_open_key
-from cli.welcome import next_steps
+from cli.waits import PATIENCE_SECONDS
+from cli.welcome import another_port, next_steps
 from muster.contracts.environ import LOCAL_NAMES, DoorSettings, ServiceSettings, own_url
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
@@ -30,10 +34,6 @@ from store.place import refuse_unknown
 LOOK_SECONDS: Final = 0.05
 STUBBORN_SECONDS: Final = 5.0
 """The API has nothing to save: this long after SIGTERM it is killed."""
-
-ECHO_SECONDS: Final = 0.5
-"""Until then a second signal is the first one's echo: some senders signal a process and then its
-whole group. No person has read by then what the second one would do."""
 
 
 class PortTaken(MusterError):
@@ -58,6 +58,7 @@ def serve(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
         door = DoorSettings.read(environ)
         warn_of_open_key(door)
         refuse_door(settings, door)
+        warn_of_no_admin(settings, door)
         office.publish(own_url(environ), _names(door), _ca_file(door))
         return asyncio.run(_Household(settings, environ, office).run())
 
@@ -104,17 +105,20 @@ class _Household:
 
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
         """The coordinator first: while ranks save, the API still shows it."""
+        loop = asyncio.get_running_loop()
+        second = SecondInterrupt(self._hand_over, _say)
+        loop.add_signal_handler(signal.SIGINT, second.hear)
+        echo = loop.call_later(ECHO_SECONDS, second.end_echo)
         with suppress(OSError):  # a full disk keeps nobody from ending
             self._office.publish_end()
         if not coordinator.done():
             _say("ranks save and exit … (Ctrl-C again does not wait for them)")
-        loop = asyncio.get_running_loop()
-        second = loop.call_later(
-            ECHO_SECONDS, loop.add_signal_handler, signal.SIGINT, self._hand_over
-        )
+        have_ended = threading.Event()
+        telling = asyncio.ensure_future(asyncio.to_thread(self._tell_who_remains, have_ended))
         self._coordinator.end(signal.SIGINT)
         await coordinator
-        second.cancel()
+        echo.cancel()
+        have_ended.set()
         _on_signals(self._asked_to_end.set)  # nobody is left to hurry
         self._api.end(signal.SIGTERM)
         try:
@@ -122,6 +126,16 @@ class _Household:
         except TimeoutError:
             self._api.end(signal.SIGKILL)
             await api
+        await asyncio.wait([telling])
+
+    def _tell_who_remains(self, have_ended: threading.Event) -> None:
+        """Tell a person who waits longer than most have to what it is that they wait for."""
+        if have_ended.wait(PATIENCE_SECONDS):
+            return
+        from cli.remaining import tell_who_remains  # noqa: PLC0415  brings in httpx
+
+        ca_file = _ca_file(self._door)
+        tell_who_remains(self._url, str(ca_file) if ca_file else None, have_ended.wait, _say)
 
     def _hand_over(self) -> None:
         self._coordinator.end(signal.SIGTERM)
@@ -163,7 +177,7 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     if environ.get("MUSTER_PORT"):
         raise PortTaken(settings.host, settings.port)
     port = free_port(settings.host)
-    _say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
+    _say(another_port(settings.port, port))
     return port
 
 

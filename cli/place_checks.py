@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Final
 
 from api.preflight import inspect_database, refuse_door
+from api.tls_files import InvalidCertificate
 from cli.findings import Check, Finding, mending, problem, warning, well
 from cli.office import holder_of
 from cli.probe import write_probe
+from cli.required_token import NO_ADMIN, is_without_admin
 from cli.tls_key import key_open_to_all, only_for_oneself
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.room import is_nearly_full
+from muster.contracts.token import WAY_TO_ADMIN
 from muster.ports import NotHere, NotToBeHad, is_free
 from muster.safe import Safe
 
@@ -137,6 +140,8 @@ def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
 def _door(settings: ServiceSettings, door: DoorSettings) -> Finding:
     try:
         address = refuse_door(settings, door)
+    except InvalidCertificate as error:
+        return problem("door", error.seen, error.fix)
     except MusterError as error:
         return problem("door", str(error), "SECURITY.md has the ways to let others in")
     key = key_open_to_all(door)
@@ -144,8 +149,11 @@ def _door(settings: ServiceSettings, door: DoorSettings) -> Finding:
         return warning(
             "door", f"{key} is the key of TLS, and others may read it", only_for_oneself(key)
         )
+    if is_without_admin(settings, door):
+        return warning("door", NO_ADMIN, WAY_TO_ADMIN)
     if ipaddress.ip_address(address).is_loopback:
-        return well("door", "open to this user on this machine")
+        whom = "whoever has a token," if door.require_token else "this user"
+        return well("door", f"open to {whom} on this machine")
     return well("door", f"open to other machines, {'with' if door.tls_certfile else 'without'} TLS")
 
 

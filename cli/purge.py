@@ -10,6 +10,7 @@ from cli.ending import Force, KeepLogs, StopFirst
 from cli.exit_codes import ExitCode
 from cli.sizes import size
 from cli.waits import said_if_it_lasts
+from muster.contracts.printable import spelt_out
 
 if TYPE_CHECKING:
     from muster import Client
@@ -98,7 +99,7 @@ def _tell(found: "Purged", *, is_done: bool) -> None:
     done = f"{found.deleted} deleted" if is_done else f"{len(found.job_ids)} would be deleted"
     typer.echo(f"{done}, {size(found.freed_bytes)}{_left(found)}", err=True)
     for one in found.failed:
-        typer.echo(f"{one.job_id} is over and was not deleted: {one.detail}", err=True)
+        typer.echo(f"{one.job_id} is over and was not deleted: {spelt_out(one.detail)}", err=True)
 
 
 def _left(found: "Purged") -> str:

@@ -15,7 +15,7 @@ from cli.office import Holder
 from cli.output import Output, show
 from cli.own_up import own_up, way_to
 from cli.waits import said_if_it_lasts
-from muster.client import Busy, Client, NotFound, Unreachable, Untrusted
+from muster.client import Busy, Client, NotAllowed, NotFound, Unreachable, Untrusted
 from muster.client.progress import duration
 from muster.client.views import Health, Version
 from muster.contracts.job import OPEN, JobStatus
@@ -49,18 +49,20 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How many there are, by status."""
     doubt: str | None
     """Why what answers for our own `muster up` is not believed to be it."""
+    refusal: str | None
+    """Why it tells us no more than its health."""
 
 
 def tell(data_dir: Path, output: Output) -> ExitCode:
     """Show what runs, and return what the command is to exit with."""
     found = _look(own_up())
     show(output, msgspec.to_builtins(found), _lines(_facts(found, data_dir)), [found.url])
-    return _CODES[found.status]
+    return ExitCode.NOT_ALLOWED if found.refusal else _CODES[found.status]
 
 
 def _look(up: Holder | None) -> Standing:
     url, ca_file = way_to(up)
-    doubt = None
+    health = version = agents = jobs = doubt = refusal = None
     with (
         Client(url, timeout_seconds=ANSWER_SECONDS, retry_seconds=0, ca_file=ca_file) as client,
         said_if_it_lasts(f"asking {client.url} …"),
@@ -70,12 +72,15 @@ def _look(up: Holder | None) -> Standing:
         except Untrusted as error:
             if up is None:
                 raise
-            health, doubt = None, str(error)
-        version = _answer(client.version) if health else None
-        agents = _answer(lambda: _agents(client)) if version else None
-        jobs = _answer(lambda: _jobs(client)) if version else None
+            doubt = str(error)
+        try:
+            version = _answer(client.version) if health else None
+            agents = _answer(lambda: _agents(client)) if version else None
+            jobs = _answer(lambda: _jobs(client)) if version else None
+        except NotAllowed as error:
+            refusal = str(error)
     return Standing(
-        status=_status(up, health, agents),
+        status=health.status if health and refusal else _status(up, health, agents),
         url=client.url,
         up=up,
         health=health,
@@ -83,6 +88,7 @@ def _look(up: Holder | None) -> Standing:
         agents=agents,
         jobs=jobs,
         doubt=doubt,
+        refusal=refusal,
     )
 
 
@@ -130,6 +136,10 @@ def _facts(found: Standing, data_dir: Path) -> Iterator[tuple[str, Any]]:
         yield "data", data_dir
         if found.doubt:
             yield "note", found.doubt
+        return
+    if found.refusal:
+        yield from [("data", data_dir)] if found.up else []
+        yield "note", found.refusal
         return
     checks = found.health.checks
     yield "version", f"{found.health.version}, for {duration(found.health.uptime_seconds)}"

@@ -150,7 +150,9 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     with connected(ATTACHED_SECONDS) as client:
         with (
             _telling_places(described),
-            said_if_it_lasts("the job is not taken yet; asking again, for a minute at most …"),
+            said_if_it_lasts(
+                "the API has not answered yet; should it be away, it is asked again for a minute …"
+            ),
         ):
             answer = client.order(asked)
         job = client.job_of(answer.read_as(JobView))

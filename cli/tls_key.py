@@ -5,6 +5,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from api.tls_files import holds_key
 from muster.contracts.environ import DoorSettings
 from muster.remarks import remark
 
@@ -28,6 +29,6 @@ def key_open_to_all(door: DoorSettings) -> Path | None:
     """
     key = door.tls_keyfile or door.tls_certfile
     with suppress(OSError):  # what cannot be looked at is another fault
-        if key is not None and key.stat().st_mode & stat.S_IRWXO:
+        if key is not None and key.stat().st_mode & stat.S_IRWXO and holds_key(key):
             return key
     return None

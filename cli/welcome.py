@@ -11,7 +11,14 @@ from urllib.parse import urlsplit
 
 from cli.certificate import own_names
 from cli.elsewhere import export_of
-from muster.contracts.environ import CA_FILE, LOCAL_NAMES, DoorSettings, ServiceSettings, api_url
+from muster.contracts.environ import (
+    CA_FILE,
+    LOCAL_NAMES,
+    TOKEN,
+    DoorSettings,
+    ServiceSettings,
+    api_url,
+)
 
 NO_NAME: Final = "NAME"
 """Written where only the person knows which names a certificate is for."""
@@ -21,10 +28,17 @@ def next_steps(url: str, data_dir: Path, door: DoorSettings) -> Iterator[str]:
     """Yield lines to copy into another terminal: first what it has to be told, if anything."""
     yield from _way_to_muster()
     yield from _way_there(url, door)
+    if door.require_token:
+        yield _token_of(door)
     if data_dir != _usual_data_dir():
         yield export_of(str(data_dir))
     yield "muster submit -n 2 -- python train.py"
     yield "muster ps"
+
+
+def another_port(usual: int, used: int) -> str:
+    """Return why the services are not where they usually are."""
+    return f"port {usual} is taken, so port {used} is used (MUSTER_PORT chooses another)"
 
 
 def _way_to_muster() -> Iterator[str]:
@@ -51,6 +65,13 @@ def _way_there(url: str, door: DoorSettings) -> Iterator[str]:
     yield f"export MUSTER_URL={_called(url, _name(url, door, names))}"
     if names:
         yield f"export {CA_FILE}={shlex.quote(str(door.tls_certfile))}"
+
+
+def _token_of(door: DoorSettings) -> str:
+    """Return how to show a token; no text of one is known here."""
+    if door.token_sha256 is None:
+        return f"export {TOKEN}=mst_…"
+    return f"export {TOKEN}=…  # that of the service, or one that starts with mst_"
 
 
 def _name(url: str, door: DoorSettings, names: Sequence[str]) -> str:

@@ -195,11 +195,14 @@ def _out_of_agents(failures: int, message: str) -> Verdict:
 
 
 def _stop_asked(snapshot: JobSnapshot, asked: happenings.StopAsked, now: float) -> JobSnapshot:
+    """Who ends already, for whatever reason, may have less time from now on, and never more."""
     if snapshot.stop in {asked.request, StopRequest.FORCED}:
         return snapshot
-    return replace(
-        snapshot, stop=asked.request, stop_grace_seconds=asked.grace_seconds, stop_at=now
-    )
+    stopped = replace(snapshot, stop=asked.request)
+    ends_at = snapshot.stop_at + snapshot.stop_grace_seconds
+    if snapshot.is_ending and ends_at <= now + asked.grace_seconds:
+        return stopped
+    return replace(stopped, stop_grace_seconds=asked.grace_seconds, stop_at=now)
 
 
 def _interrupted(snapshot: JobSnapshot, now: float) -> JobSnapshot:

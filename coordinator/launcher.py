@@ -66,10 +66,10 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Agents as processes of this machine, each in a session of its own: they outlive us."""
 
-    def __init__(self, environ: Mapping[str, str], limits: DescriptorLimits | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str], limits: DescriptorLimits) -> None:
         """`environ` is the service's own; what it lends nobody inherits.
 
-        `limits` are what agents begin with, and ranks are given; None: our own.
+        `limits` are what agents begin with, and ranks are given.
         """
         self._limits = limits
         lent = names_lent(environ)
@@ -118,8 +118,7 @@ class LocalLauncher:
                 env={**self._environ, MARK: _mark(assignment.job_uid)},
                 start_new_session=True,
             )
-        if self._limits is not None:
-            self._limits.impose(process.pid)  # it looks once it has its assignment
+        self._limits.impose(process.pid)  # it looks once it has its assignment
         lent = {
             reference.name: self._lent[reference.name]
             for reference in map(Reference.parse, assignment.secrets.values())

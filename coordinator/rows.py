@@ -134,8 +134,9 @@ def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool, now: Moment) 
         note=job.message if job.reason is None else None,
         generation=job.generation,
         verdict=verdict,
-        stop_at=NEVER if verdict is None else now.monotonic,
-        stop_grace_seconds=0.0 if verdict is None else job.spec.stop_grace_seconds,
+        # How much of it is gone already nobody has written down.
+        stop_at=now.monotonic,
+        stop_grace_seconds=job.spec.stop_grace_seconds,
         # Nobody asked this job to stop, so it was the service that was going down.
         interrupting=job.status is JobStatus.STOPPING and job.stop_request is None and not verdict,
     )

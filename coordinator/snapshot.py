@@ -303,8 +303,11 @@ class JobSnapshot:
 
     @property
     def is_left_to_agents(self) -> bool:
-        """Whether ranks that have lost their agent may go on and wait for the next one."""
-        return self.agent_failures < AGENT_FAILURES_LIMIT and self.verdict is None
+        """Whether ranks that have lost their agent may go on and wait for the next one.
+
+        Those of a job that has failed may, too: they are saving, and have its grace for that.
+        """
+        return self.agent_failures < AGENT_FAILURES_LIMIT
 
     @property
     def any_alive(self) -> bool:

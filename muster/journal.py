@@ -7,7 +7,8 @@ standard library's logging come out in the same form.
 import logging
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, MutableMapping
+from typing import Any
 
 import structlog
 
@@ -23,6 +24,7 @@ def configure(
     Lines whose action is to be `summed_up` are counted where there are too many: see `Repeats`.
     """
     shared: list[structlog.types.Processor] = [
+        _without_nothing,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -51,6 +53,13 @@ def configure(
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _without_nothing(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Leave out what a line is not about, such as the rank of what befalls a whole job."""
+    return {name: value for name, value in event.items() if value is not None}
 
 
 class _Remarker:

@@ -7,6 +7,7 @@ from typing import Final
 
 from sqlalchemy import make_url
 
+from muster.contracts.token import Scope
 from store.database import Database
 from store.errors import StoreError
 from store.place import refuse_unknown
@@ -31,13 +32,16 @@ def inspect(url: str) -> Inspection:
     return Inspection(revision=None if _is_absent(url) else _revision(url), wanted=HEAD)
 
 
-def is_any_token(url: str) -> bool:
-    """Return whether somebody has made a token that is valid; False where nobody can look."""
+def is_any_token(url: str, scope: Scope = Scope.READ) -> bool:
+    """Return whether somebody has made a token that is valid for as much as this scope.
+
+    False where nobody can look.
+    """
     try:
         if _is_absent(url):
             return False
         with closing(Database.as_it_is(url, busy_timeout_seconds=PATIENCE_SECONDS)) as database:
-            return Tokens(database).is_any_valid()
+            return Tokens(database).is_any_valid(scope)
     except StoreError:
         return False
 

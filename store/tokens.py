@@ -75,10 +75,10 @@ class Tokens:
             row = connection.execute(_ONE, {"id": token_id}).one_or_none()
         return None if row is None else _token(row)
 
-    def is_any_valid(self) -> bool:
-        """Whether there is a token that opens anything now."""
+    def is_any_valid(self, scope: Scope = Scope.READ) -> bool:
+        """Whether there is a token that opens now what needs this scope."""
         now = self._clock()
-        return any(token.is_valid(now) for token in self.all())
+        return any(token.is_valid(now) and token.scope.covers(scope) for token in self.all())
 
     def revoke(self, name: str) -> Token:
         """Take a token back for good, and return it; raises `TokenMissing`."""

@@ -30,6 +30,7 @@ from muster.contracts.messages import (
 )
 from muster.contracts.process import ProcessRecord
 from muster.contracts.spec import JobSpec
+from muster.descriptors import DescriptorLimits
 from muster.processes import marked
 
 DEADLINE_SECONDS = 30.0
@@ -201,7 +202,7 @@ class Stage:
             self._agent.kill()
             self._agent.wait()
         # What a coordinator does once an agent has ended, however it did.
-        asyncio.run(LocalLauncher({}).sweep(self.uid, ()))
+        asyncio.run(LocalLauncher({}, DescriptorLimits(1024, 1024)).sweep(self.uid, ()))
 
 
 def order_of(

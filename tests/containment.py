@@ -30,6 +30,7 @@ from muster.cells import cells_of_job
 from muster.containment import end_incarnation
 from muster.contracts.environ import mark
 from muster.contracts.process import ProcessRecord
+from muster.descriptors import DescriptorLimits
 from muster.processes import identify, is_running, send_signal
 
 DEADLINE_SECONDS = 2.0
@@ -122,7 +123,7 @@ class Trial:
 def sweep(agent: LoneAgent, known: list[ProcessRecord], end: str = "by a sweep") -> None:
     """Do what a coordinator does once an agent has ended."""
     if end == "by a sweep":
-        asyncio.run(LocalLauncher({}).sweep(agent.uid, known))
+        asyncio.run(LocalLauncher({}, DescriptorLimits(1024, 1024)).sweep(agent.uid, known))
 
 
 def watch(rank: ProcessRecord, place: Path) -> Callable[[], int]:

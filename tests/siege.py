@@ -77,7 +77,7 @@ def siege_figures(
     yield at_most(f"an honest client waits, p99 of {len(honest.waits)}", wait, WAIT_GOAL_MS, " ms")
     yield none_of("  and is refused", honest.faults)
     yield from _lorises(outcome, lorises)
-    yield from _demands(outcome, door, seconds)
+    yield from _demands(outcome, door)
     yield at_most("memory grows by", (peak - before) / MIB, MEMORY_GOAL_MIB, " MiB")
 
 
@@ -149,11 +149,11 @@ def _lorises(outcome: Outcome, lorises: int) -> Iterator[Figure]:
     yield at_least("  so many times", len(held), lorises, "")
 
 
-def _demands(outcome: Outcome, door: DoorSettings, seconds: float) -> Iterator[Figure]:
+def _demands(outcome: Outcome, door: DoorSettings) -> Iterator[Figure]:
     let_in = {kind: statuses.get(PASSES[kind], 0) for kind, statuses in outcome.statuses.items()}
     let_in["connections"] = _most_at_once(outcome.idle_ends)
     most = {
-        "flood": door.requests_per_second * (BURST_SECONDS + math.ceil(seconds) + 1),
+        "flood": math.floor(door.requests_per_second * (BURST_SECONDS + outcome.flood_seconds)),
         "streams": door.requests_at_once,
         "connections": door.connections_at_once,
     }

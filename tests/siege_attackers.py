@@ -64,6 +64,8 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     held_seconds: list[float] = []
     """How long each connection was open that did not send what it owed."""
+    flood_seconds: float = 0.0
+    """How long the flood has lasted: longer than it should where the service is slow."""
     idle_ends: list[float] = []
     """When each connection was closed that was let in beside many others, and said nothing."""
     statuses: dict[str, dict[int, int]] = {}
@@ -132,8 +134,7 @@ class Besiegers:
             for number in range(self._plan.lorises):
                 kind, crowd = kinds[number % len(kinds)], number // LORISES_EACH
                 group.create_task(self._loris(kind, crowd, number * LORIS_SECONDS))
-            for _ in range(FLOODERS):
-                group.create_task(self._flood())
+            group.create_task(self._floods())
             group.create_task(self._long_headers())
             group.create_task(self._large_bodies())
             group.create_task(self._many_streams())
@@ -155,6 +156,11 @@ class Besiegers:
                 self.outcome.held_seconds.append(held if closed else PATIENCE_SECONDS)
 
     # Those who ask for more than they may
+
+    async def _floods(self) -> None:
+        began = time.monotonic()
+        await asyncio.gather(*(self._flood() for _ in range(FLOODERS)))
+        self.outcome.flood_seconds = time.monotonic() - began
 
     async def _flood(self) -> None:
         request = _head("GET", "/jobs?limit=1", self._plan.tokens["flood"])
@@ -241,16 +247,16 @@ async def _dribbled(connection: Connection) -> bool:
 
 @asynccontextmanager
 async def _connected(port: int, stranger: int) -> AsyncIterator[Connection]:
-    channel = _socket_of(STRANGER + stranger)
-    channel.setblocking(False)  # noqa: FBT003  its name
-    channel.bind((f"127.0.1.{1 + stranger}", 0))
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        await asyncio.get_running_loop().sock_connect(channel, ("127.0.0.1", port))
-    reader, writer = await asyncio.open_connection(sock=channel)
-    try:
-        yield Connection(reader, writer)
-    finally:
-        writer.transport.abort()
+    with _socket_of(STRANGER + stranger) as channel:
+        channel.setblocking(False)  # noqa: FBT003  its name
+        channel.bind((f"127.0.1.{1 + stranger}", 0))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.get_running_loop().sock_connect(channel, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=channel)
+        try:
+            yield Connection(reader, writer)
+        finally:
+            writer.transport.abort()
 
 
 def _socket_of(user: int) -> socket.socket:

@@ -60,7 +60,7 @@ class Reader:
                 continue
             try:
                 await connection.closed.wait()
-            finally:  # who has seen the end need not wait until it is closed, only close it
+            finally:  # who has seen the end may be sent away before the connection has closed
                 connection.leave()
                 await connection.closed.wait()
 

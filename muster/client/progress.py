@@ -8,6 +8,7 @@ from typing import Final, TextIO
 
 from muster.client.views import SummaryView
 from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.printable import spelt_out
 
 QUIET_SECONDS: Final = 5.0
 """Off a terminal every line stays, so there are fewer of them."""
@@ -82,7 +83,7 @@ def _facts(summary: SummaryView) -> Iterator[str]:
         yield f"{summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
     # While it runs there is nothing to explain, and of its end somebody else tells.
     if summary.message and summary.status != JobStatus.RUNNING and not is_over:
-        yield summary.message.partition("\n")[0]
+        yield spelt_out(summary.message.partition("\n")[0])
 
 
 def _speed(summary: SummaryView) -> Iterator[str]:

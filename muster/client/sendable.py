@@ -22,7 +22,7 @@ def bearer(token: str) -> str:
 def encoded(body: object) -> bytes:
     """Return a body as JSON."""
     try:
-        _refuse_no_numbers(body)
+        _refuse_nan_and_infinity(body)
         return msgspec.json.encode(body, enc_hook=os.fspath)
     except TypeError as error:
         raise Unsendable(f"this request holds what JSON cannot say: {error}") from error
@@ -30,17 +30,17 @@ def encoded(body: object) -> bytes:
         raise Unsendable("this request holds itself, or lists in lists without end") from error
 
 
-def _refuse_no_numbers(value: object) -> None:
+def _refuse_nan_and_infinity(value: object) -> None:
     """Raise `Unsendable` for what would be sent as null, and mean something else."""
     match value:
         case float() if not math.isfinite(value):
             raise Unsendable(f"this request holds {value}, and JSON knows no such number")
         case Mapping():
             for each in value.values():
-                _refuse_no_numbers(each)
-        case list() | tuple():
+                _refuse_nan_and_infinity(each)
+        case list() | tuple() | set() | frozenset():
             for each in value:
-                _refuse_no_numbers(each)
+                _refuse_nan_and_infinity(each)
         case _:
             pass
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import unquote
 
+from muster.contracts.token import WAY_TO_ADMIN
+
 _NAMED: Final = re.compile(r"/(?:jobs|tokens)/([^/]+)")
 """In a path, what stands before it being the alias ``/api/v1``, or a proxy's own."""
 
@@ -21,6 +23,10 @@ _WAYS: Final[Mapping[str, str]] = {
     "never-pauses": "{name} is independent: its ranks share no step before which to pause. Stop it "
     "(muster stop {name}) and go on later: --set resume_from={name}",
     "worker-not-found": "{name} has no such worker: muster workers {name} lists them",
+    "no-token": "this service needs a token from you: export MUSTER_TOKEN=mst_… (whoever runs the "
+    "service makes one with muster token create)",
+    "token-required": "this service needs a token from everybody: export MUSTER_TOKEN=mst_…. If it "
+    f"is yours and nobody has one of scope admin, {WAY_TO_ADMIN}",
     "token-not-found": "there is no token {name}, or it was revoked before: muster token ls lists "
     "them",
 }

@@ -23,7 +23,7 @@ MusterError
 ├── Problem …              api/problems.py: what a client is answered
 ├── Exposed                api/exposure.py
 ├── LockedOut              api/exposure.py
-├── InvalidCertificate     api/exposure.py
+├── InvalidCertificate     api/tls_files.py
 ├── PortTaken              api/__main__.py and cli/household.py, each in its own words
 ├── AlreadyUp              cli/office.py
 ├── NotUp                  cli/detached.py

@@ -23,6 +23,13 @@ NAME_WANTED: Final = "use 1 to 63 letters, digits, '.', '-' or '_', starting wit
 SECONDS_LIMIT: Final = 10 * 366 * 86400
 """A token for longer is one that does not expire."""
 
+WAY_TO_ADMIN: Final = (
+    "make one while the service asks its own user for none: muster down; "
+    "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create NAME --scope admin; muster down; "
+    "muster up -d"
+)
+"""What to type where MUSTER_REQUIRE_TOKEN is set, and a token of scope admin takes another."""
+
 _TEXT: Final = re.compile(
     rf"mst_(?P<id>[0-9a-f]{{{2 * ID_BYTES}}})_[0-9a-f]{{{2 * SECRET_BYTES}}}", re.ASCII
 )

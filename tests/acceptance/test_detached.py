@@ -3,14 +3,16 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -21,6 +23,7 @@ from kept_services import kept_by
 from cli.detached import LONG_BYTES
 from cli.exit_codes import ExitCode
 from cli.office import Holder, sole_office
+from muster.contracts.environ import DEFAULT_PORT
 from muster.contracts.layout import DataDirectory
 from muster.ports import free_port
 from muster.processes import is_running, mark_of, marked, myself, send_signal
@@ -184,6 +187,17 @@ def test_a_url_that_is_none_is_not_repeated_beside_services_that_are_up(house: H
     assert "hunter2" not in said.stderr
 
 
+def test_the_usual_port_being_taken_is_told_to_the_terminal(house: House) -> None:
+    host = "127.0.0.2"  # this machine's, where nobody else looks for anything
+    with ExitStack() as stack:
+        with suppress(OSError):  # somebody has it, at every address
+            stack.enter_context(socket.create_server((host, DEFAULT_PORT)))
+        up = house.say("up", "-d", MUSTER_HOST=host, MUSTER_PORT="")
+    assert up.returncode == 0, up.stderr
+    port = urlsplit(house.holder().url).port
+    assert f"muster: port {DEFAULT_PORT} is taken, so port {port} is used " in up.stderr
+
+
 @pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
 def test_an_open_door_is_refused_before_anything_starts(
     words: tuple[str, ...], house: House
@@ -201,6 +215,34 @@ def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) 
     assert down.returncode == 0, down.stderr
     assert "how many ranks still run cannot be told: " in down.stderr
     assert not is_running(holder.process)
+
+
+def test_who_locks_the_door_before_there_is_an_admin_is_told_the_way_out(house: House) -> None:
+    assert house.say("up", "-d").returncode == 0
+    assert house.say("token", "create", "ci", "--scope", "submit").returncode == 0
+    house.say("down")
+    strict, lax = ({"MUSTER_REQUIRE_TOKEN": word} for word in "10")
+    up = house.say("up", "-d", **strict)
+    assert up.returncode == 0, up.stderr
+    assert "no token of scope admin is valid" in up.stderr
+    assert "\nexport MUSTER_TOKEN=mst_…\n" in up.stderr
+    refused = house.say("token", "create", "me", "--scope", "admin", **strict)
+    assert refused.returncode == ExitCode.NOT_ALLOWED
+    assert "export MUSTER_TOKEN=mst_…" in refused.stderr
+    code, standing = house.status()
+    assert (code, standing["status"]) == (ExitCode.NOT_ALLOWED, "ok")
+    assert standing["up"]["process"]["pid"] == house.holder().process.pid
+    assert "export MUSTER_TOKEN=mst_…" in standing["refusal"]
+
+    # The way out that all of them name.
+    way = "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create NAME --scope admin"
+    assert all(way in told for told in (up.stderr, refused.stderr, standing["refusal"]))
+    house.say("down")
+    assert house.say("up", "-d", **lax).returncode == 0
+    text = house.say("token", "create", "me", "--scope", "admin").stdout.strip()
+    house.say("down")
+    assert "scope admin" not in house.say("up", "-d", **strict).stderr
+    assert house.say("token", "revoke", "ci", MUSTER_TOKEN=text).returncode == 0
 
 
 @needs_openssl

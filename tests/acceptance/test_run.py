@@ -1,6 +1,7 @@
 """`muster run`: scripts for torchrun on a terminal, with no service around."""
 
 import signal
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -119,15 +120,26 @@ def test_closing_the_terminal_leaves_nothing_running(terminal: Terminal) -> None
     assert not terminal.left_running()
 
 
+BREATHES = (
+    "import pathlib, time\n"
+    "while not pathlib.Path('go').exists():\n"
+    "    print('it breathes', flush=True)\n"
+    "    time.sleep(0.01)\n"
+)
+
+
 def test_under_nohup_the_job_outlives_the_terminal(terminal: Terminal) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for whoever is started meanwhile
     try:
-        run = terminal.start(*RUN, script(terminal, WAITS))
+        run = terminal.start(*RUN, script(terminal, BREATHES))
     finally:
         signal.signal(signal.SIGHUP, before)
     assert run.stdout is not None
-    next(line for line in run.stdout if "it waits" in line)
+    breaths = (line for line in run.stdout if "it breathes" in line)
+    next(breaths)
     run.send_signal(signal.SIGHUP)
+    # Some may be on their way already, and who is about to be ended may have a few more.
+    assert len(list(islice(breaths, 50))) == 50
     (terminal.directory / "go").touch()
     output, _ = run.communicate(timeout=DEADLINE_SECONDS)
     assert run.returncode == 0, output

@@ -2,14 +2,16 @@
 
 import secrets
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
-from installation import Installation, Undisturbed, is_over, is_running
+from installation import Installation, Undisturbed, await_value, is_over, is_running
 
 from muster.checkpoints.names import LATEST, MANIFEST, STATE
 from muster.contracts.layout import checkpoints_of_rank
+from muster.processes import marked, send_signal
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""
@@ -19,7 +21,9 @@ import os, signal, sys, time
 from pathlib import Path
 
 def save(*_):
-    time.sleep(0.2)
+    Path("saving").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
     Path("saved").write_text("all of it")
     sys.exit()
 
@@ -65,21 +69,50 @@ def test_a_stopped_job_has_saved_its_last_step(installation: Installation) -> No
 def test_who_is_left_when_a_job_fails_for_good_saves_before_it_ends(
     installation: Installation, tmp_path: Path, scope: str
 ) -> None:
-    script = tmp_path / "saving.py"
-    script.write_text(SAVING)
-    job_id = installation.submit(
-        world_size=2,
-        command=[sys.executable, str(script)],
-        working_dir=str(tmp_path),
-        max_restarts=0,
-        restart_scope=scope,
-    )
+    job_id = _saving_when_it_fails(installation, tmp_path, restart_scope=scope)
+    (tmp_path / "go").touch()
     seen = installation.wait_until(job_id, is_over)
     assert (seen["status"], seen["reason"]) == ("FAILED", "restart_limit")
     assert (tmp_path / "saved").read_text() == "all of it"
     told = [event["message"] for event in installation.events(job_id)]
     assert "the job cannot go on; ranks that are left are saving and exiting" in told
     assert [line for line in told if line.startswith("rank 0")][1:] == ["rank 0 exited with code 0"]
+
+
+@pytest.mark.parametrize("who", ["agent", "agent and coordinator"])
+def test_who_saves_when_a_job_has_failed_does_not_miss(
+    installation: Installation, tmp_path: Path, who: str
+) -> None:
+    job_id = _saving_when_it_fails(installation, tmp_path)
+    own = f"{installation.uids[job_id]}/agent"
+    (agent,) = marked(own)
+    if "coordinator" in who:
+        installation.coordinator.end(signal.SIGKILL)
+    send_signal(agent, signal.SIGKILL)
+    if "coordinator" in who:
+        installation.coordinator.start()
+    await_value(lambda: agent not in (found := marked(own)) and found, str)
+    (tmp_path / "go").touch()
+    seen = installation.wait_until(job_id, is_over)
+    assert (seen["status"], seen["reason"]) == ("FAILED", "restart_limit")
+    assert (tmp_path / "saved").read_text() == "all of it"
+    assert installation.kinds(job_id)[-1] == "job_failed"
+    assert seen["restarts"] == 0
+
+
+def _saving_when_it_fails(installation: Installation, directory: Path, **fields: str) -> str:
+    """Return a job that has failed for good, whose rank 0 saves until it is let go."""
+    script = directory / "saving.py"
+    script.write_text(SAVING)
+    job_id = installation.submit(
+        world_size=2,
+        command=[sys.executable, str(script)],
+        working_dir=str(directory),
+        max_restarts=0,
+        **fields,
+    )
+    await_value((directory / "saving").exists, lambda: installation.log(job_id))
+    return job_id
 
 
 def test_a_stubborn_rank_and_all_it_started_are_killed_after_the_grace(

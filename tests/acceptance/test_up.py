@@ -137,6 +137,10 @@ def test_a_second_ctrl_c_does_not_wait_for_the_ranks(household: Household) -> No
     already = len(household.said())
     assert household.up.process is not None
     household.up.process.send_signal(signal.SIGINT)
+    await_value(
+        lambda: "muster: 1 rank of 1 job still runs\n" in household.said()[already:],
+        household.said,
+    )
 
     def insist() -> bool:
         # The first repetitions are taken for an echo.

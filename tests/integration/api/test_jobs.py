@@ -5,6 +5,7 @@ import threading
 
 import httpx
 import pytest
+from installation import await_value
 from integration.api.service import Agent, Service, StandIn
 
 from muster.contracts.job import JobId, JobStatus, StopRequest
@@ -249,8 +250,10 @@ def test_who_is_turned_out_while_a_delete_waits_deletes_nothing(
         target=lambda: answers.append(client.request(method, path.format(job=job), headers=shown))
     )
     deleting.start()
-    while stand_in.jobs.get(JobId(job)).stop_request is None:
-        assert deleting.is_alive()
+    await_value(
+        lambda: stand_in.jobs.get(JobId(job)).stop_request,
+        lambda: f"nobody asks it to end; the answers are {answers}",
+    )
     client.delete(f"/tokens/{job}").raise_for_status()
     stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
     deleting.join()

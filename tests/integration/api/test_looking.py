@@ -1,7 +1,6 @@
 """The commands that look at jobs and end them, from the command line to the rows."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -9,7 +8,8 @@ from contextlib import nullcontext
 import httpx
 import pytest
 import yaml
-from integration.api.service import LOOK_SECONDS, Agent, Service, StandIn
+from installation import await_value
+from integration.api.service import Agent, Service, StandIn
 from store_samples import worker
 from typer.testing import CliRunner, Result
 
@@ -265,12 +265,27 @@ def test_who_waits_for_an_end_is_told_how_long_it_may_take(
     monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
     stand_in.end(job)
     assert muster("rm", "--stop", job).exit_code == 0
+    assert muster("rm", other).exit_code == ExitCode.CONFLICT
     assert said == []
     with ThreadPoolExecutor() as aside:
         ended = aside.submit(_end_once_asked, stand_in, other)
         assert muster("rm", "--stop", other).exit_code == 0
         ended.result()
     assert said == [f"{other} saves and ends first; what has not ended after 30 s is killed"]
+
+
+def test_who_forces_an_end_is_told_of_no_grace(
+    muster: Muster, stand_in: StandIn, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    stand_in.run(job)
+    with ThreadPoolExecutor() as aside:
+        ended = aside.submit(_end_once_asked, stand_in, job)
+        removed = muster("rm", "--force", job)
+        ended.result()
+    assert removed.stdout == f"{job} is deleted\n"
+    assert not any("grace" in one or "saves" in one for one in said)
 
 
 def test_who_waits_for_many_ends_is_told_what_for(
@@ -291,8 +306,9 @@ def test_who_waits_for_many_ends_is_told_what_for(
 
 
 def _end_once_asked(stand_in: StandIn, job: str) -> None:
-    while stand_in.jobs.get(JobId(job)).stop_request is None:
-        time.sleep(LOOK_SECONDS)
+    await_value(
+        lambda: stand_in.jobs.get(JobId(job)).stop_request, lambda: f"nobody asks {job} to end"
+    )
     stand_in.end(job)
 
 

@@ -98,6 +98,25 @@ def test_a_misspelt_field_is_answered_with_the_right_one(client: httpx.Client) -
     assert problem["errors"][0]["hint"] == "did you mean 'status'?"
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"world_size": 2, "command": ["python", ', "line 1, column 41 (it ends there: "),
+        ('{"world_size": 2,\n "command": [python]}', "line 2, column 14 (correct it there, "),
+        ('{\n"command": "pyth', "line 2, column 12 (correct it there, "),
+        ("world_size: 2", "line 1, column 1 (correct it there, or send YAML as "),
+    ],
+)
+def test_a_body_that_is_no_json_is_answered_with_where_that_begins(
+    client: httpx.Client, body: str, said: str
+) -> None:
+    answer = client.post("/jobs", content=body, headers={"Content-Type": "application/json"})
+    problem = answer.json()
+    assert (answer.status_code, problem["errors"][0]["loc"]) == (422, ["body"])
+    assert problem["detail"].startswith("body: is no JSON: ")
+    assert said in problem["detail"]
+
+
 def test_a_command_in_one_string_is_answered_with_how_to_write_it(client: httpx.Client) -> None:
     problem = client.post("/jobs", json={"command": "python train.py"}).json()
     (error,) = problem["errors"]

@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from integration.api.service import DEADLINE_SECONDS, Service, StandIn
 from typer.testing import CliRunner, Result
 
+import cli.submit
 from cli.__main__ import app
+from cli.connected import ATTACHED_SECONDS
 from cli.exit_codes import ExitCode
 from muster.client import Unsendable
 from muster.contracts.job import JobId, JobStatus
@@ -248,6 +251,19 @@ def test_a_command_that_only_a_prompt_would_run_is_refused_with_what_to_type(
     assert (result.exit_code, result.stdout) == (ExitCode.USAGE, "")
     assert result.stderr.endswith(f": write {instead}\n")
     assert stand_in.jobs.count(Selection()) == before
+
+
+def test_who_waits_for_an_answer_is_told_how_long_that_may_take(
+    muster: Muster, stand_in: StandIn, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(cli.submit, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    assert muster("submit", "-d", "--id", name, "--", "true").stdout == f"{name}\n"
+    assert said == [
+        "the API has not answered yet; should it be away, it is asked again for a minute …"
+    ]
+    assert ATTACHED_SECONDS == 60
+    stand_in.end(name)
 
 
 def test_what_is_to_be_known_of_a_job_is_said_when_it_is_submitted(

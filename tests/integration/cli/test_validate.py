@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from typer.testing import CliRunner
 from cli.__main__ import app
 from cli.machine_checks import machine_checks
 from cli.settings import values
+from muster.contracts.token import Scope
 from store.database import Database
+from store.tokens import Tokens
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +84,21 @@ def test_a_disk_that_is_read_only_is_a_problem_with_its_own_cure(data_dir: Path)
     assert code == 1
     assert findings["data"]["fix"] == "mount it for writing, or set MUSTER_DATA_DIR"
     assert {findings[about]["fix"] for about in ("disk", "clock")} == {"mount it for writing"}
+
+
+def test_a_door_that_nobody_may_open_to_others_is_a_warning(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_REQUIRE_TOKEN", "1")
+    with closing(Database.open(f"sqlite:///{data_dir}/muster.db")) as database:
+        tokens = Tokens(database)
+        tokens.create("ci", Scope.SUBMIT, lifetime=None, created_by=None)
+        door = found()[1]["door"]
+        assert door["verdict"] == "warning"
+        assert "muster token create NAME --scope admin" in door["fix"]
+        tokens.create("me", Scope.ADMIN, lifetime=None, created_by=None)
+        door = found()[1]["door"]
+        assert (door["verdict"], door["fix"]) == ("ok", "")
 
 
 def test_a_setting_that_cannot_be_meant_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +173,27 @@ def test_a_key_that_every_user_could_read_is_told_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     key = tmp_path / "key.pem"
-    key.write_text("no key at all")
+    key.write_text("-----BEGIN PRIVATE KEY-----\nno key at all\n")
     key.chmod(0o644)
     monkeypatch.setenv("MUSTER_TLS_CERTFILE", str(key))
     said = CliRunner().invoke(app, ["up"])
     assert f"others may read it: chmod 600 {key}\n" in said.stderr
     assert said.exit_code != 0
+
+
+@needs_openssl
+def test_a_certificate_in_the_place_of_its_key_is_a_problem_with_its_own_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificate = own_certificate(tmp_path)
+    certificate.chmod(0o644)
+    monkeypatch.setenv("MUSTER_TLS_CERTFILE", str(key_of(certificate)))
+    monkeypatch.setenv("MUSTER_TLS_KEYFILE", str(certificate))
+    code, findings = found()
+    assert (code, findings["door"]["verdict"]) == (1, "problem")
+    assert findings["door"]["fix"].startswith(f"export MUSTER_TLS_CERTFILE={certificate} ")
+    said = CliRunner().invoke(app, ["up"])
+    assert "chmod" not in said.stderr, "it is no key"
 
 
 def test_secrets_that_others_could_read_are_a_problem(data_dir: Path) -> None:

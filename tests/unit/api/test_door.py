@@ -139,6 +139,25 @@ def test_nothing_but_http_is_spoken() -> None:
     assert reached == ["lifespan"]
 
 
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("Train.example:8000", "This service is not known as train.example: ask whoever runs it"),
+        ("[2001:db8::1]:8000", "This service is not known as 2001:db8::1: ask whoever runs it"),
+        ("<b>x</b>", "The Host header names no machine"),
+        ("\x1b[2J", "The Host header names no machine"),
+        ("x" * 254, "The Host header names no machine"),
+        ("", "The Host header names no machine"),
+    ],
+)
+def test_who_calls_a_service_by_another_name_is_told_whom_to_ask(host: str, said: str) -> None:
+    (answer,) = asked(STRANGER, ["/jobs"], {"Host": host})
+    detail = answer.json()["detail"]
+    assert (answer.status_code, answer.json()["type"]) == (403, "/problems/foreign-host")
+    assert detail.startswith(said)
+    assert "MUSTER_ALLOWED_HOSTS" in detail
+
+
 @pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/api/v1/livez"])
 def test_bare_probes_are_answered_under_any_name(path: str) -> None:
     foreign = {"Host": "10.1.2.3:8000"}

@@ -1,17 +1,8 @@
 """Where a service may listen, as a table."""
 
-from pathlib import Path
-
 import pytest
 
-from api.exposure import (
-    Exposed,
-    InvalidCertificate,
-    LockedOut,
-    check_certificate,
-    refuse_exposure,
-    refuse_lockout,
-)
+from api.exposure import Exposed, LockedOut, refuse_exposure, refuse_lockout
 from muster.contracts.environ import DoorSettings
 
 TOKEN = {"MUSTER_TOKEN": "t" * 32}
@@ -49,20 +40,3 @@ def test_where_everybody_needs_a_token_there_has_to_be_one() -> None:
     refuse_lockout(DoorSettings.read({}), lambda: False)
     refuse_lockout(DoorSettings.read(required), lambda: True)
     refuse_lockout(DoorSettings.read(required | TOKEN), lambda: False)
-
-
-def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
-    shopping_list = tmp_path / "list.pem"
-    shopping_list.write_text("milk\n")
-    for path in (shopping_list, tmp_path / "nowhere.pem", tmp_path):
-        with pytest.raises(InvalidCertificate, match=f"{path}.*MUSTER_TLS_CERTFILE is to name"):
-            check_certificate(path, None)
-
-
-def test_a_key_that_no_variable_names_is_said_to_be_missing(tmp_path: Path) -> None:
-    certfile, keyfile = tmp_path / "cert.pem", tmp_path / "key.pem"
-    with pytest.raises(InvalidCertificate, match=r"MUSTER_TLS_KEYFILE.*; it is not set"):
-        check_certificate(certfile, None)
-    with pytest.raises(InvalidCertificate) as caught:
-        check_certificate(certfile, keyfile)
-    assert "it is not set" not in str(caught.value)

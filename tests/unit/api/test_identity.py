@@ -116,8 +116,13 @@ def test_where_a_token_is_required_the_own_user_is_nobody() -> None:
         OneToken(), Hand(NOON), own_uid=OWN_UID, require_token=True, token_sha256=None
     )
     assert not strict.is_own(OWN_UID)
-    with pytest.raises(Unauthorized, match="needs a token"):
+    with pytest.raises(Unauthorized, match="needs a token") as own:
         who(strict, None, OWN_UID)
+    with pytest.raises(Unauthorized) as other:
+        who(strict, None, OWN_UID + 1)
+    assert [own.value.slug, other.value.slug] == ["token-required", "no-token"]
+    assert "while it runs with MUSTER_REQUIRE_TOKEN=0" in own.value.detail
+    assert "MUSTER_REQUIRE_TOKEN" not in other.value.detail, "how it is set is no stranger's affair"
 
 
 def test_uses_are_noted_once_a_minute(

@@ -27,6 +27,8 @@ def here(tmp_path: Path) -> Path:
         (["./nope"], "command: there is no ./nope in "),
         (["bin/python3", "nope.py"], "command: there is no nope.py in "),
         (["python loop.py"], "command: 'python loop.py' is one word: "),
+        (["\x1b[31mgo"], r"command: \x1b[31mgo is not found in PATH"),
+        (["bin/python3", "\x9d0;x\x07.py"], r"command: there is no \x9d0;x\x07.py in "),
     ],
 )
 def test_what_cannot_run_is_doubted(here: Path, command: list[str], said: str) -> None:

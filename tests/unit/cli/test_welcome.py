@@ -29,6 +29,13 @@ def test_what_is_not_as_usual_is_exported(environ: dict[str, str], lines: list[s
     assert exports(**environ) == lines
 
 
+def test_where_everybody_needs_a_token_a_new_terminal_does() -> None:
+    required = {"MUSTER_REQUIRE_TOKEN": "1"}
+    assert exports(**required) == ["export MUSTER_TOKEN=mst_…"]
+    (line,) = exports(**required, MUSTER_TOKEN="t" * 32)
+    assert line.startswith("export MUSTER_TOKEN=…  # that of the service")
+
+
 def test_a_certificate_that_others_signed_is_for_a_name_of_the_service(tmp_path: Path) -> None:
     tls = {"MUSTER_TLS_CERTFILE": str(tmp_path / "chain.pem"), "MUSTER_HOST": "0.0.0.0"}  # noqa: S104
     assert exports(**tls) == ["export MUSTER_URL=https://NAME:8000"]

@@ -313,10 +313,18 @@ HELD_BY_ITSELF.append(HELD_BY_ITSELF)
         (lambda client: client.submit(env={None: "x"}), "what JSON cannot say"),
         (lambda client: client.submit(labels=HELD_BY_ITSELF), "holds itself"),
         (lambda client: client.submit(metrics={"a": [1.0, math.nan]}), "holds nan"),
+        (lambda client: client.submit(labels={math.inf}), "holds inf"),
         (lambda client: client.job("x" * 70_000), "no URL can hold"),
         (lambda client: client.job("\udcff"), "no UTF-8"),
     ],
-    ids=["other things", "what holds itself", "no number", "a long word", "a word that is no text"],
+    ids=[
+        "other things",
+        "what holds itself",
+        "no number",
+        "nor in a set",
+        "a long word",
+        "a word that is no text",
+    ],
 )
 def test_what_has_not_the_form_of_a_request_is_not_sent(
     ask: Callable[[Client], object], said: str

@@ -36,6 +36,11 @@ def test_why_it_does_not_run_is_said_in_place_of_speed(status: str) -> None:
     assert said == f"a  {status}  step 5/20  0/2 ranks  1 restart  rank 1 was killed"
 
 
+def test_what_others_have_said_of_a_job_is_spelt_out() -> None:
+    said = line_of(summary(**UNKNOWN, status="QUEUED", message="no \x1b]0;owned\x07 here"))
+    assert said == r"a  QUEUED  0/2 ranks  no \x1b]0;owned\x07 here"
+
+
 def test_80_columns_are_enough_for_large_numbers_and_long_names() -> None:
     far = {"step": 100_000, "total_steps": 128_000, "throughput_steps_per_sec": 100.5}
     large = summary(**far, job_id="a" * 63, eta_seconds=8_300, restarts=12, world_size=8)

@@ -14,6 +14,12 @@ from muster.client.ways_on import way_on
         ("job-not-over", "/api/v1/jobs/lg", "lg is not over: stop it first (muster stop lg)"),
         ("never-pauses", "/jobs/lg/pause", "--set resume_from=lg"),
         ("job-exists", "/jobs", "muster rm"),
+        ("no-token", "/jobs", "export MUSTER_TOKEN=mst_…"),
+        (
+            "token-required",
+            "/tokens",
+            "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create",
+        ),
         ("token-not-found", "/tokens/a%20b", "there is no token a b, "),
         ("token-not-found", "/muster/api/v1/tokens/jobs", "there is no token jobs, "),
         ("worker-not-found", "/jobs/lg/workers/7", "muster workers lg lists them"),

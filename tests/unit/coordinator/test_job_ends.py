@@ -1,7 +1,10 @@
 """How a job ends: by itself, stopped, or interrupted and taken up again, told as stories."""
 
+from collections.abc import Callable
+
 import pytest
-from stories import Story, kills, starts, terminations
+from stories import Story, kills, layouts, starts, terminations
+from unit.coordinator.pooled import LAST_STEP, members
 
 from coordinator.actions import DismissAgent, Move, Start, Terminate
 from coordinator.plan import plan, wake_at
@@ -108,11 +111,41 @@ def test_who_is_left_of_a_job_that_fails_has_its_grace_and_never_longer() -> Non
     assert story.job.reason is Reason.RESTART_LIMIT
     story.passes(3).is_interrupted()
     assert story.goes_on(3.9) == []
+    assert story.patience_seconds < 0.2
     (cause,) = kills(story.wakes()).values()
     assert cause.reason is Reason.RESTART_LIMIT
     assert cause.message == "did not end within the grace period and was killed"
     assert DismissAgent() in story.dies(0).plans()
     assert story.job.status is JobStatus.FAILED
+
+
+def is_interrupted(story: Story) -> Story:
+    return story.is_interrupted()
+
+
+def is_condemned(story: Story) -> Story:
+    return story.is_condemned()
+
+
+def is_done(story: Story) -> Story:
+    return story.all_beat(LAST_STEP).exits(1)
+
+
+@pytest.mark.parametrize("begins_to_end", [is_interrupted, is_condemned, is_done])
+def test_a_stop_asked_of_a_job_that_ends_already_may_shorten_its_grace_and_not_prolong_it(
+    begins_to_end: Callable[[Story], Story],
+) -> None:
+    def ending() -> Story:
+        story = begins_to_end(Story.training(world_size=2, stop_grace_seconds=30))
+        story.plans()
+        return story.passes(10)
+
+    story = ending().is_stopped(grace=30)
+    assert kills(story.goes_on(19.9)) == {}
+    assert 0 in kills(story.goes_on(0.2))
+    story = ending().is_stopped(grace=5)
+    assert kills(story.goes_on(4.9)) == {}
+    assert 0 in kills(story.goes_on(0.2))
 
 
 def test_a_job_that_fails_can_be_ended_at_once() -> None:
@@ -129,6 +162,19 @@ def test_a_pool_that_fails_saves_what_it_has_before_it_ends() -> None:
     assert terminations(story.exits(0).plans()) == [2]
     story.exits(2).plans()
     assert story.job.status is JobStatus.FAILED
+
+
+def test_a_pool_that_fails_loses_no_work_when_the_one_that_saves_dies() -> None:
+    story = Story.training(world_size=3, max_restarts=0).exits(1, code=3)
+    story.plans()
+    (last,) = layouts(story.dies(0).plans())
+    assert members(last) == {2: 2}
+    assert last.paused
+    assert story.plans() == [], "nobody goes before somebody can save"
+    assert terminations(story.all_take_up(step=7).plans()) == [2]
+    story.exits(2).plans()
+    assert story.job.status is JobStatus.FAILED
+    assert story.job.reason is Reason.RESTART_LIMIT
 
 
 def test_what_makes_a_job_impossible_before_its_first_rank_fails_it() -> None:

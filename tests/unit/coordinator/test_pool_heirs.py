@@ -1,6 +1,6 @@
 """How a pool outlives its agent and its coordinator, told as stories."""
 
-from stories import Story, layouts, starts
+from stories import Story, kills, layouts, starts
 from unit.coordinator.heirs import successor
 from unit.coordinator.pooled import ACTIVE, FAILED, LAST_STEP, active_ranks, states
 
@@ -100,6 +100,15 @@ def test_a_new_coordinator_ends_a_job_that_was_done() -> None:
     left = Story.training(world_size=2).all_beat(LAST_STEP).exits(0)
     story = successor(left)
     story.plans()
+    assert story.job.status is JobStatus.COMPLETED
+
+
+def test_who_has_only_to_exit_after_the_last_step_may_do_so_under_a_new_coordinator() -> None:
+    left = Story.training(world_size=2).all_beat(LAST_STEP).exits(1)
+    left.plans()
+    story = successor(left, inherited_with_agent).agent_joins().is_ready(0)
+    assert kills(story.plans()) == {}
+    story.exits(0).plans()
     assert story.job.status is JobStatus.COMPLETED
 
 

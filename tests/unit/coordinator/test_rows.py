@@ -202,6 +202,17 @@ def test_an_interrupted_job_whose_coordinator_died_goes_back_to_the_queue() -> N
     assert story.job.reason is Reason.INTERRUPTED
 
 
+def test_who_saves_for_an_interrupt_whose_coordinator_died_has_its_grace() -> None:
+    left = Story.running(world_size=1, stop_grace_seconds=7).is_interrupted()
+    left.plans()
+    story = successor(left, inherited_with_agent).agent_joins().says_hello(0)
+    assert terminations(story.plans()) == [0]
+    assert kills(story.goes_on(6.9)) == {}
+    assert set(kills(story.goes_on(0.2))) == {0}
+    story.dies(0).plans()
+    assert story.job.status is JobStatus.QUEUED
+
+
 def test_a_stop_asked_while_the_coordinator_was_away_ends_an_interrupted_job() -> None:
     left = Story.running(world_size=1).is_interrupted()
     left.plans()

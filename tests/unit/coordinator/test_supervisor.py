@@ -18,6 +18,9 @@ from muster.contracts.job import JobUid
 from muster.contracts.messages import Pulse, RankSaid
 from store.errors import StoreUnavailable
 
+DEADLINE_SECONDS = 10.0
+"""Only a failure waits so long."""
+
 
 @dataclass
 class Clock:
@@ -134,7 +137,7 @@ def test_a_coordinator_that_is_stopped_in_the_midst_of_a_commit_blames_nobody() 
 def test_who_is_to_end_does_not_wait_for_ever_to_see_what_agents_have_left() -> None:
     office = Office(Story.submitted(world_size=1).job, blind_since=0.0)
     office.supervisor.drain()
-    asyncio.run(asyncio.wait_for(office.supervisor.run(), 60))
+    asyncio.run(asyncio.wait_for(office.supervisor.run(), DEADLINE_SECONDS))
 
 
 @pytest.mark.slow
@@ -199,8 +202,9 @@ def test_after_a_long_round_a_nudge_waits_and_what_is_heard_does_not(
         clock.now += 100
 
     async def looked(times: int) -> None:
-        while office.roster.looks < times:  # noqa: ASYNC110  it only counts
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while office.roster.looks < times:  # noqa: ASYNC110  it only counts
+                await asyncio.sleep(0.001)
 
     async def coordinate() -> None:
         office.tenure.meanwhile.append(a_long_round)

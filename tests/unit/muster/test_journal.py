@@ -9,6 +9,7 @@ import logging, structlog
 from muster.journal import configure
 configure("coordinator")
 structlog.get_logger().info("a rank died", action="rank_exited", rank=3)
+structlog.get_logger().info("a job is over", action="job_over", rank=None)
 logging.getLogger("somebody.else").warning("watch out: %s", "ü")
 structlog.get_logger().debug("nobody wants to know")
 """
@@ -18,10 +19,11 @@ def test_every_line_is_one_json_object_with_its_service_whoever_speaks() -> None
     done = subprocess.run(
         [sys.executable, "-c", SPEAK], capture_output=True, check=True, timeout=60
     )
-    ours, theirs = map(json.loads, done.stderr.splitlines())
+    ours, of_no_rank, theirs = map(json.loads, done.stderr.splitlines())
     assert (ours["event"], ours["action"], ours["rank"]) == ("a rank died", "rank_exited", 3)
     assert (ours["service"], ours["level"]) == ("coordinator", "info")
     assert ours["timestamp"].endswith("Z")
+    assert of_no_rank.keys() == ours.keys() - {"rank"}
     assert (theirs["event"], theirs["level"]) == ("watch out: ü", "warning")
     assert theirs["service"] == "coordinator"
     assert done.stdout == b""

@@ -87,6 +87,8 @@ def test_only_what_opens_something_counts(tokens: Tokens, clock: SteppingClock) 
     assert not tokens.is_any_valid()
     made(tokens, "lasting")
     assert tokens.is_any_valid()
+    assert tokens.is_any_valid(Scope.SUBMIT)
+    assert not tokens.is_any_valid(Scope.ADMIN)
 
 
 def test_the_last_use_is_kept(tokens: Tokens) -> None:

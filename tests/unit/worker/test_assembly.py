@@ -26,9 +26,29 @@ class Pupil(Child):
         self.stops = False
         self.line = Line(os.dup(self.theirs.fileno()))
         self.ear = AnnouncedLayouts(self.line, lambda: self.stops)
+        self._heard: list[Gathering] = []
 
     def hears(self) -> Gathering:
-        return self.ear.next()
+        self._heard.append(self.ear.next())
+        return self._heard[-1]
+
+    def calls_again(self) -> None:
+        """Give up its line, with what was still on its way, and take another."""
+        self._hangs_up()
+        again = Pupil(self.rank)
+        self.channel, self.theirs, self.line = again.channel, again.theirs, again.line
+        self.ear = again.ear
+
+    def goes_home(self) -> None:
+        self._hangs_up()
+        for gathering in self._heard:
+            gathering.close()
+        if "arena" in vars(self):
+            os.close(self.arena)
+
+    def _hangs_up(self) -> None:
+        for end in (self.line, self.channel, self.theirs):
+            end.close()
 
     def hears_nothing(self) -> bool:
         try:
@@ -65,16 +85,16 @@ def school() -> Iterator[School]:
     everybody = list(school.living)
     yield school
     for pupil in everybody:
-        pupil.channel.close()
-        pupil.theirs.close()
-        pupil.line.close()
-        if "arena" in vars(pupil):
-            os.close(pupil.arena)
+        pupil.goes_home()
 
 
 @pytest.fixture
-def assembly(school: School) -> Assembly:
-    return Assembly(school)
+def assembly(school: School) -> Iterator[Assembly]:
+    assembly = Assembly(school)
+    yield assembly
+    # Nobody is left to be told of another layout, and the memory of the one before is given up.
+    school.living = []
+    assembly.announce(order(100))
 
 
 def order(generation: int, *ranks: int, incarnations: Sequence[int] | None = None) -> Announce:
@@ -97,8 +117,6 @@ def test_every_member_hears_the_layout_and_gets_everybodys_memory_in_order(
         assert same(one.memory[0], heard[0].memory[0]), "one result for all"
         for pupil, arena in zip(school.living, one.memory[1:], strict=True):
             assert same(arena, pupil.arena)
-    for one in heard:
-        one.close()
 
 
 def test_the_result_is_new_with_each_layout_and_an_arena_is_not(
@@ -110,8 +128,6 @@ def test_the_result_is_new_with_each_layout_and_an_arena_is_not(
     second = school.living[0].hears()
     assert not same(first.memory[0], second.memory[0])
     assert same(first.memory[1], second.memory[1])
-    first.close()
-    second.close()
 
 
 def test_who_is_no_member_hears_of_it_and_gets_no_memory(
@@ -129,7 +145,7 @@ def test_an_order_that_is_not_newer_is_ignored(
 ) -> None:
     assembly.announce(order(1, 0, 1, 2))
     for pupil in school.living:
-        pupil.hears().close()
+        pupil.hears()
     assembly.announce(order(generation, 0))
     assert all(pupil.hears_nothing() for pupil in school.living)
 
@@ -149,10 +165,10 @@ def test_whoever_does_not_listen_is_told_as_soon_as_it_does(
     deaf = school.living[1]
     deaf.is_full()
     assembly.announce(order(1, 0, 1))
-    school.living[0].hears().close()
+    school.living[0].hears()
     deaf.is_emptied()
     assembly.deliver()
-    deaf.hears().close()
+    deaf.hears()
     school.living[2].hears()
     assembly.deliver()
     assert all(pupil.hears_nothing() for pupil in school.living), "everybody once"
@@ -166,7 +182,7 @@ def test_whoever_died_while_it_did_not_listen_keeps_nobody_waiting(
     assembly.announce(order(1, 0, 1))
     del school.living[1]
     assembly.deliver()
-    school.living[0].hears().close()
+    school.living[0].hears()
     assembly.announce(order(2, 0))
     assert school.living[0].hears().layout.generation == 2
 
@@ -182,17 +198,11 @@ def test_a_rank_that_calls_again_is_told_again(school: School, assembly: Assembl
     """Nobody knows what was still on its way when the line broke; what it knows it ignores."""
     pupil, *others = school.living
     assembly.announce(order(1, 0, 1))
-    pupil.line.close()
-    pupil.channel.close()
-    pupil.theirs.close()
-    again = Pupil(0)
-    pupil.channel, pupil.theirs, pupil.line = again.channel, again.theirs, again.line
+    pupil.calls_again()
     assembly.deliver()
-    heard = again.hears()
-    assert heard.layout.generation == 1
-    heard.close()
+    assert pupil.hears().layout.generation == 1
     for other in others:
-        other.hears().close()
+        other.hears()
         assert other.hears_nothing()
 
 
@@ -206,7 +216,7 @@ def test_a_rank_that_has_not_called_yet_is_told_when_it_does(
     assert pupil.hears_nothing()
     pupil.channel = channel
     assembly.deliver()
-    pupil.hears().close()
+    pupil.hears()
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2, 3])
@@ -223,8 +233,6 @@ def test_a_layout_that_there_is_no_memory_for_is_told_to_nobody_before_there_is(
     assert [len(one.memory) for one in heard] == [4, 4, 4]
     for one in heard:
         assert same(one.memory[0], heard[0].memory[0])
-    for one in heard:
-        one.close()
     assembly.deliver()
     assert all(pupil.hears_nothing() for pupil in school.living), "everybody once"
 
@@ -239,5 +247,4 @@ def test_a_layout_that_there_never_was_memory_for_gives_way_to_the_next(
     for pupil in school.living:
         heard = pupil.hears()
         assert heard.layout.generation == 2
-        heard.close()
         assert pupil.hears_nothing()

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from summaries import RANK, SUMMARY
 
-from cli.down import ranks_left
+from cli.remaining import ranks_left
 from muster import Client
 
 
