@@ -1,4 +1,4 @@
-"""``muster completion``: verbs, options and jobs, completed by the shell."""
+"""``muster completion``: verbs, options, jobs and known words, completed by the shell."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ class Shell(StrEnum):
 def completion(
     context: typer.Context, shell: Annotated[Shell, typer.Argument(metavar="SHELL")]
 ) -> None:
-    """Print the script by which a shell completes verbs, options and jobs.
+    """Print the script by which a shell completes verbs, options, jobs and known words.
 
     bash, in ~/.bashrc: source <(muster completion bash)
 
@@ -64,6 +64,27 @@ def jobs(incomplete: str) -> Iterator[str]:
             yield from (job.id for job in client.jobs(limit=SHOWN) if job.id.startswith(incomplete))
     except MusterError:
         return
+
+
+def statuses(incomplete: str) -> list[str]:
+    """Return the statuses of jobs that begin like this, written as it is: both are understood."""
+    from muster.contracts.job import JobStatus  # noqa: PLC0415  as above
+
+    words = [word.lower() if incomplete.islower() else word.value for word in JobStatus]
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def awaited(incomplete: str) -> list[str]:
+    """Return what one can wait for, of what begins like this."""
+    return [word for word in ("terminal",) if word.startswith(incomplete)] + statuses(incomplete)
+
+
+def fields(incomplete: str) -> list[str]:
+    """Return the fields of a job that begin like this, ready for their values."""
+    from muster.contracts.spec import JobSpec  # noqa: PLC0415  brings in msgspec
+
+    names = ("job_id", *JobSpec.__struct_fields__)
+    return [f"{name}=" for name in names if name.startswith(incomplete)]
 
 
 def _register_shells() -> None:

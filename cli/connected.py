@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli.completion import jobs
+from cli.completion import jobs, statuses
 
 if TYPE_CHECKING:
     from muster import Client
@@ -27,7 +27,12 @@ WHICH: Final = "Its id, the beginning of it, its name, or @latest."
 Job = Annotated[str, typer.Argument(help=WHICH, metavar="JOB", autocompletion=jobs)]
 Statuses = Annotated[
     list[str] | None,
-    typer.Option("--status", "-s", help="Only jobs with this status; may be repeated."),
+    typer.Option(
+        "--status",
+        "-s",
+        help="Only jobs with this status; may be repeated.",
+        autocompletion=statuses,
+    ),
 ]
 
 IN_FULL: Final = "Its id or name in full, or @latest."

@@ -34,6 +34,7 @@ from muster.datasets.contents import HELD_OUT_NAME
 from muster.datasets.samples import LabelledSample
 from muster.ports import free_port
 from muster.processes import marked
+from muster.remarks import remark
 
 RANKS: Final = 4
 """What the elastic job grows to; it begins with two and ends with one less."""
@@ -106,6 +107,9 @@ def _services(stage: Path, environ: Mapping[str, str]) -> Iterator[Client]:
         _await_service(url, services, stage)
         with Client(url, retry_seconds=PERSON_SECONDS) as client:
             yield client
+    except KeyboardInterrupt:
+        remark("\nmuster: interrupted; ranks save, and the services of the demo end …")
+        raise
     finally:
         services.send_signal(signal.SIGINT)
         services.wait()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.attached import see_to_the_end
+from cli.completion import awaited
 from cli.connected import Job, NamedJobs, attached, connected
 from cli.exit_codes import code_of_error
 from cli.waits import said_if_it_lasts
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
     from muster.client.views import JobView
 
 Until = Annotated[
-    str, typer.Option("--until", help="A status to wait for, such as RUNNING.", metavar="STATUS")
+    str,
+    typer.Option(
+        "--until",
+        help="A status to wait for, such as RUNNING.",
+        metavar="STATUS",
+        autocompletion=awaited,
+    ),
 ]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", min=0, help="Seconds to wait. Default: for ever.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cli import completion
 from cli.connected import connected
 from cli.misuse import Misuse
 from muster.checkpoints.errors import CheckpointMissing
@@ -26,12 +27,15 @@ _WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
 
 _WHOSE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
 
-Where = Annotated[str, typer.Argument(metavar="WHERE", help=f"{_WHOSE}.")]
+Where = Annotated[
+    str, typer.Argument(metavar="WHERE", help=f"{_WHOSE}.", autocompletion=completion.jobs)
+]
 Which = Annotated[
     str,
     typer.Argument(
         metavar="WHERE[:STEP]",
         help=f"{_WHOSE}, or what ls -o name says. Without a step the current one.",
+        autocompletion=completion.jobs,
     ),
 ]
 Rank = Annotated[

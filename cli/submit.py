@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
+from cli import completion
 from cli.attached import see_to_the_end
 from cli.connected import ATTACHED_SECONDS, connected
 from cli.description import SUFFIXES, Description
@@ -81,7 +82,12 @@ Secrets = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Any field of a job, as in job.yaml."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Any field of a job, as in job.yaml.",
+        autocompletion=completion.fields,
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and say its plan, no more.")]
 HowToShow = Annotated[

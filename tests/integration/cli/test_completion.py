@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.completion import fields
+
 COMMITTED = Path(__file__).parents[3] / "docs" / "job.schema.json"
 """For the examples and for whoever has no Muster at hand."""
 
@@ -32,6 +34,11 @@ echo "${COMPREPLY[@]}"
         ("muster ps", "--out", "--output"),
         ("muster ps -o", "j", "json"),
         ("muster logs", "@", "@latest"),
+        ("muster checkpoint diff", "@", "@latest"),
+        ("muster ps --status", "r", "running recovering"),
+        ("muster purge -s", "CO", "COMPLETED"),
+        ("muster wait a --until", "te", "terminal"),
+        ("muster submit --set", "ep", "epochs="),
     ],
 )
 def test_bash_completes(before: str, word: str, offered: str) -> None:
@@ -43,6 +50,11 @@ def test_bash_completes(before: str, word: str, offered: str) -> None:
         check=False,
     )
     assert (asked.stdout, asked.stderr) == (f"{offered}\n", "")
+
+
+def test_every_field_of_a_job_file_is_offered() -> None:
+    described = json.loads(COMMITTED.read_text())["properties"]
+    assert {f"{name}=" for name in described} == set(fields(""))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
