@@ -39,7 +39,7 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
             return _of_end(before, happening, after)
         case happenings.AgentJoined() if after.any_alive:
             return _of_adoption(before)
-        case happenings.AgentLost():
+        case happenings.AgentLost() if before.needs_agent:
             return Entry(kind="agent_lost", message=happening.message)
         case happenings.Taken():
             return _of_action(before, happening.action, after)
