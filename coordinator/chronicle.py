@@ -127,7 +127,12 @@ def _of_dispute(disputed: Disputed) -> Entry:
 
 
 def _of_stranded(before: JobSnapshot, rank: int, stranded: Stranded) -> Entry | None:
-    """Tell why there will be another layout, once: peers lose each other, and all say so."""
+    """Tell why there will be another layout, once: peers lose each other, and all say so.
+
+    Those of a job that is ending lose each other as one exits before the other, and meet no more.
+    """
+    if before.is_ending:
+        return None
     layout = before.layout
     is_known = any(other.stranded >= layout.generation for other in before.ranks)
     if is_known or stranded.generation != layout.generation:
