@@ -71,7 +71,7 @@ class Submitter:
         _refuse_no_secret(asked, DataDirectory(self.settings.data_dir).secrets)
         _refuse_leftovers(job_id, completed)
         _refuse_nothing_to_resume(completed, earlier_dir)
-        message = "; ".join(_notes(completed, self.search_path)) or None
+        message = "; ".join(_notes(completed, self.search_path, self.settings.slots)) or None
         return Submission(job_id=job_id, spec=completed.spec, message=message)
 
     def _job_id(self, request: JobRequest) -> JobId:
@@ -142,11 +142,17 @@ def _refuse_no_secret(asked: JobSpec, directory: Path) -> None:
             )
 
 
-def _notes(completed: Completed, search_path: str | None) -> Iterator[str]:
-    """Yield what to know: of places nobody chose, what all may read, and what will not run."""
+def _notes(completed: Completed, search_path: str | None, slots: int) -> Iterator[str]:
+    """Yield what to know: of places nobody chose, its turn, what all may read, what will not run.
+
+    It stays the message of a job that goes well, so it is as true when the job runs.
+    """
     spec = completed.spec
     if completed.note:
         yield completed.note
+    if spec.world_size > slots:
+        wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
+        yield f"{wanted}: all of them start together, when no other job runs"
     if shown := ", ".join(secrets_in_the_clear(spec.env)):
         yield f"env shows {shown} to whoever may submit jobs: secrets keeps it to the ranks"
     if spec.command is not None:

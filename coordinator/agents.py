@@ -23,6 +23,9 @@ from muster.processes import myself
 HELLO_TIMEOUT_SECONDS: Final = 10.0
 """Whoever connects says who it is, or goes."""
 
+PARTING_SECONDS: Final = 5.0
+"""Whoever is sent away hangs up, or is hung up on."""
+
 READ_BYTES: Final = 1 << 16
 
 
@@ -95,7 +98,7 @@ class AgentServer:
         writer.write(frame(encode(Welcome(epoch=self._epoch))))
         if not self._listener.expects(hello):
             writer.write(frame(encode(Dismiss())))
-            await writer.drain()
+            await _hung_up(messages)
             return
         uid = JobUid(hello.job_uid)
         self._writers[uid] = writer
@@ -117,6 +120,17 @@ def token_digest(token: str) -> str:
 def token_fits(token: str, digest: str | None) -> bool:
     """Return whether `token` is the one kept as `digest`, in constant time."""
     return digest is not None and hmac.compare_digest(token_digest(token), digest)
+
+
+async def _hung_up(messages: AsyncIterator[AgentMessage]) -> None:
+    """Wait until the other end has hung up, whatever else it says.
+
+    An agent obeys nobody whose process it cannot see behind the connection, and there is none
+    behind one that was closed here.
+    """
+    async with asyncio.timeout(PARTING_SECONDS):
+        async for _ in messages:
+            pass
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[AgentMessage]:

@@ -63,6 +63,7 @@ class Attendants:
         self._settings = settings
         self._data = DataDirectory(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._preparing: dict[JobUid, asyncio.Task[Places]] = {}
 
     @property
     def are_gone(self) -> bool:
@@ -111,8 +112,15 @@ class Attendants:
             self._run(self._launcher.kill(charge.agent))
 
     def see_off(self, charge: Charge) -> None:
-        """Make sure that a dismissed agent goes."""
-        if charge.agent is not None:
+        """Make sure that a dismissed agent goes; one that may not hear it is ended at once."""
+        preparing = self._preparing.get(charge.snapshot.uid)
+        if preparing is not None:
+            preparing.cancel()
+        elif charge.agent is None:
+            return  # gone, or not there yet: whoever is about to start it looks first
+        elif charge.snapshot.agent is AgentState.LEAVING:
+            self.kill(charge)
+        else:
             self._run(self._see_off(charge.agent))
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
@@ -139,8 +147,8 @@ class Attendants:
             if charge.snapshot.any_alive:
                 await self._launcher.sweep(uid, charge.known_processes())
                 self._tell_unheard(charge, hear)
-                message = "the job's agent was not started again, and its ranks were ended"
-                hear(uid, happenings.AgentLost(generation=generation, message=message))
+            message = "the job's agent was not started again, and its ranks were ended"
+            hear(uid, happenings.AgentLost(generation=generation, message=message))
             return
         except Exception as error:  # noqa: BLE001  whatever it is, nobody else would hear of it
             message = f"the job's agent could not be started: {error!r}"
@@ -189,17 +197,35 @@ class Attendants:
             hear(snapshot.uid, unheard)
 
     async def _bring_up(self, charge: Charge) -> str:
-        """Prepare the job, start the agent, and return how it ended."""
+        """Prepare the job, start the agent, and return how it ended.
+
+        An agent may be dismissed at any time, also before there is one: then there never is.
+        """
         if charge.places is None or not charge.snapshot.any_alive:  # who lives has all it needs
-            charge.places = await self._prepare(charge)
-        files = self._data.job(charge.snapshot.job_id)
-        await asyncio.to_thread(claim, files, charge.snapshot.uid)
+            await self._prepare_unless_dismissed(charge)
+        if _is_wanted(charge):
+            files = self._data.job(charge.snapshot.job_id)
+            await asyncio.to_thread(claim, files, charge.snapshot.uid)
+        if not _is_wanted(charge):
+            return "the job's agent was dismissed before it was started"
         agent = await self._launcher.start(self._assignment(charge))
         charge.agent = agent
         charge.attach(agent=agent.record)
-        if charge.snapshot.agent is AgentState.ABSENT:  # dismissed while it was being started
+        if not _is_wanted(charge):  # dismissed while it was being started
             await self._launcher.kill(agent)
         return await self._await_end(charge)
+
+    async def _prepare_unless_dismissed(self, charge: Charge) -> None:
+        """Prepare the job; a disk that is far away keeps nobody from dismissing its agent."""
+        uid = charge.snapshot.uid
+        self._preparing[uid] = preparing = asyncio.create_task(self._prepare(charge))
+        try:
+            await asyncio.wait([preparing])
+        finally:
+            del self._preparing[uid]
+            preparing.cancel()
+        if not preparing.cancelled():
+            charge.places = preparing.result()
 
     async def _await_end(self, charge: Charge) -> str:
         status = None if charge.agent is None else await charge.agent.ended
@@ -242,9 +268,14 @@ class Attendants:
         task.add_done_callback(self._tasks.discard)
 
 
+def _is_wanted(charge: Charge) -> bool:
+    """Whether the agent that is being started has not been dismissed meanwhile."""
+    return charge.snapshot.has_agent
+
+
 def _waiting_for_another(snapshot: JobSnapshot) -> frozenset[int]:
     """Return the ranks that live on without their agent, if anybody is to look after them."""
-    if snapshot.agent is AgentState.ABSENT or not snapshot.is_left_to_agents:
+    if not (snapshot.has_agent and snapshot.is_left_to_agents):
         return frozenset()
     return frozenset(
         rank.rank

@@ -39,7 +39,7 @@ def narrate(before: JobSnapshot, happening: Happening, after: JobSnapshot) -> En
             return _of_end(before, happening, after)
         case happenings.AgentJoined() if after.any_alive:
             return _of_adoption(before)
-        case happenings.AgentLost():
+        case happenings.AgentLost() if before.needs_agent:
             return Entry(kind="agent_lost", message=happening.message)
         case happenings.Taken():
             return _of_action(before, happening.action, after)
@@ -127,7 +127,12 @@ def _of_dispute(disputed: Disputed) -> Entry:
 
 
 def _of_stranded(before: JobSnapshot, rank: int, stranded: Stranded) -> Entry | None:
-    """Tell why there will be another layout, once: peers lose each other, and all say so."""
+    """Tell why there will be another layout, once: peers lose each other, and all say so.
+
+    Those of a job that is ending lose each other as one exits before the other, and meet no more.
+    """
+    if before.is_ending:
+        return None
     layout = before.layout
     is_known = any(other.stranded >= layout.generation for other in before.ranks)
     if is_known or stranded.generation != layout.generation:

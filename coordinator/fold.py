@@ -85,7 +85,10 @@ def _taken(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             # AgentLost follows when it is gone; should the kill have missed, it is repeated.
             return replace(snapshot, agent_since=now)
         case actions.DismissAgent():
-            return replace(snapshot, agent=AgentState.ABSENT)
+            # Who hears it goes; of anybody else it is not known before `AgentLost`.
+            is_heard = snapshot.agent is AgentState.CONNECTED
+            gone = AgentState.ABSENT if is_heard else AgentState.LEAVING
+            return replace(snapshot, agent=gone, agent_since=now)
         case actions.Move():
             return _job_moved(snapshot, action)
         case actions.Enlist() | actions.Retire() | actions.Announce():
@@ -110,6 +113,9 @@ def _agent_changed(
 ) -> JobSnapshot:
     if happening.generation != snapshot.generation or snapshot.agent is AgentState.ABSENT:
         return snapshot  # a predecessor, or one we sent away
+    if snapshot.agent is AgentState.LEAVING:
+        is_gone = isinstance(happening, happenings.AgentLost)
+        return replace(snapshot, agent=AgentState.ABSENT) if is_gone else snapshot
     match happening:
         case happenings.AgentJoined():
             return _agent_joined(snapshot, now)

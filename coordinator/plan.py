@@ -60,10 +60,9 @@ def wake_at(snapshot: JobSnapshot, now: float) -> float:
 
 def _agent_is_there(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if snapshot.agent is AgentState.ABSENT:
-        missing = not snapshot.is_ending and any(rank.is_down for rank in snapshot.ranks)
-        if (missing or snapshot.any_alive) and now >= snapshot.agent_start_at:
+        if snapshot.needs_agent and now >= snapshot.agent_start_at:
             yield StartAgent()
-    elif now >= agent_deadline(snapshot):
+    elif snapshot.needs_agent and now >= agent_deadline(snapshot):
         yield KillAgent()
 
 
@@ -112,11 +111,16 @@ def _ranks_are_started(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _job_ends(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """A job is over once nobody makes files of it any more: those may be removed from then on.
+
+    One that is connected has made its own, and goes when it is told to. Any other may be about to.
+    """
     move = _last_move(snapshot)
     if move is None:
         return
-    yield move
-    if snapshot.agent is not AgentState.ABSENT:
+    if snapshot.agent in {AgentState.ABSENT, AgentState.CONNECTED}:
+        yield move
+    if snapshot.has_agent:
         yield DismissAgent()
 
 

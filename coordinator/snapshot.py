@@ -40,6 +40,8 @@ class AgentState(StrEnum):
     """It takes commands."""
     UNREACHABLE = "unreachable"
     """Its process lives but its connection broke; it comes back by itself."""
+    LEAVING = "leaving"
+    """It is ended although it may never have been heard: it has nothing to do any more."""
 
 
 AGENT_FAILURES_LIMIT = 10
@@ -312,6 +314,17 @@ class JobSnapshot:
     @property
     def any_alive(self) -> bool:
         return any(rank.is_alive for rank in self.ranks)
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent looks after the job, or is about to."""
+        return self.agent not in {AgentState.ABSENT, AgentState.LEAVING}
+
+    @property
+    def needs_agent(self) -> bool:
+        """Whether there are ranks to look after, or to start."""
+        missing = not self.is_ending and any(rank.is_down for rank in self.ranks)
+        return missing or self.any_alive
 
     @property
     def all_finished(self) -> bool:

@@ -25,7 +25,6 @@ from coordinator.moment import Moment
 from coordinator.performer import Performer
 from coordinator.roster import Roster
 from coordinator.rows import Haste
-from coordinator.snapshot import AgentState
 from coordinator.wakefulness import Wakefulness
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentHello, AgentMessage, Beat, Pulse, RankSaid
@@ -94,7 +93,7 @@ class Supervisor:
         charge = self._roster.charges.get(JobUid(hello.job_uid))
         return (
             charge is not None
-            and charge.snapshot.agent is not AgentState.ABSENT
+            and charge.snapshot.has_agent
             and hello.generation == charge.snapshot.generation
             and token_fits(hello.token, charge.attachment.agent_token_sha256)
         )

@@ -97,6 +97,7 @@ class Stage:
         self.root = root
         self.uid = uuid.uuid4().hex
         self.files = JobFiles(root / "job")
+        self.files.root.mkdir()  # as its coordinator has done
         self._address = root / "coordinator.json"
         self._listener: socket.socket | None = None
         self._agent: subprocess.Popen[bytes] | None = None

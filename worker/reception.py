@@ -43,7 +43,7 @@ class Reception:
         self._is_listening = self._is_resting = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)  # never the job's own, which goes with the job
             path.unlink(missing_ok=True)
             with short_address(path) as address:
                 self._socket.bind(address)

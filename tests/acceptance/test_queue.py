@@ -3,7 +3,10 @@
 import signal
 from functools import partial
 
+import pytest
 from installation import SLOTS, Installation, Seen, await_value, is_over
+
+from muster.processes import marked
 
 
 def test_twenty_jobs_at_once_all_complete_in_order(narrow: Installation) -> None:
@@ -52,6 +55,33 @@ def test_a_job_that_waits_can_be_stopped(narrow: Installation) -> None:
     seen = narrow.wait_until(waiting, is_over)
     assert (seen["status"], seen["reason"]) == ("STOPPED", "stopped_by_user")
     assert not is_over(narrow.see(holder))
+
+
+@pytest.mark.parametrize("kind", [{}, {"command": ["sleep", "60"]}], ids=["program", "command"])
+def test_of_a_job_that_is_deleted_while_its_agent_starts_nothing_is_left(
+    narrow: Installation, kind: dict[str, object]
+) -> None:
+    deleted = narrow.submit(world_size=SLOTS, **kind)
+    uid = narrow.uids[deleted]
+    await_value(lambda: marked(f"{uid}/agent"), lambda: narrow.describe(deleted))
+    answer = narrow.request("DELETE", f"/jobs/{deleted}", params={"force": True})
+    assert answer.is_success, answer.text
+    narrow.forget(deleted)
+    await_value(lambda: not narrow.running_processes(), lambda: str(narrow.marks()))
+    assert not narrow.files.job(deleted).root.exists(), "nobody has made it anew"
+
+
+def test_a_service_that_ends_while_an_agent_starts_leaves_nothing_and_the_job_goes_on(
+    narrow: Installation,
+) -> None:
+    interrupted = narrow.submit(world_size=1, command=["true"])
+    agent = f"{narrow.uids[interrupted]}/agent"
+    await_value(lambda: marked(agent), lambda: narrow.describe(interrupted))
+    assert narrow.coordinator.end(signal.SIGINT) == 0
+    assert not narrow.running_processes()
+    assert "agent_lost" not in narrow.kinds(interrupted), "it was not needed any more"
+    narrow.coordinator.start()
+    narrow.complete(interrupted)
 
 
 def test_jobs_sent_while_no_coordinator_runs_wait_for_one(narrow: Installation) -> None:

@@ -67,6 +67,17 @@ def test_relative_paths_are_the_servers(submitter: Submitter, tmp_path: Path) ->
     assert spec.checkpoint_dir == str(tmp_path / "saved")
 
 
+def test_a_job_that_needs_more_slots_than_there_are_says_when_it_starts(
+    submitter: Submitter,
+) -> None:
+    assert submitter.settings.slots == 4
+    assert submitter.prepare(JobRequest(command=["true"], world_size=4)).message is None
+    assert submitter.prepare(JobRequest(command=["true"], world_size=100)).message == (
+        "100 ranks are more than the 4 slots there are (MUSTER_SLOTS): all of them start together, "
+        "when no other job runs"
+    )
+
+
 def test_without_any_data_set_the_job_says_what_will_be_used(submitter: Submitter) -> None:
     submission = submitter.prepare(JobRequest())
     assert submission.message is not None

@@ -1,4 +1,5 @@
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
+from muster.peers import user_of
+from muster.socket_owners import plain
 
 HELLO = AgentHello(job_uid="uid", generation=3, token="right")  # noqa: S106  for a test
 NEWS = RankSaid(rank=1, incarnation=0, message=Hello())
@@ -62,6 +65,12 @@ class Peer:
             assert data, "the server hung up"
             heard += map(decode_coordinator_message, self.frames.feed(data))
         return heard
+
+    def sees_whom_it_talks_to(self) -> bool:
+        """Ask the kernel, as an agent does, whether a process of ours holds the other end."""
+        ends = (self.writer.get_extra_info(name) for name in ("peername", "sockname"))
+        (host, port), (own_host, own_port) = ends
+        return user_of((plain(host), port), (plain(own_host), own_port)) == os.geteuid()
 
     async def is_hung_up_on(self) -> list[CoordinatorMessage]:
         return [
@@ -134,8 +143,20 @@ def test_any_other_agent_is_told_to_end_what_it_holds(hello: AgentHello) -> None
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
             stranger.sends(hello, NEWS)
-            assert await stranger.is_hung_up_on() == [Welcome(epoch=5), Dismiss()]
+            assert await stranger.hears(2) == [Welcome(epoch=5), Dismiss()]
+            assert stranger.sees_whom_it_talks_to(), "it obeys nobody else"
         assert stage.notebook.entries.empty(), "not a word of it is believed"
+
+    play(story)
+
+
+def test_who_was_sent_away_and_does_not_go_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.agents.PARTING_SECONDS", 0.0)
+
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as stranger:
+            stranger.sends(AgentHello(job_uid="other", generation=3, token="right"))  # noqa: S106
+            assert await stranger.is_hung_up_on() == [Welcome(epoch=5), Dismiss()]
 
     play(story)
 

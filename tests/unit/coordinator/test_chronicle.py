@@ -196,7 +196,30 @@ def test_a_group_that_falls_apart_is_told_once_whoever_loses_it() -> None:
     assert told(story, RankSaid(rank=2, incarnation=0, message=lost)) is None
 
 
+@pytest.mark.parametrize("end", [Story.is_stopped, Story.is_interrupted])
+def test_that_ranks_part_which_were_asked_to_go_is_no_trouble(
+    end: Callable[[Story], Story],
+) -> None:
+    story = end(Story.training(world_size=2))
+    generation = story.job.layout.generation
+    lost = Stranded(generation=generation, message="the channel to rank 0 is closed")
+    assert told(story, RankSaid(rank=1, incarnation=0, message=lost)) is None
+
+
 def test_a_group_that_has_been_replaced_already_is_no_news() -> None:
     story = Story.training(world_size=3)
     late = Stranded(generation=story.job.layout.generation - 1, message="the channel is closed")
     assert told(story, RankSaid(rank=1, incarnation=0, message=late)) is None
+
+
+def test_that_an_agent_goes_which_nobody_needs_any_more_is_no_loss() -> None:
+    story = Story.submitted().is_admitted()
+    story.plans()
+    story.is_stopped().plans()
+    assert told(story, AgentLost(generation=1, message="another one is started")) is None
+
+
+def test_that_an_agent_is_lost_whose_ranks_are_saving_is_told() -> None:
+    story = Story.running(world_size=1).is_stopped()
+    story.plans()
+    assert told(story, AgentLost(generation=1, message="the agent died")) is not None

@@ -180,10 +180,29 @@ def test_a_pool_that_fails_loses_no_work_when_the_one_that_saves_dies() -> None:
 def test_what_makes_a_job_impossible_before_its_first_rank_fails_it() -> None:
     story = Story.submitted().is_admitted()
     story.plans()
-    assert story.is_condemned("there is no data").plans() == [
+    assert story.is_condemned("there is no data").plans() == [DismissAgent()]
+    assert story.agent_is_lost().plans() == [
         Move(status=JobStatus.FAILED, reason=Reason.INVALID_DATASET, message="there is no data"),
-        DismissAgent(),
     ]
+
+
+def test_a_job_is_over_only_when_the_agent_that_was_never_heard_is_gone() -> None:
+    story = Story.submitted().is_admitted()
+    story.plans()
+    planned = story.is_stopped(StopRequest.FORCED).plans()
+    assert planned[-1] == DismissAgent()
+    assert story.job.status is JobStatus.STOPPING, "it may be making the job's files just now"
+    assert story.agent_joins().agent_drops().passes(1e6).plans() == [], "too late, and too late"
+    assert [type(action) for action in story.agent_is_lost().plans()] == [Move]
+    assert story.job.status is JobStatus.STOPPED
+    assert story.job.agent_failures == 0
+
+
+def test_an_agent_that_a_new_coordinator_has_not_heard_goes_before_its_job_is_over() -> None:
+    story = Story.running(world_size=1).agent_drops().exits(0)
+    assert story.plans() == [DismissAgent()]
+    assert story.job.status is JobStatus.RUNNING
+    assert story.agent_is_lost().plans() == [Move(status=JobStatus.COMPLETED)]
 
 
 # Stopping
@@ -331,6 +350,8 @@ def test_a_job_is_interrupted_before_its_agent_has_come() -> None:
     story = Story.submitted().is_admitted()
     story.plans()
     story.is_interrupted().plans()
+    assert story.job.status is JobStatus.STOPPING
+    story.agent_is_lost().plans()
     assert story.job.status is JobStatus.QUEUED
     assert story.job.agent is AgentState.ABSENT
 

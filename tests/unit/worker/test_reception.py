@@ -100,3 +100,16 @@ def test_without_a_socket_there_is_nothing_to_answer(tmp_path: Path) -> None:
         reception.listen_again()
         assert reception.answer()
         assert not selector.get_map()
+
+
+def test_a_job_that_is_gone_with_its_files_is_not_made_anew(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "job"
+    with selectors.DefaultSelector() as selector:
+        reception = Reception(
+            root / "run" / "agent.0001.sock", selector, lambda _channel, _pid: False
+        )
+        assert reception.answer(), "nobody can call"
+    assert not root.exists()
+    assert "ranks would not find another agent" in capfd.readouterr().err
