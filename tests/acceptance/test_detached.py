@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from cli.detached import LONG_BYTES
 from cli.exit_codes import ExitCode
 from cli.office import Holder, sole_office
 from muster.contracts.layout import DataDirectory
+from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
 from muster.processes import is_running, mark_of, marked, myself, send_signal
+from muster.published_address import published_address
 
 SLEEPER = "import time; time.sleep(600)"
 
@@ -192,6 +195,39 @@ def test_an_open_door_is_refused_before_anything_starts(
     assert (up.returncode, up.stderr.count("\n")) == (1, 1)
     assert up.stderr.startswith("muster: refusing to listen on 0.0.0.0, ")
     assert not (house.files.root / "muster.db").exists()
+
+
+def test_services_whose_directory_is_moved_end_and_leave_its_place_to_others(house: House) -> None:
+    assert house.say("up", "-d").returncode == 0
+    first = house.holder()
+    words = ["submit", "-d", "--id", "sleeper", "-n", "1", "--", sys.executable, "-c", SLEEPER]
+    assert house.say(*words).returncode == 0
+    await_value(lambda: house.status()[1]["agents"] == {"running": 1}, lambda: str(house.status()))
+    uid = house.files.job("sleeper").owner.read_text().strip()
+
+    moved = DataDirectory(house.files.root.rename(house.root / "moved"))
+    house.environ["MUSTER_PORT"] = str(free_port())
+    up = house.say("up", "-d")
+    assert up.returncode == 0, up.stderr
+    await_value(lambda: not is_running(first.process), moved.keeper_log.read_text)
+    assert f"{house.files.root} was removed, moved or replaced" in moved.keeper_log.read_text()
+    await_value(lambda: not marked(f"{uid}/"), lambda: "ranks are left")
+
+    second = kept_by(house.holder().process.pid, "coordinator")
+    address = house.files.coordinator_address
+    await_value(lambda: coordinates(address) == second, lambda: f"{coordinates(address)} does")
+    assert house.status()[0] == 0
+    assert house.say("down").returncode == 0
+
+    shutil.rmtree(house.files.root)
+    moved.root.rename(house.files.root)
+    assert house.say("up", "-d").returncode == 0
+    await_value(lambda: house.status()[1]["agents"] == {"running": 1}, lambda: str(house.status()))
+
+
+def coordinates(address: Path) -> ProcessRecord | None:
+    published = published_address(address)
+    return published and published.process
 
 
 def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) -> None:
