@@ -18,6 +18,7 @@ import pytest
 from certificates import key_of, needs_openssl, own_certificate
 from installation import DEADLINE_SECONDS, await_value, without_ours
 from kept_services import kept_by
+from scarcity import allow_no_more_files, small_disk
 
 from cli.detached import LONG_BYTES
 from cli.exit_codes import ExitCode
@@ -176,6 +177,21 @@ def test_who_was_faster_and_does_not_come_up_is_not_taken_for_services(house: Ho
     assert second.returncode == 0, said
     assert f"muster: ready at {house.holder().url}, " in said
     assert house.status()[0] == 0
+
+
+def test_where_services_cannot_come_up_for_lack_of_room_that_is_said(house: House) -> None:
+    with small_disk(house.files.root), sole_office(house.files) as first:
+        first.publish("http://127.0.0.1:9", (), None)
+        allow_no_more_files(house.files.root)
+        with house.begin("up", "-d") as second:
+            assert second.stderr is not None
+            heard = second.stderr.readline()
+            second.send_signal(signal.SIGINT)
+            second.stderr.read()
+    assert heard == (
+        f"muster: nothing serves yet: {house.files.root} cannot be written to: No space left on "
+        "device; what it says is at its terminal …\n"
+    )
 
 
 def test_a_url_that_is_none_is_not_repeated_beside_services_that_are_up(house: House) -> None:
