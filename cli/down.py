@@ -10,7 +10,8 @@ from typing import Final
 import typer
 
 from cli.elsewhere import ANSWER_SECONDS, answering, of_others
-from cli.office import Holder, holder_of
+from cli.office import Holder, holder_of, is_held
+from cli.waits import said_if_it_lasts
 from muster.client import Client, ClientError
 from muster.client.views import SummaryList
 from muster.contracts.errors import MusterError
@@ -30,7 +31,7 @@ class NotOurs(MusterError):
 def end_services(data_dir: Path) -> None:
     """End them and wait until they are gone; where nothing runs, say so."""
     files = DataDirectory(data_dir)
-    holder = holder_of(files)
+    holder = _awaited_holder(files)
     if holder is None:
         typer.echo(f"nothing runs for {files.root}{_elsewhere(files.root)}", err=True)
         return
@@ -43,6 +44,14 @@ def end_services(data_dir: Path) -> None:
     typer.echo("down; jobs that are not over go on at the next: muster up", err=True)
 
 
+def _awaited_holder(files: DataDirectory) -> Holder | None:
+    """Return who is to end, once somebody who begins has written down who it is; None if nobody."""
+    with said_if_it_lasts(f"waiting for a `muster up` that begins in {files.root} …"):
+        while (holder := holder_of(files)) is None and is_held(files):
+            time.sleep(LOOK_SECONDS)  # another process's lock: there is no event to wait for
+    return holder
+
+
 def _elsewhere(data_dir: Path) -> str:
     """Return which services a person may have meant, if others answer where they would."""
     found = answering()
@@ -50,7 +59,7 @@ def _elsewhere(data_dir: Path) -> str:
         return ""
     url, there = found
     others = of_others(url, there, data_dir)
-    return f"; {others or f'what answers at {url} was not started by `muster up`'}"
+    return f"; {others or f'what answers at {url} is no `muster up` of this directory'}"
 
 
 def _ask_to_end(holder: Holder) -> None:

@@ -33,6 +33,20 @@ SLEEPER = "import time; time.sleep(600)"
 
 NOWHERE = "sqlite:////proc/none/muster.db"
 
+BEGINNER = """
+import signal, sys
+from pathlib import Path
+from cli.office import sole_office
+from muster.contracts.layout import DataDirectory
+
+with sole_office(DataDirectory(Path(sys.argv[1]))) as office:
+    print("begins", flush=True)
+    sys.stdin.readline() or sys.exit()
+    office.publish("http://127.0.0.1:9", (), None)
+    signal.pause()
+"""
+"""A `muster up` that takes long to find its place."""
+
 
 class House:
     """A data directory, and what a person types for it."""
@@ -192,6 +206,36 @@ def test_where_services_cannot_come_up_for_lack_of_room_that_is_said(house: Hous
         f"muster: nothing serves yet: {house.files.root} cannot be written to: No space left on "
         "device; what it says is at its terminal …\n"
     )
+
+
+def test_down_waits_for_one_who_begins_and_ends_it(house: House) -> None:
+    beginner = [sys.executable, "-c", BEGINNER, str(house.files.root)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(beginner, **pipes) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        assert first.stdout.readline() == "begins\n"
+        with house.begin("down") as down:
+            assert down.stderr is not None
+            heard = down.stderr.readline()
+            first.stdin.write("\n")
+            first.stdin.flush()
+            said = down.stderr.read()
+    assert heard == f"muster: waiting for a `muster up` that begins in {house.files.root} …\n"
+    assert (down.returncode, first.returncode) == (0, -signal.SIGTERM), said
+    assert said.startswith("ranks save and exit …\n")
+
+
+def test_down_waits_for_one_who_begins_and_gives_up(house: House) -> None:
+    with ExitStack() as first:
+        first.enter_context(sole_office(house.files))
+        with house.begin("down") as down:
+            assert down.stderr is not None
+            heard = down.stderr.readline()
+            first.close()
+            said = down.stderr.read()
+    assert heard.startswith("muster: waiting for a `muster up` that begins")
+    assert (down.returncode, said) == (0, f"nothing runs for {house.files.root}\n")
 
 
 def test_a_url_that_is_none_is_not_repeated_beside_services_that_are_up(house: House) -> None:
