@@ -94,11 +94,16 @@ def serve_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> int
 
 def why_silent(data_dir: Path) -> str:
     """Return what may have kept services from saying why they ended: mostly there is no room."""
+    trouble = _trouble_of_writing(data_dir)
+    return f"nothing, and {trouble}" if trouble else "nothing"
+
+
+def _trouble_of_writing(data_dir: Path) -> str | None:
     try:
         write_probe(data_dir)
     except OSError as error:
-        return f"nothing, and {data_dir} cannot be written to: {error.strerror}"
-    return "nothing"
+        return f"{data_dir} cannot be written to: {error.strerror}"
+    return None
 
 
 def _await_end(holder: Holder) -> None:
@@ -118,7 +123,9 @@ def _await_service(files: DataDirectory, is_coming: Callable[[], bool]) -> Holde
             said = time.monotonic()
             log = files.keeper_log if holder is None else holder.log
             said_in = f"in {log}" if log else "at its terminal"
-            remark(f"muster: nothing serves yet; what it says is {said_in} …")
+            trouble = _trouble_of_writing(files.root)
+            why = f": {trouble}" if trouble else ""
+            remark(f"muster: nothing serves yet{why}; what it says is {said_in} …")
         time.sleep(LOOK_SECONDS)  # another process's readiness: there is no event to wait for
     return None
 

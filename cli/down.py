@@ -4,15 +4,19 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 import typer
 
 from cli.elsewhere import answering, of_others
-from cli.office import Holder, holder_of
+from cli.office import Holder, holder_of, is_held
 from cli.remaining import tell_who_remains
+from cli.waits import said_if_it_lasts
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.processes import is_running, send_signal
+
+LOOK_SECONDS: Final = 0.1
 
 
 class NotOurs(MusterError):
@@ -22,7 +26,7 @@ class NotOurs(MusterError):
 def end_services(data_dir: Path) -> None:
     """End them and wait until they are gone; where nothing runs, say so."""
     files = DataDirectory(data_dir)
-    holder = holder_of(files)
+    holder = _awaited_holder(files)
     if holder is None:
         typer.echo(f"nothing runs for {files.root}{_elsewhere(files.root)}", err=True)
         return
@@ -33,6 +37,14 @@ def end_services(data_dir: Path) -> None:
     typer.echo("down; jobs that are not over go on at the next: muster up", err=True)
 
 
+def _awaited_holder(files: DataDirectory) -> Holder | None:
+    """Return who is to end, once somebody who begins has written down who it is; None if nobody."""
+    with said_if_it_lasts(f"waiting for a `muster up` that begins in {files.root} …"):
+        while (holder := holder_of(files)) is None and is_held(files):
+            time.sleep(LOOK_SECONDS)  # another process's lock: there is no event to wait for
+    return holder
+
+
 def _elsewhere(data_dir: Path) -> str:
     """Return which services a person may have meant, if others answer where they would."""
     found = answering()
@@ -40,7 +52,7 @@ def _elsewhere(data_dir: Path) -> str:
         return ""
     url, there = found
     others = of_others(url, there, data_dir)
-    return f"; {others or f'what answers at {url} was not started by `muster up`'}"
+    return f"; {others or f'what answers at {url} is no `muster up` of this directory'}"
 
 
 def _ask_to_end(holder: Holder) -> None:

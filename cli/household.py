@@ -32,6 +32,7 @@ from muster.remarks import remark
 from store.place import refuse_unknown
 
 LOOK_SECONDS: Final = 0.05
+OFFICE_LOOK_SECONDS: Final = 1.0
 STUBBORN_SECONDS: Final = 5.0
 """The API has nothing to save: this long after SIGTERM it is killed."""
 
@@ -84,12 +85,24 @@ class _Household:
         ]
         asked = asyncio.ensure_future(self._asked_to_end.wait())
         welcome = asyncio.ensure_future(self._welcome())
-        await asyncio.wait([*services, asked], return_when=asyncio.FIRST_COMPLETED)
+        lost = asyncio.ensure_future(self._loss_of_office())
+        await asyncio.wait([*services, asked, lost], return_when=asyncio.FIRST_COMPLETED)
         welcome.cancel()
+        is_lost = lost.done()
+        lost.cancel()
         codes = [service.result() for service in services if service.done()]
         await self._end(*services)
         _say("down")
-        return next((code for code in codes if code), 0)
+        return next((code for code in codes if code), int(is_lost))
+
+    async def _loss_of_office(self) -> None:
+        """Return once the data directory is not there any more, and say so: nobody else would."""
+        while not self._office.is_lost():  # noqa: ASYNC110  a file: there is no event to wait for
+            await asyncio.sleep(OFFICE_LOOK_SECONDS)
+        _say(
+            f"{self._data_dir} was removed, moved or replaced, and what runs can no longer be "
+            "recorded there: the services end"
+        )
 
     async def _welcome(self) -> None:
         """Say where we are once both services answer."""

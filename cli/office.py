@@ -19,6 +19,7 @@ from cli.misuse import Misuse
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
 from muster.contracts.process import ProcessRecord
+from muster.lost_files import loss_of
 from muster.patience import Patience
 from muster.processes import is_running, myself
 
@@ -70,8 +71,9 @@ class NoDataDirectory(Misuse):
 class Office:
     """Held by whoever keeps the services; made by `sole_office` alone."""
 
-    def __init__(self, files: DataDirectory) -> None:
+    def __init__(self, files: DataDirectory, lock: BinaryIO) -> None:
         self._files = files
+        self._lock = lock
         self._published: Holder | None = None
 
     def publish(self, url: str, names: Iterable[str], ca_file: Path | None) -> None:
@@ -88,9 +90,16 @@ class Office:
         )
 
     def publish_end(self) -> None:
-        """Write down that we are about to leave, where we were."""
-        if self._published is not None:
+        """Write down that we are about to leave, where we were; what is lost is not ours to."""
+        if self._published is not None and not self.is_lost():
             self._write(msgspec.structs.replace(self._published, is_ending=True))
+
+    def is_lost(self) -> bool:
+        """Whether the data directory was removed, moved or replaced.
+
+        The lock that we hold went with it: in its place anybody may take another one.
+        """
+        return loss_of(self._files.keeper_lock, os.fstat(self._lock.fileno())) is not None
 
     def _write(self, holder: Holder) -> None:
         """Keep the record; a reader sees the old one or the new one, whole."""
@@ -115,8 +124,10 @@ def sole_office(files: DataDirectory) -> Iterator[Office]:
             holder = holder_of(files)
             where = holder.url if holder else "a place it has yet to find"
             raise AlreadyUp(where, files.root)
-        yield Office(files)
-        files.keeper.unlink(missing_ok=True)
+        office = Office(files, lock)
+        yield office
+        if not office.is_lost():
+            files.keeper.unlink(missing_ok=True)
 
 
 def _take(lock: BinaryIO) -> bool:

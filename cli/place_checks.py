@@ -21,7 +21,7 @@ from cli.tls_key import key_open_to_all, only_for_oneself
 from muster.contracts.environ import DoorSettings, ServiceSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
-from muster.contracts.room import is_nearly_full
+from muster.contracts.room import has_few_files_left, is_nearly_full
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.ports import NotHere, NotToBeHad, is_free
 from muster.safe import Safe
@@ -83,9 +83,13 @@ def _write_seconds(directory: Path) -> float:
 
 
 def _room(directory: Path) -> Finding:
-    usage = shutil.disk_usage(_nearest(directory))
+    present = _nearest(directory)
+    usage, files = shutil.disk_usage(present), os.statvfs(present)
     seen = f"{usage.free >> 20} MiB of {usage.total >> 20} are free"
-    if is_nearly_full(usage.free, usage.total):
+    few_files = has_few_files_left(files.f_favail, files.f_files)
+    if few_files:
+        seen += f", but there can be only {files.f_favail} more files (inodes)"
+    if few_files or is_nearly_full(usage.free, usage.total):
         return warning("room", seen, "make room, or delete old jobs: muster purge --help")
     return well("room", seen)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -25,12 +26,25 @@ def publish(address: CoordinatorAddress, path: Path) -> None:
     temporary.replace(path)
 
 
-async def keep_published(address: CoordinatorAddress, path: Path) -> None:
-    """Publish, and publish again whenever somebody has removed the file; until cancelled."""
-    is_published = False
+async def keep_published(
+    address: CoordinatorAddress, path: Path, is_in_office: Callable[[], Awaitable[bool]]
+) -> None:
+    """Publish, and publish again whenever somebody has removed the file; until cancelled.
+
+    To be begun in office. Later on, the place of the file may have become another coordinator's,
+    of other data: so `is_in_office` is asked first, which returns once that can be said.
+    """
+    is_published = _try_to_publish(address, path)
     while True:
-        if not is_published or not path.exists():  # noqa: ASYNC240  one stat of a local file
-            with suppress(OSError):  # a full disk may have room again
-                publish(address, path)
-                is_published = True
         await asyncio.sleep(LOOK_SECONDS)
+        if not is_published or not path.exists():  # noqa: ASYNC240  one stat of a local file
+            if not await is_in_office():
+                return
+            is_published = _try_to_publish(address, path)
+
+
+def _try_to_publish(address: CoordinatorAddress, path: Path) -> bool:
+    with suppress(OSError):  # a full disk may have room again
+        publish(address, path)
+        return True
+    return False

@@ -98,7 +98,11 @@ class Service:
         self._supervisor.attach(agents)
         address = await agents.start()
         publishing = asyncio.ensure_future(
-            keep_published(address, DataDirectory(self._settings.data_dir).coordinator_address)
+            keep_published(
+                address,
+                DataDirectory(self._settings.data_dir).coordinator_address,
+                lambda: self._holds(lease),
+            )
         )
         _LOG.info(
             f"coordinates, with {self._settings.slots} slots",

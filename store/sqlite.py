@@ -5,8 +5,10 @@ IMMEDIATE, without which a read-then-write fails at once when another one is und
 of the busy timeout.
 """
 
+import errno
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
+from muster.lost_files import Loss, loss_of
 from muster.sight import require_descriptors
 from store.backend import POOLED, POOLED_BURST
 from store.errors import StoreError, StoreLocked, StoreUnavailable
@@ -50,7 +53,14 @@ _SENTENCES: Final = {
 }
 
 _CROWDED: Final = "cannot be opened: this process has too many open files (see `ulimit -n`)"
-"""Of that SQLite says no more than of a path that is wrong."""
+_CRAMPED: Final = "cannot be used: its disk has no room for another file, free some space"
+"""Of either SQLite says no more than of a path that is wrong."""
+
+_LOST: Final = {
+    Loss.GONE: "is gone, moved or removed while it was open: put it back, or start afresh",
+    Loss.REPLACED: "was replaced by another file while it was open: start the services again to "
+    "use that",
+}
 
 
 def journal_mode(version: tuple[int, ...]) -> str:
@@ -75,13 +85,15 @@ class SqliteBackend:
         self._journal_mode = journal_mode(sqlite3.sqlite_version_info)
         self._watch: sqlite3.Connection | None = None
         self._last_change: int | None = None
-        self._make_file()
+        self._opened = self._make_file()
         self.engine = _engine(url.set(database=str(self._path)), busy_timeout_seconds)
 
     def begin_reading(self, connection: Connection) -> None:
+        self._refuse_if_lost()
         connection.exec_driver_sql("BEGIN")
 
     def begin_writing(self, connection: Connection) -> None:
+        self._refuse_if_lost()
         with self._turnstile.turn():
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -124,10 +136,9 @@ class SqliteBackend:
         code = _code(cause)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return self._locked()
-        if code == sqlite3.SQLITE_CANTOPEN and not _may_open_files():
-            return StoreUnavailable(f"the database {self._path} {_CROWDED}")
         if code in _SENTENCES:
-            return StoreUnavailable(f"the database {self._path} {_SENTENCES[code]} ({cause})")
+            reason = self._reason_behind(code) or f"{_SENTENCES[code]} ({cause})"
+            return StoreUnavailable(f"the database {self._path} {reason}")
         return StoreError(
             f"the database {self._path} refused a statement, nothing is written: {cause}"
         )
@@ -139,12 +150,28 @@ class SqliteBackend:
         self._turnstile.close()
         self.engine.dispose()
 
-    def _make_file(self) -> None:
+    def _refuse_if_lost(self) -> None:
+        """SQLite reads on, and may write on, what nobody will find again."""
+        if loss := loss_of(self._path, self._opened):
+            raise StoreUnavailable(f"the database {self._path} {_LOST[loss]}")
+
+    def _reason_behind(self, code: int) -> str | None:
+        """Return what SQLite does not tell apart from what its code is mostly due to."""
+        if code == sqlite3.SQLITE_CANTOPEN and not _may_open_files():
+            return _CROWDED
+        if loss := loss_of(self._path, self._opened):
+            return _LOST[loss]
+        if code == sqlite3.SQLITE_CANTOPEN and _is_cramped(self._path.parent):
+            return _CRAMPED
+        return None
+
+    def _make_file(self) -> os.stat_result:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Never touch a file that exists: closing it would drop this process's locks on it.
             if not self._path.exists():
                 self._path.touch(mode=0o600)  # a job's environment may hold secrets
+            return self._path.stat()
         except OSError as error:
             raise StoreUnavailable(
                 f"there can be no database at {self._path} ({error}): check MUSTER_DATA_DIR and "
@@ -205,6 +232,15 @@ def _may_open_files() -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_cramped(directory: Path) -> bool:
+    """Whether there can be no other file: SQLite needs one beside its own to write."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return False
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _code(error: BaseException | None) -> int | None:

@@ -43,6 +43,13 @@ def small_disk(directory: Path) -> Iterator[None]:
         subprocess.run(["umount", str(directory)], check=True)  # noqa: S607  as for mount
 
 
+def allow_no_more_files(directory: Path) -> None:
+    """Let a `small_disk` hold as many files as it has now, and no other."""
+    room = os.statvfs(directory)
+    limit = f"remount,nr_inodes={room.f_files - room.f_ffree}"
+    subprocess.run(["mount", "-o", limit, str(directory)], check=True)  # noqa: S607  as above
+
+
 def _is_open(number: int) -> bool:
     try:
         os.fstat(number)

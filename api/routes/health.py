@@ -1,5 +1,6 @@
 """Is this service serving, can it reach what it needs, and which one is it?"""
 
+import os
 import shutil
 from http import HTTPStatus
 from typing import Final, Literal
@@ -12,7 +13,7 @@ from api.desk import Desk, FrontDesk
 from api.problems import Problem
 from api.responses import refusals
 from api.schemas import Alive, Check, Checks, Health, Version
-from muster.contracts.room import is_nearly_full
+from muster.contracts.room import has_few_files_left, is_nearly_full
 from store.errors import StoreError
 
 _LOG: Final = structlog.get_logger("api")
@@ -111,16 +112,17 @@ def _coordinator(desk: FrontDesk) -> Check:
 def _disk(desk: FrontDesk) -> Check:
     root = desk.files.root
     try:
-        usage = shutil.disk_usage(root)
+        usage, files = shutil.disk_usage(root), os.statvfs(root)
     except OSError as error:
         return Check(status="degraded", detail=f"{root} cannot be looked at ({error.strerror})")
-    if not is_nearly_full(usage.free, usage.total):
+    if is_nearly_full(usage.free, usage.total):
+        left = f"only {usage.free >> 20} MiB are free on the disk of {root}"
+    elif has_few_files_left(files.f_favail, files.f_files):
+        left = f"there is room for only {files.f_favail} more files (inodes) on the disk of {root}"
+    else:
         return Check(status="ok", detail=f"{usage.free >> 20} MiB are free")
-    return Check(
-        status="degraded",
-        detail=f"only {usage.free >> 20} MiB are free on the disk of {root}: make room there, or "
-        "delete old jobs (POST /jobs/purge)",
-    )
+    cure = "make room there, or delete old jobs (POST /jobs/purge)"
+    return Check(status="degraded", detail=f"{left}: {cure}")
 
 
 def _status(good: bool) -> Literal["ok", "degraded"]:  # noqa: FBT001  the value itself

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,18 +20,35 @@ import pytest
 from certificates import key_of, needs_openssl, own_certificate
 from installation import DEADLINE_SECONDS, await_value, without_ours
 from kept_services import kept_by
+from scarcity import allow_no_more_files, small_disk
 
 from cli.detached import LONG_BYTES
 from cli.exit_codes import ExitCode
 from cli.office import Holder, sole_office
 from muster.contracts.environ import DEFAULT_PORT
 from muster.contracts.layout import DataDirectory
+from muster.contracts.process import ProcessRecord
 from muster.ports import free_port
 from muster.processes import is_running, mark_of, marked, myself, send_signal
+from muster.published_address import published_address
 
 SLEEPER = "import time; time.sleep(600)"
 
 NOWHERE = "sqlite:////proc/none/muster.db"
+
+BEGINNER = """
+import signal, sys
+from pathlib import Path
+from cli.office import sole_office
+from muster.contracts.layout import DataDirectory
+
+with sole_office(DataDirectory(Path(sys.argv[1]))) as office:
+    print("begins", flush=True)
+    sys.stdin.readline() or sys.exit()
+    office.publish("http://127.0.0.1:9", (), None)
+    signal.pause()
+"""
+"""A `muster up` that takes long to find its place."""
 
 
 class House:
@@ -178,6 +196,51 @@ def test_who_was_faster_and_does_not_come_up_is_not_taken_for_services(house: Ho
     assert house.status()[0] == 0
 
 
+def test_where_services_cannot_come_up_for_lack_of_room_that_is_said(house: House) -> None:
+    with small_disk(house.files.root), sole_office(house.files) as first:
+        first.publish("http://127.0.0.1:9", (), None)
+        allow_no_more_files(house.files.root)
+        with house.begin("up", "-d") as second:
+            assert second.stderr is not None
+            heard = second.stderr.readline()
+            second.send_signal(signal.SIGINT)
+            second.stderr.read()
+    assert heard == (
+        f"muster: nothing serves yet: {house.files.root} cannot be written to: No space left on "
+        "device; what it says is at its terminal …\n"
+    )
+
+
+def test_down_waits_for_one_who_begins_and_ends_it(house: House) -> None:
+    beginner = [sys.executable, "-c", BEGINNER, str(house.files.root)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(beginner, **pipes) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        assert first.stdout.readline() == "begins\n"
+        with house.begin("down") as down:
+            assert down.stderr is not None
+            heard = down.stderr.readline()
+            first.stdin.write("\n")
+            first.stdin.flush()
+            said = down.stderr.read()
+    assert heard == f"muster: waiting for a `muster up` that begins in {house.files.root} …\n"
+    assert (down.returncode, first.returncode) == (0, -signal.SIGTERM), said
+    assert said.startswith("ranks save and exit …\n")
+
+
+def test_down_waits_for_one_who_begins_and_gives_up(house: House) -> None:
+    with ExitStack() as first:
+        first.enter_context(sole_office(house.files))
+        with house.begin("down") as down:
+            assert down.stderr is not None
+            heard = down.stderr.readline()
+            first.close()
+            said = down.stderr.read()
+    assert heard.startswith("muster: waiting for a `muster up` that begins")
+    assert (down.returncode, said) == (0, f"nothing runs for {house.files.root}\n")
+
+
 def test_a_url_that_is_none_is_not_repeated_beside_services_that_are_up(house: House) -> None:
     with sole_office(house.files) as office:
         office.publish("http://127.0.0.1:9", (), None)
@@ -206,6 +269,39 @@ def test_an_open_door_is_refused_before_anything_starts(
     assert (up.returncode, up.stderr.count("\n")) == (1, 1)
     assert up.stderr.startswith("muster: refusing to listen on 0.0.0.0, ")
     assert not (house.files.root / "muster.db").exists()
+
+
+def test_services_whose_directory_is_moved_end_and_leave_its_place_to_others(house: House) -> None:
+    assert house.say("up", "-d").returncode == 0
+    first = house.holder()
+    words = ["submit", "-d", "--id", "sleeper", "-n", "1", "--", sys.executable, "-c", SLEEPER]
+    assert house.say(*words).returncode == 0
+    await_value(lambda: house.status()[1]["agents"] == {"running": 1}, lambda: str(house.status()))
+    uid = house.files.job("sleeper").owner.read_text().strip()
+
+    moved = DataDirectory(house.files.root.rename(house.root / "moved"))
+    house.environ["MUSTER_PORT"] = str(free_port())
+    up = house.say("up", "-d")
+    assert up.returncode == 0, up.stderr
+    await_value(lambda: not is_running(first.process), moved.keeper_log.read_text)
+    assert f"{house.files.root} was removed, moved or replaced" in moved.keeper_log.read_text()
+    await_value(lambda: not marked(f"{uid}/"), lambda: "ranks are left")
+
+    second = kept_by(house.holder().process.pid, "coordinator")
+    address = house.files.coordinator_address
+    await_value(lambda: coordinates(address) == second, lambda: f"{coordinates(address)} does")
+    assert house.status()[0] == 0
+    assert house.say("down").returncode == 0
+
+    shutil.rmtree(house.files.root)
+    moved.root.rename(house.files.root)
+    assert house.say("up", "-d").returncode == 0
+    await_value(lambda: house.status()[1]["agents"] == {"running": 1}, lambda: str(house.status()))
+
+
+def coordinates(address: Path) -> ProcessRecord | None:
+    published = published_address(address)
+    return published and published.process
 
 
 def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from certificates import key_of, needs_openssl, own_certificate
-from scarcity import small_disk
+from scarcity import allow_no_more_files, small_disk
 from typer.testing import CliRunner
 
 from cli.__main__ import app
@@ -75,6 +75,16 @@ def test_a_full_disk_is_a_problem_of_each_thing_that_has_to_be_written(data_dir:
     assert findings["disk"]["fix"] == "make room there"
     assert findings["checkpoints"]["verdict"] == "ok"
     assert "machine" not in findings
+
+
+def test_a_disk_that_holds_no_more_files_is_one_of_them_whatever_is_free(data_dir: Path) -> None:
+    with small_disk(data_dir):
+        allow_no_more_files(data_dir)
+        code, findings = found()
+    assert code == 1
+    assert findings["data"]["fix"] == "make room there, or set MUSTER_DATA_DIR"
+    assert findings["room"]["verdict"] == "warning"
+    assert "only 0 more files" in findings["room"]["seen"]
 
 
 def test_a_disk_that_is_read_only_is_a_problem_with_its_own_cure(data_dir: Path) -> None:

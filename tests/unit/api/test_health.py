@@ -82,6 +82,21 @@ def test_a_disk_that_is_nearly_full_degrades(
     assert f"{free >> 20} MiB" in found.checks.disk.detail
 
 
+@pytest.mark.parametrize(
+    ("total", "free", "status"),
+    [(65_536, 3_276, "degraded"), (65_536, 3_277, "ok"), (10**8, 9_999, "degraded"), (0, 0, "ok")],
+)
+def test_a_disk_that_holds_few_more_files_degrades(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, status: str
+) -> None:
+    monkeypatch.setattr(routes.shutil, "disk_usage", lambda _path: Usage(100 * GIB, 0, 100 * GIB))
+    files = SimpleNamespace(f_files=total, f_favail=free)
+    monkeypatch.setattr(routes.os, "statvfs", lambda _path: files)
+    found = health(desk(tmp_path), asked_by("ci"))
+    assert found.status == found.checks.disk.status == status
+    assert (f"only {free} more files" in found.checks.disk.detail) == (status == "degraded")
+
+
 def test_a_data_directory_that_is_gone_degrades(tmp_path: Path) -> None:
     found = health(desk(tmp_path / "gone"), asked_by("ci"))
     assert (found.status, found.checks.database.status) == ("degraded", "ok")

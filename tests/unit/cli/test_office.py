@@ -1,6 +1,8 @@
-"""Who keeps the services of a data directory, and who only looks."""
+"""Who keeps the services of a data directory, who only looks, and who has lost it."""
 
 import fcntl
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +15,7 @@ from muster.patience import Patience
 from muster.processes import myself
 
 URL = "http://127.0.0.1:8000"
+THERE = "http://127.0.0.1:8001"
 
 
 @pytest.fixture
@@ -85,3 +88,37 @@ def test_where_there_can_be_no_directory_there_is_no_office(files: DataDirectory
     with pytest.raises(NoDataDirectory, match="cannot hold the data"), sole_office(files):
         pass
     assert not is_held(files)
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [shutil.rmtree, lambda root: root.rename(root.with_name("moved"))],
+    ids=["removed", "moved"],
+)
+def test_who_has_lost_an_office_does_nothing_in_its_place(
+    lose: Callable[[Path], object], files: DataDirectory
+) -> None:
+    with sole_office(files) as lost:
+        lost.publish(URL, (), None)
+        lose(files.root)
+        assert lost.is_lost()
+        lost.publish_end()
+        assert not files.root.exists()
+        with sole_office(files) as other:
+            assert lost.is_lost()
+            other.publish(THERE, (), None)
+            lost.publish_end()
+            holder = holder_of(files)
+            assert holder is not None
+            assert (holder.url, holder.is_ending) == (THERE, False)
+            assert not other.is_lost()
+
+
+def test_the_record_of_who_came_later_stays(files: DataDirectory) -> None:
+    with sole_office(files) as lost:
+        lost.publish(URL, (), None)
+        shutil.rmtree(files.root)
+        files.root.mkdir()
+        files.keeper_lock.touch()
+        files.keeper.write_text("another's")
+    assert files.keeper.read_text() == "another's"

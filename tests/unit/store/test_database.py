@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scarcity import no_descriptors
-from sqlalchemy import bindparam, event, func, insert, make_url, select, update
+from sqlalchemy import Connection, bindparam, event, func, insert, make_url, select, update
 from sqlalchemy.exc import OperationalError
 from store_samples import NOON, nothing_moves, submit
 
@@ -230,6 +230,48 @@ def test_where_too_many_files_are_open_that_is_said_and_not_the_path(sqlite_url:
     database.close()
     with no_descriptors(), pytest.raises(StoreUnavailable, match="too many open files"):
         database.check()
+
+
+def test_a_file_that_was_removed_or_moved_is_neither_read_nor_written(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    database = Database.open(sqlite_url)
+    job = submit(Jobs(database), "before")
+    path = Path(tmp_path, "muster.db")
+    path.rename(tmp_path / "elsewhere.db")
+    for use in (database.check, lambda: submit(Jobs(database), "after")):
+        with pytest.raises(StoreUnavailable, match="is gone") as refused:
+            use()
+        assert not isinstance(refused.value, CommitInDoubt)
+    assert "permissions" not in str(refused.value)
+    path.with_name("elsewhere.db").rename(path)
+    assert Jobs(database).get(job.job_id) == job
+    submit(Jobs(database), "back")
+    database.close()
+
+
+def test_a_file_that_is_lost_within_a_transaction_is_not_one_of_wrong_permissions(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    def write_what_is_gone(connection: Connection) -> None:
+        Path(tmp_path, "muster.db").unlink()
+        connection.exec_driver_sql("CREATE TABLE more (one)")
+
+    database = Database.open(sqlite_url)
+    with pytest.raises(StoreUnavailable, match="is gone"), database.writing() as connection:
+        write_what_is_gone(connection)
+    database.close()
+
+
+def test_another_file_in_the_place_of_the_one_that_is_open_is_not_taken_for_it(
+    sqlite_url: str, tmp_path: Path, migrated_file: Path
+) -> None:
+    database = Database.open(sqlite_url)
+    shutil.copy(migrated_file, tmp_path / "copy.db")
+    (tmp_path / "copy.db").rename(tmp_path / "muster.db")
+    with pytest.raises(StoreUnavailable, match="start the services again"):
+        database.check()
+    database.close()
 
 
 def test_a_directory_is_no_database(tmp_path: Path) -> None:
