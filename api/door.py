@@ -44,8 +44,12 @@ _JUDGED: Final = (
     b"sec-fetch-mode",
     b"content-type",
     b"authorization",
+    b"idempotency-key",
 )
-"""The headers by which somebody is let in; what two say of a body's length the parser refuses."""
+"""By which somebody is let in, and a job is known again.
+
+What two say of a body's length the parser refuses.
+"""
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
 

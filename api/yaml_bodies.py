@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.account import CHANGING, legible
 from api.announcement import media_type
 from api.problems import Problem, respond
+from muster.plain_yaml import plain
 
 YAML_TYPES: Final = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
 
@@ -25,9 +26,15 @@ LIMIT_BYTES: Final = 1 << 16
 DEPTH_LIMIT: Final = 50
 """What is in a job is in few brackets; who reads thousands of them runs out of stack."""
 
+VALUES_LIMIT: Final = 4096
+"""Names and values; the largest job has fewer.
+
+Each costs some microseconds, as a byte does not: `{a,a,a` is thirty thousand of them.
+"""
+
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
 
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LOADER: Final = plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 class YamlAsJson:
@@ -96,13 +103,17 @@ def _text_of_date(value: object) -> str:
 
 
 def _refuse_riddles(text: bytes) -> None:
-    depth = 0
+    """Raise for what is long to read, or to be told: before any of it is kept."""
+    depth = values = 0
     for event in yaml.parse(text, _LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
+        values += isinstance(event, yaml.NodeEvent)
+        line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent) or depth > DEPTH_LIMIT:
-            line = event.start_mark.line + 1
             raise _no_yaml(f"write aliases out, and nest no deeper than {DEPTH_LIMIT}: line {line}")
+        if values > VALUES_LIMIT:
+            raise _too_large(f"{VALUES_LIMIT} names and values")
 
 
 def _refuse_lost(node: yaml.Node | None) -> None:
@@ -133,11 +144,7 @@ async def _whole(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > LIMIT_BYTES:
-            raise Problem(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                "body-too-large",
-                f"A body in YAML has {LIMIT_BYTES} bytes at most: send JSON.",
-            )
+            raise _too_large(f"{LIMIT_BYTES} bytes")
     return body
 
 
@@ -159,3 +166,11 @@ def _said_once(body: bytes, receive: Receive) -> Receive:
 
 def _no_yaml(why: str) -> Problem:
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-yaml", f"This body is no YAML: {why}.")
+
+
+def _too_large(most: str) -> Problem:
+    return Problem(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "body-too-large",
+        f"A body in YAML has {most} at most: send JSON.",
+    )

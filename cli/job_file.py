@@ -14,6 +14,7 @@ import yaml
 from cli.description import SUFFIXES
 from cli.yaml_problem import yaml_problem
 from muster.contracts.errors import MusterError
+from muster.plain_yaml import plain
 
 Place: TypeAlias = tuple[str | int, ...]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
@@ -23,6 +24,8 @@ PATIENCE_SECONDS: Final = 5.0
 
 _NAME_TAGS: Final = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
 """Of what is a name as it is written, and of `<<`, with which a mapping takes in another."""
+
+_LOADER: Final = plain(yaml.SafeLoader)
 
 _FLOAT_TAG: Final = "tag:yaml.org,2002:float"
 _ENDLESS: Final = {".inf", ".nan"}
@@ -105,7 +108,7 @@ def _content(path: Path) -> bytes:
 
 def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, Spot]]:
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _LOADER(text)
         root = loader.get_single_node()
         if root is None:
             return None, {}

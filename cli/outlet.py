@@ -37,9 +37,15 @@ def _write_all(descriptor: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         try:
-            rest = rest[os.write(descriptor, rest) :]
+            rest = rest[os.write(descriptor, rest[: _whole_lines(rest)]) :]
         except BlockingIOError:
             _wait_for_room(descriptor)
+
+
+def _whole_lines(content: memoryview) -> int:
+    """Return how much a pipe takes at once, so that no remark comes into the midst of a line."""
+    piece = bytes(content[: select.PIPE_BUF])
+    return piece.rfind(b"\n") + 1 or len(piece)
 
 
 def _wait_for_room(descriptor: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.layout import LogName
+from muster.letters import whole_letters
 
 CHUNK_BYTES: Final = 1 << 18
 """Read at once. A line that is longer is shown in pieces."""
@@ -72,6 +73,6 @@ def _read(path: Path, position: int) -> bytes:
 
 
 def _ended_bytes(content: bytes) -> int:
-    """Return how long the lines are that have ended; a chunk without any is taken whole."""
+    """Return how long the lines are that have ended; of a chunk without any, the whole letters."""
     ended = content.rfind(b"\n") + 1
-    return len(content) if not ended and len(content) == CHUNK_BYTES else ended
+    return whole_letters(content) if not ended and len(content) == CHUNK_BYTES else ended

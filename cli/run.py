@@ -211,6 +211,12 @@ class _Terminal:
     def look(self) -> None:
         self._relay.pass_on()
 
+    def see_rest(self) -> None:
+        self._relay.finish()
+
+    def miss_rest(self) -> None:
+        _say("nobody reads what ranks print: what was not shown is in their logs alone")
+
     def hear(self, event: "Event") -> None:
         sentence = OWN_WORDS.get(event.kind, event.message)
         if sentence and event.kind not in UNTOLD:
@@ -220,7 +226,6 @@ class _Terminal:
         """Ranks print how far they are, if they want to."""
 
     def conclude(self, job: "Job") -> None:
-        self._relay.finish()
         _say(f"logs: {self._files.logs}")
         if not job.is_terminal:
             _say(f"interrupted; the same command with --job-id {job.job_id} goes on")

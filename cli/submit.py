@@ -204,11 +204,13 @@ def _values(words: Sequence[str]) -> dict[str, Any]:
     import yaml  # noqa: PLC0415  only where it is asked for
 
     from cli.yaml_problem import yaml_problem  # noqa: PLC0415  as above
+    from muster.plain_yaml import plain  # noqa: PLC0415  as above
 
+    loader = plain(yaml.SafeLoader)
     found = {}
     for field, text in _pairs("--set", words, "FIELD=VALUE").items():
         try:
-            found[field] = yaml.safe_load(text)
+            found[field] = yaml.load(text, loader)  # noqa: S506  it is a safe one
         except Exception as error:
             problem = f"{text!r} is no YAML: {yaml_problem(error)}"
             raise typer.BadParameter(f"--set {field}: {problem}") from error

@@ -11,11 +11,13 @@ import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
+from coordinator.attention import Attention
 from coordinator.service import Service
 from muster.attic import set_aside
 from muster.checkpoints.modes import refuse_other_mode
@@ -41,6 +43,9 @@ LOOK_SECONDS: Final = 0.2
 LOOKS_PER_PROGRESS: Final = 10
 EVENTS_LIMIT: Final = 1000
 
+FAREWELL_SECONDS: Final = 3.0
+"""For whoever does not look, once somebody has asked for an end: it is for them to wait."""
+
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Each is a Ctrl-C, as nobody is there to hand over to. SIGHUP: the terminal has been closed."""
 
@@ -50,10 +55,19 @@ _PAUSE: Final = "sleep_sec"
 
 
 class Audience(Protocol):
-    """Who is shown how a job goes. Nothing of this raises."""
+    """Who is shown how a job goes. Nothing of this raises, all of it may take for ever.
+
+    What is seen and what is heard come from a thread each.
+    """
 
     def look(self) -> None:
-        """See whatever else there is to see: often, and once more when all is over."""
+        """See whatever else there is to see: often."""
+
+    def see_rest(self) -> None:
+        """See everything that is left, when all is over."""
+
+    def miss_rest(self) -> None:
+        """Learn that there was no time to see it: before the conclusion."""
 
     def hear(self, event: Event) -> None:
         """Learn what has happened."""
@@ -73,6 +87,12 @@ class Narrator:
 
     def look(self) -> None:
         """Everything it tells is heard."""
+
+    def see_rest(self) -> None:
+        """Likewise."""
+
+    def miss_rest(self) -> None:
+        """Likewise."""
 
     def hear(self, event: Event) -> None:
         narrate(f"{event.at:%H:%M:%S}  {event.message}")
@@ -129,7 +149,6 @@ def play(
         job = asyncio.run(_Foreground(database, service, job_id, shown, told).run())
     finally:
         database.close()
-    shown.conclude(job)
     return EXIT_CODES.get(job.status, INTERRUPTED_CODE)
 
 
@@ -202,14 +221,18 @@ class _Foreground:
         self._job = self._jobs.get(job_id)
         self._audience = audience
         self._told = told
+        # Apart from each other: what is shown may be held up where what is said is not.
+        self._sight = Attention()
+        self._hearing = Attention()
+        self._asked_to_end = asyncio.Event()
 
     async def run(self) -> Job:
         """Return the job as it is in the end; it is not over if it was interrupted."""
         serving = asyncio.ensure_future(self._service.run())
         await asyncio.sleep(0)  # now it answers signals
-        for number in ENDING:
+        for number in (signal.SIGINT, *ENDING):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-                asyncio.get_running_loop().add_signal_handler(number, self._service.shut_down)
+                asyncio.get_running_loop().add_signal_handler(number, self._end)
         for look in itertools.count(1):
             if serving.done() or self._job.is_terminal:
                 break
@@ -220,23 +243,60 @@ class _Foreground:
         self._service.shut_down()
         await serving
         await self._look()
+        await self._conclude()
         return self._job
 
+    def _end(self) -> None:
+        self._asked_to_end.set()
+        self._service.shut_down()
+
     async def _look(self) -> None:
-        """Learn how the job is and show what happened; not while the database is away."""
-        await asyncio.to_thread(self._audience.look)
+        """Learn how the job is and show what happened."""
+        if self._sight.is_free:
+            self._sight.begin(self._audience.look)
+        # What a rank printed comes before the news of its end, if anybody sees it soon.
+        await self._sight.wait(LOOK_SECONDS)
+        if self._hearing.is_free:
+            await self._tell_news()
+            await self._hearing.wait(LOOK_SECONDS)
         with suppress(StoreUnavailable):
-            job_id = self._job.job_id
+            self._job = await asyncio.to_thread(self._jobs.get, self._job.job_id)
+
+    async def _tell_news(self) -> None:
+        """Begin to tell what has happened; not while the database is away."""
+        with suppress(StoreUnavailable):
             following = self._events.following
+            job_id = self._job.job_id
             for event in await asyncio.to_thread(following, job_id, self._told, EVENTS_LIMIT):
                 self._told = event.event_id or self._told
-                self._audience.hear(event)
-            self._job = await asyncio.to_thread(self._jobs.get, job_id)
+                self._hearing.begin(partial(self._audience.hear, event))
 
     async def _note_progress(self) -> None:
-        with suppress(StoreUnavailable):
-            workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
-            self._audience.note(workers)
+        if self._hearing.is_free:
+            with suppress(StoreUnavailable):
+                workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
+                self._hearing.begin(partial(self._audience.note, workers))
+
+    async def _conclude(self) -> None:
+        """Show what is left, and how it ended."""
+        self._sight.begin(self._audience.see_rest)
+        await self._patiently(self._sight)
+        await self._tell_news()
+        if not self._sight.is_free:
+            self._hearing.begin(self._audience.miss_rest)
+        self._hearing.begin(partial(self._audience.conclude, self._job))
+        await self._patiently(self._hearing)
+        self._sight.leave()
+        self._hearing.leave()
+
+    async def _patiently(self, attention: Attention) -> None:
+        """Wait until all was seen; once somebody has asked for an end, not for long."""
+        seen = asyncio.ensure_future(attention.wait())
+        asked = asyncio.ensure_future(self._asked_to_end.wait())
+        await asyncio.wait([seen, asked], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([seen], timeout=FAREWELL_SECONDS)
+        seen.cancel()
+        asked.cancel()
 
 
 def _progress(worker: Worker) -> str:

@@ -27,6 +27,7 @@ from scribbler import FAST_LINES
 
 from api.logs.lines import LINE_LIMIT_BYTES, Line
 from muster.contracts.layout import LogName
+from muster.letters import whole_letters
 from muster.processes import marked, send_signal
 
 VICTIMS = {"rank": 30, "agent": 15, "coordinator": 20, "api": 35}
@@ -174,6 +175,8 @@ def _written(installation: Installation, job_id: str, rank: int) -> Iterator[byt
             for raw in log:
                 said = raw.removesuffix(b"\n")
                 head = said[:LINE_LIMIT_BYTES]
+                if len(head) < len(said):
+                    head = head[: whole_letters(head)]
                 cut_bytes = len(said) - len(head)
                 line = Line(start=0, end=len(raw), head=head, cut_bytes=cut_bytes)
                 yield line.text.encode()

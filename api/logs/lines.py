@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from api.logs.opening import open_log
+from muster.letters import whole_letters
 
 LINE_LIMIT_BYTES: Final = 16 * 1024
 """What is shown of one line; the rest is counted."""
@@ -39,7 +40,7 @@ class Line:
     start: int
     end: int
     head: bytes
-    """Its first `LINE_LIMIT_BYTES` bytes, without the line end."""
+    """Its first `LINE_LIMIT_BYTES` bytes, without the line end or a letter that is cut there."""
     cut_bytes: int
     """How many more there are before the line end."""
 
@@ -193,7 +194,10 @@ def line_at(path: Path, start: int, end: int) -> Line:
 
 
 def _headed(start: int, end: int, raw: bytes, last: bytes) -> Line:
-    head = raw.partition(b"\n")[0][:LINE_LIMIT_BYTES]
+    said = raw.partition(b"\n")[0]
+    head = said[:LINE_LIMIT_BYTES]
+    if len(head) < len(said):
+        head = head[: whole_letters(head)]
     cut_bytes = end - start - last.endswith(b"\n") - len(head)
     return Line(start=start, end=end, head=head, cut_bytes=cut_bytes)
 

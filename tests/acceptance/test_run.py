@@ -1,8 +1,18 @@
 """`muster run`: scripts for torchrun on a terminal, with no service around."""
 
+import fcntl
+import select
 import signal
+import subprocess
+import sys
+import termios
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import pytest
 from installation import DEADLINE_SECONDS
@@ -145,6 +155,40 @@ def test_under_nohup_the_job_outlives_the_terminal(terminal: Terminal) -> None:
     assert run.returncode == 0, output
 
 
+FLOOD = (
+    "import itertools, signal, sys\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n"
+    "for number in itertools.count():\n"
+    "    print(number, 'x' * 99)\n"
+)
+
+
+@contextmanager
+def flooding(terminal: Terminal, stderr: IO[str] | int) -> Iterator[subprocess.Popen[str]]:
+    """A run whose standard output nobody reads, and its pipe is full."""
+    words = [sys.executable, *RUN, "--job-id", "mine", script(terminal, FLOOD)]
+    with subprocess.Popen(
+        words,
+        cwd=terminal.directory,
+        env=terminal.environment,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        held_bytes = array("i", [0])
+        room_bytes = fcntl.fcntl(run.stdout, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF
+        while held_bytes[0] < room_bytes:
+            assert run.poll() is None
+            time.sleep(0.01)
+            fcntl.ioctl(run.stdout, termios.FIONREAD, held_bytes)
+        try:
+            yield run
+        finally:
+            if run.poll() is None:
+                run.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
     terminal: Terminal, number: signal.Signals
@@ -173,3 +217,39 @@ def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
     assert code == 0, output
     assert "start 0" not in output, "that was shown before"
     assert all(f"[{rank}] start 1" in output for rank in range(2))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_whose_output_nobody_reads_ends_when_it_is_asked_to(
+    terminal: Terminal, number: signal.Signals
+) -> None:
+    remarks = terminal.directory / "remarks"
+    with remarks.open("w") as stderr, flooding(terminal, stderr) as run:
+        run.send_signal(number)
+        assert run.wait(DEADLINE_SECONDS) == 130
+    said = remarks.read_text()
+    assert "muster: interrupted; ranks are saving and exiting\n" in said
+    assert "what was not shown is in their logs alone\nmuster: logs: " in said
+    assert "the same command with --job-id mine goes on" in said
+    assert not terminal.left_running()
+
+
+def test_a_run_of_which_nobody_reads_anything_ends_when_it_is_asked_to(terminal: Terminal) -> None:
+    with flooding(terminal, subprocess.STDOUT) as run:
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(DEADLINE_SECONDS) == 130
+    assert not terminal.left_running()
+
+
+def test_a_run_whose_reader_comes_late_loses_nothing(terminal: Terminal) -> None:
+    name = script(terminal, "for number in range(200_000): print(number)")
+    run = terminal.start(*RUN, name)
+    assert run.stdout is not None
+    logs = terminal.directory / "data" / "foreground"
+    while not any("199999" in log.read_text()[-9:] for log in logs.rglob("rank_00000.*.log")):
+        assert run.poll() is None
+        time.sleep(0.01)
+    output, _ = run.communicate(timeout=DEADLINE_SECONDS)
+    assert run.returncode == 0
+    shown = [line for line in output.splitlines() if line.startswith("[0] ")]
+    assert shown == [f"[0] {number}" for number in range(200_000)]

@@ -241,9 +241,17 @@ def test_no_page_of_somebody_else_can_change_anything(
 
 
 @pytest.mark.parametrize(
-    "more", ["Host: evil.example", "Origin: null\r\norigin: http://localhost", "Content-Type: a/b"]
+    "more",
+    [
+        "Host: evil.example",
+        "Origin: null\r\norigin: http://localhost",
+        "Content-Type: a/b",
+        "Idempotency-Key: a\r\nIdempotency-Key: b",
+    ],
 )
-def test_what_decides_who_comes_in_is_said_once(service: Service, more: str) -> None:
+def test_what_decides_who_comes_in_or_what_a_job_is_known_by_is_said_once(
+    service: Service, more: str
+) -> None:
     sent = post(b'{"world_size": 1}').replace(b"\r\n\r\n", f"\r\n{more}\r\n\r\n".encode(), 1)
     answer = service.raw(sent)
     assert status(answer) == 400

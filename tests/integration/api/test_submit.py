@@ -94,10 +94,11 @@ def test_a_flag_goes_before_the_file(submitted: Callable[..., Job], tmp_path: Pa
         "name: digits\nworld_size: 4\nseed: 1\ndataset_dir: shards/here\n"
         "checkpoint_dir: ~/saved\nenv: {A: a, B: b}\n"
     )
-    job = submitted("job.yaml", "--set", "seed=7", "-n", "2", "-e", "B=c", "--set", "labels={x: y}")
+    words = ("--set", "seed=7", "-n", "2", "-e", "B=c", "--set", "labels={x: 1:30}")
+    job = submitted("job.yaml", *words)
     assert (job.spec.name, job.spec.seed, job.spec.world_size) == ("digits", 7, 2)
     assert job.spec.env == {"A": "a", "B": "c"}
-    assert job.spec.labels == {"x": "y"}
+    assert job.spec.labels == {"x": "1:30"}
     assert job.spec.dataset_dir == str(tmp_path / "shards/here")
     assert job.spec.checkpoint_dir == str(tmp_path / "saved")
 

@@ -39,6 +39,14 @@ def test_an_endless_line_is_cut_and_counted(path: Path) -> None:
     assert [line.text for line in backwards(path, LINE_LIMIT_BYTES + 13)] == ["next", cut]
 
 
+def test_no_letter_is_torn_where_a_line_is_cut(path: Path) -> None:
+    path.write_text("x" + "é" * LINE_LIMIT_BYTES + "\n")
+    (line,) = backwards(path, path.stat().st_size)
+    assert isinstance(line, Line)
+    whole = LINE_LIMIT_BYTES // 2 - 1
+    assert line.text == "x" + "é" * whole + f" … [{2 * (LINE_LIMIT_BYTES - whole)} bytes cut]"
+
+
 def test_the_bytes_that_are_cut_off_an_unfinished_line_are_counted_too(path: Path) -> None:
     path.write_bytes(b"x" * (LINE_LIMIT_BYTES + 7))
     (line,) = backwards(path, LINE_LIMIT_BYTES + 7)

@@ -69,6 +69,7 @@ def test_json_is_yaml(tmp_path: Path) -> None:
         (b"a: !!bool perhaps\n", "job.yaml is no YAML: a value is not what its tag says"),
         (b'a: !!int ""\n', "a value is not what its tag says"),
         (b"a: !!timestamp x\n", "a value is not what its tag says"),
+        (b"seed: " + b"9" * 101, "job.yaml:1:7: a number has more than 100 characters"),
         (b"labels: {on: 1, yes: 2}\n", "job.yaml:1:10: on is no text here: put it in quotes"),
         (b"env:\n  1: a\n  0x1: b\n", "job.yaml:2:3: 1 is no text here"),
         (b'a: [}\nb: "\\UFFFFFFFF"\n', "job.yaml:1:5: "),
@@ -78,6 +79,11 @@ def test_what_describes_no_job_is_refused(path: Path, content: bytes, said: str)
     path.write_bytes(content)
     with pytest.raises(InvalidJobFile, match=said):
         JobFile.read(path)
+
+
+def test_a_time_of_day_is_no_number(path: Path) -> None:
+    path.write_text("env: {AT: 12:30}\n")
+    assert JobFile.read(path).fields["env"] == {"AT": "12:30"}
 
 
 def test_a_mapping_takes_in_another(path: Path) -> None:

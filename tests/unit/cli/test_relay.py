@@ -69,6 +69,23 @@ def test_a_line_that_never_ends_is_said_in_pieces(stage: Stage) -> None:
     assert stage.said[2:] == ["[0] x"]
 
 
+def test_no_letter_of_a_long_line_is_torn(stage: Stage) -> None:
+    relay = stage.relay()
+    line = "a" + "é" * CHUNK_BYTES
+    stage.write(0, line)
+    relay.pass_on()
+    relay.finish()
+    assert "".join(piece.removeprefix("[0] ") for piece in stage.said) == line
+
+
+def test_bytes_that_are_no_text_keep_nothing_waiting(stage: Stage) -> None:
+    relay = stage.relay()
+    with stage.files.log(0, 0).open("wb") as log:
+        log.write(b"\xff" * CHUNK_BYTES + b"\xc3")
+    relay.finish()
+    assert [len(piece) for piece in stage.said] == [CHUNK_BYTES + len("[0] "), len("[0] x")]
+
+
 def test_a_flood_is_passed_on_bit_by_bit_and_in_the_end_as_a_whole(stage: Stage) -> None:
     relay = stage.relay()
     line = "x" * (CHUNK_BYTES - 1) + "\n"

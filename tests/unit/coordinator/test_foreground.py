@@ -1,7 +1,11 @@
 """One job without a service: what is stored of it, and a database that is away now and then."""
 
 import asyncio
+import os
 import resource
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,12 +13,12 @@ import pytest
 from store_samples import bring_to
 
 from coordinator import foreground
-from coordinator.foreground import Narrator
+from coordinator.foreground import Audience, Narrator
 from muster.contracts.endings import INTERRUPTED_CODE
 from muster.contracts.environ import ServiceSettings
 from muster.contracts.errors import BegunOtherwise
 from muster.contracts.job import JobId, JobStatus
-from muster.contracts.layout import DataDirectory
+from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.spec import JobSpec
 from store.database import Database
 from store.errors import StoreUnavailable
@@ -70,12 +74,14 @@ class Listener(Narrator):
         self.heard.append(event.message)
 
 
-def begin(tmp_path: Path, **fields: object) -> int:
+def begin(
+    tmp_path: Path, audience: Callable[[JobFiles], Audience] = Listener, **fields: object
+) -> int:
     """Run a job of this spec, or go on with it."""
     spec = JobSpec(**{"command": ("true",), "world_size": 1, **fields})
     environ = {"MUSTER_DATA_DIR": str(tmp_path / "state")}
     settings = ServiceSettings.read(environ, cores=2)
-    return foreground.play(JobId("one"), spec, settings, environ, Listener)
+    return foreground.play(JobId("one"), spec, settings, environ, audience)
 
 
 def run(tmp_path: Path) -> int:
@@ -202,3 +208,64 @@ def test_what_was_told_is_not_told_again_by_a_run_that_goes_on(
     assert heard == ["the job was submitted"]
     assert begin(tmp_path) == 0
     assert heard == ["the job was submitted"] * 2, "another job, of the same id"
+
+
+class Asleep(Narrator):
+    """Looks at nothing until it is woken; what it hears and learns is noted down."""
+
+    def __init__(self, files: JobFiles) -> None:
+        super().__init__(files)
+        self.awake = threading.Event()
+        self.noted: list[str] = []
+
+    def look(self) -> None:
+        self.awake.wait()
+
+    see_rest = look
+
+    def miss_rest(self) -> None:
+        self.noted.append("there is more")
+
+    def hear(self, event: Event) -> None:
+        self.noted.append(event.message)
+
+    def conclude(self, job: Job) -> None:
+        self.noted.append(job.status)
+
+
+def test_what_happens_is_heard_while_nobody_looks(
+    tmp_path: Path, may_complete: asyncio.Event
+) -> None:
+    class Woken(Asleep):
+        def hear(self, event: Event) -> None:
+            super().hear(event)
+            self.awake.set()
+
+    audience = Woken(JobFiles(tmp_path))
+    may_complete.set()
+    assert begin(tmp_path, lambda _: audience) == 0
+    assert audience.noted == ["the job was submitted", JobStatus.COMPLETED]
+
+
+@pytest.mark.usefixtures("may_complete")
+def test_who_asks_for_an_end_has_it_although_nobody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended(Asleep):
+        def hear(self, event: Event) -> None:
+            super().hear(event)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    class Interruptible(Service):
+        async def run(self) -> None:
+            await self._asked_to_end.wait()
+
+    monkeypatch.setattr(foreground, "Service", Interruptible)
+    audience = Ended(JobFiles(tmp_path))
+    monkeypatch.setattr(foreground, "FAREWELL_SECONDS", 0.01)
+    try:
+        assert begin(tmp_path, lambda _: audience) == INTERRUPTED_CODE
+        assert audience.noted[0] == "the job was submitted"
+        assert audience.noted[-2:] == ["there is more", JobStatus.QUEUED]
+    finally:
+        audience.awake.set()
