@@ -21,7 +21,7 @@ from coordinator.exit_records import unheard_ends
 from coordinator.happenings import Happening
 from coordinator.launcher import AgentProcess, Launcher
 from coordinator.preparation import Places, Unprepared, prepare
-from coordinator.snapshot import AgentState, JobSnapshot
+from coordinator.snapshot import JobSnapshot
 from muster.attic import claim
 from muster.contracts.agent import AdoptedRank, AgentAssignment
 from muster.contracts.endings import describe_status
@@ -112,15 +112,15 @@ class Attendants:
             self._run(self._launcher.kill(charge.agent))
 
     def see_off(self, charge: Charge) -> None:
-        """Make sure that a dismissed agent goes; one that may not hear it is ended at once."""
+        """Make sure that a dismissed agent goes, or that there never is one.
+
+        One that has not been heard yet is told when it comes. To kill it at once would save the
+        time of its imports, and might leave what it is just starting.
+        """
         preparing = self._preparing.get(charge.snapshot.uid)
         if preparing is not None:
             preparing.cancel()
-        elif charge.agent is None:
-            return  # gone, or not there yet: whoever is about to start it looks first
-        elif charge.snapshot.agent is AgentState.LEAVING:
-            self.kill(charge)
-        else:
+        elif charge.agent is not None:  # else whoever is about to start it looks first
             self._run(self._see_off(charge.agent))
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
@@ -212,7 +212,7 @@ class Attendants:
         charge.agent = agent
         charge.attach(agent=agent.record)
         if not _is_wanted(charge):  # dismissed while it was being started
-            await self._launcher.kill(agent)
+            self.see_off(charge)
         return await self._await_end(charge)
 
     async def _prepare_unless_dismissed(self, charge: Charge) -> None:

@@ -41,7 +41,7 @@ class AgentState(StrEnum):
     UNREACHABLE = "unreachable"
     """Its process lives but its connection broke; it comes back by itself."""
     LEAVING = "leaving"
-    """It is ended although it may never have been heard: it has nothing to do any more."""
+    """It was not heard when it was dismissed: it is told if it comes, and is waited for."""
 
 
 AGENT_FAILURES_LIMIT = 10

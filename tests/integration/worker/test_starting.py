@@ -12,6 +12,7 @@ import pytest
 from installation import await_value
 from scarcity import no_descriptors
 
+from muster.cells import cells_of_job, clear_cell
 from muster.contracts.environ import MARK
 from muster.contracts.messages import StartRank
 from muster.descriptors import DescriptorLimits
@@ -43,6 +44,8 @@ class Workshop:
         self.ours.close()
         self.theirs.close()
         os.close(self.log)
+        # No agent looks after what was started: it leaves a cell, where cells are to be had.
+        assert all(map(clear_cell, cells_of_job(self.uid)))
 
 
 @pytest.fixture
