@@ -21,7 +21,7 @@ from muster.contracts.messages import AgentHello, AgentMessage, CoordinatorMessa
 from muster.processes import myself
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0
-"""Whoever connects says who it is, or goes."""
+"""Whoever connects says who it is, or goes; so long, too, may one that is sent away stay."""
 
 READ_BYTES: Final = 1 << 16
 
@@ -95,7 +95,7 @@ class AgentServer:
         writer.write(frame(encode(Welcome(epoch=self._epoch))))
         if not self._listener.expects(hello):
             writer.write(frame(encode(Dismiss())))
-            await writer.drain()
+            await _until_it_has_hung_up(messages)
             return
         uid = JobUid(hello.job_uid)
         self._writers[uid] = writer
@@ -117,6 +117,13 @@ def token_digest(token: str) -> str:
 def token_fits(token: str, digest: str | None) -> bool:
     """Return whether `token` is the one kept as `digest`, in constant time."""
     return digest is not None and hmac.compare_digest(token_digest(token), digest)
+
+
+async def _until_it_has_hung_up(messages: AsyncIterator[AgentMessage]) -> None:
+    """Wait for who is sent away: it obeys us only if it sees whose socket this is, while open."""
+    async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+        async for _ in messages:
+            pass
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[AgentMessage]:

@@ -1,7 +1,9 @@
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 import pytest
 
@@ -19,6 +21,7 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
+from muster.peers import user_of
 
 HELLO = AgentHello(job_uid="uid", generation=3, token="right")  # noqa: S106  for a test
 NEWS = RankSaid(rank=1, incarnation=0, message=Hello())
@@ -62,6 +65,11 @@ class Peer:
             assert data, "the server hung up"
             heard += map(decode_coordinator_message, self.frames.feed(data))
         return heard
+
+    def sees_whose_process_it_is(self) -> bool:
+        ends = [self.writer.get_extra_info(name) for name in ("peername", "sockname")]
+        there, here = ((ip_address(host), port) for host, port in ends)
+        return user_of(there, here) == os.geteuid()
 
     async def is_hung_up_on(self) -> list[CoordinatorMessage]:
         return [
@@ -134,7 +142,9 @@ def test_any_other_agent_is_told_to_end_what_it_holds(hello: AgentHello) -> None
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
             stranger.sends(hello, NEWS)
-            assert await stranger.is_hung_up_on() == [Welcome(epoch=5), Dismiss()]
+            assert await stranger.hears(2) == [Welcome(epoch=5), Dismiss()]
+            # Agents obey only those whose process they can see, and look when they are told.
+            assert stranger.sees_whose_process_it_is()
         assert stage.notebook.entries.empty(), "not a word of it is believed"
 
     play(story)
