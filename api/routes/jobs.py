@@ -12,6 +12,7 @@ from api.access import READ, SUBMIT
 from api.conditional import IfNoneMatch, job_tag, tagged, weak_tag
 from api.creation import create, planned
 from api.desk import Asking, Desk, FrontDesk, Principal
+from api.json_bodies import JsonRoute
 from api.paging import AskedPage, Page, link_next
 from api.queries import KnownJobId
 from api.requests import JobRequest, StopBody
@@ -38,7 +39,7 @@ EVENTS_LIMIT = 1000
 NUMBER_LIMIT = 2**63 - 1
 """The largest number that a database keeps."""
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=JsonRoute)
 
 
 @router.post(

@@ -9,6 +9,7 @@ from api.agent_state import agent_state
 from api.conditional import IfMatch, job_tag, matched
 from api.desk import Desk, FrontDesk, Principal
 from api.elasticity import check_lets_go, check_pausable, check_world_size
+from api.json_bodies import JsonRoute
 from api.pool import member_list
 from api.pool_schemas import MemberList
 from api.queries import KnownJobId, KnownWorkerId
@@ -18,7 +19,7 @@ from api.schemas import JobView
 from api.views import job_view
 from muster.contracts.job import JobId
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=JsonRoute)
 
 
 @router.patch(

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Path, Response
 
 from api.access import ADMIN
 from api.desk import Desk, Principal
+from api.json_bodies import JsonRoute
 from api.responses import refusals
 from api.token_schemas import TokenCreated, TokenList, TokenRequest, TokenView, token_view
 from muster.contracts.token import NAME_PATTERN
 from store.errors import TokenMissing
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
 
 @router.post(

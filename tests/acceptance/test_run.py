@@ -1,13 +1,11 @@
 """`muster run`: scripts for torchrun on a terminal, with no service around."""
 
-import fcntl
+import os
 import select
 import signal
 import subprocess
 import sys
-import termios
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -166,27 +164,27 @@ FLOOD = (
 @contextmanager
 def flooding(terminal: Terminal, stderr: IO[str] | int) -> Iterator[subprocess.Popen[str]]:
     """A run whose standard output nobody reads, and its pipe is full."""
-    words = [sys.executable, *RUN, "--job-id", "mine", script(terminal, FLOOD)]
-    with subprocess.Popen(
-        words,
+    reading, writing = os.pipe()
+    run = subprocess.Popen(
+        [sys.executable, *RUN, "--job-id", "mine", script(terminal, FLOOD)],
         cwd=terminal.directory,
         env=terminal.environment,
-        stdout=subprocess.PIPE,
+        stdout=writing,
         stderr=stderr,
         text=True,
-    ) as run:
-        assert run.stdout is not None
-        held_bytes = array("i", [0])
-        room_bytes = fcntl.fcntl(run.stdout, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF
-        while held_bytes[0] < room_bytes:
+    )
+    has_room = select.poll()
+    has_room.register(writing, select.POLLOUT)
+    try:
+        while has_room.poll(0):
             assert run.poll() is None
             time.sleep(0.01)
-            fcntl.ioctl(run.stdout, termios.FIONREAD, held_bytes)
-        try:
-            yield run
-        finally:
-            if run.poll() is None:
-                run.kill()
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+        os.close(reading)
+        os.close(writing)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])

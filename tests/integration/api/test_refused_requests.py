@@ -77,6 +77,7 @@ def status(answer: bytes) -> int:
         (b'{"name": "\xff"}', 400),
         (b"[" * 200_000, 400),
         (b'{"a":' * 100_000, 400),
+        (b'{"world_size": 2, "world_size": 1}', 422),
     ],
 )
 def test_what_cannot_be_a_job_is_refused_as_a_problem(
@@ -229,6 +230,21 @@ FROM_A_PAGE = [
     *[{"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode} for site, mode in FETCHES],
     *[{"Content_Type": content} for content in CONTENTS],
 ]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"seed": ' + b"9" * 5000 + b"}", b"a number at byte 10 has more than 4300 digits"),
+        (b"[" * 200_000, b"its brackets are nested too deep"),
+        (b'{"name": "\xff"}', b"it is no UTF-8 at byte 11"),
+        (b'{"seed": 1, "seed": 2}', b"the name seed is given twice"),
+    ],
+)
+def test_of_a_body_that_cannot_be_read_it_is_said_why(
+    service: Service, body: bytes, said: bytes
+) -> None:
+    assert said in service.raw(post(body))
 
 
 @pytest.mark.parametrize("headers", FROM_A_PAGE)
