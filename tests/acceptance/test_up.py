@@ -29,6 +29,7 @@ from cli.serving import serves
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.process import ProcessRecord
 from muster.processes import is_running as is_alive
+from muster.processes import send_signal
 from store.database import Database
 from store.jobs import Jobs
 from store.records import Job
@@ -154,8 +155,10 @@ def test_a_second_ctrl_c_does_not_wait_for_the_ranks(household: Household) -> No
     assert all(map(is_alive, ranks))
     assert not household.stored(job_id).is_terminal
     household.start()
-    await_end(ranks)
+    for rank in ranks:
+        send_signal(rank, signal.SIGKILL)  # it has its grace once more, and is deaf
     household.wait_until(job_id, lambda seen: is_running(seen) and not seen["restarts"])
+    assert not any(map(is_alive, ranks))
 
 
 def test_up_killed_outright_leaves_neither_service(household: Household) -> None:
