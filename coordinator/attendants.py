@@ -236,10 +236,10 @@ class Attendants:
         return await asyncio.to_thread(prepare, charge.snapshot.spec, self._settings)
 
     async def _see_off(self, agent: AgentProcess) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(agent.ended), FAREWELL_SECONDS)
-            return
-        await self._launcher.kill(agent)
+        """Wait until it has gone; one that stays is ended, however often that has to be tried."""
+        while not (await asyncio.wait([agent.ended], timeout=FAREWELL_SECONDS))[0]:
+            with suppress(OSError):  # without descriptors nobody can be ended
+                await self._launcher.kill(agent)
 
     def _assignment(self, charge: Charge) -> AgentAssignment:
         snapshot = charge.snapshot

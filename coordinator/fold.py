@@ -114,8 +114,10 @@ def _agent_changed(
     if happening.generation != snapshot.generation or snapshot.agent is AgentState.ABSENT:
         return snapshot  # a predecessor, or one we sent away
     if snapshot.agent is AgentState.LEAVING:
-        is_gone = isinstance(happening, happenings.AgentLost)
-        return replace(snapshot, agent=AgentState.ABSENT) if is_gone else snapshot
+        if not isinstance(happening, happenings.AgentLost):
+            return snapshot
+        newest = max(snapshot.generation, happening.newest)
+        return replace(snapshot, agent=AgentState.ABSENT, generation=newest)
     match happening:
         case happenings.AgentJoined():
             return _agent_joined(snapshot, now)
@@ -212,7 +214,7 @@ def _stop_asked(snapshot: JobSnapshot, asked: happenings.StopAsked, now: float) 
 
 
 def _interrupted(snapshot: JobSnapshot, now: float) -> JobSnapshot:
-    if snapshot.stop is not None or snapshot.interrupting or snapshot.verdict is not None:
+    if snapshot.is_ending:
         return snapshot
     return replace(
         snapshot,

@@ -34,7 +34,7 @@ NEVER_AGAIN = float("inf")
 def agent_deadline(snapshot: JobSnapshot) -> float:
     """Return when an agent that does not do its part is given up; its ranks wait for the next."""
     if snapshot.agent is AgentState.LEAVING:
-        return NEVER_AGAIN  # it has been given up
+        return NEVER_AGAIN  # whoever sees it off ends it
     if snapshot.agent is not AgentState.CONNECTED:
         grace = HURRY_SECONDS if snapshot.ends_at_once else AGENT_GRACE_SECONDS
         return snapshot.agent_since + grace

@@ -1,6 +1,7 @@
 """An agent that is dismissed before it was ever heard: it goes, or there never is one."""
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
@@ -32,6 +33,8 @@ class Yard:
     def __init__(self, on_start: Callable[[], None]) -> None:
         self._on_start = on_start
         self.deeds: list[str] = []
+        self.descriptors_missing = 0
+        """So often nobody can be ended for lack of them."""
 
     async def start(self, _assignment: AgentAssignment) -> AgentProcess:
         self.deeds.append("started")
@@ -39,6 +42,9 @@ class Yard:
         return AgentProcess(record=None, ended=asyncio.get_running_loop().create_future())
 
     async def kill(self, agent: AgentProcess) -> None:
+        if self.descriptors_missing:
+            self.descriptors_missing -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
         self.deeds.append("killed")
         agent.ended.set_result(-9)
 
@@ -130,6 +136,19 @@ def test_an_agent_may_be_dismissed_at_any_moment_of_its_start(
     assert admission.yard.deeds == deeds
     assert [type(news) for news in admission.news] == [AgentLost]
     assert admission.files.root.exists() == (moment != "preparing")
+
+
+def test_an_agent_that_cannot_be_ended_yet_is_ended_as_soon_as_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission = Admission(tmp_path, "started")
+    admission.yard.descriptors_missing = 2
+    places = Places(dataset_dir=tmp_path, checkpoint_dir=tmp_path, working_dir=tmp_path)
+    monkeypatch.setattr(attendants, "prepare", lambda *_: places)
+    monkeypatch.setattr(attendants, "FAREWELL_SECONDS", 0.0)
+    asyncio.run(admission.goes())
+    assert admission.yard.deeds == ["started", "killed", "swept"]
+    assert not admission.yard.descriptors_missing
 
 
 def test_what_cannot_be_prepared_has_no_agent_any_more(

@@ -148,6 +148,17 @@ def test_a_stop_asked_of_a_job_that_ends_already_may_shorten_its_grace_and_not_p
     assert 0 in kills(story.goes_on(0.2))
 
 
+@pytest.mark.parametrize("begins_to_end", [is_condemned, is_done])
+def test_an_interrupt_prolongs_no_grace_that_runs_already(
+    begins_to_end: Callable[[Story], Story],
+) -> None:
+    story = begins_to_end(Story.training(world_size=2, stop_grace_seconds=30))
+    story.plans()
+    story.passes(25).is_interrupted()
+    assert kills(story.goes_on(4.9)) == {}
+    assert 0 in kills(story.goes_on(0.2))
+
+
 def test_a_job_that_fails_can_be_ended_at_once() -> None:
     story = Story.running(world_size=2, max_restarts=0).exits(1, code=3)
     story.plans()
