@@ -62,10 +62,19 @@ def purge(
 
 def _make_sure(client: "Client", wanted: dict[str, Any]) -> None:
     """Ask a person, who is told what goes; exits if that is nothing, or is to stay."""
-    found = client.purge(**wanted, dry_run=True)
-    if not found.job_ids:
+    agreed: set[str] = set()
+    # While a person reads, others submit jobs, or jobs end: those were not in the question.
+    while not agreed >= set((found := client.purge(**wanted, dry_run=True)).job_ids):
+        if agreed:
+            typer.echo("meanwhile others match, too", err=True)
+        _ask(client, wanted, found)
+        agreed = set(found.job_ids)
+    if not agreed:
         typer.echo(f"nothing to delete: no job that matches is over{_left(found)}", err=True)
         raise typer.Exit
+
+
+def _ask(client: "Client", wanted: dict[str, Any], found: "Purged") -> None:
     not_over = 0
     if wanted["stop_running"] or wanted["force"]:
         only_over = {**wanted, "stop_running": False, "force": False}

@@ -24,7 +24,8 @@ SECONDS_LIMIT: Final = 10 * 366 * 86400
 """A token for longer is one that does not expire."""
 
 WAY_TO_ADMIN: Final = (
-    "make one while the service asks its own user for none: muster down; "
+    "shut what brings others in as that user (a proxy, a tunnel), and make one while the service "
+    "asks for none: muster down; "
     "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create NAME --scope admin; muster down; "
     "muster up -d"
 )

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from integration.api.service import Agent, Service, StandIn
 from screens import COLUMNS, Screen
@@ -124,6 +125,23 @@ def test_a_purge_asks_with_what_would_go_and_takes_it_only_then(
     asked_for_nothing = screen("purge", "--status", status)
     assert asked_for_nothing.end() == 0
     assert asked_for_nothing.drawings() == ["nothing to delete: no job that matches is over"]
+
+
+def test_a_purge_takes_no_job_that_was_not_in_its_question(
+    screen: Opened, client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    other = f"{job}-2"
+    client.post("/jobs", json={"job_id": other}).raise_for_status()
+    stand_in.end(job)
+    asking = screen("purge", "--status", stand_in.jobs.get(JobId(job)).status)
+    asking.see(r"Delete \d+ jobs? .* \[y/N\]: ")
+    stand_in.end(other)
+    asking.type("y\n")
+    asking.see(r"meanwhile others match, too")
+    asking.see(r"Delete \d+ jobs that are over, .* \[y/N\]: ")
+    asking.type("n\n")
+    assert asking.end() == ExitCode.FAILED
+    assert all(stand_in.jobs.find(JobId(one)) for one in (job, other))
 
 
 def test_a_purge_that_ends_jobs_says_how_many(screen: Opened, stand_in: StandIn, job: str) -> None:

@@ -11,6 +11,9 @@ from api import routes
 from api.json_bodies import JsonRoute, value_of
 from api.problems import Problem
 
+MOST = b"1" * 4300 + b","
+"""As many digits as can be read."""
+
 
 @pytest.mark.parametrize(
     "body",
@@ -29,6 +32,7 @@ def test_it_says_what_it_says_to_anybody(body: bytes) -> None:
         (b'{"\\ud800": 1, "\\ud800": 2}', 422, r"the name \\ud800 is given twice"),
         (b'{"a\\n": 1, "a\\n": 2}', 422, r"the name a\\n is given twice"),
         (b'{"a": ' + b"9" * 5000 + b"}", 400, "a number at byte 7 has more than 4300 digits"),
+        (b"[" + 200 * MOST + b"9" * 4301 + b"]", 400, "a number at byte 860202 has more"),
         (b"[" * 200_000, 400, "its brackets are nested too deep"),
         (b'{"a": "\xff"}', 400, "it is no UTF-8 at byte 8"),
     ],
