@@ -73,7 +73,8 @@ class Office:
 
     def __init__(self, files: DataDirectory, lock: BinaryIO) -> None:
         self._files = files
-        self._lock = lock
+        # Of the opening: a file that is gone for good (NFS) cannot be looked at by its descriptor.
+        self._opened = os.fstat(lock.fileno())
         self._published: Holder | None = None
 
     def publish(self, url: str, names: Iterable[str], ca_file: Path | None) -> None:
@@ -99,7 +100,7 @@ class Office:
 
         The lock that we hold went with it: in its place anybody may take another one.
         """
-        return loss_of(self._files.keeper_lock, os.fstat(self._lock.fileno())) is not None
+        return loss_of(self._files.keeper_lock, self._opened) is not None
 
     def _write(self, holder: Holder) -> None:
         """Keep the record; a reader sees the old one or the new one, whole."""

@@ -1,6 +1,8 @@
 """Who keeps the services of a data directory, who only looks, and who has lost it."""
 
+import errno
 import fcntl
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +114,20 @@ def test_who_has_lost_an_office_does_nothing_in_its_place(
             assert holder is not None
             assert (holder.url, holder.is_ending) == (THERE, False)
             assert not other.is_lost()
+
+
+def test_a_file_system_that_does_not_answer_is_no_loss(
+    files: DataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with sole_office(files) as held:
+        with monkeypatch.context() as away:
+            away.setattr(os, "fstat", fails)
+            away.setattr(Path, "stat", fails)
+            assert not held.is_lost()
+        assert not held.is_lost()
 
 
 def test_the_record_of_who_came_later_stays(files: DataDirectory) -> None:
