@@ -46,7 +46,7 @@ def values(environ: Mapping[str, str]) -> dict[str, str | None]:
         DATABASE_URL: shown(services.database_url),
         TOKEN: MASK if environ.get(TOKEN) else None,  # one of another service's, too
         LENT: environ.get(LENT),
-        "MUSTER_URL": api_url(environ),
+        "MUSTER_URL": _url(environ, services.port),
         CA_FILE: environ.get(CA_FILE),
     }
 
@@ -81,6 +81,12 @@ def misspelt(name: str) -> str | None:
 def variable_of(field: str) -> str:
     """Return the variable that a field of the services' settings is read from."""
     return _NOT_AS_THE_FIELD.get(field, f"MUSTER_{field.upper()}")
+
+
+def _url(environ: Mapping[str, str], port: int) -> str | None:
+    """Return which API is asked; None where `up` takes any free port, which no setting knows."""
+    is_anywhere = port == 0 and not environ.get("MUSTER_URL")
+    return None if is_anywhere else api_url(environ)
 
 
 def _text(value: Any) -> str | None:  # noqa: ANN401  of any kind

@@ -65,6 +65,25 @@ def test_what_commands_have_from_their_own_up_is_shown_as_what_holds(
     assert shown["MUSTER_PORT"] == ("8000", "default")
 
 
+def test_any_free_port_is_a_port_whose_url_only_up_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_PORT", "0")
+
+    def shown() -> tuple[int, dict[str, str | None]]:
+        said = CliRunner().invoke(app, ["config", "show", "-o", "json"])
+        return said.exit_code, {one["name"]: one["value"] for one in json.loads(said.stdout)}
+
+    code, found = shown()
+    assert (code, found["MUSTER_PORT"], found["MUSTER_URL"]) == (0, "0", None)
+    with sole_office(DataDirectory(tmp_path)) as office:
+        office.publish("http://127.0.0.1:40000", [], None)
+        assert shown()[1]["MUSTER_URL"] == "http://127.0.0.1:40000"
+    monkeypatch.setenv("MUSTER_URL", "http://there:8000")
+    assert shown()[1]["MUSTER_URL"] == "http://there:8000"
+
+
 def test_the_origin_is_a_column_of_its_own() -> None:
     plain = CliRunner().invoke(app, ["config", "show"]).stdout.splitlines()
     whole = CliRunner().invoke(app, ["config", "show", "--origin"]).stdout.splitlines()
