@@ -14,17 +14,35 @@ from cli.remaining import tell_who_remains
 from cli.waits import said_if_it_lasts
 from muster.contracts.errors import MusterError
 from muster.contracts.layout import DataDirectory
+from muster.patience import Patience
 from muster.processes import is_running, send_signal
 
 LOOK_SECONDS: Final = 0.1
+
+BEGINNERS: Final = Patience(seconds=20.0, pause_seconds=LOOK_SECONDS)
+"""Whoever begins has found a place by then, or given up."""
 
 
 class NotOurs(MusterError):
     """Another user's services are not ours to end."""
 
 
+class UnknownHolder(MusterError):
+    """Somebody holds the lock and nobody can say who: their record does not lead to them."""
+
+    def __init__(self, files: DataDirectory) -> None:
+        super().__init__(
+            f"a `muster up` holds {files.root}, and its record there, {files.keeper.name}, does "
+            "not lead to its process (it may run in a container, or the record was removed, "
+            "damaged or never written): end that `muster up` where it runs"
+        )
+
+
 def end_services(data_dir: Path) -> None:
-    """End them and wait until they are gone; where nothing runs, say so."""
+    """End them and wait until they are gone; where nothing runs, say so.
+
+    Raises `UnknownHolder` where who runs cannot be told, `NotOurs` where it is another user's.
+    """
     files = DataDirectory(data_dir)
     holder = _awaited_holder(files)
     if holder is None:
@@ -38,11 +56,15 @@ def end_services(data_dir: Path) -> None:
 
 
 def _awaited_holder(files: DataDirectory) -> Holder | None:
-    """Return who is to end, once somebody who begins has written down who it is; None if nobody."""
+    """Return who is to end, once somebody who begins has written down who it is; None if nobody.
+
+    Raises `UnknownHolder` where that is not written down, or not so that it can be believed.
+    """
     with said_if_it_lasts(f"waiting for a `muster up` that begins in {files.root} …"):
-        while (holder := holder_of(files)) is None and is_held(files):
-            time.sleep(LOOK_SECONDS)  # another process's lock: there is no event to wait for
-    return holder
+        # Another process's lock: there is no event to wait for.
+        if BEGINNERS.outlast(lambda: holder_of(files) is None and is_held(files)):
+            raise UnknownHolder(files)
+    return holder_of(files)
 
 
 def _elsewhere(data_dir: Path) -> str:

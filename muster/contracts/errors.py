@@ -28,6 +28,7 @@ MusterError
 ├── AlreadyUp              cli/office.py
 ├── NotUp                  cli/detached.py
 ├── NotOurs                cli/down.py
+├── UnknownHolder          cli/down.py
 ├── DemoFailed             cli/demo.py
 ├── Misuse …               cli/misuse.py
 ├── Untimely               cli/untimely.py
