@@ -2,14 +2,15 @@
 
 Ctrl-C and SIGTERM mean the same: ranks save and exit, their jobs go back to the queue and resume
 at the next start. A second Ctrl-C does not wait for the ranks: the coordinator hands over, to the
-next start. A second SIGTERM says nothing new: whoever sends it may not know of the first.
+next start. One alone does not do that, whatever began the end. A second SIGTERM says nothing new:
+whoever sends it may not know of the first.
 """
 
 import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from cli.certificate import own_names
 from cli.keeper import Keeper
 from cli.office import Office, sole_office
 from cli.required_token import warn_of_no_admin
-from cli.second_interrupt import ECHO_SECONDS, SecondInterrupt
+from cli.second_interrupt import SecondInterrupt
 from cli.serving import serves
 from cli.tls_key import warn_of_open_key
 from cli.waits import PATIENCE_SECONDS
@@ -76,9 +77,12 @@ class _Household:
         self._api = Keeper("api", _command("api"), environ, _say)
         self._coordinator = Keeper("coordinator", _command("coordinator"), environ, _say)
         self._asked_to_end = asyncio.Event()
+        self._was_interrupted = False
 
     async def run(self) -> int:
-        _on_signals(self._asked_to_end.set)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._asked_to_end.set)
+        loop.add_signal_handler(signal.SIGINT, self._begin_by_interrupt)
         services = [
             asyncio.ensure_future(self._api.run()),
             asyncio.ensure_future(self._coordinator.run()),
@@ -94,6 +98,10 @@ class _Household:
         await self._end(*services)
         _say("down")
         return next((code for code in codes if code), int(is_lost))
+
+    def _begin_by_interrupt(self) -> None:
+        self._was_interrupted = True
+        self._asked_to_end.set()
 
     async def _loss_of_office(self) -> None:
         """Return once the data directory is not there any more, and say so: nobody else would."""
@@ -119,20 +127,22 @@ class _Household:
     async def _end(self, api: "asyncio.Future[int]", coordinator: "asyncio.Future[int]") -> None:
         """The coordinator first: while ranks save, the API still shows it."""
         loop = asyncio.get_running_loop()
-        second = SecondInterrupt(self._hand_over, _say)
+        second = SecondInterrupt(self._hand_over, _say, loop.call_later)
         loop.add_signal_handler(signal.SIGINT, second.hear)
-        echo = loop.call_later(ECHO_SECONDS, second.end_echo)
+        if self._was_interrupted:
+            second.await_echoes()
         with suppress(OSError):  # a full disk keeps nobody from ending
             self._office.publish_end()
         if not coordinator.done():
-            _say("ranks save and exit … (Ctrl-C again does not wait for them)")
+            way = " (Ctrl-C again does not wait for them)" if self._was_interrupted else ""
+            _say(f"ranks save and exit …{way}")
         have_ended = threading.Event()
         telling = asyncio.ensure_future(asyncio.to_thread(self._tell_who_remains, have_ended))
         self._coordinator.end(signal.SIGINT)
         await coordinator
-        echo.cancel()
+        second.close()
+        loop.add_signal_handler(signal.SIGINT, self._asked_to_end.set)  # nobody is left to hurry
         have_ended.set()
-        _on_signals(self._asked_to_end.set)  # nobody is left to hurry
         self._api.end(signal.SIGTERM)
         try:
             await asyncio.wait_for(asyncio.shield(api), STUBBORN_SECONDS)
@@ -172,13 +182,6 @@ def _names(door: DoorSettings) -> Iterable[str]:
 
 def _command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
-
-
-def _on_signals(react: Callable[[], None]) -> None:
-    """Answer Ctrl-C and SIGTERM like this from now on."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, react)
 
 
 def _port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:

@@ -1,10 +1,13 @@
-"""The second Ctrl-C at `muster up`, told from an echo of the first.
+"""The second Ctrl-C at `muster up`, told from the first one and from an echo of it.
 
-Some senders signal a process and then its whole group, so two signals may be one Ctrl-C. What comes
-that soon hurries nobody; but a person may have meant it, and is not left to believe it was heard.
+Something else may have begun the end: then the first Ctrl-C comes in the midst of it, from somebody
+who has yet to read what another one would do. And some senders signal a process and then its whole
+group, so two signals may be one Ctrl-C. What comes that soon hurries nobody; but a person may have
+meant it, and is not left to believe it was heard.
 """
 
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Final
 
 ECHO_SECONDS: Final = 0.5
@@ -12,26 +15,53 @@ ECHO_SECONDS: Final = 0.5
 one would do."""
 
 
-class SecondInterrupt:
-    """Made at the first one; its owner says when the time of echoes is over."""
+class _Next(Enum):
+    """What the next Ctrl-C is."""
 
-    def __init__(self, insist: Callable[[], None], say: Callable[[str], None]) -> None:
+    FIRST = auto()
+    ECHO = auto()
+    """Of the first, as far as anybody can tell."""
+    MEANT = auto()
+
+
+class SecondInterrupt:
+    """Made when the end begins; if it was a first one that began it, its owner says so."""
+
+    def __init__(
+        self,
+        insist: Callable[[], None],
+        say: Callable[[str], None],
+        later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
         self._insist = insist
         self._say = say
-        self._is_echo = True
-        self._was_heard = False
+        self._later = later
+        self._next = _Next.FIRST
+        self._had_echo = False
 
     def hear(self) -> None:
-        """Another one has come."""
-        if self._is_echo:
-            self._was_heard = True
-        else:
-            self._insist()
+        """One has come while the ranks save."""
+        match self._next:
+            case _Next.FIRST:
+                self.await_echoes()
+                self._say("the ranks are saving already … (Ctrl-C again does not wait for them)")
+            case _Next.ECHO:
+                self._had_echo = True
+            case _Next.MEANT:
+                self._insist()
 
-    def end_echo(self) -> None:
-        """Whatever comes from now on is meant."""
-        self._is_echo = False
-        if self._was_heard:
+    def await_echoes(self) -> None:
+        """The first one has come."""
+        self._next = _Next.ECHO
+        self._later(ECHO_SECONDS, self._end_echo)
+
+    def close(self) -> None:
+        """Nobody is left to hurry: say no more."""
+        self._had_echo = False
+
+    def _end_echo(self) -> None:
+        self._next = _Next.MEANT
+        if self._had_echo:
             self._say(
                 "a second Ctrl-C so soon may be an echo of the first, and it still waits: "
                 "Ctrl-C once more to not wait for them"

@@ -128,7 +128,17 @@ def test_ctrl_c_sends_jobs_back_to_the_queue_and_leaves_nothing(
     assert household.digests(job_id, 2) == undisturbed(**LONG)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_ranks(household: Household) -> None:
+FIRST_HEARD = {
+    signal.SIGINT: "ranks save and exit … (Ctrl-C again does not wait for them)\n",
+    signal.SIGTERM: "the ranks are saving already … (Ctrl-C again does not wait for them)\n",
+}
+"""What the first Ctrl-C is answered where it begins the end, and where SIGTERM (`down`) has."""
+
+
+@pytest.mark.parametrize("began", FIRST_HEARD, ids=lambda number: number.name)
+def test_a_second_ctrl_c_does_not_wait_for_the_ranks(
+    household: Household, began: signal.Signals
+) -> None:
     job_id = household.submit(
         world_size=1, command=[sys.executable, "-c", DEAF], stop_grace_seconds=600
     )
@@ -136,18 +146,23 @@ def test_a_second_ctrl_c_does_not_wait_for_the_ranks(household: Household) -> No
     await_value(lambda: "deaf" in household.log(job_id), lambda: household.describe(job_id))
     services = household.services()
     already = len(household.said())
+    handed_over = "does not wait: the next start takes the jobs up"
     assert household.up.process is not None
-    household.up.process.send_signal(signal.SIGINT)
+    household.up.process.send_signal(began)
     await_value(
         lambda: "muster: 1 rank of 1 job still runs\n" in household.said()[already:],
         household.said,
     )
+    if began == signal.SIGTERM:
+        household.up.process.send_signal(signal.SIGINT)
+    await_value(lambda: FIRST_HEARD[began] in household.said()[already:], household.said)
+    assert handed_over not in household.said()[already:]
 
     def insist() -> bool:
         # The first repetitions are taken for an echo.
         assert household.up.process is not None
         household.up.process.send_signal(signal.SIGINT)
-        return "does not wait: the next start takes the jobs up" in household.said()[already:]
+        return handed_over in household.said()[already:]
 
     await_value(insist, household.said)
     assert household.up.end(signal.SIGTERM) == 0
