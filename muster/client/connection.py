@@ -16,7 +16,15 @@ from typing import Any, Final, TypeAlias, TypeVar
 import httpx
 import msgspec
 
-from muster.client.errors import Busy, HungUp, NotMuster, Unconfirmed, Unreachable, Unsendable
+from muster.client.errors import (
+    Busy,
+    ClientError,
+    HungUp,
+    NotMuster,
+    Unconfirmed,
+    Unreachable,
+    Unsendable,
+)
 from muster.client.outcomes import (
     UNREADABLE,
     is_refusal,
@@ -24,6 +32,7 @@ from muster.client.outcomes import (
     refused,
     retry_after,
     unanswered,
+    was_connected,
 )
 from muster.client.sendable import bearer, encoded, sendable
 
@@ -32,8 +41,8 @@ RETRY_SECONDS: Final = 10.0
 """An API that was killed is usually there again within two, as `muster up` sees to it."""
 
 STRANGE_SECONDS: Final = 2.0
-"""Instead of `RETRY_SECONDS`, where nobody listens and nobody ever answered: whoever has forgotten
-to start it should soon hear so."""
+"""Instead of `RETRY_SECONDS`, where nobody listens and nobody ever was there: whoever has forgotten
+to start it should soon hear so. Who hangs up, or is silent, was there."""
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -98,7 +107,7 @@ class Connection:
         self.monotonic = monotonic
         self.sleep = sleep
         self._retry_seconds = retry_seconds
-        self._has_answered = False
+        self._has_met_somebody = False
         headers = {"Authorization": bearer(token)} if token else {}
         try:
             self._http = httpx.Client(
@@ -180,7 +189,7 @@ class Connection:
             with self._http.stream(
                 "GET", path, params=query, headers=headers, timeout=timeout
             ) as response:
-                self._has_answered = True
+                self._has_met_somebody = True
                 if not response.is_success:
                     response.read()
                     raise refused(self.url, response)
@@ -188,7 +197,7 @@ class Connection:
                     raise NotMuster(self.url, response.status_code)
                 yield response
         except httpx.RequestError as error:
-            raise unanswered(self.url, error) from error
+            raise self._unanswered(error) from error
 
     def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
         headers, content = {}, None
@@ -205,15 +214,19 @@ class Connection:
         """Return how long to go on asking after `error`."""
         if self._retry_seconds is not None:
             return self._retry_seconds
-        is_strange = not self._has_answered and is_refusal(error)
+        is_strange = not self._has_met_somebody and is_refusal(error)
         return STRANGE_SECONDS if is_strange else RETRY_SECONDS
+
+    def _unanswered(self, error: httpx.RequestError) -> ClientError:
+        self._has_met_somebody = self._has_met_somebody or was_connected(error)
+        return unanswered(self.url, error)
 
     def _answer(self, request: httpx.Request) -> Answer:
         try:
             response = self._http.send(request)
         except httpx.RequestError as error:
-            raise unanswered(self.url, error) from error
-        self._has_answered = True
+            raise self._unanswered(error) from error
+        self._has_met_somebody = True
         if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
             raise refused(self.url, response)
         total = response.headers.get("X-Total-Count", "")

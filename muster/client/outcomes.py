@@ -53,6 +53,11 @@ def unanswered(url: str, error: httpx.RequestError) -> ClientError:
     return untrusted(url, error) or Unreachable(url, _nameless(error))
 
 
+def was_connected(error: BaseException | None) -> bool:
+    """Whether somebody was there who took the connection, whatever came of it."""
+    return not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+
+
 def is_refusal(error: Unreachable | Busy) -> bool:
     """Whether the machine is there, and nobody listens at that port of it."""
     return _beneath(error, ConnectionRefusedError) is not None
@@ -89,7 +94,7 @@ def may_have_arrived(error: Unreachable | Busy) -> bool:
     """Whether the request may have been carried out before its answer was lost."""
     if isinstance(error, Busy):
         return error.status in UNSURE and error.type not in NOT_DONE
-    return not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+    return was_connected(error.__cause__)
 
 
 def retry_after(error: Unreachable | Busy) -> float:

@@ -69,17 +69,36 @@ def test_where_nobody_listens_one_who_was_never_answered_soon_gives_up() -> None
     assert 30.0 - LONGEST_PAUSE_SECONDS <= patience(retry_seconds=30.0) <= 30.0
 
 
+class NobodyListens(httpx.ConnectError):
+    """Of a port at which nobody is at the moment."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.__cause__ = ConnectionRefusedError(message)
+
+
 def test_who_was_answered_once_waits_for_an_api_that_is_replaced() -> None:
-    class Refused(httpx.ConnectError):
-        """Of a port at which nobody listens at the moment."""
-
-        def __init__(self, message: str) -> None:
-            super().__init__(message)
-            self.__cause__ = ConnectionRefusedError(message)
-
-    scene = Scene(job(), *([Refused] * 8), job(status="RUNNING"))
+    scene = Scene(job(), *([NobodyListens] * 8), job(status="RUNNING"))
     client = scene.client(retry_seconds=None)
     assert client.job("a").refresh().status == "RUNNING"
+    assert scene.now > STRANGE_SECONDS
+
+
+@pytest.mark.parametrize("lost", [httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout])
+def test_who_was_never_answered_but_met_somebody_waits_for_an_api_that_is_replaced(
+    lost: type[httpx.RequestError],
+) -> None:
+    scene = Scene(lost, *([NobodyListens] * 8), job())
+    assert scene.client(retry_seconds=None).submit(world_size=1).id == "a"
+    assert scene.now > STRANGE_SECONDS
+
+
+def test_who_was_hung_up_on_in_the_middle_of_a_stream_has_met_somebody() -> None:
+    scene = Scene(httpx.ReadError, *([NobodyListens] * 8), job())
+    connection = scene.client(retry_seconds=None).connection
+    with pytest.raises(HungUp), connection.stream("/jobs/a/logs/stream", {}, {}):
+        pass
+    assert connection.ask("GET", "/jobs/a").status == 200
     assert scene.now > STRANGE_SECONDS
 
 
