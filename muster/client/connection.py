@@ -21,13 +21,16 @@ from muster.client.errors import (
     ClientError,
     HungUp,
     NotMuster,
+    Refused,
     Unconfirmed,
     Unreachable,
     Unsendable,
+    WrongPath,
 )
 from muster.client.outcomes import (
     UNREADABLE,
     is_refusal,
+    leads_nowhere,
     may_have_arrived,
     refused,
     retry_after,
@@ -108,6 +111,7 @@ class Connection:
         self.sleep = sleep
         self._retry_seconds = retry_seconds
         self._has_met_somebody = False
+        self._is_served = False
         headers = {"Authorization": bearer(token)} if token else {}
         try:
             self._http = httpx.Client(
@@ -192,9 +196,10 @@ class Connection:
                 self._has_met_somebody = True
                 if not response.is_success:
                     response.read()
-                    raise refused(self.url, response)
+                    raise self._refused(response)
                 if not _is_stream(response):
                     raise NotMuster(self.url, response.status_code)
+                self._is_served = True
                 yield response
         except httpx.RequestError as error:
             raise self._unanswered(error) from error
@@ -221,6 +226,13 @@ class Connection:
         self._has_met_somebody = self._has_met_somebody or was_connected(error)
         return unanswered(self.url, error)
 
+    def _refused(self, response: httpx.Response) -> Refused | NotMuster:
+        error = refused(self.url, response)
+        # Once anything was served, a route that there is not is only one of another release.
+        if not self._is_served and leads_nowhere(self.url, error):
+            return WrongPath(self.url)
+        return error
+
     def _answer(self, request: httpx.Request) -> Answer:
         try:
             response = self._http.send(request)
@@ -228,7 +240,8 @@ class Connection:
             raise self._unanswered(error) from error
         self._has_met_somebody = True
         if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
-            raise refused(self.url, response)
+            raise self._refused(response)
+        self._is_served = True
         total = response.headers.get("X-Total-Count", "")
         return Answer(
             url=self.url,

@@ -16,7 +16,6 @@ from muster.client.errors import (
     Problem,
     Refused,
     Unreachable,
-    WrongPath,
     refusal,
 )
 from muster.client.trust import untrusted
@@ -85,9 +84,12 @@ def refused(url: str, response: httpx.Response) -> Refused | NotMuster:
         if response.status_code not in PASSING:
             return NotMuster(url, response.status_code)
         problem = _wordless(url, response.status_code)
-    if problem.type == NOWHERE and urlsplit(url).path:
-        return WrongPath(url)
     return refusal(problem, _retry_after_seconds(response.headers))
+
+
+def leads_nowhere(url: str, error: ClientError) -> bool:
+    """Whether there is no route where one was sought, maybe for the path that the URL has."""
+    return isinstance(error, Refused) and error.type == NOWHERE and bool(urlsplit(url).path)
 
 
 def may_have_arrived(error: Unreachable | Busy) -> bool:

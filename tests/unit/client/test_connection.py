@@ -23,6 +23,7 @@ from muster.client.errors import (
     Unconfirmed,
     Unreachable,
     Unsendable,
+    WrongPath,
 )
 from muster.client.job import ENDING_SECONDS, Job
 from muster.client.outcomes import NOT_DONE
@@ -193,6 +194,19 @@ def test_a_refusal_is_told_in_the_servers_own_words(status: int, kind: type[Refu
     assert (told.status, told.detail, told.type) == (status, "Not so.", "/problems/x")
     assert (told.errors, told.request_id) == ((), "r")
     assert len(scene.requests) == 1
+
+
+def test_a_route_that_an_older_server_lacks_says_nothing_against_its_path() -> None:
+    nowhere = problem(404, "not-found")
+    scene = Scene(nowhere, job(), nowhere)
+    client = scene.client(url="http://api/muster")
+    with pytest.raises(WrongPath, match="serves nothing under /muster: set MUSTER_URL to http://a"):
+        client.job("a")
+    held = client.job("a")
+    with pytest.raises(NotFound, match=r"^Not so\.$"):
+        held.pause()
+    with pytest.raises(NotFound), client.connection.stream("/jobs/a/new/stream", {}, {}):
+        pass
 
 
 @pytest.mark.parametrize(
