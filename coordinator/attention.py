@@ -12,11 +12,13 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeAlias
 
+from muster.remarks import remark
+
 _Wanted: TypeAlias = tuple[Callable[[], None], asyncio.Future[None]]
 
 
 class Attention:
-    """Has one thing shown at a time, until it is left."""
+    """Has one thing shown at a time, until it is left; what fails counts as seen, and is said."""
 
     def __init__(self) -> None:
         self._wanted = SimpleQueue[_Wanted | None]()
@@ -47,10 +49,24 @@ class Attention:
 
 
 def _show_all(wanted: SimpleQueue[_Wanted | None]) -> None:
+    said: str | None = None
     while (next_wanted := wanted.get()) is not None:
         show, shown = next_wanted
-        try:
-            show()
-        finally:
-            with suppress(RuntimeError):  # the loop has ended, nobody waits any more
-                shown.get_loop().call_soon_threadsafe(shown.set_result, None)
+        failure = _failure_of(show)
+        if failure is not None and failure != said:  # looks fail alike, and come often
+            remark(
+                f"what happens could not be shown ({failure}): the job goes on, and its logs hold "
+                "what its ranks print"
+            )
+            said = failure
+        with suppress(RuntimeError):  # the loop has ended, nobody waits any more
+            shown.get_loop().call_soon_threadsafe(shown.set_result, None)
+
+
+def _failure_of(show: Callable[[], None]) -> str | None:
+    """Show it; return what went wrong, which must end neither the thread nor the work."""
+    try:
+        show()
+    except Exception as error:  # noqa: BLE001  whoever is shown something may be of any kind
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -44,7 +44,10 @@ LOOKS_PER_PROGRESS: Final = 10
 EVENTS_LIMIT: Final = 1000
 
 FAREWELL_SECONDS: Final = 3.0
-"""For whoever does not look, once somebody has asked for an end: it is for them to wait."""
+"""For whoever does not look or hear, once somebody has asked for an end: it is for them to wait."""
+
+LAST_WORDS_SECONDS: Final = 1.0
+"""Of these, what is kept for those who hear the conclusion while somebody does not look."""
 
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Each is a Ctrl-C, as nobody is there to hand over to. SIGHUP: the terminal has been closed."""
@@ -225,6 +228,7 @@ class _Foreground:
         self._sight = Attention()
         self._hearing = Attention()
         self._asked_to_end = asyncio.Event()
+        self._leave_at: float | None = None
 
     async def run(self) -> Job:
         """Return the job as it is in the end; it is not over if it was interrupted."""
@@ -262,14 +266,17 @@ class _Foreground:
         with suppress(StoreUnavailable):
             self._job = await asyncio.to_thread(self._jobs.get, self._job.job_id)
 
-    async def _tell_news(self) -> None:
-        """Begin to tell what has happened; not while the database is away."""
-        with suppress(StoreUnavailable):
-            following = self._events.following
-            job_id = self._job.job_id
-            for event in await asyncio.to_thread(following, job_id, self._told, EVENTS_LIMIT):
-                self._told = event.event_id or self._told
-                self._hearing.begin(partial(self._audience.hear, event))
+    async def _tell_news(self) -> bool:
+        """Begin to tell what has happened; return whether there was any news that can be had."""
+        following, job_id = self._events.following, self._job.job_id
+        try:
+            news = await asyncio.to_thread(following, job_id, self._told, EVENTS_LIMIT)
+        except StoreUnavailable:
+            return False
+        for event in news:
+            self._told = event.event_id or self._told
+            self._hearing.begin(partial(self._audience.hear, event))
+        return bool(news)
 
     async def _note_progress(self) -> None:
         if self._hearing.is_free:
@@ -280,23 +287,32 @@ class _Foreground:
     async def _conclude(self) -> None:
         """Show what is left, and how it ended."""
         self._sight.begin(self._audience.see_rest)
-        await self._patiently(self._sight)
-        await self._tell_news()
+        await self._patiently(self._sight, kept_seconds=LAST_WORDS_SECONDS)
+        while await self._tell_news():  # all that has gathered while nobody heard
+            pass
         if not self._sight.is_free:
             self._hearing.begin(self._audience.miss_rest)
         self._hearing.begin(partial(self._audience.conclude, self._job))
-        await self._patiently(self._hearing)
+        await self._patiently(self._hearing, kept_seconds=0.0)
         self._sight.leave()
         self._hearing.leave()
 
-    async def _patiently(self, attention: Attention) -> None:
-        """Wait until all was seen; once somebody has asked for an end, not for long."""
+    async def _patiently(self, attention: Attention, kept_seconds: float) -> None:
+        """Wait until all was seen; once somebody has asked for an end, not for long.
+
+        The end of patience is one for sight and hearing, `kept_seconds` before it for this one:
+        with ``2>&1 | less`` both are held up.
+        """
         seen = asyncio.ensure_future(attention.wait())
         asked = asyncio.ensure_future(self._asked_to_end.wait())
         await asyncio.wait([seen, asked], return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait([seen], timeout=FAREWELL_SECONDS)
         seen.cancel()
         asked.cancel()
+        if self._asked_to_end.is_set():
+            now = asyncio.get_running_loop().time()
+            if self._leave_at is None:
+                self._leave_at = now + FAREWELL_SECONDS
+            await attention.wait(max(0.0, self._leave_at - kept_seconds - now))
 
 
 def _progress(worker: Worker) -> str:

@@ -29,9 +29,14 @@ class Scene:
         self.requests: list[httpx.Request] = []
         self.now = 0.0
 
-    def client(self, retry_seconds: float | None = 10.0, token: str | None = None) -> Client:
+    def client(
+        self,
+        retry_seconds: float | None = 10.0,
+        token: str | None = None,
+        url: str = "http://api",
+    ) -> Client:
         return Client(
-            "http://api",
+            url,
             token,
             retry_seconds=retry_seconds,
             monotonic=lambda: self.now,

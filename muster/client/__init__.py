@@ -1,6 +1,9 @@
 """The API as Python: ``from muster import Client``.
 
 Lazy like the library's own face: whoever only wants to know an error by its name needs no HTTP.
+
+A question is asked again for ``retry_seconds``. Without it that is 2 seconds where nobody listens
+and a client has met nobody there yet, and 10 in any other case: who hung up on it was there.
 """
 
 from importlib import import_module

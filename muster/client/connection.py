@@ -16,14 +16,26 @@ from typing import Any, Final, TypeAlias, TypeVar
 import httpx
 import msgspec
 
-from muster.client.errors import Busy, HungUp, NotMuster, Unconfirmed, Unreachable, Unsendable
+from muster.client.errors import (
+    Busy,
+    ClientError,
+    HungUp,
+    NotMuster,
+    Refused,
+    Unconfirmed,
+    Unreachable,
+    Unsendable,
+    WrongPath,
+)
 from muster.client.outcomes import (
     UNREADABLE,
     is_refusal,
+    leads_nowhere,
     may_have_arrived,
     refused,
     retry_after,
     unanswered,
+    was_connected,
 )
 from muster.client.sendable import bearer, encoded, sendable
 
@@ -32,8 +44,8 @@ RETRY_SECONDS: Final = 10.0
 """An API that was killed is usually there again within two, as `muster up` sees to it."""
 
 STRANGE_SECONDS: Final = 2.0
-"""Instead of `RETRY_SECONDS`, where nobody listens and nobody ever answered: whoever has forgotten
-to start it should soon hear so."""
+"""Instead of `RETRY_SECONDS`, where nobody listens and nobody ever was there: whoever has forgotten
+to start it should soon hear so. Who hangs up, or is silent, was there."""
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -98,7 +110,8 @@ class Connection:
         self.monotonic = monotonic
         self.sleep = sleep
         self._retry_seconds = retry_seconds
-        self._has_answered = False
+        self._has_met_somebody = False
+        self._is_served = False
         headers = {"Authorization": bearer(token)} if token else {}
         try:
             self._http = httpx.Client(
@@ -180,15 +193,16 @@ class Connection:
             with self._http.stream(
                 "GET", path, params=query, headers=headers, timeout=timeout
             ) as response:
-                self._has_answered = True
+                self._has_met_somebody = True
                 if not response.is_success:
                     response.read()
-                    raise refused(self.url, response)
+                    raise self._refused(response)
                 if not _is_stream(response):
                     raise NotMuster(self.url, response.status_code)
+                self._is_served = True
                 yield response
         except httpx.RequestError as error:
-            raise unanswered(self.url, error) from error
+            raise self._unanswered(error) from error
 
     def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
         headers, content = {}, None
@@ -205,17 +219,29 @@ class Connection:
         """Return how long to go on asking after `error`."""
         if self._retry_seconds is not None:
             return self._retry_seconds
-        is_strange = not self._has_answered and is_refusal(error)
+        is_strange = not self._has_met_somebody and is_refusal(error)
         return STRANGE_SECONDS if is_strange else RETRY_SECONDS
+
+    def _unanswered(self, error: httpx.RequestError) -> ClientError:
+        self._has_met_somebody = self._has_met_somebody or was_connected(error)
+        return unanswered(self.url, error)
+
+    def _refused(self, response: httpx.Response) -> Refused | NotMuster:
+        error = refused(self.url, response)
+        # Once anything was served, a route that there is not is only one of another release.
+        if not self._is_served and leads_nowhere(self.url, error):
+            return WrongPath(self.url)
+        return error
 
     def _answer(self, request: httpx.Request) -> Answer:
         try:
             response = self._http.send(request)
         except httpx.RequestError as error:
-            raise unanswered(self.url, error) from error
-        self._has_answered = True
+            raise self._unanswered(error) from error
+        self._has_met_somebody = True
         if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
-            raise refused(self.url, response)
+            raise self._refused(response)
+        self._is_served = True
         total = response.headers.get("X-Total-Count", "")
         return Answer(
             url=self.url,

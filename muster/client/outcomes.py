@@ -16,7 +16,6 @@ from muster.client.errors import (
     Problem,
     Refused,
     Unreachable,
-    WrongPath,
     refusal,
 )
 from muster.client.trust import untrusted
@@ -53,6 +52,11 @@ def unanswered(url: str, error: httpx.RequestError) -> ClientError:
     return untrusted(url, error) or Unreachable(url, _nameless(error))
 
 
+def was_connected(error: BaseException | None) -> bool:
+    """Whether somebody was there who took the connection, whatever came of it."""
+    return not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+
+
 def is_refusal(error: Unreachable | Busy) -> bool:
     """Whether the machine is there, and nobody listens at that port of it."""
     return _beneath(error, ConnectionRefusedError) is not None
@@ -80,16 +84,19 @@ def refused(url: str, response: httpx.Response) -> Refused | NotMuster:
         if response.status_code not in PASSING:
             return NotMuster(url, response.status_code)
         problem = _wordless(url, response.status_code)
-    if problem.type == NOWHERE and urlsplit(url).path:
-        return WrongPath(url)
     return refusal(problem, _retry_after_seconds(response.headers))
+
+
+def leads_nowhere(url: str, error: ClientError) -> bool:
+    """Whether there is no route where one was sought, maybe for the path that the URL has."""
+    return isinstance(error, Refused) and error.type == NOWHERE and bool(urlsplit(url).path)
 
 
 def may_have_arrived(error: Unreachable | Busy) -> bool:
     """Whether the request may have been carried out before its answer was lost."""
     if isinstance(error, Busy):
         return error.status in UNSURE and error.type not in NOT_DONE
-    return not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+    return was_connected(error.__cause__)
 
 
 def retry_after(error: Unreachable | Busy) -> float:

@@ -23,6 +23,7 @@ from muster.client.errors import (
     Unconfirmed,
     Unreachable,
     Unsendable,
+    WrongPath,
 )
 from muster.client.job import ENDING_SECONDS, Job
 from muster.client.outcomes import NOT_DONE
@@ -69,17 +70,36 @@ def test_where_nobody_listens_one_who_was_never_answered_soon_gives_up() -> None
     assert 30.0 - LONGEST_PAUSE_SECONDS <= patience(retry_seconds=30.0) <= 30.0
 
 
+class NobodyListens(httpx.ConnectError):
+    """Of a port at which nobody is at the moment."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.__cause__ = ConnectionRefusedError(message)
+
+
 def test_who_was_answered_once_waits_for_an_api_that_is_replaced() -> None:
-    class Refused(httpx.ConnectError):
-        """Of a port at which nobody listens at the moment."""
-
-        def __init__(self, message: str) -> None:
-            super().__init__(message)
-            self.__cause__ = ConnectionRefusedError(message)
-
-    scene = Scene(job(), *([Refused] * 8), job(status="RUNNING"))
+    scene = Scene(job(), *([NobodyListens] * 8), job(status="RUNNING"))
     client = scene.client(retry_seconds=None)
     assert client.job("a").refresh().status == "RUNNING"
+    assert scene.now > STRANGE_SECONDS
+
+
+@pytest.mark.parametrize("lost", [httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout])
+def test_who_was_never_answered_but_met_somebody_waits_for_an_api_that_is_replaced(
+    lost: type[httpx.RequestError],
+) -> None:
+    scene = Scene(lost, *([NobodyListens] * 8), job())
+    assert scene.client(retry_seconds=None).submit(world_size=1).id == "a"
+    assert scene.now > STRANGE_SECONDS
+
+
+def test_who_was_hung_up_on_in_the_middle_of_a_stream_has_met_somebody() -> None:
+    scene = Scene(httpx.ReadError, *([NobodyListens] * 8), job())
+    connection = scene.client(retry_seconds=None).connection
+    with pytest.raises(HungUp), connection.stream("/jobs/a/logs/stream", {}, {}):
+        pass
+    assert connection.ask("GET", "/jobs/a").status == 200
     assert scene.now > STRANGE_SECONDS
 
 
@@ -174,6 +194,19 @@ def test_a_refusal_is_told_in_the_servers_own_words(status: int, kind: type[Refu
     assert (told.status, told.detail, told.type) == (status, "Not so.", "/problems/x")
     assert (told.errors, told.request_id) == ((), "r")
     assert len(scene.requests) == 1
+
+
+def test_a_route_that_an_older_server_lacks_says_nothing_against_its_path() -> None:
+    nowhere = problem(404, "not-found")
+    scene = Scene(nowhere, job(), nowhere)
+    client = scene.client(url="http://api/muster")
+    with pytest.raises(WrongPath, match="serves nothing under /muster: set MUSTER_URL to http://a"):
+        client.job("a")
+    held = client.job("a")
+    with pytest.raises(NotFound, match=r"^Not so\.$"):
+        held.pause()
+    with pytest.raises(NotFound), client.connection.stream("/jobs/a/new/stream", {}, {}):
+        pass
 
 
 @pytest.mark.parametrize(

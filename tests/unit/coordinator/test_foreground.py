@@ -13,6 +13,7 @@ import pytest
 from store_samples import bring_to
 
 from coordinator import foreground
+from coordinator.attention import Attention
 from coordinator.foreground import Audience, Narrator
 from muster.contracts.endings import INTERRUPTED_CODE
 from muster.contracts.environ import ServiceSettings
@@ -22,8 +23,10 @@ from muster.contracts.layout import DataDirectory, JobFiles
 from muster.contracts.spec import JobSpec
 from store.database import Database
 from store.errors import StoreUnavailable
+from store.events import Events
 from store.jobs import Jobs
 from store.records import Event, Job
+from store.rows import append_event
 from store.workers import Workers
 
 PATH = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.COMPLETED)
@@ -63,6 +66,13 @@ class Interrupted(Service):
 
     async def run(self) -> None:
         bring_to(self._database, Jobs(self._database).get(JobId("one")), JobStatus.STARTING)
+
+
+class Interruptible(Service):
+    """Works until somebody asks for an end."""
+
+    async def run(self) -> None:
+        await self._asked_to_end.wait()
 
 
 class Listener(Narrator):
@@ -256,16 +266,90 @@ def test_who_asks_for_an_end_has_it_although_nobody_looks(
             super().hear(event)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    class Interruptible(Service):
-        async def run(self) -> None:
-            await self._asked_to_end.wait()
-
     monkeypatch.setattr(foreground, "Service", Interruptible)
     audience = Ended(JobFiles(tmp_path))
-    monkeypatch.setattr(foreground, "FAREWELL_SECONDS", 0.01)
+    monkeypatch.setattr(foreground, "FAREWELL_SECONDS", foreground.LAST_WORDS_SECONDS)
     try:
         assert begin(tmp_path, lambda _: audience) == INTERRUPTED_CODE
         assert audience.noted[0] == "the job was submitted"
         assert audience.noted[-2:] == ["there is more", JobStatus.QUEUED]
     finally:
         audience.awake.set()
+
+
+@pytest.mark.usefixtures("may_complete")
+def test_the_patience_with_who_neither_looks_nor_hears_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Deaf(Asleep):
+        def hear(self, event: Event) -> None:
+            super().hear(event)
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.awake.wait()
+
+    patience: list[float] = []
+    wait = Attention.wait
+
+    async def noted(attention: Attention, patience_seconds: float | None = None) -> None:
+        if patience_seconds not in {None, foreground.LOOK_SECONDS}:
+            patience.append(patience_seconds)
+        await wait(attention, patience_seconds)
+
+    monkeypatch.setattr(Attention, "wait", noted)
+    monkeypatch.setattr(foreground, "Service", Interruptible)
+    monkeypatch.setattr(foreground, "FAREWELL_SECONDS", 0.06)
+    monkeypatch.setattr(foreground, "LAST_WORDS_SECONDS", 0.02)
+    audience = Deaf(JobFiles(tmp_path))
+    try:
+        assert begin(tmp_path, lambda _: audience) == INTERRUPTED_CODE
+    finally:
+        audience.awake.set()
+    for_sight, for_hearing = patience
+    assert for_sight == pytest.approx(0.04)
+    assert for_hearing < 0.021
+
+
+@pytest.mark.parametrize("counted", [["0", "1", "2", "3", "4"], []], ids=["there", "away"])
+def test_who_hears_late_hears_all_that_can_be_told(
+    tmp_path: Path,
+    may_complete: asyncio.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    counted: list[str],
+) -> None:
+    class Late(Asleep):
+        """Does not hear the first thing to its end until all is over."""
+
+        def look(self) -> None:
+            """See nothing, at once."""
+
+        def see_rest(self) -> None:
+            if not counted:
+                monkeypatch.setattr(Events, "following", away)
+            self.awake.set()
+
+        def hear(self, event: Event) -> None:
+            super().hear(event)
+            loop.call_soon_threadsafe(may_complete.set)
+            self.awake.wait()
+
+    class Eventful(Service):
+        async def run(self) -> None:
+            nonlocal loop
+            loop = asyncio.get_running_loop()
+            await self.may_complete.wait()
+            job = Jobs(self._database).get(JobId("one"))
+            with self._database.writing() as connection:
+                for number in range(5):
+                    told = Event(at=job.created_at, kind="counted", message=str(number))
+                    append_event(connection, job.job_id, told)
+            await super().run()
+
+    def away(*_: object) -> list[Event]:
+        raise StoreUnavailable("away")
+
+    loop: asyncio.AbstractEventLoop
+    monkeypatch.setattr(foreground, "Service", Eventful)
+    monkeypatch.setattr(foreground, "EVENTS_LIMIT", 2)
+    audience = Late(JobFiles(tmp_path))
+    assert begin(tmp_path, lambda _: audience) == 0
+    assert audience.noted == ["the job was submitted", *counted, JobStatus.COMPLETED]
