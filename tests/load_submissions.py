@@ -5,6 +5,7 @@ clients know each of their jobs by a key, and when the time is over every acknow
 there, once.
 """
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ def _installation(root: Path, **environment: str) -> Iterator[Installation]:
         holder = installation.submit(world_size=1, command=["sleep", "3600"])
         installation.wait_until(holder, lambda seen: seen["status"] == "RUNNING")
         yield installation
+        installation.end_jobs()
+        installation.coordinator.end(signal.SIGINT)  # who is let in now goes back
 
 
 def _told(flood: "Flood", installation: Installation) -> Iterator[Figure]:
