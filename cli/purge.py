@@ -62,19 +62,22 @@ def purge(
 
 def _make_sure(client: "Client", wanted: dict[str, Any]) -> None:
     """Ask a person, who is told what goes; exits if that is nothing, or is to stay."""
+    found = client.purge(**wanted, dry_run=True)
+    if not found.job_ids:
+        typer.echo(f"nothing to delete: no job that matches is over{_left(found)}", err=True)
+        raise typer.Exit
     agreed: set[str] = set()
-    # While a person reads, others submit jobs, or jobs end: those were not in the question.
-    while not agreed >= set((found := client.purge(**wanted, dry_run=True)).job_ids):
+    while not agreed.issuperset(found.job_ids):
         if agreed:
             typer.echo("meanwhile others match, too", err=True)
         _ask(client, wanted, found)
         agreed = set(found.job_ids)
-    if not agreed:
-        typer.echo(f"nothing to delete: no job that matches is over{_left(found)}", err=True)
-        raise typer.Exit
+        # While a person read, others have submitted jobs, or jobs have ended.
+        found = client.purge(**wanted, dry_run=True)
 
 
 def _ask(client: "Client", wanted: dict[str, Any], found: "Purged") -> None:
+    """Ask whether what was found is to go; exits if it is to stay."""
     not_over = 0
     if wanted["stop_running"] or wanted["force"]:
         only_over = {**wanted, "stop_running": False, "force": False}

@@ -1,7 +1,7 @@
 """Deleting one job, or all that match."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated
@@ -26,6 +26,25 @@ DeleteLogs = Annotated[bool, Query(description="Delete the logs too.")]
 Force = Annotated[bool, Query(description="Kill what runs, and delete the checkpoints too.")]
 
 
+async def _asked_removal(
+    principal: Principal,
+    ask_again: AskingAgain,
+    delete_logs: DeleteLogs = True,  # noqa: FBT002  a query parameter
+    force: Force = False,  # noqa: FBT002
+) -> Removal:
+    return Removal(
+        delete_logs=delete_logs,
+        stop_first=False,
+        force=force,
+        actor=principal,
+        ask_again=ask_again,
+    )
+
+
+AskedRemoval = Annotated[Removal, Depends(_asked_removal)]
+"""All but whether jobs are stopped first, which each route calls by a name of its own."""
+
+
 @router.delete(
     "/jobs/{job_id}",
     summary="Delete a job that is over",
@@ -35,21 +54,11 @@ Force = Annotated[bool, Query(description="Kill what runs, and delete the checkp
 async def delete_job(
     job_id: KnownJobId,
     desk: Desk,
-    principal: Principal,
-    ask_again: AskingAgain,
-    delete_logs: DeleteLogs = True,  # noqa: FBT002  a query parameter
+    removal: AskedRemoval,
     stop_first: Annotated[bool, Query(description="Stop it gracefully first.")] = False,  # noqa: FBT002
-    force: Force = False,  # noqa: FBT002
 ) -> Deleted:
     """Delete rows and logs; with `stop_first` or `force` also of a job that is not over."""
-    removal = Removal(
-        delete_logs=delete_logs,
-        stop_first=stop_first,
-        force=force,
-        actor=principal,
-        ask_again=ask_again,
-    )
-    return await delete(desk, job_id, removal)
+    return await delete(desk, job_id, replace(removal, stop_first=stop_first))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,27 +81,18 @@ async def _asked_match(
 
 
 @router.post("/jobs/purge", summary="Delete the jobs that match", dependencies=[SUBMIT])
-async def purge_jobs(  # noqa: PLR0913  a question has many parameters
+async def purge_jobs(
     *,
     desk: Desk,
-    principal: Principal,
-    ask_again: AskingAgain,
     match: Annotated[Match, Depends(_asked_match)],
-    delete_logs: DeleteLogs = True,
+    removal: AskedRemoval,
     stop_running: Annotated[bool, Query(description="Stop gracefully what runs.")] = False,
-    force: Force = False,
     dry_run: Annotated[bool, Query(description="Only say what would be deleted.")] = False,
 ) -> Purged:
     """Delete every job that matches; without a filter all do. What runs is skipped unless asked."""
     cutoff = None if match.older_than is None else desk.clock() - match.older_than
     jobs = await run_sync(desk.jobs.finished_before, cutoff, match.statuses)
-    removal = Removal(
-        delete_logs=delete_logs,
-        stop_first=stop_running,
-        force=force,
-        actor=principal,
-        ask_again=ask_again,
-    )
+    removal = replace(removal, stop_first=stop_running)
     if dry_run:
         foreseen = await run_sync(would_delete, desk, jobs, removal)
         return _purged(jobs, foreseen, dry_run=True)

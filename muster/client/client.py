@@ -25,7 +25,7 @@ class Client:
     """One API. It can be closed, and is by ``with``.
 
     Questions, and submissions, are asked again for `retry_seconds` while nobody answers: 10, or 2
-    where nobody listens and nobody has answered yet, if it is not said. Anything else is done at
+    where nobody listens and nobody was met there yet, if it is not said. Anything else is done at
     most once. Every method raises `ClientError`, or what stands below it.
     """
 

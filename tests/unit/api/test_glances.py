@@ -18,6 +18,10 @@ ID = JobId("a")
 GLANCE = Glance(JOB, ())
 
 
+def away() -> Any:  # noqa: ANN401  it never returns
+    raise StoreUnavailable("away")
+
+
 class World:
     """A store that counts its readers, and a clock that does as it is told."""
 
@@ -85,9 +89,6 @@ def test_those_who_come_anew_while_one_is_read_share_the_next_read() -> None:
 
 
 def test_while_the_store_is_away_nobody_is_told_what_is_now() -> None:
-    def away() -> Any:  # noqa: ANN401  it never returns
-        raise StoreUnavailable("away")
-
     async def story() -> None:
         world = World()
         await world.glances.look(ID)
@@ -162,9 +163,6 @@ def test_an_absent_job_is_asked_for_again_at_once() -> None:
 
 
 def test_while_the_store_is_away_the_last_glance_counts() -> None:
-    def away() -> Any:  # noqa: ANN401  it never returns
-        raise StoreUnavailable("away")
-
     async def story() -> None:
         world = World()
         await world.glances.look(ID)

@@ -243,6 +243,14 @@ class Asleep(Narrator):
         self.noted.append(job.status)
 
 
+class Ending(Asleep):
+    """Asks for an end of all that it hears of."""
+
+    def hear(self, event: Event) -> None:
+        super().hear(event)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_what_happens_is_heard_while_nobody_looks(
     tmp_path: Path, may_complete: asyncio.Event
 ) -> None:
@@ -261,13 +269,8 @@ def test_what_happens_is_heard_while_nobody_looks(
 def test_who_asks_for_an_end_has_it_although_nobody_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Ended(Asleep):
-        def hear(self, event: Event) -> None:
-            super().hear(event)
-            os.kill(os.getpid(), signal.SIGTERM)
-
     monkeypatch.setattr(foreground, "Service", Interruptible)
-    audience = Ended(JobFiles(tmp_path))
+    audience = Ending(JobFiles(tmp_path))
     monkeypatch.setattr(foreground, "FAREWELL_SECONDS", foreground.LAST_WORDS_SECONDS)
     try:
         assert begin(tmp_path, lambda _: audience) == INTERRUPTED_CODE
@@ -281,10 +284,9 @@ def test_who_asks_for_an_end_has_it_although_nobody_looks(
 def test_the_patience_with_who_neither_looks_nor_hears_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Deaf(Asleep):
+    class Deaf(Ending):
         def hear(self, event: Event) -> None:
             super().hear(event)
-            os.kill(os.getpid(), signal.SIGTERM)
             self.awake.wait()
 
     patience: list[float] = []
