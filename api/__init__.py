@@ -1,1 +1,1 @@
-"""The front desk: HTTP in, rows out; rows in, JSON and event streams out."""
+"""The REST API: HTTP requests to database rows, rows to JSON and event streams."""

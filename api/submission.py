@@ -1,37 +1,41 @@
-"""From what a person sent to what is stored: defaults filled in, paths absolute, checks made.
+"""From a request to what is stored: defaults filled in, paths absolute, checks made.
 
-Everything that needs no process to be known is refused here, with the field's name, rather than
-by a rank minutes later.
+What can be known without starting a process is refused here, with the name of the field, rather
+than by a rank minutes later.
 """
 
+import asyncio
+import shutil
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
+from anyio.to_thread import run_sync
 
-from api.problems import Conflict, invalid_field
-from api.requests import JobRequest
-from api.runnable import doubts
+from api.errors import Conflict, invalid_field
+from database.engine import Write
+from database.errors import JobExists
+from database.records import Job
 from muster.checkpoints.errors import CheckpointMismatch
-from muster.checkpoints.modes import holds_checkpoints, refuse_other_mode
-from muster.completion import Completed, complete
-from muster.contracts.environ import ServiceSettings
+from muster.checkpoints.listing import holds_checkpoints, refuse_other_mode
+from muster.contracts.errors import printable
 from muster.contracts.job import JobId
-from muster.contracts.layout import DataDirectory, checkpoints_of_job
-from muster.contracts.secrets import Reference, secrets_in_the_clear
-from muster.contracts.spec import RESERVED_IDS, JobSpec, Mode, usual_mode
+from muster.contracts.paths import DataDir, checkpoints_of_job
+from muster.contracts.secrets import Reference, plaintext_secrets
+from muster.contracts.settings import ServiceSettings
+from muster.contracts.spec import RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError
-from muster.safe import Safe
+from muster.job_defaults import Completed, complete
+from muster.runtime.secrets import SecretStore
 
-_SIGNS: Final = string.digits + string.ascii_lowercase
+_BASE_36: Final = string.digits + string.ascii_lowercase
 _SUFFIX_LENGTH: Final = 6
-"""Two thousand million: of hundreds of jobs in a second hardly one has the id of another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,167 +49,86 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitter:
-    """Turns requests into submissions. Relative paths are those of `working_dir`."""
+    """Turns requests into submissions. Relative paths are relative to `working_dir`."""
 
     settings: ServiceSettings
     working_dir: Path
     clock: Callable[[], datetime]
     random_hex: Callable[[], str]
     checkpoint_dir_of: Callable[[JobId], str | None]
-    """Of a job that is known; None for any other id."""
+    """Of a stored job; None for any other id."""
     search_path: str | None
-    """Where ranks look for programs, as PATH says it, unless their job says otherwise."""
+    """Where ranks look for programs (PATH), unless their job has its own."""
 
     def prepare(self, request: JobRequest) -> Submission:
-        """Return what is to be stored.
+        """Return what to store.
 
-        Raises `InvalidSpec` and `InvalidRequest` for what cannot be run, `Conflict` for the
-        checkpoints of an earlier job under the same id, and for those of another mode.
+        Raises `InvalidSpec` and `InvalidRequest` for a job that cannot run, `Conflict` for
+        checkpoints of an earlier job or of another mode, `JobExists` for the id of a stored job
+        that has checkpoints.
         """
         job_id = self._job_id(request)
-        asked = checked(_spec(request))
-        earlier_dir = self._earlier_dir(asked)
-        with answering_for("dataset_dir"):
-            completed = complete(_beside(asked, earlier_dir), self.settings, self.working_dir)
-        _refuse_missing(asked, completed)
-        _refuse_no_secret(asked, DataDirectory(self.settings.data_dir).secrets)
-        _refuse_leftovers(job_id, completed)
-        _refuse_nothing_to_resume(completed, earlier_dir)
-        message = "; ".join(_notes(completed, self.search_path, self.settings.slots)) or None
+        spec = checked(request.spec())
+        earlier_dir = None
+        if spec.resume_from is not None:
+            earlier_dir = self.checkpoint_dir_of(JobId(spec.resume_from))
+            if earlier_dir is not None and spec.checkpoint_dir is None:
+                # Resume where the earlier job saved: the default may have changed since.
+                spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
+        with refusing("dataset_dir"):
+            completed = complete(spec, self.settings, self.working_dir)
+        _refuse_missing_files(spec, completed)
+        _refuse_missing_secrets(spec, DataDir(self.settings.data_dir).secrets)
+        with refusing("checkpoint_dir"):
+            self._check_checkpoints(job_id, completed, earlier_dir)
+        message = "; ".join(_remarks(completed, self.search_path, self.settings.slots)) or None
         return Submission(job_id=job_id, spec=completed.spec, message=message)
 
     def _job_id(self, request: JobRequest) -> JobId:
         if request.job_id is None:
-            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{_suffix(self.random_hex())}")
+            number = int(self.random_hex(), 16)
+            signs = (number // len(_BASE_36) ** place for place in range(_SUFFIX_LENGTH))
+            suffix = "".join(_BASE_36[sign % len(_BASE_36)] for sign in signs)
+            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{suffix}")
         if request.job_id in RESERVED_IDS:
             raise invalid_field("body", "job_id", f"{request.job_id} is a path of this service")
         return checked_job_id(request.job_id)
 
-    def _earlier_dir(self, asked: JobSpec) -> str | None:
-        """Return where the job that this one goes on from has its checkpoints, if it is known."""
-        return asked.resume_from and self.checkpoint_dir_of(JobId(asked.resume_from))
-
-
-def _suffix(random_hex: str) -> str:
-    number = int(random_hex, 16)
-    places = (len(_SIGNS) ** place for place in range(_SUFFIX_LENGTH))
-    return "".join(_SIGNS[number // place % len(_SIGNS)] for place in places)
-
-
-def _beside(asked: JobSpec, earlier_dir: str | None) -> JobSpec:
-    """Keep checkpoints where the earlier job does, unless another directory is named.
-
-    The default one may have changed since: it depends on where the service was started.
-    """
-    if earlier_dir is None or asked.checkpoint_dir is not None:
-        return asked
-    return msgspec.structs.replace(asked, checkpoint_dir=earlier_dir)
-
-
-def _refuse_missing(asked: JobSpec, completed: Completed) -> None:
-    _refuse_no_directory("working_dir", completed.working_dir)
-    if asked.dataset_dir is not None:
-        _refuse_no_directory("dataset_dir", completed.dataset_dir)
-    _refuse_no_program(asked.program, completed.working_dir)
-
-
-def _refuse_no_directory(field: str, path: Path) -> None:
-    with answering_for(field):
-        if not path.is_dir():
-            hint = "make one with muster dataset" if field == "dataset_dir" else None
-            raise invalid_field("body", field, f"{path} is not a directory", hint)
-
-
-def _refuse_no_program(reference: str | None, working_dir: Path) -> None:
-    place, _, _ = (reference or "").rpartition(":")
-    if not place.endswith(".py"):
-        return  # a module is found by the rank, which knows its own path
-    with answering_for("program"):
-        if not (working_dir / place).is_file():
-            raise invalid_field("body", "program", f"{working_dir / place} is not a file")
-
-
-def _refuse_no_secret(asked: JobSpec, directory: Path) -> None:
-    """Refuse what is in no file. What the service lends its coordinator knows, when a rank starts.
-
-    The secret itself is not looked at: that is for whoever starts the rank.
-    """
-    with answering_for("secrets"):
-        kept = Safe(directory).names() if asked.secrets else []
-    for reference in map(Reference.parse, asked.secrets.values()):
-        if reference and reference.source == "file" and reference.name not in kept:
-            raise invalid_field(
-                "body",
-                "secrets",
-                f"there is no secret {reference} in {directory}: whoever runs the service keeps "
-                f"one there with `muster secret set {reference.name}`",
-            )
-
-
-def _notes(completed: Completed, search_path: str | None, slots: int) -> Iterator[str]:
-    """Yield what to know: of places nobody chose, its turn, what all may read, what will not run.
-
-    It stays the message of a job that goes well, so it is as true when the job runs.
-    """
-    spec = completed.spec
-    if completed.note:
-        yield completed.note
-    if spec.world_size > slots:
-        wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
-        yield f"{wanted}: all of them start together, when no other job runs"
-    if shown := ", ".join(secrets_in_the_clear(spec.env)):
-        yield f"env shows {shown} to whoever may submit jobs: secrets keeps it to the ranks"
-    if spec.command is not None:
-        path = spec.env.get("PATH", search_path)
-        yield from doubts(spec.command, completed.working_dir, path)
-
-
-def _refuse_leftovers(job_id: JobId, completed: Completed) -> None:
-    own = checkpoints_of_job(completed.checkpoint_dir, job_id)
-    resume_from = completed.spec.resume_from
-    with answering_for("checkpoint_dir"):
-        if resume_from != job_id and holds_checkpoints(own):
+    def _check_checkpoints(
+        self, job_id: JobId, completed: Completed, earlier_dir: str | None
+    ) -> None:
+        """Refuse checkpoints that the job would overwrite, and a resume that finds none."""
+        earlier = completed.spec.resume_from
+        own = checkpoints_of_job(completed.checkpoint_dir, job_id)
+        if earlier != job_id and holds_checkpoints(own):
+            if self.checkpoint_dir_of(job_id) is not None:
+                raise JobExists(job_id)
             raise Conflict(
                 "checkpoints-left-over",
                 f"{own} holds checkpoints of an earlier job {job_id}: give "
-                f'"resume_from": "{job_id}" to go on from them, or choose another job_id '
+                f'"resume_from": "{job_id}" to continue from them, or choose another job_id '
                 "(or remove that directory).",
             )
-
-
-def _refuse_nothing_to_resume(completed: Completed, earlier_dir: str | None) -> None:
-    resume_from = completed.spec.resume_from
-    if resume_from is None:
-        return
-    source = checkpoints_of_job(completed.checkpoint_dir, resume_from)
-    with answering_for("checkpoint_dir"):
+        if earlier is None:
+            return
+        source = checkpoints_of_job(completed.checkpoint_dir, earlier)
         if not holds_checkpoints(source):
-            where = _where_instead(completed, earlier_dir)
+            where = ""
+            if earlier_dir is None:
+                where = f", and there is no job {earlier}: checkpoint_dir is the directory above it"
+            elif Path(earlier_dir) != completed.checkpoint_dir:
+                saved = checkpoints_of_job(Path(earlier_dir), earlier)
+                where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
-        _refuse_other_mode(source, completed.spec.mode)
-
-
-def _where_instead(completed: Completed, earlier_dir: str | None) -> str:
-    """Return where a person may find the checkpoints that are not in the directory looked at."""
-    earlier = completed.spec.resume_from
-    if earlier_dir is None:
-        return f", and no job {earlier} is known: checkpoint_dir names the directory above them"
-    if Path(earlier_dir) == completed.checkpoint_dir:
-        return ""
-    own = checkpoints_of_job(Path(earlier_dir), str(earlier))
-    return f"; those of job {earlier} are kept in {own}: leave checkpoint_dir out to go on there"
-
-
-def _refuse_other_mode(source: Path, mode: Mode) -> None:
-    try:
-        refuse_other_mode(source, mode)
-    except CheckpointMismatch as error:
-        raise Conflict("checkpoints-of-another-mode", f"{error}.") from error
+        try:
+            refuse_other_mode(source, completed.spec.mode)
+        except CheckpointMismatch as error:
+            raise Conflict("checkpoints-of-another-mode", f"{error}.") from error
 
 
 @contextmanager
-def answering_for(field: str) -> Iterator[None]:
-    """Refuse `field` where the system refuses what it names: too long, not ours to look into."""
+def refusing(field: str) -> Iterator[None]:
+    """Refuse `field` if the system cannot use the path in it."""
     try:
         yield
     except OSError as error:
@@ -216,11 +139,146 @@ def answering_for(field: str) -> Iterator[None]:
         raise invalid_field("body", field, str(error)) from error
 
 
-def _spec(request: JobRequest) -> JobSpec:
-    fields = request.model_dump(exclude={"job_id"})
-    command, mode = fields.pop("command"), fields.pop("mode")
-    return JobSpec(
-        **fields,
-        command=None if command is None else tuple(command),
-        mode=mode or usual_mode(command),
-    )
+def _refuse_missing_files(spec: JobSpec, completed: Completed) -> None:
+    directories = {"working_dir": completed.working_dir}
+    if spec.dataset_dir is not None:
+        directories["dataset_dir"] = completed.dataset_dir
+    for field, path in directories.items():
+        with refusing(field):
+            if not path.is_dir():
+                hint = "make one with muster dataset" if field == "dataset_dir" else None
+                raise invalid_field("body", field, f"{path} is not a directory", hint)
+    file, _, _ = (spec.program or "").rpartition(":")
+    if file.endswith(".py"):  # a rank finds modules by its own path
+        with refusing("program"):
+            if not (completed.working_dir / file).is_file():
+                message = f"{completed.working_dir / file} is not a file"
+                raise invalid_field("body", "program", message)
+
+
+def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:
+    """Refuse references to missing files. The coordinator checks those to its environment."""
+    if not spec.secrets:
+        return
+    with refusing("secrets"):
+        kept = SecretStore(directory).names()
+    for reference in map(Reference.parse, spec.secrets.values()):
+        if reference and reference.source == "file" and reference.name not in kept:
+            raise invalid_field(
+                "body",
+                "secrets",
+                f"there is no secret {reference} in {directory}: store it there as the user of "
+                f"the service with `muster secret set {reference.name}`",
+            )
+
+
+def _remarks(completed: Completed, search_path: str | None, slots: int) -> Iterator[str]:
+    """Yield what the user should know. It stays the message of the job, also while it runs."""
+    spec = completed.spec
+    if completed.note:
+        yield completed.note
+    if spec.world_size > slots:
+        wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
+        yield f"{wanted}: all of them start together, when no other job runs"
+    if shown := ", ".join(plaintext_secrets(spec.env)):
+        yield f"env shows {shown} to everyone who may submit jobs: use secrets instead"
+    if spec.command is not None:
+        path = spec.env.get("PATH", search_path)
+        yield from command_doubts(spec.command, completed.working_dir, path)
+
+
+def command_doubts(
+    command: Sequence[str], working_dir: Path, search_path: str | None
+) -> Iterator[str]:
+    """Yield why `command` will probably not run; `search_path` is as in PATH.
+
+    This is a remark and not a refusal: a missing file may be there when the job starts.
+    """
+    program, *arguments = command
+    place = str(working_dir / program) if "/" in program else program
+    if shutil.which(place, path=search_path) is None:
+        yield printable(f"command: {_why_not(program, working_dir)}")
+        return
+    is_script = Path(program).name.startswith("python") and arguments[:1]
+    if is_script and arguments[0].endswith(".py") and not _may_be_file(working_dir / arguments[0]):
+        yield printable(f"command: there is no {arguments[0]} in {working_dir}")
+
+
+def _why_not(program: str, working_dir: Path) -> str:
+    is_there = _may_be_file(working_dir / program)
+    if "/" in program:
+        if is_there:
+            return f"{program} is not executable: run chmod +x on it, or run it with python"
+        return f"there is no {program} in {working_dir}"
+    if " " in program:
+        return f"{program!r} is one word: leave out the quotes, or write sh -c before it"
+    if is_there:
+        return f"{program} is not found in PATH: run it with python, or as ./{program}"
+    return f"{program} is not found in PATH"
+
+
+def _may_be_file(path: Path) -> bool:
+    """True if a file is there, or if that cannot be determined."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
+
+
+Outcomes: TypeAlias = Sequence[Job | Exception]
+_Waiting: TypeAlias = list[tuple[Write[Job], "asyncio.Future[Job]"]]
+
+
+class SubmissionQueue:
+    """Group commit: jobs that arrive while others are being stored share the next transaction.
+
+    For one event loop. `store`, and `wake_coordinator` after it, run in a thread.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[Sequence[Write[Job]]], Outcomes],
+        wake_coordinator: Callable[[], None],
+    ) -> None:
+        self._store_all = store
+        self._wake_coordinator = wake_coordinator
+        self._waiting: _Waiting = []
+        self._storing: asyncio.Task[None] | None = None
+
+    async def store(self, creation: Write[Job]) -> Job:
+        """Return the job once it is durable, or raise what `creation` raised."""
+        stored: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        self._waiting.append((creation, stored))
+        if self._storing is None:
+            self._storing = asyncio.create_task(self._run())
+        return await stored
+
+    async def _run(self) -> None:
+        batch: _Waiting = []
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._store_batch(batch)
+        finally:
+            self._storing = None
+            for _, stored in batch + self._waiting:  # the service ends
+                stored.cancel()
+            self._waiting = []
+
+    async def _store_batch(self, batch: _Waiting) -> None:
+        try:
+            outcomes = await run_sync(self._store_and_wake, [creation for creation, _ in batch])
+        except Exception as error:  # noqa: BLE001  each request in the batch must get an answer
+            outcomes = [error] * len(batch)
+        for (_, stored), outcome in zip(batch, outcomes, strict=True):
+            if stored.cancelled():
+                continue  # the client has gone; its idempotency key finds the job
+            if isinstance(outcome, Exception):
+                stored.set_exception(outcome)
+            else:
+                stored.set_result(outcome)
+
+    def _store_and_wake(self, creations: Sequence[Write[Job]]) -> Outcomes:
+        outcomes = self._store_all(creations)
+        self._wake_coordinator()
+        return outcomes

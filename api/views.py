@@ -1,20 +1,69 @@
-"""Rows as people see them."""
+"""From rows to response bodies. Pure, apart from a look at the process of an agent.
 
+An unknown number is None (or 0 for an empty sum), never NaN.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from api.identity import Caller
-from api.schemas import EventView, JobView
-from muster.contracts.token import Scope
-from store.records import Event, Job
+from api.auth import Caller
+from database.records import Audit, Job, Member, RankRecord
+from muster.contracts.job import JobStatus
+from muster.contracts.pool import WorkerState
+from muster.contracts.rank import ProcessState
+from muster.contracts.retry import RetryClass
+from muster.contracts.token import Scope, Token
+from muster.contracts.views import (
+    AuditView,
+    CheckpointView,
+    EpochView,
+    JobView,
+    MemberList,
+    MemberView,
+    SummaryView,
+    TokenView,
+    WorkerView,
+)
+from muster.host.processes import is_provably_gone, is_running, is_stopped
 
 HIDDEN: Final = "…"
-"""In the place of a value that this caller may not see."""
+"""Replaces a value that this caller may not see."""
+
+WAITING: Final = "waiting"
+"""The state of a rank before its first process."""
+
+FINISHED: Final = "finished"
+"""The state of a rank that has nothing left to do."""
+
+_ALIVE: Final = frozenset({ProcessState.SPAWNED, ProcessState.LIVE, ProcessState.SUSPECT})
 
 
-def heading(job: Job) -> dict[str, Any]:
-    """Return the fields of `JobHeading`."""
+def job_view(job: Job, caller: Caller | None = None) -> JobView:
+    """Return the view of a job for `caller`; None: for a caller that may change it.
+
+    People put keys into `env` in spite of all, so a caller that may not submit jobs sees only the
+    names there.
+    """
+    spec = msgspec.to_builtins(job.spec)
+    if caller is not None and not caller.scope.covers(Scope.SUBMIT):
+        spec["env"] = dict.fromkeys(spec["env"], HIDDEN)
+    return JobView(
+        **_heading(job),
+        job_uid=job.uid,
+        exit_code=job.exit_code,
+        is_terminal=job.is_terminal,
+        stop_requested=job.stop_request is not None,
+        pause_requested=job.pause_request,
+        spec=spec,
+    )
+
+
+def _heading(job: Job) -> dict[str, Any]:
     return {
         "job_id": job.job_id,
         "name": job.spec.name,
@@ -28,39 +77,225 @@ def heading(job: Job) -> dict[str, Any]:
     }
 
 
-def job_view(job: Job) -> JobView:
-    """Return the face of a job's row for those who may change it."""
-    return JobView(
-        **heading(job),
-        job_uid=job.uid,
-        exit_code=job.exit_code,
-        is_terminal=job.is_terminal,
-        stop_requested=job.stop_request is not None,
-        pause_requested=job.pause_request,
-        spec=msgspec.to_builtins(job.spec),
+def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryView:
+    """Return the progress of `job`; ranks missing in `started` are waiting."""
+    workers = every_rank(started, job.world_size)
+    counted = workers if job.spec.mode == "independent" else [_furthest(workers)]
+    steps = (one.last_checkpoint_step for one in workers)
+    endings = Counter[str]()
+    for worker in started:
+        endings.update(worker.endings)
+    return SummaryView(
+        **_heading(job),
+        step=sum(worker.step for worker in counted),
+        total_steps=total_steps(counted),
+        throughput_steps_per_sec=sum(throughput(worker) for worker in counted),
+        eta_seconds=None if job.is_terminal else eta_seconds(counted),
+        loss=mean_loss(counted),
+        checkpoints_saved=sum(worker.checkpoints_saved for worker in workers),
+        last_checkpoint_step=max((step for step in steps if step is not None), default=None),
+        restarts=sum(worker.restarts for worker in workers),
+        endings={kind.value: endings[kind.value] for kind in RetryClass},
+        workers=[_worker_view(worker, now) for worker in workers],
     )
 
 
-def job_seen_by(caller: Caller, job: Job) -> JobView:
-    """Return the face of a job's row for whoever looks at it.
+def every_rank(started: Sequence[RankRecord], world_size: int) -> list[RankRecord]:
+    """Return one worker per rank, in order, with a waiting one for each that never started."""
+    known = {worker.rank: worker for worker in started}
+    return [
+        known.get(rank) or RankRecord(rank=rank, incarnation=-1, state=WAITING, process=None)
+        for rank in range(world_size)
+    ]
 
-    An environment often holds keys, where people put them in spite of all: who may not submit jobs
-    sees its names.
+
+def _furthest(workers: Sequence[RankRecord]) -> RankRecord:
+    """Return the living rank with the most steps: where all train one model it counts for all."""
+    return max(workers, key=lambda worker: (worker.state in _ALIVE, worker.step))
+
+
+def _worker_view(worker: RankRecord, now: datetime) -> WorkerView:
+    process = worker.process
+    return WorkerView(
+        worker_id=worker.worker_id,
+        rank=worker.rank,
+        state=_state(worker),
+        pid=process.pid if process else None,
+        node=process.node if process else None,
+        step=worker.step,
+        total_steps=worker.total_steps,
+        epoch=worker.epoch,
+        shard_idx=worker.shard_idx,
+        line_idx=worker.line_idx,
+        loss=_finite(worker.loss),
+        metrics={name: value for name, value in worker.metrics.items() if math.isfinite(value)},
+        throughput_steps_per_sec=throughput(worker),
+        checkpoints_saved=worker.checkpoints_saved,
+        last_checkpoint_step=worker.last_checkpoint_step,
+        restarts=worker.restarts,
+        endings=worker.endings,
+        last_heartbeat_age_seconds=_age_seconds(worker.last_heartbeat_at, now),
+        exit_code=worker.exit_code,
+        exit_signal=worker.exit_signal,
+    )
+
+
+def _state(worker: RankRecord) -> str:
+    if worker.finished:
+        return FINISHED
+    return WAITING if worker.incarnation < 0 else worker.state
+
+
+def throughput(worker: RankRecord) -> float:
+    """Return the steps per second of a living rank, otherwise 0."""
+    if worker.finished or worker.state not in _ALIVE:
+        return 0.0
+    return _finite(worker.throughput_steps_per_sec) or 0.0
+
+
+def total_steps(workers: Sequence[RankRecord]) -> int | None:
+    """Return the sum over the ranks, or None while that of a rank is unknown."""
+    known = [worker.total_steps for worker in workers if worker.total_steps is not None]
+    return sum(known) if len(known) == len(workers) else None
+
+
+def eta_seconds(workers: Sequence[RankRecord]) -> float | None:
+    """Return the time until the slowest rank is done, or None while that of a rank is unknown."""
+    slowest = 0.0
+    for worker in workers:
+        if worker.finished:
+            continue
+        rate = throughput(worker)
+        if worker.total_steps is None or rate <= 0:
+            return None
+        slowest = max(slowest, max(worker.total_steps - worker.step, 0) / rate)
+    return slowest
+
+
+def mean_loss(workers: Sequence[RankRecord]) -> float | None:
+    """Return the mean of the last losses, or None if no rank has one."""
+    losses = [loss for worker in workers if (loss := _finite(worker.loss)) is not None]
+    return math.fsum(losses) / len(losses) if losses else None
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _age_seconds(moment: datetime | None, now: datetime) -> float | None:
+    # The clock may have been set back, which would give a negative age.
+    return max((now - moment).total_seconds(), 0.0) if moment else None
+
+
+def member_list(
+    job: Job,
+    members: Sequence[Member],
+    leaving: Collection[int],
+    started: Sequence[RankRecord],
+    now: datetime,
+) -> MemberList:
+    """Return every present and former worker of the pool; of an independent job, its ranks.
+
+    `leaving` has the ids of workers that were asked to leave.
     """
-    view = job_view(job)
-    if not caller.scope.covers(Scope.SUBMIT):
-        view.spec["env"] = dict.fromkeys(view.spec["env"], HIDDEN)
-    return view
-
-
-def event_view(event: Event) -> EventView:
-    """Return the public face of an event's row."""
-    return EventView(
-        event_id=event.event_id,
-        at=event.at,
-        kind=event.kind,
-        message=event.message,
-        rank=event.rank,
-        incarnation=event.incarnation,
-        actor=event.actor,
+    if job.spec.mode == "independent":
+        workers = [_rank_view(worker, now) for worker in every_rank(started, job.world_size)]
+    else:
+        attempts = {(worker.rank, worker.incarnation): worker for worker in started}
+        workers = [
+            _member_view(
+                one,
+                attempts.get((one.rank, one.incarnation)),
+                now,
+                is_leaving=one.worker_id in leaving,
+            )
+            for one in members
+        ]
+    return MemberList(
+        job_id=job.job_id, world_size=job.world_size, agent=agent_state(job), workers=workers
     )
+
+
+def agent_state(job: Job) -> str | None:
+    """Return running, stopped, gone or elsewhere; None for a job without an agent or over."""
+    if job.agent is None or job.is_terminal:
+        return None
+    if is_running(job.agent):
+        return "stopped" if is_stopped(job.agent.pid) else "running"
+    return "gone" if is_provably_gone(job.agent) else "elsewhere"
+
+
+def _member_view(
+    member: Member, worker: RankRecord | None, now: datetime, *, is_leaving: bool
+) -> MemberView:
+    process = worker.process if worker else None
+    # The row of a member changes when it moves; that of its process, with every few heartbeats.
+    heartbeat_at = worker.last_heartbeat_at if worker else member.last_heartbeat_at
+    is_draining = is_leaving and member.state == WorkerState.ACTIVE
+    return MemberView(
+        worker_id=str(member.worker_id),
+        rank=member.rank,
+        state=WorkerState.DRAINING if is_draining else member.state,
+        pid=process.pid if process else None,
+        node=member.node,
+        gpu_count=member.gpu_count,
+        backend=member.backend,
+        joined_at=member.joined_at,
+        joined_step=member.joined_step,
+        last_heartbeat_age_seconds=_age_seconds(heartbeat_at, now),
+        step=worker.step if worker else None,
+    )
+
+
+def _rank_view(worker: RankRecord, now: datetime) -> MemberView:
+    process = worker.process
+    return MemberView(
+        worker_id=worker.worker_id,
+        rank=worker.rank,
+        state=_state(worker),
+        pid=process.pid if process else None,
+        node=process.node if process else None,
+        gpu_count=0,
+        backend=None,
+        joined_at=None,
+        joined_step=None,
+        last_heartbeat_age_seconds=_age_seconds(worker.last_heartbeat_at, now),
+        step=worker.step,
+    )
+
+
+def audit_view(job: Job, audit: Audit) -> AuditView:
+    """Return what is proved so far; nothing is ever proved for an independent job."""
+    is_complete = job.spec.mode == "synchronous" and job.status is JobStatus.COMPLETED
+    is_exact: bool | None = None
+    if audit.inexact:
+        is_exact = False
+    elif is_complete:
+        # Samples of a missing epoch, or of one that is short at the end, were never read.
+        is_exact = audit.exact >= job.spec.epochs
+    return AuditView(
+        job_id=job.job_id,
+        complete=is_complete,
+        exactly_once=is_exact,
+        epochs=[
+            EpochView(
+                epoch=epoch.epoch,
+                samples=epoch.samples,
+                expected_samples=epoch.expected_samples,
+                hash=f"{epoch.hash_sum:016x}",
+                expected_hash=f"{epoch.expected_hash_sum:016x}",
+                exactly_once=bool(epoch.exactly_once) if is_complete else epoch.exactly_once,
+            )
+            for epoch in audit.epochs
+        ],
+        epochs_omitted=audit.epochs_omitted,
+        checkpoints=msgspec.convert(audit.commits, list[CheckpointView], from_attributes=True),
+        checkpoints_omitted=audit.commits_omitted,
+    )
+
+
+def token_view(token: Token, now: datetime) -> TokenView:
+    """Return a token without its secret."""
+    shown = (name for name in TokenView.__struct_fields__ if name != "is_valid")
+    fields = {name: getattr(token, name) for name in shown}
+    return TokenView(**fields, is_valid=token.is_valid(now))

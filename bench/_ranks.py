@@ -24,23 +24,20 @@ from _programs import Perceptron
 
 from muster.collectives.arena import Geometry
 from muster.collectives.tree import Block
-from muster.contracts.messages import Layout, Seat
-from muster.contracts.position import Position
-from muster.datasets.drawing import Drawer
-from muster.datasets.listing import find_shards
-from muster.program import decoder_of
-from muster.shapes import Leaf
-from muster.synchronous.allocator import keep_freed_memory
-from muster.synchronous.chance import Chance
-from muster.synchronous.course import Course
-from muster.synchronous.layouts import Gathering
-from muster.synchronous.meeting import Group, SharedMemoryMeeting
-from muster.synchronous.replay import Replay
-from muster.synchronous.replica import Committed, Replica
-from muster.synchronous.shares import Shares
-from muster.synchronous.supply import Supply
-from muster.synchronous.trainer import Trainer
-from muster.synchronous.work import Work
+from muster.contracts.messages import GroupMember, WorkerGroup
+from muster.contracts.shards import Position
+from muster.datasets.random_access import RandomAccess
+from muster.datasets.reader import find_shards
+from muster.training.batches import BatchLoader, decoder_of
+from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
+from muster.training.group import Group, SharedMemoryGroupFactory
+from muster.training.group_updates import GroupUpdate
+from muster.training.rank import keep_freed_memory
+from muster.training.replay import Replay
+from muster.training.schedule import Schedule
+from muster.training.schema import Leaf
+from muster.training.state_sync import Committed, Replica
+from muster.training.trainer import Trainer
 
 VIRTUAL_SHARDS = 32
 STEPS = 24
@@ -91,9 +88,9 @@ class Rank:
     """One process."""
 
     def __init__(self, data: Path, batch_size: int, rank: int, memory: tuple[int, ...]) -> None:
-        drawer = Drawer(find_shards(data))
+        drawer = RandomAccess(find_shards(data))
         self.program = Perceptron()
-        self.course = Course(
+        self.schedule = Schedule(
             totals=drawer.totals,
             batch_size=batch_size,
             virtual_shards=VIRTUAL_SHARDS,
@@ -102,35 +99,35 @@ class Rank:
             checkpoint_every=1 << 30,
         )
         self.initial = self.program.initial(0)
-        self.shares = Shares(self.program, self.course, drawer, self.initial, Work())
-        self.supply = Supply(self.course, drawer, decoder_of(self.program))
+        self.computer = BlockComputer(self.program, self.schedule, drawer, self.initial, BusyFlag())
+        self.loader = BatchLoader(self.schedule, drawer, decoder_of(self.program))
         self.rank, self.world_size = rank, len(memory) // 2 - 1
-        seats = [Seat(worker_id=n, rank=n, host="", port=0) for n in range(self.world_size)]
-        layout = Layout(generation=1, token="", seats=tuple(seats), paused=False)
+        seats = [GroupMember(worker_id=n, rank=n, host="", port=0) for n in range(self.world_size)]
+        layout = WorkerGroup(generation=1, token="", members=tuple(seats), paused=False)
         half = len(memory) // 2
-        self.gathering = Gathering(layout=layout, memory=memory[:half])
-        self.plain_gathering = Gathering(layout=layout, memory=memory[half:])
-        self.geometry = Geometry(slot_count=VIRTUAL_SHARDS, elements=self.shares.elements)
+        self.update = GroupUpdate(layout=layout, memory=memory[:half])
+        self.plain_update = GroupUpdate(layout=layout, memory=memory[half:])
+        self.geometry = Geometry(slot_count=VIRTUAL_SHARDS, elements=self.computer.elements)
         self.steps: list[tuple[Instant, Instant]] = []
         """When each of the trainer's steps was taken, and when the training went on."""
 
     # The layouts of a trainer, and its witness
 
-    def attend(self) -> None:
+    def check(self) -> None:
         """Nothing ever changes."""
 
-    def next(self) -> Gathering:
-        return self.gathering
+    def next(self) -> GroupUpdate:
+        return self.update
 
-    def begin(self, _layout: Layout, replica: Replica) -> None:
-        replica.flip(self.initial, Committed(position=Position()))
+    def load_state(self, _layout: WorkerGroup, replica: Replica) -> None:
+        replica.commit(self.initial, Committed(position=Position()))
 
     def nothing(self, *_: object) -> None:
         """Nobody is told."""
 
     took_up = stranded = disputed = keep = unkept = pause = stepped = nothing
 
-    def rest(self, _attend: object) -> None:
+    def wait_between_steps(self, _attend: object) -> None:
         before = Instant.now()
         if self.plain is not None:
             next(self.plain)
@@ -141,12 +138,12 @@ class Rank:
     def train(self, *, is_beside: bool) -> None:
         self.plain = self.plain_steps() if is_beside else None
         trainer = Trainer(
-            shares=self.shares,
-            replay=Replay(self.shares, None),
+            computer=self.computer,
+            replay=Replay(self.computer, None),
             replica=Replica(self.initial),
-            layouts=self,
-            meeting=SharedMemoryMeeting(self.rank, self.geometry, self),
-            witness=self,
+            updates=self,
+            groups=SharedMemoryGroupFactory(self.rank, self.geometry, self),
+            callbacks=self,
         )
         trainer.run()
 
@@ -162,25 +159,25 @@ class Rank:
         level = (VIRTUAL_SHARDS // self.world_size).bit_length() - 1
         blocks = [(Block(level, rank),) for rank in range(self.world_size)]
         state = self.initial
-        meeting = SharedMemoryMeeting(self.rank, self.geometry, self)
-        group = meeting.enter(self.plain_gathering)
+        meeting = SharedMemoryGroupFactory(self.rank, self.geometry, self)
+        group = meeting.create(self.plain_update)
         if group is None:
             raise RuntimeError("a rank is not among the members of its own layout")
         with group:
-            for step in range(self.course.total_steps):
+            for step in range(self.schedule.total_steps):
                 state = self.plain_step(group, blocks, state, step)
                 yield
 
     def plain_step(self, group: Group, blocks: list, state: dict, step: int) -> dict:
         (mine,) = blocks[self.rank]
-        shape, slot = self.shares.shape, group.reducer.slots[0]
+        shape, slot = self.computer.schema, group.reducer.slots[0]
         views, weight_at = shape.views(slot), shape.gradient_elements + 1
-        chance = Chance(self.course.seed)
-        portion = self.supply.portion(step, mine)
-        for place, batch in enumerate(portion.batches):
-            random = chance.of(0, Leaf(step, mine.start + place))
+        chance = LeafRng(self.schedule.seed)
+        loaded = self.loader.load(step, mine)
+        for place, batch in enumerate(loaded.batches):
+            random = chance.at(0, Leaf(step, mine.start + place))
             made = self.program.gradient(state, batch, random)
-            numbers = (made.loss, portion.weights[place])
+            numbers = (made.loss, loaded.weights[place])
             if place == 0:
                 slot[weight_at - 1 : weight_at + 1] = numbers
             else:

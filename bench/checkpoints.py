@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.owner import Owner
-from muster.checkpoints.vault import Vault
-from muster.contracts.position import Position
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manifest import Owner
+from muster.contracts.shards import Position
 
 RANKS = 4
 RANK_SAVES = 200
@@ -35,8 +35,8 @@ SMALL = {"weights": np.ones((64, 18)), "bias": np.ones(80, np.float64), "loss": 
 LARGE = {"weights": np.random.default_rng(0).random(13_107_200)}
 
 
-def vault(directory: Path, rank: int = 0) -> Vault:
-    return Vault(
+def vault(directory: Path, rank: int = 0) -> CheckpointManager:
+    return CheckpointManager(
         files=LocalFileSystem(),
         directory=directory / f"worker_{rank}",
         owner=Owner(job_id="bench", job_uid="uid", rank=rank, world_size=RANKS, generation=0),

@@ -23,8 +23,8 @@ from muster.collectives.backend import Backend
 from muster.collectives.gathering import all_gather
 from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
-from muster.collectives.rendezvous import Address, meet
-from muster.collectives.tree import deal
+from muster.collectives.rendezvous import Address, rendezvous
+from muster.collectives.tree import assign_blocks
 
 WORLD_SIZE: Final = 2
 LEAVES: Final = 32
@@ -56,7 +56,7 @@ def main() -> int:
 
 def run(rank: int, address: Address, port: int, listener: socket.socket | None) -> None:
     own = Membership(rank=rank, world_size=WORLD_SIZE, generation=1, token=b"bench")
-    backend = meet(own, address, listener=listener)
+    backend = rendezvous(own, address, listener=listener)
     gloo = gloo_of(rank, port)
     if rank == 0 and gloo is None:
         print("torch is not installed: nothing to compare with")
@@ -73,7 +73,7 @@ def run(rank: int, address: Address, port: int, listener: socket.socket | None) 
 def ours_of(backend: Backend, size_bytes: int) -> Reduce:
     reducer = MessageReducer(backend, np.zeros((1, size_bytes // 4), np.float32))
     reducer.slots[:] = 1
-    dealt = deal([()] * WORLD_SIZE, LEAVES)
+    dealt = assign_blocks([()] * WORLD_SIZE, LEAVES)
     return lambda: reducer.all_reduce(dealt)
 
 

@@ -18,31 +18,29 @@ import msgspec
 from _services import Services, cpu_seconds
 
 from coordinator.agents import token_digest
-from muster.contracts.agent import CoordinatorAddress
-from muster.contracts.encoding import encode
-from muster.contracts.framing import frame
+from database.engine import Database
+from database.fenced_writer import FencedWriter
+from database.jobs import Jobs
+from database.leases import COORDINATOR_LEASE, Leases
+from database.records import JobChange, JobWrite, RankRecord
+from database.workers import Ranks
 from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.layout import DataDirectory
 from muster.contracts.messages import (
+    AgentHeartbeat,
     AgentHello,
     AgentMessage,
-    Beat,
+    CoordinatorAddress,
+    Heartbeat,
     Hello,
-    Pulse,
     RankMessage,
     RankSaid,
     RankSpawned,
 )
-from muster.contracts.process import ProcessRecord
-from muster.contracts.rank import ProcessState
+from muster.contracts.paths import DataDir
+from muster.contracts.rank import ProcessRecord, ProcessState
 from muster.contracts.spec import JobSpec
-from muster.processes import identify, myself
-from store.database import Database
-from store.jobs import Jobs
-from store.leases import COORDINATOR_LEASE, Leases
-from store.records import JobChange, JobWrite, Worker
-from store.tenure import Tenure
-from store.workers import Workers
+from muster.contracts.wire import encode, frame
+from muster.host.processes import identify, this_process
 
 AGENTS = 125
 RANKS = 8
@@ -98,7 +96,7 @@ def inheritance(services: Services, process: ProcessRecord) -> list[tuple[JobId,
                 agent_token_sha256=token_digest(TOKEN),
             ),
             workers=[
-                Worker(rank=rank, incarnation=0, state=ProcessState.LIVE, process=process)
+                RankRecord(rank=rank, incarnation=0, state=ProcessState.LIVE, process=process)
                 for rank in range(RANKS)
             ],
         )
@@ -109,8 +107,8 @@ def inheritance(services: Services, process: ProcessRecord) -> list[tuple[JobId,
         for job_id, uid in jobs:
             Jobs(database).create(job_id, uid, SPEC, message=None, idempotency=None)
         leases = Leases(database)
-        lease = leases.take(COORDINATOR_LEASE, "bench", myself(), "", displacing=None)
-        Tenure(database, lease).commit(with_rows)
+        lease = leases.take(COORDINATOR_LEASE, "bench", this_process(), "", displacing=None)
+        FencedWriter(database, lease).commit(with_rows)
         leases.release(lease)
     finally:
         database.close()
@@ -148,7 +146,7 @@ async def quiet(agents: Sequence["asyncio.Future[None]"], seconds: float) -> Non
 
 def published(services: Services) -> CoordinatorAddress:
     """Return where the coordinator listens, once it does."""
-    file = DataDirectory(services.root).coordinator_address
+    file = DataDir(services.root).coordinator_address
     while not file.exists():
         time.sleep(0.05)
     return msgspec.json.decode(file.read_bytes(), type=CoordinatorAddress)
@@ -181,7 +179,7 @@ async def beat(writer: asyncio.StreamWriter) -> None:
             writer.write(frame(encode(said(rank, at_step(step)))))
             due += BEAT_SECONDS / RANKS
             await asyncio.sleep(due - loop.time())
-        writer.write(frame(encode(Pulse(stopped=()))))
+        writer.write(frame(encode(AgentHeartbeat(stopped=()))))
 
 
 def introduction(uid: JobUid, process: ProcessRecord) -> list[AgentMessage]:
@@ -204,8 +202,8 @@ def said(rank: int, message: RankMessage) -> RankSaid:
     return RankSaid(rank=rank, incarnation=0, message=message)
 
 
-def at_step(step: int) -> Beat:
-    return Beat(
+def at_step(step: int) -> Heartbeat:
+    return Heartbeat(
         step=step,
         total_steps=1_000_000,
         epoch=0,
@@ -224,7 +222,7 @@ def check(services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: flo
     """Every rank must have been heard all the while, and none restarted."""
     database = Database.open(services.database_url)
     try:
-        rows = Workers(database).of_jobs([job_id for job_id, _ in jobs])
+        rows = Ranks(database).of_jobs([job_id for job_id, _ in jobs])
     finally:
         database.close()
     workers = [worker for of_job in rows.values() for worker in of_job]

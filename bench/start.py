@@ -36,9 +36,9 @@ class Contest:
 
 
 CONTESTS = (
-    Contest(("--help",), "import typer"),
-    Contest(("ps", "--help"), "import typer"),
-    Contest(("ps",), "import typer, httpx"),
+    Contest(("--help",), "import click"),
+    Contest(("ps", "--help"), "import click"),
+    Contest(("ps",), "import click, httpx"),
 )
 
 

@@ -3,7 +3,7 @@
     python bench/waiting_writers.py [seconds]
 
 A coordinator with a lease to renew beside an API under a flood of submissions, on SQLite. Two ways
-to wait, in turns: SQLite's own, which looks again now and then, and that of `store.database`.
+to wait, in turns: SQLite's own, which looks again now and then, and that of `database.engine`.
 Both processes wait the same way. A write is one row, durable.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from store.database import Database
+from database.engine import Database
 
 ROUNDS = 3
 THREADS = 8

@@ -1,1 +1,1 @@
-"""A person's hand: talks HTTP to the API and starts the processes."""
+"""The ``muster`` command line: it talks HTTP to the API and starts the services."""

@@ -1,160 +1,184 @@
-"""``muster chaos``: one fault for one rank of one's own job, to see what becomes of it.
+"""``muster chaos``: one fault for one rank of a job on this machine, to see the job recover.
 
-The API says which process it is; that it is this one, /proc says here and now. What does not carry
-the job's own mark is never signalled, whatever pid it has.
+The API names the process, and /proc proves it: a process without the tag of this job and rank is
+never signalled, whatever its pid.
 """
+
+from __future__ import annotations
 
 import platform
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import typer
+import click
 
-from cli.aftermath import Aftermath
-from cli.connected import NamedJob, connected
-from cli.misuse import Misuse
-from cli.untimely import Untimely
-from muster.contracts.errors import MusterError
+from cli.connection import connected, exact_job_argument
+from cli.errors import Misuse, WrongState
+from muster.client.progress import news
+from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import TERMINAL
-from muster.contracts.printable import spelt_out
-from muster.contracts.process import ProcessRecord
-from muster.processes import identify, mark_of, send_signal
+from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.host.containment import tag_of
+from muster.host.processes import identify, send_signal
 
 if TYPE_CHECKING:
-    from muster.client.views import JobView, WorkerView
+    from muster.client import Job
+    from muster.contracts.views import EventView, JobView, WorkerView
+
+WAIT_SECONDS: Final = 60.0
+NOTICE_SECONDS: Final = 5.0
+"""If the process still runs after this long, a message says so."""
+
+POLL_SECONDS: Final = 0.2
+FINISHED: Final = "finished"
+"""The API's state of a rank that has nothing left to do."""
 
 
 class FaultKind(StrEnum):
-    """What can be done to a rank."""
-
     KILL = "kill"
     STOP = "stop"
     TERM = "term"
 
 
-_SIGNALS: Final = {
-    FaultKind.KILL: signal.SIGKILL,
-    FaultKind.STOP: signal.SIGSTOP,
-    FaultKind.TERM: signal.SIGTERM,
-}
-_DONE: Final = {
-    FaultKind.KILL: "was killed (SIGKILL)",
-    FaultKind.STOP: "stands still (SIGSTOP): it is replaced after the job's heartbeat_timeout",
-    FaultKind.TERM: "was asked to end (SIGTERM)",
-}
+class Fault(NamedTuple):
+    signal: signal.Signals
+    done: str
+    survived: str
+    """Why the process may still run a minute later."""
 
 
-_LINGERS: Final = {
-    FaultKind.KILL: "the system cannot end it yet, perhaps because it waits for a disk",
-    FaultKind.STOP: "it stands still, and is replaced after the job's heartbeat_timeout",
-    FaultKind.TERM: (
-        "it trains on. A script ends on SIGTERM if it looks at run.should_stop; --fault kill does "
-        "not ask"
+FAULTS: Final = {
+    FaultKind.KILL: Fault(
+        signal.SIGKILL,
+        "was killed (SIGKILL)",
+        "the system cannot end it yet, perhaps because it waits for a disk",
+    ),
+    FaultKind.STOP: Fault(
+        signal.SIGSTOP,
+        "was stopped (SIGSTOP): it is replaced after the job's heartbeat_timeout",
+        "it is stopped, and is replaced after the job's heartbeat_timeout",
+    ),
+    FaultKind.TERM: Fault(
+        signal.SIGTERM,
+        "was asked to end (SIGTERM)",
+        "it trains on. A script ends on SIGTERM if it checks run.should_stop; --fault kill does "
+        "not ask",
     ),
 }
-"""Why a process may be there a minute later."""
 
 
 class FaultRefused(MusterError):
-    """Nothing was signalled."""
+    """No process was signalled."""
 
 
 class NoSuchRank(FaultRefused, Misuse):
-    """The job has not so many."""
+    """The job has fewer ranks."""
 
 
-class NothingRuns(FaultRefused, Untimely):
-    """The job is over, or its rank between two processes."""
+class NothingRuns(FaultRefused, WrongState):
+    """The job is over, or its rank is between two processes."""
 
 
-def fault_named(word: str) -> FaultKind:
-    """Return the fault of that name, or raise what Typer shows in our words and not in its own."""
-    try:
-        return FaultKind(word)
-    except ValueError:
-        raise typer.BadParameter(f"{word!r} is none of {', '.join(FaultKind)}") from None
+class NotBack(MusterError):
+    """After a minute the rank neither runs again nor is finished."""
 
 
-Fault = Annotated[
-    FaultKind,
-    typer.Option(
-        "--fault",
-        help="What happens to the rank.",
-        parser=fault_named,
-        metavar=f"[{'|'.join(FaultKind)}]",
-    ),
-]
-Rank = Annotated[int, typer.Option("--rank", min=0, help="Which rank.", metavar="RANK")]
+@click.command()
+@exact_job_argument
+@click.option(
+    "--fault",
+    type=click.Choice(FaultKind, case_sensitive=False),
+    default=FaultKind.KILL,
+    help="What happens to the rank.",
+)
+@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="RANK", help="Which rank.")
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    help="Show what happens until the rank runs again, at most a minute.",
+)
+def chaos(*, job: str, fault: FaultKind, rank: int, wait: bool) -> None:
+    """Kill one rank and watch the job recover.
 
-
-Wait = Annotated[
-    bool,
-    typer.Option(
-        "--wait/--no-wait", help="Show what happens until the rank lives again, at most a minute."
-    ),
-]
-
-
-def chaos(
-    job: NamedJob, fault: Fault = FaultKind.KILL, rank: Rank = 0, *, wait: Wait = True
-) -> None:
-    """Kill, stop or end one rank of a job that runs on this machine, and see it recover.
-
-    Exit code 0 if the rank lives again or has nothing left to do, 1 if it does
-    neither within a minute: it may not have ended at all. 6 if nothing runs.
+    Or stop it, or ask it to end. Exit code 0 if the rank runs again or has nothing left to
+    do, 1 if neither happens within a minute, 6 if nothing runs.
     """
     with connected() as client:
         found = client.named(job)
         workers = found.summary().workers
         record = process_of(found.view, workers, rank)
         worker = next(it for it in workers if it.rank == rank)
-        aftermath = Aftermath(found, worker, _LINGERS[fault])
-        if not send_signal(record, _SIGNALS[fault]):
+        events = found.events()
+        if not send_signal(record, FAULTS[fault].signal):
             raise FaultRefused(f"rank {rank} of {found.id} ended by itself just now: try again")
-        typer.echo(f"rank {rank} of {found.id}, pid {record.pid}, {_DONE[fault]}")
+        click.echo(f"rank {rank} of {found.id}, pid {record.pid}, {FAULTS[fault].done}")
         try:
-            for sentence in aftermath.sentences() if wait else ():
-                typer.echo(spelt_out(sentence))
+            for message in watch(found, worker, events, FAULTS[fault]) if wait else ():
+                click.echo(printable(message))
         finally:
-            typer.echo(f"see all of it: muster events {found.id}")
+            click.echo(f"see all of it: muster events {found.id}")
 
 
-def process_of(job: "JobView", workers: Sequence["WorkerView"], rank: int) -> ProcessRecord:
-    """Return the process of a rank; raises `FaultRefused` unless it is certain whose it is.
+def process_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> ProcessRecord:
+    """Return the process of a rank; raises `FaultRefused` unless it provably is that.
 
-    `workers` are the ranks of the job's summary.
+    `workers` are those of the job's summary.
     """
     name = job.job_id
     if job.status in TERMINAL:
-        raise NothingRuns(f"{name} is {job.status}: choose a job that runs: muster ps -s RUNNING")
+        raise NothingRuns(f"{name} is {job.status}: choose a running job: muster ps -s RUNNING")
     worker = next((it for it in workers if it.rank == rank), None)
     if worker is None:
-        last = len(workers) - 1
-        there = f"the ranks 0 to {last}" if last else "rank 0 only"
-        raise NoSuchRank(f"{name} has no rank {rank}: it has {there}, choose with --rank")
-    pid, node = worker.pid, worker.node
-    if pid is None:
+        raise NoSuchRank(f"{name} has no rank {rank}: choose 0 to {len(workers) - 1} with --rank")
+    if worker.pid is None:
         raise NothingRuns(
-            f"rank {rank} of {name} has no process, its state is {worker.state}: wait until "
-            f"it has one, see muster show {name}"
+            f"rank {rank} of {name} has no process, its state is {worker.state}: wait until it "
+            f"has one: muster show {name}"
         )
-    if node != platform.node():
-        raise FaultRefused(f"rank {rank} of {name} runs on {node}: use muster chaos there")
-    record = _proven(pid, f"{job.job_uid}/{rank}/")
-    if record is None:
+    if worker.node != platform.node():
+        raise FaultRefused(f"rank {rank} of {name} runs on {worker.node}: use muster chaos there")
+    record = identify(worker.pid)
+    is_tagged = (tag_of(worker.pid) or "").startswith(f"{job.job_uid}/{rank}/")
+    # Identified before and after: then the tag is of this process, and not of a successor.
+    if record is None or not is_tagged or identify(worker.pid) != record:
         raise FaultRefused(
-            f"pid {pid} does not carry the mark of rank {rank} of {name}: it has ended, or its "
-            "command has cleared its environment. Nothing was signalled: if it has ended, "
-            "try again once it is replaced"
+            f"pid {worker.pid} does not carry the tag of rank {rank} of {name}: it has ended, or "
+            "its command has cleared its environment. No process was signalled; try again once "
+            "the rank is replaced"
         )
     return record
 
 
-def _proven(pid: int, mark: str) -> ProcessRecord | None:
-    """Return who has `pid`, if its mark begins with `mark`."""
-    record = identify(pid)
-    is_ours = (mark_of(pid) or "").startswith(mark)
-    # Looked at before and after: the mark is then this process's, and no successor's.
-    return record if is_ours and identify(pid) == record else None
+def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Fault) -> Iterator[str]:
+    """Yield the events after a fault until the rank runs again or is finished, then the outcome.
+
+    `before` and `events` are of the time before the fault. Raises `NotBack` after a minute.
+    """
+    rank, pid = before.rank, before.pid
+    last = events[-1] if events else None
+    began = time.monotonic()
+    is_same, is_reported = True, False
+    while (elapsed := time.monotonic() - began) < WAIT_SECONDS:
+        # The summary first: the events then explain it.
+        summary = job.summary()
+        now = next((it for it in summary.workers if it.rank == rank), before)
+        for event in news(job.events(), last):
+            last = event
+            yield event.message
+        if now.worker_id != before.worker_id and now.state == ProcessState.LIVE:
+            yield f"rank {rank} runs again, as pid {now.pid}"
+            return
+        if summary.status in TERMINAL or now.state == FINISHED:
+            yield f"rank {rank} is not replaced: it is finished, or its job is over"
+            return
+        is_same = (now.worker_id, now.pid) == (before.worker_id, before.pid)
+        if is_same and not is_reported and elapsed >= NOTICE_SECONDS:
+            yield f"rank {rank} (pid {pid}) has not ended yet"
+            is_reported = True
+        time.sleep(POLL_SECONDS)
+    if is_same:
+        raise NotBack(f"rank {rank} (pid {pid}) has not ended: {fault.survived}")
+    raise NotBack(f"rank {rank} does not run again after {WAIT_SECONDS:g} s")

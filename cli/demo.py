@@ -1,9 +1,10 @@
-"""``muster demo``: one model, trained while ranks come, die and go; then the bits are compared.
+"""``muster demo``: train one model while ranks come, die and go; compare its bits with a quiet run.
 
-Everything is real: the services of `muster up` on a database and a port of their own, the
-handwritten digits, processes, SIGKILL. What it leaves in ``<data_dir>/demo`` can be looked at, and
-is cleared by the next demo.
+Everything is real: the services of `muster up` with a database and a port of their own, the
+handwritten digits, processes, SIGKILL. The files stay in ``<data_dir>/demo`` until the next demo.
 """
+
+from __future__ import annotations
 
 import os
 import shutil
@@ -11,67 +12,79 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-import msgspec
+import click
 
-from cli.board import Board
-from cli.connected import PERSON_SECONDS
-from cli.serving import serves
-from muster.checkpoints.identity import identity_of
-from muster.checkpoints.reader import Checkpoint
-from muster.checkpoints.shelves import shelves
-from muster.client import Client
-from muster.contracts.environ import ServiceSettings
+from cli.config import service_settings
+from cli.connection import CONNECT_SECONDS
+from cli.output import plural
+from cli.service_record import is_serving
 from muster.contracts.errors import MusterError
-from muster.contracts.layout import checkpoints_of_job
-from muster.datasets.contents import HELD_OUT_NAME
-from muster.datasets.samples import LabelledSample
-from muster.ports import free_port
-from muster.processes import marked
-from muster.remarks import remark
+from muster.host.containment import tagged_processes
+from muster.host.ports import free_port
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from muster.client import Client, Job
 
 RANKS: Final = 4
-"""What the elastic job grows to; it begins with two and ends with one less."""
+"""What the elastic job grows to. It begins with two ranks and ends with three."""
 
 VICTIM: Final = 1
 EPOCHS: Final = 12
 SHARDS: Final = 8
-PAUSE_SECONDS: Final = 0.02
-"""After each step of the elastic job, so that a person sees what happens to it."""
+STEP_PAUSE_SECONDS: Final = 0.02
+"""After each step of the elastic job, so that a person can follow."""
 
 ACCURACY_WANTED: Final = 0.95
-LOOK_SECONDS: Final = 0.1
+POLL_SECONDS: Final = 0.1
 START_SECONDS: Final = 30.0
 JOB_SECONDS: Final = 120.0
 
+Summary: TypeAlias = Mapping[str, Any]
+
+
+class Act(NamedTuple):
+    """Something that happens to a job once `ranks` train and `share` of the steps are done."""
+
+    share: float
+    ranks: int
+    run: Callable[[Job, Summary], str]
+    """Makes it happen, and returns a message about it."""
+
 
 class DemoFailed(MusterError):
-    """The demonstration did not show what it is there to show."""
+    """The demonstration did not show what it promises."""
 
 
-def show(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
-    """Play all acts; return 0, or raise a `MusterError` that says which act failed."""
-    print("Ranks come, die and go while one model is trained, and the result does not know.\n")
-    stage = settings.data_dir / "demo"
+@click.command()
+def demo() -> None:
+    """Kill ranks while a model trains; the bits stay the same."""
+    print("Ranks come, die and go while one model is trained, and the result stays the same.\n")
+    stage = service_settings().data_dir / "demo"
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
-    _act_of_data(stage)
-    with _services(stage, environ) as client:
-        uids = [_lonely_run(client, stage), _elastic_run(client, stage)]
-        _act_of_comparison(client, stage)
-    _nothing_is_left(uids)
+    _write_data(stage)
+    with _services(stage) as client:
+        print('3. Job "alone": one rank trains the whole model by itself')
+        alone = _train(client, stage, "alone", (), world_size=1)
+        print('4. Job "elastic": the same model and data; ranks come, die and go meanwhile')
+        fields: Summary = {"world_size": 2, "max_workers": RANKS, "sleep_sec": STEP_PAUSE_SECONDS}
+        elastic = _train(client, stage, "elastic", ELASTIC_ACTS, **fields)
+        _compare(client, stage)
+    left = [record.pid for uid in (alone, elastic) for record in tagged_processes(f"{uid}/")]
+    if left:
+        raise DemoFailed(f"processes are left running: {left}")
     print("\nNext: `make up`, then submit a script of your own; the README shows how.")
-    return 0
 
 
-def _act_of_data(stage: Path) -> None:
-    from muster.datasets.digits import digits  # noqa: PLC0415  brings in scikit-learn
+def _write_data(stage: Path) -> None:
+    from muster.datasets.synthetic import digits  # noqa: PLC0415  slow
     from muster.datasets.writer import write_dataset  # noqa: PLC0415
 
     contents = digits(shards=SHARDS, seed=0)
@@ -84,118 +97,46 @@ def _act_of_data(stage: Path) -> None:
 
 
 @contextmanager
-def _services(stage: Path, environ: Mapping[str, str]) -> Iterator[Client]:
-    """Run `muster up` on a port and a database of its own."""
-    url = f"http://127.0.0.1:{free_port()}"
+def _services(stage: Path) -> Iterator[Client]:
+    """Run `muster up` with a port and a database of its own."""
+    from muster.client import Client  # noqa: PLC0415  slow
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
     print(f"2. Services: API and coordinator on SQLite at {url}")
+    own = {
+        "MUSTER_DATA_DIR": str(stage),
+        "MUSTER_DATABASE_URL": f"sqlite:///{stage}/muster.db",
+        "MUSTER_HOST": "127.0.0.1",
+        "MUSTER_PORT": str(port),
+        "MUSTER_SLOTS": str(RANKS),
+    }
     with (stage / "services.log").open("wb") as log:
-        services = subprocess.Popen(
+        up = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli", "up"],
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={
-                **environ,
-                "MUSTER_DATA_DIR": str(stage),
-                "MUSTER_DATABASE_URL": f"sqlite:///{stage}/muster.db",
-                "MUSTER_HOST": "127.0.0.1",
-                "MUSTER_PORT": url.rpartition(":")[2],
-                "MUSTER_SLOTS": str(RANKS),
-            },
+            env={**os.environ, **own},
         )
     try:
-        _await_service(url, services, stage)
-        with Client(url, retry_seconds=PERSON_SECONDS) as client:
+        deadline = time.monotonic() + START_SECONDS
+        while not is_serving(url):
+            if time.monotonic() > deadline or up.poll() is not None:
+                raise DemoFailed(f"the services did not come up: see {stage / 'services.log'}")
+            time.sleep(POLL_SECONDS)
+        with Client(url, retry_seconds=CONNECT_SECONDS) as client:
             yield client
     except KeyboardInterrupt:
-        remark("\nmuster: interrupted; ranks save, and the services of the demo end …")
+        click.echo("\nmuster: interrupted; ranks checkpoint, and the services end …", err=True)
         raise
     finally:
-        services.send_signal(signal.SIGINT)
-        services.wait()
+        up.send_signal(signal.SIGINT)
+        up.wait()
 
 
-def _await_service(url: str, services: subprocess.Popen[bytes], stage: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and services.poll() is None:
-        if serves(url):
-            return
-        time.sleep(LOOK_SECONDS)
-    raise DemoFailed(f"the services did not come up: see {stage / 'services.log'}")
-
-
-def _lonely_run(client: Client, stage: Path) -> str:
-    print('3. Job "alone": one rank trains the whole model by itself')
-    uid = _submit(client, stage, "alone", world_size=1)
-    board = Board()
-    for summary in _summaries(client, "alone"):
-        board.draw(summary)
-    _conclude(client, "alone", board)
-    return uid
-
-
-def _elastic_run(client: Client, stage: Path) -> str:
-    print('4. Job "elastic": the same model and data; ranks come, die and go while it trains')
-    uid = _submit(
-        client, stage, "elastic", world_size=2, max_workers=RANKS, sleep_sec=PAUSE_SECONDS
-    )
-    board, script = Board(), deque(_script(client))
-    told = 0
-    for summary in _summaries(client, "elastic"):
-        board.draw(summary)
-        told = _tell_events(client, board, told)
-        if script and _has_reached(summary, script[0]):
-            board.say(script.popleft().act(summary))
-    _tell_events(client, board, told)
-    _conclude(client, "elastic", board)
-    if script:
-        raise DemoFailed("the job was over before its script was")
-    return uid
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Something done to the job, once so many ranks have come so far."""
-
-    at: float
-    """Share of the steps."""
-    ranks: int
-    act: Callable[[Mapping[str, Any]], str]
-    """Does it to the job of a summary, and says what it did."""
-
-
-def _script(client: Client) -> Iterator[_Turn]:
-    survivors: dict[int, int] = {}
-
-    def scale(world_size: int) -> str:
-        client.job("elastic").scale(world_size)
-        return f"PATCH /jobs/elastic  world_size {world_size}"
-
-    def kill(summary: Mapping[str, Any]) -> str:
-        survivors.update(_pids(summary))
-        pid = survivors.pop(VICTIM)
-        os.kill(pid, signal.SIGKILL)
-        return f"kill -9 {pid}  (rank {VICTIM})"
-
-    def shrink(summary: Mapping[str, Any]) -> str:
-        for rank, pid in _pids(summary).items():
-            if survivors.get(rank, pid) != pid:
-                raise DemoFailed(f"rank {rank} lost its process, though nobody had touched it")
-        return scale(RANKS - 1)
-
-    yield _Turn(0.2, 2, lambda _summary: scale(RANKS))
-    yield _Turn(0.45, RANKS, kill)
-    yield _Turn(0.7, RANKS, shrink)
-
-
-def _has_reached(summary: Mapping[str, Any], turn: _Turn) -> bool:
-    """Whether the ranks that the turn needs are all training, and far enough."""
-    training = [w for w in summary["workers"] if w["pid"] and w["step"]]
-    total = summary["total_steps"] or 0
-    return len(training) >= turn.ranks and summary["step"] >= turn.at * total > 0
-
-
-def _submit(client: Client, stage: Path, job_id: str, **fields: object) -> str:
+def _train(client: Client, stage: Path, job_id: str, acts: Sequence[Act], **fields: object) -> str:
+    """Train the model once while `acts` happen; return the uid of the job."""
     job = client.submit(
         job_id=job_id,
         epochs=EPOCHS,
@@ -203,51 +144,77 @@ def _submit(client: Client, stage: Path, job_id: str, **fields: object) -> str:
         checkpoint_dir=str(stage / "checkpoints"),
         **fields,
     )
+    remaining, printed = list(acts), 0
+    deadline = time.monotonic() + JOB_SECONDS
+    with _bars() as bars:
+        while True:
+            summary: Summary = client.connection.get(f"/jobs/{job_id}/summary")
+            _draw(bars, summary)
+            events = client.connection.get(f"/jobs/{job_id}/events")["events"] if acts else []
+            for event in events[printed:]:
+                _say(bars, f"{event['at'][11:23]}  {event['message']}")
+            printed = len(events)
+            if summary["status"] in {"COMPLETED", "FAILED", "STOPPED"}:
+                break
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"the job {job_id} was not over after {JOB_SECONDS:g} s")
+            if remaining and _is_due(summary, remaining[0]):
+                _say(bars, remaining.pop(0).run(job, summary))
+            time.sleep(POLL_SECONDS)
+    if summary["status"] != "COMPLETED":
+        raise DemoFailed(f"the job {job_id} is {summary['status']}: {summary['message']}")
+    if remaining:
+        raise DemoFailed(f"the job {job_id} was over before everything had happened to it")
+    print(
+        f"   completed: {summary['step']} steps, {summary['checkpoints_saved']} durable "
+        f"checkpoints, {plural(summary['restarts'], 'restart')}"
+    )
     return job.view.job_uid
 
 
-def _summaries(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
-    """Yield summaries until the job is over."""
-    deadline = time.monotonic() + JOB_SECONDS
-    while time.monotonic() < deadline:
-        summary = client.connection.get(f"/jobs/{job_id}/summary")
-        if summary["status"] in {"COMPLETED", "FAILED", "STOPPED"}:
-            return
-        yield summary
-        time.sleep(LOOK_SECONDS)
-    raise DemoFailed(f"the job {job_id} was not over after {JOB_SECONDS:g} s")
+def _is_due(summary: Summary, act: Act) -> bool:
+    training = [worker for worker in summary["workers"] if worker["pid"] and worker["step"]]
+    total = summary["total_steps"] or 0
+    return len(training) >= act.ranks and summary["step"] >= act.share * total > 0
 
 
-def _conclude(client: Client, job_id: str, board: Board) -> None:
-    summary = client.connection.get(f"/jobs/{job_id}/summary")
-    board.close(summary)
-    if summary["status"] != "COMPLETED":
-        raise DemoFailed(f"the job {job_id} is {summary['status']}: {summary['message']}")
-    restarts = summary["restarts"]
-    print(
-        f"   completed: {summary['step']} steps, {summary['checkpoints_saved']} durable "
-        f"checkpoints, {restarts} restart{'' if restarts == 1 else 's'}"
-    )
+def _grow(job: Job, _: Summary) -> str:
+    job.scale(RANKS)
+    return f"PATCH /jobs/elastic  world_size {RANKS}"
 
 
-def _pids(summary: Mapping[str, Any]) -> dict[int, int]:
-    return {worker["rank"]: worker["pid"] for worker in summary["workers"] if worker["pid"]}
+def _kill(_: Job, summary: Summary) -> str:
+    pid = next(worker["pid"] for worker in summary["workers"] if worker["rank"] == VICTIM)
+    os.kill(pid, signal.SIGKILL)
+    return f"kill -9 {pid}  (rank {VICTIM})"
 
 
-def _tell_events(client: Client, board: Board, told: int) -> int:
-    """Print what has happened to the elastic job since the last look; return how much there is."""
-    events = client.connection.get("/jobs/elastic/events")["events"]
-    for event in events[told:]:
-        board.say(f"{event['at'][11:23]}  {event['message']}")
-    return len(events)
+def _shrink(job: Job, summary: Summary) -> str:
+    if any(worker["restarts"] for worker in summary["workers"] if worker["rank"] != VICTIM):
+        raise DemoFailed("a rank was restarted that had not been killed")
+    job.scale(RANKS - 1)
+    return f"PATCH /jobs/elastic  world_size {RANKS - 1}"
 
 
-def _act_of_comparison(client: Client, stage: Path) -> None:
+ELASTIC_ACTS: Final = (Act(0.2, 2, _grow), Act(0.45, RANKS, _kill), Act(0.7, RANKS, _shrink))
+
+
+def _compare(client: Client, stage: Path) -> None:
+    import msgspec  # noqa: PLC0415  not needed for --help
+
+    from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
+    from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
+    from muster.contracts.paths import checkpoints_of_job  # noqa: PLC0415
+    from muster.datasets.schema import HELD_OUT_NAME, LabelledSample  # noqa: PLC0415
+    from muster.training.independent import accuracy  # noqa: PLC0415
+
     print("5. Compared: the last checkpoint of each, weights and position to the last bit")
     directories = [checkpoints_of_job(stage / "checkpoints", job) for job in ("alone", "elastic")]
-    alone, elastic = (shelves(directory)[0].newest() for directory in directories)
+    alone, elastic = (checkpoint_dirs(directory)[0].newest() for directory in directories)
     digests = [identity_of(checkpoint) for checkpoint in (alone, elastic)]
-    reached = _accuracy(stage, elastic)
+    lines = (stage / "digits" / HELD_OUT_NAME).read_bytes().splitlines()
+    held_out = [msgspec.json.decode(line, type=LabelledSample) for line in lines]
+    reached = accuracy(elastic.state, held_out)
     audit = client.connection.get("/jobs/elastic/audit")
     once = sum(epoch["exactly_once"] is True for epoch in audit["epochs"])
     print(f"   sha256, alone     {digests[0]}")
@@ -255,7 +222,7 @@ def _act_of_comparison(client: Client, stage: Path) -> None:
     print(f"   accuracy          {reached:.3f} on the held-out digits")
     print(f"   audit             every sample exactly once in {once} of {EPOCHS} epochs")
     if digests[0] != digests[1]:
-        raise DemoFailed("the elastic job has another result than the lonely one")
+        raise DemoFailed("the elastic job has another result than the job of one rank")
     if reached < ACCURACY_WANTED:
         raise DemoFailed(f"the model names only {reached:.1%} of the held-out digits")
     if not audit["exactly_once"]:
@@ -263,15 +230,31 @@ def _act_of_comparison(client: Client, stage: Path) -> None:
     print("\nOne rank alone, and ranks that came, died and went: the same bits.")
 
 
-def _accuracy(stage: Path, checkpoint: Checkpoint) -> float:
-    from muster.classifier import accuracy  # noqa: PLC0415  brings in numpy
+def _bars() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
 
-    lines = (stage / "digits" / HELD_OUT_NAME).read_bytes().splitlines()
-    held_out = [msgspec.json.decode(line, type=LabelledSample) for line in lines]
-    return accuracy(checkpoint.state, held_out)
+    note = TextColumn("{task.fields[note]}")
+    return Progress(TextColumn("   {task.description}"), BarColumn(24), MofNCompleteColumn(), note)
 
 
-def _nothing_is_left(uids: list[str]) -> None:
-    left = [record.pid for uid in uids for record in marked(f"{uid}/")]
-    if left:
-        raise DemoFailed(f"processes are left running: {left}")
+def _draw(bars: Progress, summary: Summary) -> None:
+    for task in bars.task_ids:
+        bars.update(task, visible=False)
+    for worker in summary["workers"]:
+        rank = worker["rank"]
+        if rank not in bars.task_ids:  # ranks are added in order, and ids count from 0
+            bars.add_task(f"rank {rank}", note="")
+        loss = "" if worker["loss"] is None else f"loss {worker['loss']:.4f}"
+        saved = worker["last_checkpoint_step"]
+        checkpoint = "" if saved is None else f"checkpoint {saved}"
+        bars.update(
+            rank,
+            visible=True,
+            completed=worker["step"],
+            total=worker["total_steps"],
+            note=f"{loss:<12}  {checkpoint:<16}{worker['state']}",
+        )
+
+
+def _say(bars: Progress, message: str) -> None:
+    bars.console.print(f"   {message}", markup=False, highlight=False, soft_wrap=True)

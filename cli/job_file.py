@@ -1,192 +1,183 @@
-"""A job as a YAML file (JSON is YAML), with the place of every field, so that errors can say it."""
+"""A job as a person describes it: in a YAML file (JSON is YAML), on the command line, or both.
 
-import errno
+Errors name the file, line and column. Relative paths are made absolute here, because the server
+may run in another directory.
+"""
+
+from __future__ import annotations
+
+import math
 import os
-import select
-import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from cli.description import SUFFIXES
-from cli.yaml_problem import yaml_problem
-from muster.contracts.errors import MusterError
-from muster.plain_yaml import plain
+from cli.errors import Misuse
+from muster.client.errors import FieldError
 
-Place: TypeAlias = tuple[str | int, ...]
+Location: TypeAlias = Sequence[str | int]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
-PATIENCE_SECONDS: Final = 5.0
-"""With a pipe through which nothing comes."""
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir")
 
-_NAME_TAGS: Final = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
-"""Of what is a name as it is written, and of `<<`, with which a mapping takes in another."""
-
-_LOADER: Final = plain(yaml.SafeLoader)
-
-_FLOAT_TAG: Final = "tag:yaml.org,2002:float"
-_ENDLESS: Final = {".inf", ".nan"}
-"""Floats of YAML that JSON does not know."""
+# `type` of a field error of the API
+_UNKNOWN_FIELD: Final = "extra_forbidden"
+_NOT_TEXT: Final = "string_type"
 
 
-class Spot(NamedTuple):
-    """A place in the text: line and column, from 1, and what stands there if it is one word."""
-
-    line: int
-    column: int
-    word: str | None
-
-
-class InvalidJobFile(MusterError):
-    """It is no file, or no YAML, or describes something else than a job."""
+class InvalidJobFile(Misuse):
+    """The file cannot be read, is not YAML, or does not describe a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """What it says, and where."""
+    """The fields of a job file, and where each of them stands."""
 
     name: str
     fields: Mapping[str, Any]
-    marks: Mapping[Place, "Spot"]
-    """Where each field is, and what is in it."""
+    root: Node
 
     @classmethod
-    def read(cls, path: Path) -> "JobFile":
+    def read(cls, path: Path) -> JobFile:
         """Return the job of a file; raises `InvalidJobFile`."""
-        name = str(path)
-        if os.path.isdir(path):  # noqa: PTH112  Path's fails at long names
-            raise InvalidJobFile(
-                f"{name} is a directory: name the job file in it, or what to run there, such as "
-                f"muster submit -- python {path / 'train.py'}"
-            )
         if path.suffix not in SUFFIXES:
             raise InvalidJobFile(
-                f"{name} is no {' or '.join(SUFFIXES)}: for a script say muster submit -- python "
-                f"{name}"
+                f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
+                f"before it: muster submit -- python train.py"
             )
         try:
-            text = _content(path).decode()
+            text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise InvalidJobFile(f"{name} cannot be read: {why}") from error
-        fields, marks = _parsed(name, text)
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidJobFile(f"{path} cannot be read: {reason}") from error
+        try:
+            root, fields = _yaml().compose(text), _yaml().load(text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark
+            at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+            raise InvalidJobFile(f"{path}{at}: {_reason(error)}") from error
+        except (YAMLError, ValueError, RecursionError) as error:
+            raise InvalidJobFile(f"{path}: invalid YAML: {error}") from error
         if not isinstance(fields, dict):
-            raise InvalidJobFile(f"{name}:1:1: write fields of a job, such as world_size: 4")
-        return cls(name=name, fields=fields, marks=marks)
+            raise InvalidJobFile(f"{path}:1:1: expected fields of a job, such as world_size: 4")
+        return cls(name=str(path), fields=fields, root=root)
 
-    def place(self, place: Place) -> str:
-        """Return ``job.yaml:4:3`` of the nearest thing that has a line."""
-        line, column = self.line_and_column(place)
-        return f"{self.name}:{line}:{column}"
+    def position(self, location: Location) -> tuple[int, int]:
+        """Return line and column, from 1, of a field or of what encloses it."""
+        mark, _ = self._find(location)
+        return mark.line + 1, mark.column + 1
 
-    def line_and_column(self, place: Place) -> tuple[int, int]:
-        """Return where the nearest thing is that has a line."""
-        while place and place not in self.marks:
-            place = place[:-1]
-        spot = self.marks.get(place)
-        return (1, 1) if spot is None else (spot.line, spot.column)
+    def scalar(self, location: Location) -> str | None:
+        """Return a single value as it is written in the file."""
+        _, node = self._find(location)
+        return node.value if isinstance(node, ScalarNode) else None
 
-    def word(self, place: Place) -> str | None:
-        """Return the one word or number there as it is written: YAML reads ``yes`` as true."""
-        spot = self.marks.get(place)
-        return spot and spot.word
-
-
-def _content(path: Path) -> bytes:
-    """Return all that is in the file, or comes through the pipe; raises `OSError`."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123  its flags
-        # A pipe is one's own way to make a job, but opening one waits for ever for a writer.
-        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-            if not select.select([file], [], [], PATIENCE_SECONDS)[0]:
-                raise TimeoutError(errno.ETIMEDOUT, "it is a pipe that nobody writes to")
-            os.set_blocking(file.fileno(), True)
-        return file.read()
+    def _find(self, location: Location) -> tuple[Any, Node | None]:
+        mark, node = self.root.start_mark, self.root
+        for part in location:
+            if isinstance(node, MappingNode):
+                found = [(key, value) for key, value in node.value if key.value == part]
+            elif isinstance(node, SequenceNode) and isinstance(part, int):
+                found = [(item, item) for item in node.value[part : part + 1]]
+            else:
+                found = []
+            if not found:
+                return mark, None
+            key, node = found[0]
+            mark = key.start_mark
+        return mark, node
 
 
-def _parsed(name: str, text: str) -> tuple[object, Mapping[Place, Spot]]:
+def parse_value(text: str) -> Any:  # noqa: ANN401  any YAML value
+    """Return the value of ``--set FIELD=VALUE``; raises `ValueError` for invalid YAML."""
     try:
-        loader = _LOADER(text)
-        root = loader.get_single_node()
-        if root is None:
-            return None, {}
-        marks = dict(_marks(root, ()))
-        return loader.construct_document(root), marks
-    except yaml.MarkedYAMLError as error:
-        at = f":{_mark(error.problem_mark)}" if error.problem_mark else ""
-        raise InvalidJobFile(f"{name}{at}: {_trouble(error, text)}") from error
-    except Exception as error:
-        raise InvalidJobFile(f"{name} is no YAML: {yaml_problem(error)}") from error
+        return _yaml().load(text)
+    except MarkedYAMLError as error:
+        raise ValueError(_reason(error)) from error
+    except YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
-def _trouble(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Return what is wrong; of what was opened and not closed, also where it was opened."""
-    said = yaml_problem(error)
-    began, found = error.context_mark, error.problem_mark
-    if open_ := _unclosed(text):
-        return f"{said} (nothing closes the bracket at {_mark(open_)})"
-    if not error.problem or not error.context or began is None or began == found:
-        return said
-    return f"{said} ({error.context} that begins at {_mark(began)})"
+def _yaml() -> YAML:
+    # The pure parser knows YAML 1.2, in which 12:30 and yes are text, and refuses duplicate keys.
+    return YAML(typ="safe", pure=True)
 
 
-def _unclosed(text: str) -> yaml.Mark | None:
-    """Return where the innermost bracket is that is open at the end."""
-    opened = list[yaml.Mark]()
-    try:
-        for token in yaml.scan(text):
-            if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
-                opened.append(token.start_mark)
-            elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
-                del opened[-1:]
-    except Exception:  # noqa: BLE001  whatever it is, it is not read to its end
-        return None
-    return opened[-1] if opened else None
+def _reason(error: MarkedYAMLError) -> str:
+    problem = str(error.problem or "invalid YAML")
+    opened, found = error.context_mark, error.problem_mark
+    if not error.context or opened is None or opened == found:
+        return problem
+    return f"{problem} ({error.context} that begins at {opened.line + 1}:{opened.column + 1})"
 
 
-def _marks(node: yaml.Node, place: Place) -> Iterator[tuple[Place, Spot]]:
-    if isinstance(node, yaml.MappingNode):
-        seen = set[str]()
-        for key, value in node.value:
-            _refuse_lost(key, seen)
-            yield (*place, key.value), _spot(key, value)
-            yield from _marks(value, (*place, key.value))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield (*place, index), _spot(item, item)
-            yield from _marks(item, (*place, index))
-    elif node.tag == _FLOAT_TAG and node.value.lstrip("+-").lower() in _ENDLESS:
-        raise yaml.MarkedYAMLError(
-            problem=f"{node.value} is no number that a job can have", problem_mark=node.start_mark
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDescription:
+    """All fields of a job that a person gave; the command line takes precedence over the file."""
+
+    file: JobFile | None
+    typed: Mapping[str, Any]
+    mappings: Mapping[str, Mapping[str, str]]
+    """`env` and `secrets` from the command line, which are added to those of the file."""
+
+    def body(self, directory: Path) -> dict[str, Any]:
+        """Return the request body; paths are relative to `directory`.
+
+        A command or program runs there as well, unless `working_dir` is given.
+        """
+        body = {**(self.file.fields if self.file else {}), **self.typed}
+        for field, typed in self.mappings.items():
+            given = body.get(field) or {}
+            if typed and isinstance(given, Mapping):  # the server refuses any other type
+                body[field] = {**given, **typed}
+        if body.get("working_dir") is None and (body.get("command") or body.get("program")):
+            body["working_dir"] = str(directory)
+        for field in PATH_FIELDS:
+            if isinstance(path := body.get(field), str):
+                # Unlike Path.resolve, abspath treats links and ".." as a shell does.
+                body[field] = os.path.abspath(directory / os.path.expanduser(path))  # noqa: PTH100, PTH111
+        return body
+
+    def error_lines(self, errors: Sequence[FieldError]) -> Iterator[str]:
+        """Yield a line per invalid field: those of the file in its order, then the others."""
+        for error in sorted(errors, key=self._order):
+            location = error.loc[1:]  # after "body"
+            field = ".".join(map(str, location)) or str(error.loc[0])
+            unknown = "muster schema lists the fields" if error.type == _UNKNOWN_FIELD else None
+            hint = error.hint or self._quoted(error) or unknown
+            file = self._file_of(location)
+            at = (
+                "muster"
+                if file is None
+                else ":".join(map(str, (file.name, *file.position(location))))
+            )
+            yield f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")
+
+    def _quoted(self, error: FieldError) -> str | None:
+        """Return a hint for text that YAML reads as a number, such as ``env: {LR: 0.1}``."""
+        location = error.loc[1:]
+        file = self._file_of(location)
+        if error.type != _NOT_TEXT or file is None or location[0] == "secrets":
+            return None
+        word = file.scalar(location)
+        return f'write "{word}"' if word else None
+
+    def _order(self, error: FieldError) -> tuple[float, ...]:
+        file = self._file_of(error.loc[1:])
+        return (math.inf,) if file is None else file.position(error.loc[1:])
+
+    def _file_of(self, location: Location) -> JobFile | None:
+        """Return the file if it is where a field was given."""
+        is_in_file = (
+            self.file is not None
+            and bool(location)
+            and location[0] in self.file.fields
+            and location[0] not in self.typed
         )
-
-
-def _refuse_lost(key: yaml.Node, seen: set[str]) -> None:
-    """Raise for a name that is none, or that YAML would silently let the later one win of."""
-    if not isinstance(key, yaml.ScalarNode):
-        raise yaml.MarkedYAMLError(problem="is no name of a field", problem_mark=key.start_mark)
-    if key.tag not in _NAME_TAGS:
-        raise yaml.MarkedYAMLError(
-            problem=f"{key.value} is no text here: put it in quotes", problem_mark=key.start_mark
-        )
-    if key.value in seen:
-        raise yaml.MarkedYAMLError(
-            problem=f"{key.value} is given twice", problem_mark=key.start_mark
-        )
-    seen.add(key.value)
-
-
-def _spot(at: yaml.Node, value: yaml.Node) -> Spot:
-    word = value.value if isinstance(value, yaml.ScalarNode) else None
-    return Spot(*_position(at.start_mark), word)
-
-
-def _position(mark: yaml.Mark) -> tuple[int, int]:
-    return mark.line + 1, mark.column + 1
-
-
-def _mark(mark: yaml.Mark) -> str:
-    line, column = _position(mark)
-    return f"{line}:{column}"
+        return self.file if is_in_file else None

@@ -1,57 +1,179 @@
-"""How an answer is shown: as a table for people, or as it is for programs.
+"""How an answer is printed: a table for people; JSON, YAML or names for programs.
 
-Whatever others have put into it, no terminal gets a control character of theirs.
+Text that others wrote never reaches a terminal with control characters in it.
 """
 
+import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated
+from threading import Timer
+from typing import Any, Final, TypeAlias
 
-import typer
+import click
 
-from muster.contracts.printable import spelt_out
+from muster.contracts.errors import printable
+from muster.runtime.stderr_messages import print_stderr
+
+Cell: TypeAlias = str | int | None
+
+UNKNOWN: Final = "-"
+"""What a table shows for None."""
+
+NAME_WIDTH: Final = 16
+"""Of a machine's name, so that a table of ranks fits 80 columns."""
+
+NOTICE_SECONDS: Final = 1.5
+"""After this long without output, a command prints what it waits for."""
+
+_GAP: Final = "  "
+_SECONDS_PER_UNIT: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+_BYTE_STEP: Final = 1000
 
 
 class Output(StrEnum):
-    """What ``-o`` takes."""
+    """The formats of ``--output``."""
 
     TABLE = "table"
     JSON = "json"
-    """The API's body."""
+    """The body of the API's response."""
     YAML = "yaml"
     NAME = "name"
     """One id per line, for `xargs`."""
 
 
-OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="How to show it.", show_choices=True)
-]
+output_option: Final = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(Output, case_sensitive=False),
+    default=Output.TABLE,
+    help="Output format. Default: table.",
+)
 
 
 def show(output: Output, body: object, lines: Iterable[str], names: Iterable[str]) -> None:
     """Print an answer to standard output.
 
-    `body` is the API's; `lines` are those of the table, made only if they are shown.
+    `body` is the API's; `lines` make the table and `names` the ids, and are read only if shown.
     """
     match output:
         case Output.TABLE:
-            shown = [spelt_out(line) for line in lines]
+            shown = [printable(line) for line in lines]
         case Output.NAME:
-            shown = [spelt_out(name) for name in names]
+            shown = [printable(name) for name in names]
         case Output.JSON:
             shown = [_json(body)]
         case Output.YAML:
-            import yaml  # noqa: PLC0415  only where it is asked for
-
-            shown = [yaml.safe_dump(body, sort_keys=False, allow_unicode=True).rstrip("\n")]
+            shown = [_yaml(body)]
     for line in shown:
-        typer.echo(line)
+        click.echo(line)
 
 
 def _json(body: object) -> str:
-    import msgspec  # noqa: PLC0415  --help
+    import msgspec  # noqa: PLC0415  not needed for --help
 
     document = msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
-    # Those below 0x20 it escapes by itself, as JSON wants it.
+    # JSON itself escapes only the control characters below 0x20.
     return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", document)
+
+
+def _yaml(body: object) -> str:
+    from ruamel.yaml import YAML  # noqa: PLC0415  only for -o yaml
+
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    text = io.StringIO()
+    yaml.dump(body, text)
+    return text.getvalue().rstrip("\n")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
+    """Yield a line for the header and one per row; columns with numbers are right-aligned."""
+    lines = [header, *rows]
+    columns = list(zip(*lines, strict=True))
+    widths = [max(len(_text(cell)) for cell in column) for column in columns]
+    right = [any(isinstance(cell, int) for cell in column) for column in columns]
+    for cells in lines:
+        padded = [
+            _text(cell).rjust(width) if is_number else _text(cell).ljust(width)
+            for cell, width, is_number in zip(cells, widths, right, strict=True)
+        ]
+        yield _GAP.join(padded).rstrip()
+
+
+def facts(pairs: Iterable[tuple[str, str | None]]) -> Iterator[str]:
+    """Yield a line per name and value, values in one column; a value of None is left out."""
+    known = [(name, value) for name, value in pairs if value is not None]
+    width = max(len(name) for name, _ in known)
+    return (f"{name:<{width}}{_GAP}{value}" for name, value in known)
+
+
+def shortened(text: str | None, width: int) -> str | None:
+    """Return `text`, cut at the end to `width` characters."""
+    return text if text is None or len(text) <= width else f"{text[: width - 1]}…"
+
+
+def cropped(text: str, width: int) -> str:
+    """Return `text`, cut in the middle to `width` characters: the end of an id is random."""
+    if len(text) <= width:
+        return text
+    tail = max(0, width - 1) // 2
+    return f"{text[: max(0, width - 1) - tail]}…{text[len(text) - tail :]}"
+
+
+def _text(cell: Cell) -> str:
+    return UNKNOWN if cell is None else str(cell)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 rank`` or ``2 ranks``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def size(count_bytes: int) -> str:
+    """Return a number of bytes in the unit that leaves the fewest digits: ``11.8 kB``."""
+    amount, unit = float(count_bytes), 0
+    while amount >= _BYTE_STEP and unit < len(_BYTE_UNITS) - 1:
+        amount, unit = amount / _BYTE_STEP, unit + 1
+    return f"{amount:.1f} {_BYTE_UNITS[unit]}" if unit else f"{count_bytes} B"
+
+
+def moment(time: datetime | str) -> str:
+    """Return a time in UTC to the second; text is taken as the API writes it."""
+    text = time if isinstance(time, str) else time.isoformat()
+    return text[:19].replace("T", " ")
+
+
+def seconds_of(text: str) -> int | None:
+    """Return the seconds of a duration such as ``90d``; None for anything else."""
+    found = re.fullmatch(r"([0-9]{1,10})([smhd])", text)
+    return int(found[1]) * _SECONDS_PER_UNIT[found[2]] if found else None
+
+
+def moment_of(text: str, now: datetime) -> datetime | None:
+    """Return the time ``10m`` before `now`, or the time that ISO 8601 text names; None otherwise.
+
+    Without an offset it is in this machine's time zone.
+    """
+    seconds = seconds_of(text)
+    try:
+        if seconds is not None:
+            return now - timedelta(seconds=seconds)
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+@contextmanager
+def notice_if_slow(sentence: str) -> Iterator[None]:
+    """Print `sentence` to standard error if the body takes longer than `NOTICE_SECONDS`."""
+    notice = Timer(NOTICE_SECONDS, print_stderr, [f"muster: {sentence}"])
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()

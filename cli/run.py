@@ -1,212 +1,293 @@
-"""``muster run``: one job in the foreground, with no server, as torchrun has it.
+"""``muster run``: one job in the foreground without a server, as torchrun runs it.
 
-What the service does is done here as well, by the same coordinator over a database of its own.
-Ranks print on standard output, what happens to them is told on standard error.
+The coordinator of the services runs here with a database of its own. Ranks print on standard
+output; what happens to them is printed on standard error.
 """
 
+from __future__ import annotations
+
 import os
+import re
+import select
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-import typer
+import click
 
-from cli.accelerators import visible_gpus
-from cli.outlet import Outlet
-from cli.relay import Relay
-from muster.contracts.environ import UNLESS_SET, ServiceSettings
+from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
-from muster.contracts.layout import JobFiles
-from muster.contracts.spec import JobSpec, RestartScope
+from muster.contracts.paths import JobFiles, LogName
+from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
-from muster.remarks import remark
+from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
-    from store.records import Event, Job, Worker
+    from database.records import Event, Job, RankRecord
 
-_DEFAULT: Final = JobSpec()
+SILENT_EVENTS: Final = frozenset({"submitted", "rank_started", "rank_exited", "job_failing"})
+"""Every job has these. Why a rank is restarted is part of the event about the job's status."""
 
-UNTOLD: Final = frozenset({"submitted", "rank_started", "rank_exited", "job_failing"})
-"""Events of every job. Why a rank is gone that is started again is told with the job's status."""
-
-OWN_WORDS: Final[Mapping[str, str]] = {
-    "job_stopping": "interrupted; ranks are saving and exiting",
+OWN_MESSAGES: Final = {
+    "job_stopping": "interrupted; ranks checkpoint and exit",
     "job_queued": "",
 }
-"""Of events that speak of a service: here is none, and what goes on is told in the end."""
+"""In place of messages that speak of a service."""
 
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SCRIPT [ARGUMENTS]...",
-        help="A Python script and its arguments, or any other command.",
-        show_default=False,
-    ),
-]
+CHUNK_BYTES: Final = 1 << 18
+"""Read at once from a log; a longer line is shown in pieces."""
+
+ROUNDS: Final = 16
+"""Chunks of each log per look, so that a rank that prints without end does not block the rest."""
+
+TORCHRUN_OPTIONS: Final = re.split(
+    " +",
+    "--rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --master-addr --master-port --node-rank "
+    "--local-addr --log-dir --tee -t --redirects -r --monitor-interval --start-method --role",
+)
+"""Accepted without effect: on one machine the ranks find each other."""
 
 
-def ranks_named(word: str | int) -> int:
-    """Return how many ranks a number is, or a word of torchrun's; raises `BadParameter`."""
-    if str(word).isdecimal() and int(word) > 0:
+def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
+    """Return a number of ranks from a number, ``cpu``, ``gpu`` or ``auto``."""
+    if word.isdecimal() and int(word) > 0:
         return int(word)
-    cores, accelerators = os.cpu_count() or 1, visible_gpus(os.environ)
+    cores, gpus = os.cpu_count() or 1, visible_gpus(os.environ)
     match word:
         case "cpu":
             return cores
         case "auto":
-            return accelerators or cores
-        case "gpu" if accelerators:
-            return accelerators
+            return gpus or cores
+        case "gpu" if gpus:
+            return gpus
         case "gpu":
-            raise typer.BadParameter("there is no GPU here: say a number, or cpu")
+            raise click.BadParameter("this machine has no GPU: give a number, or cpu")
         case _:
-            raise typer.BadParameter(f"{word!r} is no number of ranks: say 4, auto, cpu or gpu")
+            raise click.BadParameter(f"expected 4, auto, cpu or gpu, got {word!r}")
 
 
-Ranks = Annotated[
-    int,
-    typer.Option(
-        "-n",
-        "--nproc-per-node",
-        parser=ranks_named,
-        metavar="N",
-        help="Number of ranks: 4, cpu (one for each core), gpu, or auto (gpu if there is one).",
-    ),
-]
-Scope = Annotated[
-    RestartScope,
-    typer.Option(help="What is started again when a rank dies: all ranks, or that one."),
-]
-Module = Annotated[
-    bool, typer.Option("-m", "--module", help="SCRIPT is a module, as of python -m.")
-]
-Standalone = Annotated[
-    bool, typer.Option("--standalone", help="For torchrun's sake: it is always so.", hidden=True)
-]
-Nodes = Annotated[int, typer.Option("--nnodes", help="For torchrun's sake: 1.", hidden=True)]
-Unneeded = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rdzv-backend",
-        "--rdzv-endpoint",
-        "--rdzv-id",
-        "--rdzv-conf",
-        "--master-addr",
-        "--master-port",
-        "--node-rank",
-        "--local-addr",
-        "--log-dir",
-        "--tee",
-        "-t",
-        "--redirects",
-        "-r",
-        "--monitor-interval",
-        "--start-method",
-        "--role",
-        help="For torchrun's sake: on one machine ranks find each other by themselves.",
-        hidden=True,
-    ),
-]
-Restarts = Annotated[int, typer.Option(min=0, help="Restarts of one rank after crashes.")]
-Id = Annotated[
-    str | None,
-    typer.Option(
-        "--job-id", help="A name, to go on under after Ctrl-C.", show_default="made for you"
-    ),
-]
-
-
-def as_torchrun_spells_it(option: str) -> str:
-    """Return the option's own name: torchrun takes ``--nproc_per_node`` for it as well."""
-    return option.replace("_", "-")
-
-
-AS_TORCHRUN: Final[Mapping[str, Any]] = {
-    "allow_interspersed_args": False,  # what comes after the script is the script's
-    "token_normalize_func": as_torchrun_spells_it,
-}
-
-
-def run(  # noqa: PLR0913  each option of a command is a parameter
-    words: Words,
-    ranks: Ranks = 1,
-    restart_scope: Scope = "gang",
-    max_restarts: Restarts = _DEFAULT.max_restarts,
-    job_id: Id = None,
+@click.command(
+    context_settings={
+        "allow_interspersed_args": False,  # what follows the script belongs to the script
+        # torchrun also accepts --nproc_per_node
+        "token_normalize_func": lambda option: option.replace("_", "-"),
+    }
+)
+@click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="SCRIPT [ARGUMENTS]...",
+    help="A Python script and its arguments, or any other command.",
+)
+@click.option(
+    "-n",
+    "--nproc-per-node",
+    "ranks",
+    default="1",
+    callback=parse_ranks,
+    metavar="N",
+    help="Number of ranks: 4, cpu (one for each core), gpu, or auto (gpu if there is one).",
+)
+@click.option(
+    "--restart-scope",
+    type=click.Choice(["gang", "rank"]),
+    default="gang",
+    show_default=True,
+    help="What is started again when a rank dies: all ranks, or that one.",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=JobSpec().max_restarts,
+    show_default=True,
+    help="Restarts of one rank after crashes.",
+)
+@click.option("--job-id", help="A name, under which to go on after Ctrl-C. Default: a new one.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
+@click.option("--standalone", is_flag=True, hidden=True, help="For torchrun's command lines.")
+@click.option("--nnodes", type=int, default=1, hidden=True, help="For torchrun's command lines: 1.")
+@click.option(
+    *TORCHRUN_OPTIONS, "ignored", multiple=True, hidden=True, help="For torchrun's command lines."
+)
+def run(  # noqa: PLR0913  each option is a parameter
     *,
-    module: Module = False,
-    standalone: Standalone = True,  # noqa: ARG001  whether or not it is said
-    nodes: Nodes = 1,
-    unneeded: Unneeded = None,  # noqa: ARG001  whatever they say
+    words: tuple[str, ...],
+    ranks: int,
+    restart_scope: Any,  # noqa: ANN401  one of the two literals above
+    max_restarts: int,
+    job_id: str | None,
+    module: bool,
+    standalone: bool,  # noqa: ARG001
+    nnodes: int,
+    ignored: Sequence[str],  # noqa: ARG001
 ) -> None:
-    """Run a script on several ranks here and now, with no server; an unmodified torchrun script.
+    """Run a script on several ranks here, like torchrun.
 
-    Ctrl-C lets the ranks save and exit, and so does closing the terminal. The exit code is 0 if
-    the job was completed, 1 if it failed, 130 if it was interrupted.
+    Needs no server, and runs unmodified torchrun scripts. Ctrl-C lets the ranks checkpoint
+    and exit, and so does closing the terminal. Exit code 0 if the job completed, 1 if it
+    failed, 130 if it was interrupted.
     """
-    import logging  # noqa: PLC0415
+    import logging  # noqa: PLC0415  not needed for --help
 
+    from cli.config import service_settings  # noqa: PLC0415
     from coordinator.foreground import play  # noqa: PLC0415
-    from muster import journal  # noqa: PLC0415
+    from muster.runtime import service_log  # noqa: PLC0415
 
-    if nodes != 1:
-        raise typer.BadParameter("ranks are started on this machine alone: leave --nnodes out")
+    if nnodes != 1:
+        raise click.BadParameter("ranks are started on this machine only: leave --nnodes out")
     spec = JobSpec(
-        command=module_of(words, Path.cwd()) if module else command_of(words, Path.cwd()),
+        command=module_command(words, Path.cwd()) if module else script_command(words, Path.cwd()),
         world_size=ranks,
         restart_scope=restart_scope,
         max_restarts=max_restarts,
-        env=set_by_caller(os.environ),
+        env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
-    settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
-    journal.configure("muster", logging.WARNING)  # the rest is told in words
-    chosen = new_id() if job_id is None else checked_job_id(job_id)
-    raise typer.Exit(play(chosen, checked(spec), settings, os.environ, _Terminal))
+    service_log.configure("muster", logging.WARNING)  # the terminal shows the rest
+    chosen = new_job_id() if job_id is None else checked_job_id(job_id)
+    sys.exit(play(chosen, checked(spec), service_settings(), os.environ, _Terminal))
 
 
-def command_of(words: Sequence[str], directory: Path) -> tuple[str, ...]:
-    """Return the argv of every rank: this Python runs a script, any other command is its own.
-
-    Raises `BadParameter` for a script that is not there.
-    """
+def script_command(words: Sequence[str], directory: Path) -> tuple[str, ...]:
+    """Return the argv of every rank: this Python with a script, or any other command."""
     if not words[0].endswith(".py"):
         return tuple(words)
     if not (directory / words[0]).is_file():
-        raise typer.BadParameter(f"there is no script {words[0]} in {directory}")
+        raise click.BadParameter(f"there is no script {words[0]} in {directory}")
     return (sys.executable, *words)
 
 
-def module_of(words: Sequence[str], directory: Path) -> tuple[str, ...]:
-    """Return the argv of every rank that runs a module of this Python.
-
-    Raises `BadParameter` for one that is not there. Of a package's parts only it knows where they
-    are, once it is imported.
-    """
+def module_command(words: Sequence[str], directory: Path) -> tuple[str, ...]:
+    """Return the argv of every rank: this Python with a module."""
+    # Only the package is looked for: where its parts are is known once it is imported.
     package, _, _ = words[0].partition(".")
     places = [str(directory), *sys.path]
     if not any(finder.find_spec(package, places) for finder in sys.meta_path):
-        raise typer.BadParameter(f"there is no module {package} in {directory} or this Python")
+        raise click.BadParameter(f"there is no module {package} in {directory} or this Python")
     return (sys.executable, "-m", *words)
 
 
-def set_by_caller(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what of the caller's environment is to hold although we have defaults for it."""
-    return {name: environ[name] for name in UNLESS_SET if name in environ}
-
-
-def new_id() -> JobId:
-    """Return an id that nobody has chosen."""
+def new_job_id() -> JobId:
+    """Return an id that no job has."""
     return JobId(f"run-{datetime.now(UTC):%Y%m%dt%H%M%S}-{os.urandom(3).hex()}")
 
 
+def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return how many GPUs a program started here may use, counted as CUDA does, without torch."""
+    present = len(list(devices.glob("nvidia[0-9]*")))
+    if "CUDA_VISIBLE_DEVICES" not in environ:
+        return present
+
+    def is_valid(word: str) -> bool:
+        if re.fullmatch("[0-9]{1,9}", word):
+            return int(word) < present
+        return present > 0 and word.startswith(("GPU-", "MIG-"))
+
+    # CUDA ignores everything after the first invalid entry, and all entries if one is repeated.
+    words = [word.strip() for word in environ["CUDA_VISIBLE_DEVICES"].split(",")]
+    valid = list(takewhile(is_valid, words))
+    return len(valid) if len(set(valid)) == len(valid) else 0
+
+
+class LogRelay:
+    """Follows the log files of all ranks, also of ranks to come, and passes their lines on.
+
+    Ranks write to files, so no rank waits for a slow terminal.
+    """
+
+    def __init__(self, logs: Path, write: Callable[[str], None]) -> None:
+        """`write` receives one or several lines. What the logs hold already is skipped."""
+        self._logs = logs
+        self._write = write
+        self._positions = {name: path.stat().st_size for name, path in self._files()}
+
+    def pass_on(self) -> None:
+        """Write the lines that have ended; of very many, some are left for the next call."""
+        for _ in range(ROUNDS):
+            if not self._pass_chunks(_length_of_lines):
+                return
+
+    def finish(self) -> None:
+        """Write everything, also unfinished lines. The ranks must have ended."""
+        while self._pass_chunks(_length_of_lines):
+            pass
+        self._pass_chunks(len)
+
+    def _pass_chunks(self, count: Callable[[bytes], int]) -> bool:
+        """Write something of each log with news; return whether there was any."""
+        has_news = False
+        for name, path in self._files():
+            content = self._read(path, self._positions.setdefault(name, 0))
+            taken = content[: count(content)]
+            self._positions[name] += len(taken)
+            if taken:
+                has_news = True
+                lines = taken.decode(errors="replace").removesuffix("\n").split("\n")
+                self._write("\n".join(f"[{name.rank}] {line}" for line in lines))
+        return has_news
+
+    def _files(self) -> Iterator[tuple[LogName, Path]]:
+        named = ((LogName.parse(path.name), path) for path in self._logs.glob("*.log"))
+        yield from sorted((name, path) for name, path in named if name is not None)
+
+    @staticmethod
+    def _read(path: Path, position: int) -> bytes:
+        try:
+            with path.open("rb") as log:
+                log.seek(position)
+                return log.read(CHUNK_BYTES)
+        except FileNotFoundError:  # a log may be deleted at any time
+            return b""
+
+
+def _length_of_lines(content: bytes) -> int:
+    """Return the length of all complete lines; of a full chunk without any, its own length."""
+    complete = content.rfind(b"\n") + 1
+    return len(content) if not complete and len(content) == CHUNK_BYTES else complete
+
+
+class StandardOutput:
+    """Writes lines to a terminal or pipe, and waits while it is full, even if it is non-blocking.
+
+    If the reader goes away (``muster run … | head``), the job goes on and one message says so.
+    """
+
+    def __init__(self, output: TextIO | None, say: Callable[[str], None]) -> None:
+        self._output = output
+        self._say = say
+
+    def write(self, lines: str) -> None:
+        """Write one or several lines; never raises."""
+        if self._output is None:
+            return
+        try:
+            rest = memoryview(f"{lines}\n".encode(self._output.encoding, "backslashreplace"))
+            descriptor = self._output.fileno()
+            while rest:
+                # Whole lines at once, as a pipe takes them: no message gets into a line.
+                piece = bytes(rest[: select.PIPE_BUF])
+                piece = piece[: piece.rfind(b"\n") + 1] or piece
+                try:
+                    rest = rest[os.write(descriptor, piece) :]
+                except BlockingIOError:
+                    room = select.poll()
+                    room.register(descriptor, select.POLLOUT)
+                    room.poll()
+        except (OSError, ValueError) as error:  # ValueError: closed
+            self._output = None
+            self._say(f"what ranks print is only in their logs from now on ({error})")
+
+
 class _Terminal:
-    """Shows what ranks print, and what happens to them."""
+    """Shows what ranks print and what happens to them: the display of a foreground job."""
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
-        self._relay = Relay(files.logs, Outlet(sys.stdout, _say).say)
+        self._relay = LogRelay(files.logs, StandardOutput(sys.stdout, _say).write)
 
     def look(self) -> None:
         self._relay.pass_on()
@@ -215,21 +296,21 @@ class _Terminal:
         self._relay.finish()
 
     def miss_rest(self) -> None:
-        _say("nobody reads what ranks print: what was not shown is in their logs alone")
+        _say("standard output is blocked: what was not shown is only in the logs")
 
-    def hear(self, event: "Event") -> None:
-        sentence = OWN_WORDS.get(event.kind, event.message)
-        if sentence and event.kind not in UNTOLD:
-            _say(sentence)
+    def hear(self, event: Event) -> None:
+        message = OWN_MESSAGES.get(event.kind, event.message)
+        if message and event.kind not in SILENT_EVENTS:
+            _say(message)
 
-    def note(self, workers: "Sequence[Worker]") -> None:
-        """Ranks print how far they are, if they want to."""
+    def note(self, workers: Sequence[RankRecord]) -> None:
+        """Print nothing: ranks print their progress themselves."""
 
-    def conclude(self, job: "Job") -> None:
+    def conclude(self, job: Job) -> None:
         _say(f"logs: {self._files.logs}")
         if not job.is_terminal:
             _say(f"interrupted; the same command with --job-id {job.job_id} goes on")
 
 
-def _say(sentence: str) -> None:
-    remark(f"muster: {sentence}")
+def _say(message: str) -> None:
+    print_stderr(f"muster: {message}")

@@ -1,227 +1,246 @@
-"""``muster submit``: a job from a file, from flags, or from a command after ``--``."""
+"""``muster submit``: a job from a file, from options, or from a command after ``--``."""
 
+from __future__ import annotations
+
+import os
 import shlex
-from collections.abc import Iterator, Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-import typer
-from typer.core import TyperCommand
-from typer.exceptions import TyperException
+import click
 
-from cli import completion
-from cli.attached import see_to_the_end
-from cli.connected import ATTACHED_SECONDS, connected
-from cli.description import SUFFIXES, Description
-from cli.exit_codes import ExitCode
-from cli.output import Output, show
-from cli.plan import show_plan
-from cli.typed_command import mistyped
-from cli.waits import said_if_it_lasts
+from cli.connection import ATTACHED_SECONDS, connected
+from cli.errors import ExitCode
+from cli.jobs import what_runs
+from cli.lifecycle import watch_to_end
+from cli.output import Output, facts, notice_if_slow, show
 from muster.client.errors import Invalid
-from muster.contracts.printable import spelt_out
+from muster.contracts.errors import printable
 
 if TYPE_CHECKING:
-    from cli.job_file import JobFile
+    from cli.job_file import JobDescription
+    from muster.contracts.views import JobPlan
 
-COMMAND: Final = "cli.submit.command"
+
+_Pairs: TypeAlias = Sequence[tuple[str, str]]
 
 
-class WithCommand(TyperCommand):
-    """A command line of which all after ``--`` is another one."""
+class _WithCommand(click.Command):
+    """A command whose arguments after ``--`` are the command of every rank."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  Typer's own click
-        typed = list(args)
-        if "--" in args:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        has_dashes = "--" in args
+        if has_dashes:
             dashes = args.index("--")
-            ctx.meta[COMMAND] = args[dashes + 1 :]
-            args = args[:dashes]
-        begin = None if ctx.resilient_parsing else self._begin_of_command(ctx, args)
-        if begin is not None:
-            meant = shlex.join(["muster", "submit", *typed[:begin], "--", *typed[begin:]])
-            ctx.fail(f"write -- before the command: {meant}")
-        return super().parse_args(ctx, args)
-
-    def _begin_of_command(self, context: Any, words: list[str]) -> int | None:  # noqa: ANN401
-        """Return where a command begins that has no dashes before it; None if there is none.
-
-        Raises what Typer does if options before it are none of ours.
-        """
-        parser = self.make_parser(context)
-        parser.allow_interspersed_args = False
-        given, after, _ = parser.parse_args(list(words))
-        if not given["file"] or Path(given["file"]).suffix in SUFFIXES:
-            return None
+            args, ctx.meta[__name__] = args[:dashes], args[dashes + 1 :]
         try:
-            _, strange, _ = self.make_parser(context).parse_args(list(words))
-        except TyperException:
-            strange = after
-        return len(words) - len(after) - 1 if strange else None
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            # An option or an argument of the command that only lacks its dashes.
+            if not has_dashes and type(error) in (click.UsageError, click.NoSuchOption):
+                hint = "To run a command, write -- before it."
+                raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
+            raise
 
 
-File = Annotated[
-    Path | None, typer.Argument(metavar="[FILE] [-- COMMAND...]", help="A job in YAML or JSON.")
-]
-Id = Annotated[str | None, typer.Option("--id", help="Its id. Default: the server makes one.")]
-Name = Annotated[str | None, typer.Option("--name", help="A name, for people.")]
-Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Its world_size.")]
-Program = Annotated[
-    str | None, typer.Option("--program", help="What to train together: file.py:Name.")
-]
-Env = Annotated[
-    list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="For every rank.")
-]
-Secrets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--secret",
-        metavar="NAME=REFERENCE",
-        help="A variable for every rank, from file:NAME (muster secret) or env:NAME of the server.",
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="Any field of a job, as in job.yaml.",
-        autocompletion=completion.fields,
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and say its plan, no more.")]
-HowToShow = Annotated[
-    Output | None,
-    typer.Option("--output", "-o", help="How to show it. Default: its id, or the plan."),
-]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not watch it.")]
+def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the fields of a job that start with `incomplete`, ready for a value."""
+    from muster.contracts.spec import JobSpec  # noqa: PLC0415  imports msgspec
+
+    names = ("job_id", *JobSpec.__struct_fields__)
+    return [f"{name}=" for name in names if name.startswith(incomplete)]
 
 
+class _Pair(click.ParamType[tuple[str, str]]):
+    """A word such as ``NAME=VALUE``; `form` is shown in help and errors."""
+
+    def __init__(self, form: str) -> None:
+        self.name = form
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, equals, text = str(value).partition("=")
+        if not name or not equals:
+            self.fail(f"{value!r} is not {self.name}", param, ctx)
+        return name, text
+
+
+@click.command(cls=_WithCommand)
+@click.argument(
+    "file",
+    type=click.Path(path_type=Path),
+    required=False,
+    metavar="[FILE] [-- COMMAND...]",
+    help="A job in YAML or JSON.",
+)
+@click.option("--id", "job_id", help="The job's id. Default: the server makes one.")
+@click.option("--name", help="A name for people.")
+@click.option("-n", "--ranks", "world_size", type=int, help="Number of ranks: world_size.")
+@click.option("--program", help="A program that all ranks train together: file.py:Name.")
+@click.option(
+    "-e", "--env", type=_Pair("NAME=VALUE"), multiple=True, help="A variable for every rank."
+)
+@click.option(
+    "--secret",
+    "secrets",
+    type=_Pair("NAME=REFERENCE"),
+    multiple=True,
+    help="The same from file:NAME (muster secret) or env:NAME of the server.",
+)
+@click.option(
+    "--set",
+    "fields",
+    type=_Pair("FIELD=VALUE"),
+    multiple=True,
+    shell_complete=complete_fields,
+    help="Any field of a job, with its value in YAML.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the job and print its plan; do not submit it.")
+@click.option("-d", "--detach", is_flag=True, help="Do not watch the job.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(Output, case_sensitive=False),
+    help="Output format. Default: the id, or the plan as a table.",
+)
+@click.pass_context
 def submit(  # noqa: PLR0913  each option of a command is a parameter
-    context: typer.Context,
-    file: File = None,
+    context: click.Context,
+    /,
     *,
-    job_id: Id = None,
-    name: Name = None,
-    ranks: Ranks = None,
-    program: Program = None,
-    env: Env = None,
-    secrets: Secrets = None,
-    fields: Set = None,
-    dry_run: DryRun = False,
-    detach: Detach = False,
-    output: HowToShow = None,
+    file: Path | None,
+    env: _Pairs,
+    secrets: _Pairs,
+    fields: _Pairs,
+    dry_run: bool,
+    detach: bool,
+    output: Output | None,
+    **flags: str | int | None,
 ) -> None:
-    """Submit a job, and watch it to its end: Ctrl-C goes away and leaves it running.
+    """Submit a job and watch it until it ends.
 
     For example: muster submit job.yaml, or muster submit -n 4 -- python train.py
 
-    The job's id goes to standard output, progress to standard error. Exit code
-    0 if it completed, 1 if it failed, 8 if it was stopped.
+    Ctrl-C detaches and leaves the job running. The job's id goes to standard
+    output, progress to standard error. Exit code 0 if the job completed, 1 if it
+    failed, 8 if it was stopped.
     """
-    flags = {
-        "job_id": job_id,
-        "name": name,
-        "world_size": ranks,
-        "program": program,
-        "command": context.meta.get(COMMAND),
-    }
+    from cli.job_file import InvalidJobFile, JobDescription, JobFile  # noqa: PLC0415  imports ruamel
+
+    flags["command"] = context.meta.get(__name__)
     typed = {field: value for field, value in flags.items() if value is not None}
-    described = Description(
-        file=_read(file),
-        typed={**typed, **_values(fields or [])},
-        mappings={
-            "env": _pairs("--env", env or []),
-            "secrets": _pairs(
-                "--secret", secrets or [], "NAME=REFERENCE, such as HF_TOKEN=file:hf-token"
-            ),
-        },
-    )
-    asked = described.body(Path.cwd())
-    _refuse_mistyped(context.meta.get(COMMAND), asked.get("working_dir"))
-    if dry_run:
-        with connected() as client, _telling_places(described):
-            show_plan(client.plan(asked), asked, output or Output.TABLE)
-        return
-    from muster.client.views import JobView  # noqa: PLC0415  --help
-
-    with connected() as client:
-        client.connection.get("/livez")  # who has forgotten `up` waits no longer to hear of it
-    with connected(ATTACHED_SECONDS) as client:
-        with (
-            _telling_places(described),
-            said_if_it_lasts(
-                "the API has not answered yet; should it be away, it is asked again for a minute …"
-            ),
-        ):
-            answer = client.order(asked)
-        job = client.job_of(answer.read_as(JobView))
-        show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
-        if job.view.message:
-            typer.echo(spelt_out(f"note: {job.view.message}"), err=True)
-        code = ExitCode.OK if detach else see_to_the_end(job)
-    if code is not ExitCode.INTERRUPTED:  # who goes away is told more
-        follow = "-f " if detach else ""
-        typer.echo(f"its lines: muster logs {follow}{job.id}", err=True)
-    raise typer.Exit(code)
-
-
-def _read(file: Path | None) -> "JobFile | None":
-    if file is None:
-        return None
-    from cli.job_file import InvalidJobFile, JobFile  # noqa: PLC0415  brings in yaml
-
     try:
-        return JobFile.read(file)
+        described = JobDescription(
+            file=None if file is None else JobFile.read(file),
+            typed={**typed, **_values(fields)},
+            mappings={"env": dict(env), "secrets": dict(secrets)},
+        )
     except InvalidJobFile as error:
         _refuse([str(error)])
+    body = described.body(Path.cwd())
+    if problem := _command_problem(flags["command"], body.get("working_dir")):
+        _refuse([f"muster: {problem}"])
+    if dry_run:
+        with connected() as client, _field_errors(described):
+            _show_plan(client.plan(body), body, output or Output.TABLE)
+    else:
+        sys.exit(_submit(described, body, output or Output.NAME, detach=detach))
+
+
+def _submit(
+    described: JobDescription, body: dict[str, Any], output: Output, *, detach: bool
+) -> ExitCode:
+    from muster.contracts.views import JobView  # noqa: PLC0415  not needed for --help
+
+    with connected() as client:
+        client.connection.get("/livez")  # fails soon if `muster up` was forgotten
+    with connected(ATTACHED_SECONDS) as client:
+        with (
+            _field_errors(described),
+            notice_if_slow("the API has not answered yet; retrying for up to a minute"),
+        ):
+            answer = client.order(body)
+        job = client.job_of(answer.read_as(JobView))
+        show(output, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
+        if job.view.message:
+            click.echo(printable(f"note: {job.view.message}"), err=True)
+        code = ExitCode.OK if detach else watch_to_end(job)
+    if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
+        follow = "-f " if detach else ""
+        click.echo(f"its logs: muster logs {follow}{job.id}", err=True)
+    return code
 
 
 @contextmanager
-def _telling_places(described: Description) -> Iterator[None]:
-    """End the command where the API refuses a field, and say which and where it was written."""
+def _field_errors(described: JobDescription) -> Iterator[None]:
+    """Print the fields that the API refuses, with their places in the file, and exit."""
     try:
         yield
     except Invalid as error:
-        _refuse([*described.sentences(error.errors)] or [str(error)])
-
-
-def _refuse_mistyped(command: Sequence[str] | None, place: object) -> None:
-    problem = mistyped(command, Path(place)) if command and isinstance(place, str) else None
-    if problem:
-        _refuse([f"muster: {problem}"])
+        _refuse([*described.error_lines(error.errors)] or [f"muster: {error}"])
 
 
 def _refuse(lines: Sequence[str]) -> NoReturn:
-    """Say what is wrong; an editor finds the place in a line that begins with it."""
     for line in lines:
-        typer.echo(spelt_out(line), err=True)
-    raise typer.Exit(ExitCode.USAGE) from None
+        click.echo(printable(line), err=True)
+    sys.exit(ExitCode.USAGE)
 
 
-def _values(words: Sequence[str]) -> dict[str, Any]:
-    """Return what ``--set`` says, each value as YAML reads it."""
-    import yaml  # noqa: PLC0415  only where it is asked for
+def _values(fields: _Pairs) -> dict[str, Any]:
+    from cli.job_file import parse_value  # noqa: PLC0415  imports ruamel
 
-    from cli.yaml_problem import yaml_problem  # noqa: PLC0415  as above
-    from muster.plain_yaml import plain  # noqa: PLC0415  as above
-
-    loader = plain(yaml.SafeLoader)
-    found = {}
-    for field, text in _pairs("--set", words, "FIELD=VALUE").items():
+    values = {}
+    for field, text in fields:
         try:
-            found[field] = yaml.load(text, loader)  # noqa: S506  it is a safe one
-        except Exception as error:
-            problem = f"{text!r} is no YAML: {yaml_problem(error)}"
-            raise typer.BadParameter(f"--set {field}: {problem}") from error
-    return found
+            values[field] = parse_value(text)
+        except ValueError as error:
+            raise click.BadParameter(f"--set {field}: {text!r} is invalid YAML: {error}") from error
+    return values
 
 
-def _pairs(option: str, words: Sequence[str], wanted: str = "NAME=VALUE") -> dict[str, str]:
-    found = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not name or not equals:
-            raise typer.BadParameter(f"{option} {word}: write {wanted}")
-        found[name] = text
-    return found
+def _command_problem(command: object, working_dir: object) -> str | None:
+    """Return why a rank cannot run what was typed after ``--``, although a shell could."""
+    if not isinstance(command, list) or not command or not isinstance(working_dir, str):
+        return None
+    program = command[0]
+    path = os.path.join(working_dir, program)  # noqa: PTH118  Path fails for a very long name
+    is_here = os.path.isfile(path)  # noqa: PTH113
+    if shutil.which(program) or ("/" in program and is_here):
+        return None
+    in_path = f"{program} is in {working_dir} but not in PATH"
+    if is_here and os.access(path, os.X_OK):
+        return f"{in_path}: write -- {shlex.join([f'./{program}', *command[1:]])}"
+    if is_here and program.endswith(".py"):
+        return f"{in_path}: write -- {shlex.join(['python', *command])}"
+    if not is_here and " " in program and len(command) == 1:
+        return f"no shell runs {program!r}: write -- {shlex.join(['sh', '-c', program])}"
+    return None
+
+
+def _show_plan(plan: JobPlan, body: Mapping[str, object], output: Output) -> None:
+    import msgspec  # noqa: PLC0415  not needed for --help
+
+    lines = [*facts(_plan_facts(plan, body)), "nothing was submitted: omit --dry-run to submit"]
+    show(output, msgspec.to_builtins(plan), lines, [plan.job_id])
+
+
+def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str, str | None]]:
+    yield "job", plan.job_id
+    yield "ranks", f"{plan.world_size}, {plan.spec['mode']}"
+    yield "runs", what_runs(plan.spec)
+    yield "started by", f"{plan.launcher} processes"
+    yield "working in", plan.spec.get("working_dir") or None
+    # A command may ignore our data set, so the default is not worth a line.
+    if "dataset_dir" in body or not plan.command:
+        yield "dataset in", plan.spec.get("dataset_dir") or None
+    yield "checkpoint in", plan.spec.get("checkpoint_dir") or None
+    if plan.shards_per_rank is not None:
+        least, most = min(plan.shards_per_rank), max(plan.shards_per_rank)
+        per_rank = f"{most}" if least == most else f"{least} to {most}"
+        yield "shards", f"{plan.shards}: {per_rank} for each rank"
+    yield "note", plan.message or None

@@ -1,40 +1,69 @@
-"""``muster top``: every job at a glance, drawn over as it changes."""
+"""``muster top``: all jobs on one screen, redrawn as they change."""
+
+from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from cli.connected import Statuses, connected
-from cli.job_rows import fitting, row
-from cli.tables import table
-from muster.contracts.job import TERMINAL
+from cli.connection import connected, status_option
+from cli.jobs import HEADER, row
+from cli.output import cropped, table
+from muster.contracts.job import TERMINAL, JobStatus
 
 if TYPE_CHECKING:
+    from rich.console import ConsoleDimensions, Group
+    from rich.text import Text
+
     from muster import Client
-    from muster.client.connection import Query
-    from muster.client.views import SummaryView
+    from muster.client.http import Query
+    from muster.contracts.views import SummaryView
 
 JOBS_LIMIT: Final = 100
-"""More than a terminal has lines; what it costs the server grows with it."""
+"""More than a terminal has lines; each of them costs the server time."""
 
-Once = Annotated[bool, typer.Option("--once", help="Print it once, as off a terminal.")]
-Interval = Annotated[
-    float, typer.Option("--interval", "-i", min=0.2, max=3600, help="Seconds between looks.")
-]
+NAME_WIDTH_MIN: Final = 8
+"""An id is cut in its middle, but not further than this."""
+
+_FRAME_LINES: Final = 3  # the summary, the header and the footer
+
+_STYLES: Final[Mapping[str, str]] = {
+    JobStatus.RUNNING: "green",
+    JobStatus.RECOVERING: "yellow",
+    JobStatus.FAILED: "red",
+    JobStatus.COMPLETED: "dim",
+    JobStatus.STOPPED: "dim",
+}
 
 
-def top(status: Statuses = None, interval: Interval = 1.0, *, once: Once = False) -> None:
-    """Watch all jobs, those that are not over first, until Ctrl-C."""
+@click.command()
+@status_option
+@click.option(
+    "-i",
+    "--interval",
+    type=click.FloatRange(0.2, 3600),
+    default=1.0,
+    help="Seconds between updates.",
+)
+@click.option("--once", is_flag=True, help="Print the table once, as without a terminal.")
+def top(status: Sequence[str], interval: float, *, once: bool) -> None:
+    """Watch all jobs live.
+
+    Active jobs come first. Ctrl-C ends this and no job.
+    """
     with connected() as client:
-        jobs = Overview(client, status or [])
-        jobs.look()
+        jobs = JobList(client, status)
+        jobs.refresh()
         if once or not sys.stdout.isatty():
-            for line in table(*fitting([row(job, datetime.now(UTC)) for job in jobs.in_order()])):
-                typer.echo(line)
+            now = datetime.now(UTC)
+            for line in table(HEADER, [row(job, now) for job in jobs.active_first()]):
+                click.echo(line)
             return
         try:
             _watch(jobs, client.url, interval)
@@ -42,20 +71,20 @@ def top(status: Statuses = None, interval: Interval = 1.0, *, once: Once = False
             return
 
 
-class Overview:
-    """The newest jobs, which are asked for again and given again only when they have changed."""
+class JobList:
+    """The newest jobs; the server sends them again only after a change."""
 
-    def __init__(self, client: "Client", statuses: Sequence[str]) -> None:
+    def __init__(self, client: Client, statuses: Sequence[str]) -> None:
         self._connection = client.connection
         self._query: Query = {"status": statuses, "limit": JOBS_LIMIT}
         self._tag: str | None = None
         self._jobs: Sequence[SummaryView] = ()
         self.total = 0
-        """How many there are, also beyond those that are shown."""
+        """All matching jobs, including those beyond `JOBS_LIMIT`."""
 
-    def look(self) -> None:
-        """See what has changed. Raises `ClientError`, and what was seen before stays."""
-        from muster.client.views import SummaryList  # noqa: PLC0415  --help
+    def refresh(self) -> None:
+        """Ask for changes. Raises `ClientError`; the jobs then stay as they were."""
+        from muster.contracts.views import SummaryList  # noqa: PLC0415  not needed for --help
 
         answer = self._connection.ask(
             "GET", "/jobs/summaries", query=self._query, known_tag=self._tag
@@ -64,27 +93,78 @@ class Overview:
             self._jobs = answer.read_as(SummaryList).jobs
             self._tag, self.total = answer.tag, answer.total or len(self._jobs)
 
-    def in_order(self) -> "list[SummaryView]":
-        """Return those that go on before those that are over, the newest first."""
+    def active_first(self) -> list[SummaryView]:
+        """Return jobs that have not ended before the others, each newest first."""
         return sorted(self._jobs, key=lambda job: job.status in TERMINAL)
 
 
-def _watch(jobs: Overview, url: str, interval_seconds: float) -> None:
-    from rich.console import Console  # noqa: PLC0415  --help
-    from rich.live import Live  # noqa: PLC0415  --help
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Why the jobs on the screen are out of date."""
 
-    from cli.screen import Trouble, screen  # noqa: PLC0415  brings in rich
-    from muster.client.errors import Busy, Unreachable  # noqa: PLC0415  as above
+    error: Exception
+    since: datetime
+
+
+def _watch(jobs: JobList, url: str, interval_seconds: float) -> None:
+    from rich.console import Console  # noqa: PLC0415  60 ms
+    from rich.live import Live  # noqa: PLC0415
+
+    from muster.client.errors import Busy, Unreachable  # noqa: PLC0415  not needed for --help
 
     console = Console()
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        trouble: Trouble | None = None
+        outage: Outage | None = None
         while True:
-            drawn = screen(jobs.in_order(), jobs.total, url, console.size, trouble)
-            live.update(drawn, refresh=True)
+            shown = screen(jobs.active_first(), jobs.total, url, console.size, outage)
+            live.update(shown, refresh=True)
             time.sleep(interval_seconds)
             try:
-                jobs.look()
-                trouble = None
+                jobs.refresh()
+                outage = None
             except (Unreachable, Busy) as error:
-                trouble = trouble or Trouble(error, datetime.now(UTC))
+                outage = outage or Outage(error, datetime.now(UTC))
+
+
+def screen(
+    jobs: Sequence[SummaryView],
+    total: int,
+    url: str,
+    size: ConsoleDimensions,
+    outage: Outage | None,
+) -> Group:
+    """Return what to draw on a terminal of this size; `total` counts all jobs."""
+    from rich.console import Group  # noqa: PLC0415  as above
+
+    now = datetime.now(UTC)
+    shown = jobs[: max(1, size.height - _FRAME_LINES)]
+    counts = Counter(job.status.lower() for job in jobs)
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    summary = summary or "no jobs; submit one: muster submit --help"
+    rows = [row(job, now)[:-1] for job in shown]  # without the age, 80 columns are enough
+    others = max(map(len, table(HEADER[1:-1], [cells[1:] for cells in rows])))
+    name_width = max(NAME_WIDTH_MIN, size.width - others - len("  "))
+    header, *lines = table(
+        HEADER[:-1], [(cropped(str(name), name_width), *rest) for name, *rest in rows]
+    )
+    return Group(
+        _line(f"{url}  {now:%H:%M:%S} UTC  {summary}"),
+        _line(header, "bold"),
+        *(_line(it, _STYLES.get(job.status, "")) for job, it in zip(shown, lines, strict=True)),
+        _line(_footer(total - len(shown), outage, now), "yellow" if outage else "dim"),
+    )
+
+
+def _footer(hidden: int, outage: Outage | None, now: datetime) -> str:
+    from muster.client.progress import duration  # noqa: PLC0415  not needed for --help
+
+    if outage is not None:
+        return f"as of {duration((now - outage.since).total_seconds())} ago: {outage.error}"
+    more = f"{hidden} more: select with --status.  " if hidden > 0 else ""
+    return f"{more}Ctrl-C ends this and no job"
+
+
+def _line(text: str, style: str = "") -> Text:
+    from rich.text import Text  # noqa: PLC0415  as above
+
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

@@ -1,1 +1,1 @@
-"""Decides what each job needs next (pure), then performs it."""
+"""Decides what each job needs next (`coordinator.decide`), commits that, then performs it."""

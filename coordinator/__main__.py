@@ -1,4 +1,4 @@
-"""``python -P -m coordinator``: the daemon; with ``JOB_ID`` set, one job in the foreground."""
+"""``python -P -m coordinator``: the service; with ``JOB_ID`` set, one job in the foreground."""
 
 import asyncio
 import logging
@@ -6,52 +6,55 @@ import os
 import sys
 
 from coordinator import foreground
+from coordinator.lease import kill_if_stopped
 from coordinator.service import Service
-from coordinator.stopped_predecessor import end_if_stopped, last_known
-from muster import journal, lifeline
-from muster.contracts.endings import INTERRUPTED_CODE, REPLACED_CODE
-from muster.contracts.environ import ServiceSettings
+from database.engine import Database
+from database.errors import DatabaseLocked, LeaseLost
 from muster.contracts.errors import MusterError
-from muster.contracts.layout import DataDirectory
-from muster.descriptors import DescriptorLimits
-from muster.remarks import remark
-from store.database import Database
-from store.errors import LeaseLost, StoreLocked
+from muster.contracts.paths import DataDir
+from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
+from muster.contracts.settings import ServiceSettings
+from muster.host import processes
+from muster.host.files import read_coordinator_address
+from muster.host.limits import OpenFileLimits
+from muster.runtime import service_log
+from muster.runtime.stderr_messages import print_stderr
 
 
 def main() -> int:
-    """Wire the process, run it, and map its errors to a sentence and an exit code."""
+    """Run the service or one job; return the exit code."""
     in_foreground = bool(os.environ.get("JOB_ID"))
-    # In the foreground the job's events are told in words; the journal has only what went wrong.
-    lifeline.follow(os.environ)
-    journal.configure("coordinator", logging.WARNING if in_foreground else logging.INFO)
+    processes.exit_with_parent(os.environ)
+    # In the foreground the job's events are printed; the log only holds what went wrong.
+    service_log.configure("coordinator", logging.WARNING if in_foreground else logging.INFO)
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         if in_foreground:
             return foreground.run(settings, os.environ)
-        limits = DescriptorLimits.raised()
+        limits = OpenFileLimits.raised()
         database = _open(settings)
         try:
             asyncio.run(Service(database, settings, os.environ, limits).run())
         finally:
             database.close()
     except LeaseLost as error:
-        remark(f"coordinator: {error}")
+        print_stderr(f"coordinator: {error}")
         return REPLACED_CODE
     except KeyboardInterrupt:  # before there was anything to shut down
         return INTERRUPTED_CODE
     except MusterError as error:
-        remark(f"coordinator: {error}")
+        print_stderr(f"coordinator: {error}")
         return 1
     return 0
 
 
 def _open(settings: ServiceSettings) -> Database:
+    """Open the database, which a stopped coordinator may have locked."""
     try:
         return Database.open(settings.database_url)
-    except StoreLocked:
-        former = last_known(DataDirectory(settings.data_dir).coordinator_address)
-        if former is None or not end_if_stopped(former):
+    except DatabaseLocked:
+        former = read_coordinator_address(DataDir(settings.data_dir).coordinator_address)
+        if former is None or former.process is None or not kill_if_stopped(former.process):
             raise
         return Database.open(settings.database_url)
 

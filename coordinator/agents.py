@@ -1,45 +1,59 @@
-"""The socket where agents find the coordinator: who is let in, and whose words are believed.
+"""Where agents and the API reach the coordinator: agent connections, address file, wake-ups.
 
-A connection belongs to a job only after its first frame has named the job, the generation in
-force and the token of the agent that was started for it. Anybody else is sent away; an agent of a
-job that is over, or of an older generation, is told to end what it holds.
+A connection belongs to a job only after its first frame has named the job, the present agent number
+and that agent's token. Any other agent is dismissed and ends its ranks.
 """
 
 import asyncio
 import hashlib
 import hmac
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Protocol
 
-from muster.contracts.agent import CoordinatorAddress
-from muster.contracts.encoding import decode_agent_message, encode
+import msgspec
+import structlog
+
 from muster.contracts.errors import WireError
-from muster.contracts.framing import FrameReader, frame
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentHello, AgentMessage, CoordinatorMessage, Dismiss, Welcome
-from muster.processes import myself
+from muster.contracts.messages import (
+    AgentHello,
+    AgentMessage,
+    CoordinatorAddress,
+    CoordinatorMessage,
+    Dismiss,
+    Welcome,
+)
+from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
+from muster.host.processes import this_process
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0
-"""Whoever connects says who it is, or goes."""
+"""A peer that has not said hello by then is disconnected."""
 
-PARTING_SECONDS: Final = 5.0
-"""Whoever is sent away hangs up, or is hung up on."""
+DISMISSAL_TIMEOUT_SECONDS: Final = 5.0
+"""A dismissed agent that has not disconnected by then is disconnected."""
 
 READ_BYTES: Final = 1 << 16
 
+ADDRESS_LOOK_SECONDS: Final = 2.0
+"""Between looks at the address file."""
+
+_LOG: Final = structlog.get_logger("coordinator")
+
 
 class Listener(Protocol):
-    """Who wants to know what agents say."""
+    """Receives what agents report."""
 
-    def expects(self, hello: AgentHello) -> bool:
-        """Return whether this agent is the one started for its job."""
+    def is_expected(self, hello: AgentHello) -> bool:
+        """Return True for the agent that was started for its job."""
 
-    def joined(self, uid: JobUid, generation: int) -> None: ...
+    def on_connected(self, uid: JobUid, generation: int) -> None: ...
 
-    def dropped(self, uid: JobUid, generation: int) -> None: ...
+    def on_disconnected(self, uid: JobUid, generation: int) -> None: ...
 
-    def said(self, uid: JobUid, generation: int, message: AgentMessage) -> None: ...
+    def on_message(self, uid: JobUid, generation: int, message: AgentMessage) -> None: ...
 
 
 class AgentServer:
@@ -52,27 +66,27 @@ class AgentServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> CoordinatorAddress:
-        """Listen on a free port of the loopback interface; return where."""
+        """Listen on a free port of the loopback interface and return its address."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
-        return CoordinatorAddress(host=host, port=port, process=myself())
+        return CoordinatorAddress(host=host, port=port, process=this_process())
 
     async def stop(self) -> None:
-        """Hang up on everybody; agents and ranks go on."""
+        """Close all connections; agents and ranks run on."""
         if self._server is not None:
             self._server.close()
         for writer in list(self._writers.values()):
             writer.close()
 
     async def flush(self) -> None:
-        """Wait until what was sent has left; what cannot leave is given up with its connection."""
+        """Wait, at most a second per connection, until what was sent has left."""
         for writer in list(self._writers.values()):
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     await writer.drain()
 
     def send(self, uid: JobUid, message: CoordinatorMessage) -> None:
-        """Send to the job's agent. Without a connection nothing is sent: it will ask again."""
+        """Send to the job's agent; without a connection nothing is sent, as it will reconnect."""
         writer = self._writers.get(uid)
         if writer is not None:
             writer.write(frame(encode(message)))
@@ -85,52 +99,32 @@ class AgentServer:
             if isinstance(hello, AgentHello):
                 await self._converse(hello, messages, writer)
         except (OSError, WireError, TimeoutError):
-            pass  # whatever the peer did wrong, the end of its connection is the answer
+            pass  # a faulty peer is disconnected
         finally:
             writer.close()
 
     async def _converse(
-        self,
-        hello: AgentHello,
-        messages: AsyncIterator[AgentMessage],
-        writer: asyncio.StreamWriter,
+        self, hello: AgentHello, messages: AsyncIterator[AgentMessage], writer: asyncio.StreamWriter
     ) -> None:
         writer.write(frame(encode(Welcome(epoch=self._epoch))))
-        if not self._listener.expects(hello):
+        if not self._listener.is_expected(hello):
             writer.write(frame(encode(Dismiss())))
-            await _hung_up(messages)
+            # Let the agent disconnect first: it obeys only a peer whose process it can identify
+            # by the connection, which it cannot once we have closed it.
+            async with asyncio.timeout(DISMISSAL_TIMEOUT_SECONDS):
+                async for _ in messages:
+                    pass
             return
         uid = JobUid(hello.job_uid)
         self._writers[uid] = writer
-        self._listener.joined(uid, hello.generation)
+        self._listener.on_connected(uid, hello.generation)
         try:
             async for message in messages:
-                self._listener.said(uid, hello.generation, message)
+                self._listener.on_message(uid, hello.generation, message)
         finally:
             if self._writers.get(uid) is writer:
                 del self._writers[uid]
-                self._listener.dropped(uid, hello.generation)
-
-
-def token_digest(token: str) -> str:
-    """Return what is kept of an agent's token."""
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def token_fits(token: str, digest: str | None) -> bool:
-    """Return whether `token` is the one kept as `digest`, in constant time."""
-    return digest is not None and hmac.compare_digest(token_digest(token), digest)
-
-
-async def _hung_up(messages: AsyncIterator[AgentMessage]) -> None:
-    """Wait until the other end has hung up, whatever else it says.
-
-    An agent obeys nobody whose process it cannot see behind the connection, and there is none
-    behind one that was closed here.
-    """
-    async with asyncio.timeout(PARTING_SECONDS):
-        async for _ in messages:
-            pass
+                self._listener.on_disconnected(uid, hello.generation)
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[AgentMessage]:
@@ -138,3 +132,57 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[AgentMessage]
     while data := await reader.read(READ_BYTES):
         for payload in frames.feed(data):
             yield decode_agent_message(payload)
+
+
+def token_digest(token: str) -> str:
+    """Return the digest under which an agent's token is stored."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def is_token_valid(token: str, digest: str | None) -> bool:
+    """Return whether `token` has that digest, in constant time."""
+    return digest is not None and hmac.compare_digest(token_digest(token), digest)
+
+
+def publish_address(address: CoordinatorAddress, path: Path) -> None:
+    """Replace the address file atomically. It need not survive a power cut: no agent does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.touch(mode=0o600)
+    temporary.write_bytes(msgspec.json.encode(address))
+    temporary.replace(path)
+
+
+async def keep_address_published(address: CoordinatorAddress, path: Path) -> None:
+    """Publish the address, and again if the disk was full or the file was removed."""
+    is_published = False
+    while True:
+        if not is_published or not path.exists():  # noqa: ASYNC240  one stat of a local file
+            try:
+                publish_address(address, path)
+                is_published = True
+            except OSError as error:
+                _LOG.warning(
+                    "cannot write the address file", action="unpublished", error=str(error)
+                )
+        await asyncio.sleep(ADDRESS_LOOK_SECONDS)
+
+
+class _WakeUps(asyncio.DatagramProtocol):
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def datagram_received(self, _data: bytes, _address: tuple[str, int]) -> None:
+        self._wake()
+
+
+async def listen_for_wake_ups(wake: Callable[[], None]) -> tuple[asyncio.DatagramTransport, str]:
+    """Call `wake` for every datagram of the API, which sends one after each write.
+
+    Return the transport and its ``host:port`` on the loopback interface.
+    """
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+        lambda: _WakeUps(wake), local_addr=("127.0.0.1", 0)
+    )
+    host, port = transport.get_extra_info("sockname")
+    return transport, f"{host}:{port}"

@@ -1,122 +1,125 @@
-"""One job, run here and now, with no API: by ``muster run``, or by hand.
+"""One job, run here and now without an API: by ``muster run``, or by hand.
 
-``JOB_ID=… WORLD_SIZE=… python -P -m coordinator`` runs what the environment describes. It is the
-same coordinator over a database of its own, so that everything holds that holds for the service:
-ranks are replaced, a second call with the same id after a crash or Ctrl-C goes on.
+``JOB_ID=… WORLD_SIZE=… python -P -m coordinator`` runs the job that the environment describes. It
+is the coordinator of the service over a database of its own: ranks are replaced, and a second call
+with the same id after a crash or Ctrl-C resumes the job.
 """
 
 import asyncio
 import itertools
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, Protocol
 
 import msgspec
 
-from coordinator.attention import Attention
 from coordinator.service import Service
-from muster.attic import set_aside
-from muster.checkpoints.modes import refuse_other_mode
-from muster.completion import complete
-from muster.contracts.endings import INTERRUPTED_CODE
-from muster.contracts.environ import ServiceSettings, spec_from_environment
-from muster.contracts.errors import BegunOtherwise
+from database.engine import Database
+from database.errors import DatabaseUnavailable, JobExists, JobMissing
+from database.jobs import Jobs
+from database.records import Event, Job, RankRecord
+from database.workers import Events, Ranks
+from muster.checkpoints.listing import refuse_other_mode
+from muster.contracts.environ import spec_from_environment
+from muster.contracts.errors import JobDiffers
 from muster.contracts.job import EXIT_CODES, JobId, JobUid
-from muster.contracts.layout import DataDirectory, JobFiles, checkpoints_of_job
-from muster.contracts.secrets import LENT
+from muster.contracts.paths import DataDir, JobFiles, checkpoints_of_job
+from muster.contracts.retry import INTERRUPTED_CODE
+from muster.contracts.secrets import SHARED_VARIABLES
+from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
-from muster.descriptors import DescriptorLimits
-from muster.remarks import narrate, remark
-from store.database import Database
-from store.errors import JobExists, JobMissing, StoreUnavailable
-from store.events import Events
-from store.jobs import Jobs
-from store.records import Event, Job, Worker
-from store.workers import Workers
+from muster.host.limits import OpenFileLimits
+from muster.job_defaults import complete
+from muster.runtime.archive import archive_files
+from muster.runtime.stderr_messages import print_stderr, print_stdout
 
 LOOK_SECONDS: Final = 0.2
 LOOKS_PER_PROGRESS: Final = 10
 EVENTS_LIMIT: Final = 1000
 
-FAREWELL_SECONDS: Final = 3.0
-"""For whoever does not look or hear, once somebody has asked for an end: it is for them to wait."""
+LAST_OUTPUT_SECONDS: Final = 2.0
+"""How long a terminal that does not read is waited for once the user wants an end."""
 
-LAST_WORDS_SECONDS: Final = 1.0
-"""Of these, what is kept for those who hear the conclusion while somebody does not look."""
+CONCLUSION_SECONDS: Final = 1.0
+"""How long it is then tried to show the conclusion alone: only standard output may be blocked."""
 
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Each is a Ctrl-C, as nobody is there to hand over to. SIGHUP: the terminal has been closed."""
+"""Each acts like Ctrl-C, as there is no service to hand over to. SIGHUP: the terminal closed."""
 
-_PLACES_OF_DATA: Final = ("dataset_dir", "checkpoint_dir")
+_DATA_PLACES: Final = ("dataset_dir", "checkpoint_dir")
 _PAUSE: Final = "sleep_sec"
-"""For demonstrations, and of no effect on the result: who goes on without it means the same job."""
+"""For demonstrations; it has no effect on the result, so a resumed job may have another one."""
 
 
-class Audience(Protocol):
-    """Who is shown how a job goes. Nothing of this raises, all of it may take for ever.
-
-    What is seen and what is heard come from a thread each.
-    """
+class Display(Protocol):
+    """Shows how a job goes. The methods are called from a thread of their own and may block."""
 
     def look(self) -> None:
-        """See whatever else there is to see: often."""
+        """Show what the ranks have printed; called often."""
 
     def see_rest(self) -> None:
-        """See everything that is left, when all is over."""
+        """Show everything that is left when all is over."""
 
     def miss_rest(self) -> None:
-        """Learn that there was no time to see it: before the conclusion."""
+        """Say that there was no time to show everything; called before `conclude`."""
 
     def hear(self, event: Event) -> None:
-        """Learn what has happened."""
+        """Show an event."""
 
-    def note(self, workers: Sequence[Worker]) -> None:
-        """Learn how far everybody is."""
+    def note(self, workers: Sequence[RankRecord]) -> None:
+        """Show the progress of the ranks."""
 
     def conclude(self, job: Job) -> None:
-        """Learn how it ended, or that it was interrupted."""
+        """Show how the job ended, or that it was interrupted."""
 
 
-class Narrator:
-    """Tells all that happens on standard output; what ranks print is in their logs."""
+class EventPrinter:
+    """Prints events and progress; the output of the ranks is in their logs."""
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
 
     def look(self) -> None:
-        """Everything it tells is heard."""
+        """Nothing to show."""
 
     def see_rest(self) -> None:
-        """Likewise."""
+        """Nothing to show."""
 
     def miss_rest(self) -> None:
-        """Likewise."""
+        """Nothing is missed: the output of the ranks is in their logs."""
 
     def hear(self, event: Event) -> None:
-        narrate(f"{event.at:%H:%M:%S}  {event.message}")
+        print_stdout(f"{event.at:%H:%M:%S}  {event.message}")
 
-    def note(self, workers: Sequence[Worker]) -> None:
-        narrate("  ".join(map(_progress, workers)))
+    def note(self, workers: Sequence[RankRecord]) -> None:
+        print_stdout("  ".join(map(_describe_progress, workers)))
 
     def conclude(self, job: Job) -> None:
-        remark(f"logs: {self._files.logs}")
+        print_stderr(f"logs: {self._files.logs}")
         if not job.is_terminal:
-            remark(f"interrupted; the same command goes on with {job.job_id}")
+            print_stderr(f"interrupted; the same command resumes {job.job_id}")
+
+
+def _describe_progress(worker: RankRecord) -> str:
+    loss = "" if worker.loss is None else f" loss {worker.loss:.4f}"
+    return f"[{worker.rank}] {worker.step}/{worker.total_steps or '?'}{loss}"
 
 
 def run(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Run the job that the environment describes to its end; return the exit code.
 
-    Raises a `MusterError` for a job that cannot be described so.
+    Raises a `MusterError` if the environment does not describe a valid job.
     """
     job_id = checked_job_id(environ["JOB_ID"])
     spec = checked(spec_from_environment(environ))
-    return play(job_id, spec, settings, environ, Narrator)
+    return play(job_id, spec, settings, environ, EventPrinter)
 
 
 def play(
@@ -124,52 +127,56 @@ def play(
     spec: JobSpec,
     settings: ServiceSettings,
     environ: Mapping[str, str],
-    audience: Callable[[JobFiles], Audience],
+    display: Callable[[JobFiles], Display],
 ) -> int:
-    """Run a job to its end; return its exit code: see `EXIT_CODES`.
+    """Run a job to its end; return its exit code (`EXIT_CODES`).
 
-    One of that id that is not over goes on. `audience` is called once it is known where its files
-    are. Raises `BegunOtherwise`, `TooFewDescriptors`, and what `complete` and
-    `refuse_other_mode` do.
+    An unfinished job of that id is resumed. `display` is called once the place of the job's files
+    is known. Raises `BegunOtherwise` if the unfinished job has another spec, `TooFewDescriptors`,
+    and what `complete` and `refuse_other_mode` raise.
     """
-    limits = DescriptorLimits.raised()
+    limits = OpenFileLimits.raised()
     limits.refuse_too_many(spec.world_size)
-    own = DataDirectory(settings.data_dir / "foreground" / job_id)
+    data = DataDir(settings.data_dir / "foreground" / job_id)
     settings = msgspec.structs.replace(
         settings,
-        data_dir=own.root,
-        database_url=f"sqlite:///{own.root}/muster.db",
+        data_dir=data.root,
+        database_url=f"sqlite:///{data.root}/muster.db",
         slots=max(settings.slots, spec.world_size),
     )
-    # Nobody else submits jobs here: whatever the person has the program may have.
-    environ = {name: value for name, value in environ.items() if name != LENT}
+    # Only this user submits jobs here, so the program may see the whole environment.
+    environ = {name: value for name, value in environ.items() if name != SHARED_VARIABLES}
     database = Database.open(settings.database_url)
     try:
-        told = _newest_event(database, job_id)
+        shown = _newest_event(database, job_id)
         _store(Jobs(database), job_id, spec, settings)
-        shown = audience(own.job(job_id))
         service = Service(database, settings, environ, limits)
-        job = asyncio.run(_Foreground(database, service, job_id, shown, told).run())
+        foreground = _Foreground(database, service, job_id, display(data.job(job_id)), shown)
+        job = asyncio.run(foreground.run())
     finally:
         database.close()
     return EXIT_CODES.get(job.status, INTERRUPTED_CODE)
 
 
 def _newest_event(database: Database, job_id: JobId) -> int:
-    """Return the id of the last event of the job so far; an earlier run has told it."""
+    """Return the id of the job's last event; an earlier run has shown it."""
     return max((event.event_id or 0 for event in Events(database).of_job(job_id, 1)), default=0)
 
 
 def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) -> None:
-    """Store the job, unless it is there and not over."""
-    # The same id means: go on from its checkpoints, whoever made them.
+    """Store the job, unless an unfinished one of that id exists."""
+    # By hand, the same id means: resume from its checkpoints.
     completed = complete(msgspec.structs.replace(spec, resume_from=job_id), settings, Path.cwd())
     job = jobs.find(job_id)
     if job is not None and not job.is_terminal:
-        _refuse_another(job, spec, completed.spec)
+        _refuse_other_spec(job, spec, completed.spec)
         return
     if job is not None:
-        _clear_away(jobs, job, DataDirectory(settings.data_dir).job(job_id))
+        with suppress(JobMissing):  # a concurrent call was faster: the files are those of its job
+            # Files before rows: either may be interrupted.
+            with jobs.keeping(job.job_id, job.uid):
+                archive_files(DataDir(settings.data_dir).job(job_id), job.uid)
+            jobs.delete(job.job_id, job.uid)
     earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
     refuse_other_mode(earlier, completed.spec.mode)
     try:
@@ -180,70 +187,86 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
             message=completed.note,
             idempotency=None,
         )
-    except JobExists:  # another call of the same moment was faster: this one goes on with its job
-        _refuse_another(jobs.get(job_id), spec, completed.spec)
+    except JobExists:  # a concurrent call was faster: resume its job
+        _refuse_other_spec(jobs.get(job_id), spec, completed.spec)
 
 
-def _clear_away(jobs: Jobs, job: Job, files: JobFiles) -> None:
-    """Make room for another job in the place of one that is over, and keep that one's files."""
-    with suppress(JobMissing):  # another call of the same moment was faster: the files are its own
-        # Files before rows: either may be cut short.
-        with jobs.keeping(job.job_id, job.uid):
-            set_aside(files, job.uid)
-        jobs.delete(job.job_id, job.uid)
-
-
-def _refuse_another(job: Job, asked: JobSpec, completed: JobSpec) -> None:
-    """Raise `BegunOtherwise` if the job is not what is asked for; it keeps data chosen for it."""
-    kept = {place for place in _PLACES_OF_DATA if getattr(asked, place) is None} | {_PAUSE}
+def _refuse_other_spec(job: Job, asked: JobSpec, completed: JobSpec) -> None:
+    """Raise `BegunOtherwise` if the job has another spec; places chosen for it do not count."""
+    kept = {place for place in _DATA_PLACES if getattr(asked, place) is None} | {_PAUSE}
     others = [
         field
         for field in JobSpec.__struct_fields__
         if field not in kept and getattr(job.spec, field) != getattr(completed, field)
     ]
     if others:
-        raise BegunOtherwise(job.job_id, others)
+        raise JobDiffers(job.job_id, others)
+
+
+class _Writer:
+    """Runs display calls in one daemon thread, which a terminal that does not read may block."""
+
+    def __init__(self) -> None:
+        self._calls = SimpleQueue[tuple[Callable[[], None], asyncio.Future[None]]]()
+        self._last: asyncio.Future[None] | None = None
+        threading.Thread(target=self._run, name="writer", daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._last is None or self._last.done()
+
+    def submit(self, show: Callable[[], None]) -> None:
+        self._last = asyncio.get_running_loop().create_future()
+        self._calls.put((show, self._last))
+
+    async def wait(self, timeout_seconds: float | None = None) -> None:
+        """Return when everything submitted was shown, or after the timeout."""
+        if self._last is not None:
+            await asyncio.wait([self._last], timeout=timeout_seconds)
+
+    def _run(self) -> None:
+        reported = ""
+        while True:
+            show, shown = self._calls.get()
+            try:
+                show()
+            except Exception as error:  # noqa: BLE001  a broken display must not end the job
+                if repr(error) != reported:
+                    reported = repr(error)
+                    print_stderr(f"cannot show output ({reported}); the job goes on, see its logs")
+            with suppress(RuntimeError):  # the event loop has ended
+                shown.get_loop().call_soon_threadsafe(shown.set_result, None)
 
 
 class _Foreground:
-    """A service that ends with its one job, and shows how it goes."""
+    """A service that ends with its one job, and shows how that goes."""
 
     def __init__(
-        self,
-        database: Database,
-        service: Service,
-        job_id: JobId,
-        audience: Audience,
-        told: int,
+        self, database: Database, service: Service, job_id: JobId, display: Display, shown: int
     ) -> None:
-        """`told` is the last event that somebody has heard of."""
+        """`shown` is the id of the last event that was shown already."""
         self._service = service
         self._jobs = Jobs(database)
-        self._workers = Workers(database)
+        self._workers = Ranks(database)
         self._events = Events(database)
         self._job = self._jobs.get(job_id)
-        self._audience = audience
-        self._told = told
-        # Apart from each other: what is shown may be held up where what is said is not.
-        self._sight = Attention()
-        self._hearing = Attention()
-        self._asked_to_end = asyncio.Event()
-        self._leave_at: float | None = None
+        self._display = display
+        self._shown = shown
+        self._writer = _Writer()
+        self._end_requested = asyncio.Event()
 
     async def run(self) -> Job:
-        """Return the job as it is in the end; it is not over if it was interrupted."""
+        """Return the job as it is in the end; it is not terminal if it was interrupted."""
         serving = asyncio.ensure_future(self._service.run())
-        await asyncio.sleep(0)  # now it answers signals
+        await asyncio.sleep(0)  # the service sets its signal handlers, then we replace them
         for number in (signal.SIGINT, *ENDING):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 asyncio.get_running_loop().add_signal_handler(number, self._end)
         for look in itertools.count(1):
             if serving.done() or self._job.is_terminal:
                 break
             await asyncio.wait([serving], timeout=LOOK_SECONDS)
-            await self._look()
-            if look % LOOKS_PER_PROGRESS == 0:
-                await self._note_progress()
+            await self._look(with_progress=look % LOOKS_PER_PROGRESS == 0)
         self._service.shut_down()
         await serving
         await self._look()
@@ -251,70 +274,47 @@ class _Foreground:
         return self._job
 
     def _end(self) -> None:
-        self._asked_to_end.set()
+        self._end_requested.set()
         self._service.shut_down()
 
-    async def _look(self) -> None:
-        """Learn how the job is and show what happened."""
-        if self._sight.is_free:
-            self._sight.begin(self._audience.look)
-        # What a rank printed comes before the news of its end, if anybody sees it soon.
-        await self._sight.wait(LOOK_SECONDS)
-        if self._hearing.is_free:
-            await self._tell_news()
-            await self._hearing.wait(LOOK_SECONDS)
-        with suppress(StoreUnavailable):
+    async def _look(self, *, with_progress: bool = False) -> None:
+        """Show what is new, if the terminal reads, and learn how the job is."""
+        with suppress(DatabaseUnavailable):
+            if self._writer.is_idle:
+                # What a rank has printed comes before the event of its end.
+                self._writer.submit(self._display.look)
+                await self._show_events()
+                if with_progress:
+                    workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
+                    self._writer.submit(partial(self._display.note, workers))
+                await self._writer.wait(LOOK_SECONDS)
             self._job = await asyncio.to_thread(self._jobs.get, self._job.job_id)
 
-    async def _tell_news(self) -> bool:
-        """Begin to tell what has happened; return whether there was any news that can be had."""
+    async def _show_events(self) -> bool:
+        """Show the next events; return whether there were any."""
         following, job_id = self._events.following, self._job.job_id
-        try:
-            news = await asyncio.to_thread(following, job_id, self._told, EVENTS_LIMIT)
-        except StoreUnavailable:
-            return False
-        for event in news:
-            self._told = event.event_id or self._told
-            self._hearing.begin(partial(self._audience.hear, event))
-        return bool(news)
-
-    async def _note_progress(self) -> None:
-        if self._hearing.is_free:
-            with suppress(StoreUnavailable):
-                workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
-                self._hearing.begin(partial(self._audience.note, workers))
+        events = await asyncio.to_thread(following, job_id, self._shown, EVENTS_LIMIT)
+        for event in events:
+            self._shown = event.event_id or self._shown
+            self._writer.submit(partial(self._display.hear, event))
+        return bool(events)
 
     async def _conclude(self) -> None:
-        """Show what is left, and how it ended."""
-        self._sight.begin(self._audience.see_rest)
-        await self._patiently(self._sight, kept_seconds=LAST_WORDS_SECONDS)
-        while await self._tell_news():  # all that has gathered while nobody heard
-            pass
-        if not self._sight.is_free:
-            self._hearing.begin(self._audience.miss_rest)
-        self._hearing.begin(partial(self._audience.conclude, self._job))
-        await self._patiently(self._hearing, kept_seconds=0.0)
-        self._sight.leave()
-        self._hearing.leave()
-
-    async def _patiently(self, attention: Attention, kept_seconds: float) -> None:
-        """Wait until all was seen; once somebody has asked for an end, not for long.
-
-        The end of patience is one for sight and hearing, `kept_seconds` before it for this one:
-        with ``2>&1 | less`` both are held up.
-        """
-        seen = asyncio.ensure_future(attention.wait())
-        asked = asyncio.ensure_future(self._asked_to_end.wait())
-        await asyncio.wait([seen, asked], return_when=asyncio.FIRST_COMPLETED)
-        seen.cancel()
-        asked.cancel()
-        if self._asked_to_end.is_set():
-            now = asyncio.get_running_loop().time()
-            if self._leave_at is None:
-                self._leave_at = now + FAREWELL_SECONDS
-            await attention.wait(max(0.0, self._leave_at - kept_seconds - now))
-
-
-def _progress(worker: Worker) -> str:
-    loss = "" if worker.loss is None else f" loss {worker.loss:.4f}"
-    return f"[{worker.rank}] {worker.step}/{worker.total_steps or '?'}{loss}"
+        """Show what is left, and how the job ended; not for long once the user wants an end."""
+        self._writer.submit(self._display.see_rest)
+        with suppress(DatabaseUnavailable):
+            while await self._show_events():
+                pass
+        self._writer.submit(partial(self._display.conclude, self._job))
+        shown = asyncio.ensure_future(self._writer.wait())
+        ended = asyncio.ensure_future(self._end_requested.wait())
+        await asyncio.wait([shown, ended], return_when=asyncio.FIRST_COMPLETED)
+        if not shown.done():
+            await self._writer.wait(LAST_OUTPUT_SECONDS)
+        if not self._writer.is_idle:
+            writer = _Writer()  # the other one is blocked, and left behind
+            writer.submit(self._display.miss_rest)
+            writer.submit(partial(self._display.conclude, self._job))
+            await writer.wait(CONCLUSION_SECONDS)
+        shown.cancel()
+        ended.cancel()

@@ -1,7 +1,7 @@
-"""Starts agents, ends them, and ends what they leave behind. One launcher per kind of place.
+"""Starts and kills agents, and ends the processes they leave behind; one launcher per environment.
 
-A launcher promises: what `start` returned runs until its `ended` future is done, and after `sweep`
-no process of that job is left where this launcher starts them.
+A launcher promises: an agent returned by `start` runs until its `ended` future is done, and after
+`sweep` no process of that job is left where this launcher starts them.
 """
 
 import asyncio
@@ -17,30 +17,38 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from muster.cells import cells_of_job, clear_cell
-from muster.contracts.agent import AgentAssignment
-from muster.contracts.environ import MARK, NOT_FOR_RANKS, names_lent
-from muster.contracts.layout import JobFiles
-from muster.contracts.process import ProcessRecord
+from muster.contracts.environ import PROCESS_TAG, SERVICE_ONLY
+from muster.contracts.messages import AgentAssignment
+from muster.contracts.paths import JobFiles
+from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import Reference
-from muster.descriptors import DescriptorLimits
-from muster.patience import Patience
-from muster.processes import family, identify, is_running, kill, marked
+from muster.contracts.settings import shared_variables
+from muster.host.containment import cgroups_of_job, kill_cgroup, tagged_processes
+from muster.host.limits import OpenFileLimits
+from muster.host.processes import PollLimit, identify, is_running, kill, process_tree
 
-SWEEP_PATIENCE: Final = Patience(seconds=2.0, pause_seconds=0.02)
-"""As agents' own sweeps have: a process that survives SIGKILL so long hangs in the kernel."""
+SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.02)
+"""A process that survives SIGKILL for longer hangs in the kernel; agents wait as long."""
 
 _LOG: Final = structlog.get_logger("coordinator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlaces:
+    """Directories of a job; all absolute."""
+
+    dataset_dir: Path
+    checkpoint_dir: Path
+    working_dir: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProcess:
     """A started agent."""
 
-    record: ProcessRecord | None
-    """None if it was over before it could be looked at."""
+    record: ProcessRecord | None  # none if it ended before it could be identified
     ended: "asyncio.Future[int | None]"
-    """Its exit status, once it has ended; None if that went to somebody else."""
+    """Its exit status once it has ended; None if it is not our child."""
 
 
 class Launcher(Protocol):
@@ -49,37 +57,34 @@ class Launcher(Protocol):
     async def start(self, assignment: AgentAssignment) -> AgentProcess: ...
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
-        """Return the agent of a job if it runs; somebody else has started it.
+        """Return a job's agent that another coordinator has started, if it lives.
 
-        `record` is what is known of it, None if nobody has written that down.
+        `record` identifies it; None if that was not recorded.
         """
 
     async def kill(self, agent: AgentProcess) -> None: ...
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
-        """End every process of a job.
-
-        `known` are processes of it that may have lost their mark.
-        """
+        """End every process of a job, and the `known` ones, which may have lost their tag."""
 
 
 class LocalLauncher:
-    """Agents as processes of this machine, each in a session of its own: they outlive us."""
+    """Agents as processes of this machine, each in its own session, so that they outlive us."""
 
-    def __init__(self, environ: Mapping[str, str], limits: DescriptorLimits) -> None:
-        """`environ` is the service's own; what it lends nobody inherits.
+    def __init__(self, environ: Mapping[str, str], limits: OpenFileLimits) -> None:
+        """`environ` is the service's own environment; agents inherit it without lent secrets.
 
-        `limits` are what agents begin with, and ranks are given.
+        `limits` are the descriptor limits that agents start with and give to their ranks.
         """
         self._limits = limits
-        lent = names_lent(environ)
+        lent = shared_variables(environ)
         self._lent = {name: environ[name] for name in lent if environ.get(name)}
         self._environ = {
-            name: value for name, value in environ.items() if name not in NOT_FOR_RANKS | lent
+            name: value for name, value in environ.items() if name not in SERVICE_ONLY | lent
         }
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
-        """Start an agent; raises OSError if there is no process to be had."""
+        """Start an agent. Raises OSError if no process can be started."""
         process = self._spawn(assignment)
         pidfd = os.pidfd_open(process.pid)
         return AgentProcess(record=identify(process.pid), ended=_watch(pidfd, process.wait))
@@ -87,14 +92,14 @@ class LocalLauncher:
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
         found = record if record is not None and is_running(record) else None
         if found is None:
-            found = next(iter(await asyncio.to_thread(marked, _mark(job_uid))), None)
+            found = next(iter(await asyncio.to_thread(tagged_processes, _tag(job_uid))), None)
         if found is None:
             return None
         try:
             pidfd = os.pidfd_open(found.pid)
         except ProcessLookupError:
             return None
-        if not is_running(found):  # only now is it certain whom the descriptor holds
+        if not is_running(found):  # the pid was reused before the descriptor was open
             os.close(pidfd)
             return None
         return AgentProcess(record=found, ended=_watch(pidfd, lambda: None))
@@ -104,7 +109,7 @@ class LocalLauncher:
             kill(agent.record)
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
-        await asyncio.to_thread(_end_family, job_uid, known)
+        await asyncio.to_thread(_end_processes, job_uid, known)
 
     def _spawn(self, assignment: AgentAssignment) -> subprocess.Popen[bytes]:
         log = JobFiles(Path(assignment.job_root)).agent_log
@@ -115,33 +120,30 @@ class LocalLauncher:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**self._environ, MARK: _mark(assignment.job_uid)},
+                env={**self._environ, PROCESS_TAG: _tag(assignment.job_uid)},
                 start_new_session=True,
             )
-        self._limits.impose(process.pid)  # it looks once it has its assignment
+        self._limits.apply_to(process.pid)  # before the assignment, after which it reads its limits
+        references = map(Reference.parse, assignment.secrets.values())
         lent = {
             reference.name: self._lent[reference.name]
-            for reference in map(Reference.parse, assignment.secrets.values())
+            for reference in references
             if reference is not None and reference.source == "env" and reference.name in self._lent
         }
-        _tell(process, msgspec.json.encode(msgspec.structs.replace(assignment, lent=lent)))
+        content = msgspec.json.encode(msgspec.structs.replace(assignment, lent=lent))
+        assert process.stdin is not None  # noqa: S101  it is a pipe
+        # An agent that dies at once breaks the pipe; its pidfd reports that.
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(content)
         return process
 
 
-def _tell(process: subprocess.Popen[bytes], assignment: bytes) -> None:
-    if process.stdin is None:
-        raise ValueError("the agent was started without a standard input")
-    # An agent that dies at once breaks the pipe; its end is seen by its pidfd.
-    with suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(assignment)
-
-
-def _mark(job_uid: str) -> str:
+def _tag(job_uid: str) -> str:
     return f"{job_uid}/agent"
 
 
 def _watch(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | None]":
-    """Return a future of what `reap` returns, woken by the process's pidfd and by no thread."""
+    """Return a future of what `reap` returns once the process has ended; no thread waits."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int | None] = loop.create_future()
 
@@ -154,18 +156,18 @@ def _watch(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | 
     return ended
 
 
-def _end_family(job_uid: str, known: Sequence[ProcessRecord]) -> None:
-    """Kill what has the job's mark or is known, and its family, until nothing of that is left."""
+def _end_processes(job_uid: str, known: Sequence[ProcessRecord]) -> None:
+    """Kill tagged and known processes and their descendants until none is left."""
     prefix = f"{job_uid}/"
     members = list(known)
 
-    def end_each() -> int:
-        # All of them are found before one is killed: a family is told by who is whose parent.
-        found = family([*marked(prefix), *members])
+    def kill_all() -> int:
+        # Find all of them first: killing a parent hides its descendants.
+        found = process_tree([*tagged_processes(prefix), *members])
         members[:] = [record for record in found if kill(record)]
-        return len(members) + sum(not clear_cell(cell) for cell in cells_of_job(job_uid))
+        return len(members) + sum(not kill_cgroup(cell) for cell in cgroups_of_job(job_uid))
 
-    left = SWEEP_PATIENCE.outlast(end_each)
+    left = SWEEP_PATIENCE.poll(kill_all)
     if left:
-        words = f"{left} processes or cells survive SIGKILL"
-        _LOG.error(words, action="sweep_failed", mark=prefix)
+        message = f"{left} processes or cgroups survive SIGKILL"
+        _LOG.error(message, action="sweep_failed", tag=prefix)

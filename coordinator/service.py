@@ -1,7 +1,7 @@
-"""The coordinator's life: open the database, win the lease, serve, hand over or shut down.
+"""The coordinator's life: win the lease, serve, hand over or shut down.
 
-SIGTERM hands over: agents and ranks go on, and the next coordinator adopts them. SIGINT shuts down:
-ranks save and exit, and their jobs wait in the queue for the next start.
+SIGTERM hands over: agents and ranks run on, and the next coordinator adopts them. SIGINT shuts
+down: ranks save and exit, and their jobs wait in the queue for the next start.
 """
 
 import asyncio
@@ -13,24 +13,21 @@ from typing import Final
 
 import structlog
 
-from coordinator.address import keep_published
-from coordinator.agents import AgentServer
-from coordinator.attendants import Attendants
-from coordinator.candidacy import Candidate
+from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
+from coordinator.jobs import JobTable
 from coordinator.launcher import LocalLauncher
-from coordinator.nudges import listen
-from coordinator.roster import Roster
-from coordinator.supervisor import RETRY_SECONDS, Supervisor
-from muster.contracts.environ import ServiceSettings
-from muster.contracts.layout import DataDirectory
-from muster.descriptors import DescriptorLimits
-from muster.lifeline import release_interrupt
-from muster.processes import myself
-from store.database import Database
-from store.errors import StoreUnavailable
-from store.leases import COORDINATOR_LEASE, Leases
-from store.records import Lease
-from store.tenure import Tenure
+from coordinator.lease import LeaseCandidate
+from coordinator.loop import RETRY_SECONDS, CoordinatorLoop
+from database.engine import Database
+from database.errors import DatabaseUnavailable
+from database.fenced_writer import FencedWriter
+from database.leases import COORDINATOR_LEASE, Leases
+from database.records import Lease
+from muster.contracts.paths import DataDir
+from muster.contracts.settings import ServiceSettings
+from muster.host.limits import OpenFileLimits
+from muster.host.processes import this_process, unblock_sigint
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -43,66 +40,59 @@ class Service:
         database: Database,
         settings: ServiceSettings,
         environ: Mapping[str, str],
-        limits: DescriptorLimits,
+        limits: OpenFileLimits,
     ) -> None:
-        """`limits` are those that this process began with: its agents do, too."""
+        """`limits` are those this process started with; its agents start with them, too."""
         self._limits = limits
         self._database = database
         self._settings = settings
         self._environ = environ
         self._leases = Leases(database)
-        self._supervisor: Supervisor | None = None
-        self._candidate: Candidate | None = None
-        self._candidacy: asyncio.Task[Lease] | None = None
-        self._shutting_down = False
+        self._loop: CoordinatorLoop | None = None
+        self._candidate: LeaseCandidate | None = None
+        self._winning: asyncio.Task[Lease] | None = None
+        self._is_shutting_down = False
 
     async def run(self) -> None:
-        """Serve until a signal ends it. Raises `LeaseLost` when another one has taken over."""
+        """Serve until a signal ends it. Raises `LeaseLost` if another coordinator took over."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.hand_over)
         loop.add_signal_handler(signal.SIGINT, self.shut_down)
-        nudges, address = await listen(self._nudge)
-        self._candidate = Candidate(
-            self._leases, owner=uuid.uuid4().hex, process=myself(), address=address
+        wake_ups, address = await listen_for_wake_ups(self._wake)
+        self._candidate = LeaseCandidate(
+            self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
         )
-        self._candidate.is_patient = not self._shutting_down
-        self._candidacy = asyncio.ensure_future(self._candidate.win())
-        release_interrupt()
+        self._candidate.may_wait = not self._is_shutting_down
+        self._winning = asyncio.ensure_future(self._candidate.win())
+        unblock_sigint()
         try:
-            lease = await self._candidacy
+            lease = await self._winning
             await self._serve(lease)
-            with suppress(StoreUnavailable):  # a holder who is gone will do as well
+            with suppress(DatabaseUnavailable):  # a process that is gone loses its lease anyway
                 await asyncio.to_thread(self._leases.release, lease)
         except asyncio.CancelledError:
-            return  # told to end, and not wanted
+            return  # told to end before it held the lease
         finally:
-            nudges.close()
+            wake_ups.close()
 
     async def _serve(self, lease: Lease) -> None:
-        attendants = Attendants(
-            LocalLauncher(self._environ, self._limits),
-            self._settings,
-            lambda: self._holds(lease),
+        data = DataDir(self._settings.data_dir)
+        lifecycle = AgentLifecycle(
+            LocalLauncher(self._environ, self._limits), self._settings, lambda: self._holds(lease)
         )
-        self._supervisor = Supervisor(
-            tenure=Tenure(self._database, lease),
-            roster=Roster(
-                self._database, DataDirectory(self._settings.data_dir), slots=self._settings.slots
-            ),
-            attendants=attendants,
+        self._loop = CoordinatorLoop(
+            tenure=FencedWriter(self._database, lease),
+            jobs=JobTable(self._database, data, slots=self._settings.slots),
+            lifecycle=lifecycle,
         )
-        if self._shutting_down:
-            self._supervisor.drain()
-        await self._supervisor.take_over()
-        agents = AgentServer(lease.epoch, self._supervisor)
-        self._supervisor.attach(agents)
+        if self._is_shutting_down:
+            self._loop.drain()
+        await self._loop.take_over()
+        agents = AgentServer(lease.epoch, self._loop)
+        self._loop.attach(agents)
         address = await agents.start()
         publishing = asyncio.ensure_future(
-            keep_published(
-                address,
-                DataDirectory(self._settings.data_dir).coordinator_address,
-                lambda: self._holds(lease),
-            )
+            keep_address_published(address, data.coordinator_address)
         )
         _LOG.info(
             f"coordinates, with {self._settings.slots} slots",
@@ -111,42 +101,41 @@ class Service:
             port=address.port,
         )
         try:
-            await self._supervisor.run()
+            await self._loop.run()
         finally:
             publishing.cancel()
             await agents.flush()
             await agents.stop()
-            await attendants.abandon()
+            await lifecycle.detach()
 
     async def _holds(self, lease: Lease) -> bool:
-        """Return whether the lease is still ours; waits for the database if that is away."""
+        """Return True if the lease is still ours; waits for the database while it is away."""
         while True:
             try:
                 current = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
-            except StoreUnavailable:
+            except DatabaseUnavailable:
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return current is not None and current.epoch == lease.epoch
 
     def hand_over(self) -> None:
-        """End soon; agents and ranks go on until the next coordinator starts."""
-        if self._supervisor is not None:
-            self._supervisor.leave()
-        elif self._candidacy is not None:
-            self._candidacy.cancel()
+        """End soon; agents and ranks run on until the next coordinator starts."""
+        if self._loop is not None:
+            self._loop.hand_over()
+        elif self._winning is not None:
+            self._winning.cancel()
 
     def shut_down(self) -> None:
         """End once every rank has saved and exited; their jobs go back to the queue.
 
-        Whoever does not coordinate yet does so first, if nobody else does: ranks of a predecessor
-        may still run.
+        A candidate first takes a free lease: ranks of the previous coordinator may still run.
         """
-        self._shutting_down = True
-        if self._supervisor is not None:
-            self._supervisor.drain()
+        self._is_shutting_down = True
+        if self._loop is not None:
+            self._loop.drain()
         elif self._candidate is not None:
-            self._candidate.is_patient = False
+            self._candidate.may_wait = False
 
-    def _nudge(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.nudge()
+    def _wake(self) -> None:
+        if self._loop is not None:
+            self._loop.wake_soon()

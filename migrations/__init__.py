@@ -1,7 +1,6 @@
-"""The history of the database's shape. Expand first, contract in a later release.
+"""The schema's history for Alembic. Expand first, contract in a later release.
 
-A new revision is a file ``versions/r<number>_<what>.py`` that names the one before it; it may be
-called with any number of processes of the previous release still at work. `store.schema` runs it
-and must be told the new head; tests/unit/store/test_schema.py fails until tables, revisions and
-head agree.
+A new revision is a file ``versions/r<number>_<what>.py`` that names the revision before it.
+Processes of the previous release may still write while it runs. `database.schema` runs it and holds
+the number of the head; tests/unit/database/test_schema.py compares tables, revisions and head.
 """

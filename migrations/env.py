@@ -1,8 +1,8 @@
-"""What Alembic runs: the revisions, inside the transaction that `store.schema` has opened."""
+"""Alembic runs the revisions from here, in the transaction that `database.schema` has opened."""
 
 from alembic import context
 
-from store.tables import METADATA
+from database.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

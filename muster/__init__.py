@@ -1,7 +1,7 @@
-"""Muster: the one name a training script imports.
+"""Muster: the one name that a training script imports.
 
-The face is lazy: ``import muster.contracts`` runs this file first and must cost nothing, and a
-launcher must be able to pin threads before numpy comes in.
+Attributes load lazily: ``import muster.contracts`` runs this file first and must stay cheap, and a
+launcher must be able to pin threads before numpy is imported.
 """
 
 from importlib import import_module
@@ -18,8 +18,8 @@ __all__ = ["Client", "Run", "join"]
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
-    home = "muster.client.client" if name == "Client" else "muster.run"
-    return getattr(import_module(home), name)
+    module = "muster.client.client" if name == "Client" else "muster.run"
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -10,9 +10,9 @@
         if run.should_stop:
             break
 
-The same script runs with nothing of ours around it: as rank 0 of 1, with its checkpoints below
-``./checkpoints``. Under supervision its place comes from the environment, it beats from a thread,
-and SIGTERM only raises `should_stop`.
+The same script runs without any service: as rank 0 of 1, with its checkpoints below
+``./checkpoints``. Under supervision its rank comes from the environment, a thread sends heartbeats,
+and SIGTERM only sets `should_stop`.
 """
 
 import atexit
@@ -30,37 +30,35 @@ from typing import Any, Final
 
 import msgspec
 
-from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.owner import Owner
-from muster.checkpoints.reader import Checkpoint, Reader
-from muster.checkpoints.vault import Vault
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manifest import Owner
+from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.environ import RankSettings
-from muster.contracts.layout import checkpoints_of_rank
-from muster.contracts.messages import COUNT_MAX, METRIC_NAME_LIMIT, METRICS_LIMIT, Beat
+from muster.contracts.messages import COUNT_MAX, METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
+from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.shards import shards_of_rank
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.datasets.index import ShardIndex
-from muster.datasets.listing import find_shards
-from muster.line import Line
-from muster.presence import Presence
+from muster.datasets.reader import SampleReader, find_shards
 from muster.program import refuse_while_loaded
-from muster.reading import SampleReader
-from muster.voice import Voice
+from muster.runtime.agent_client import AgentClient, AgentSocket
+from muster.runtime.heartbeat import Supervision
 
-STOP_LOOK_SECONDS: Final = 0.1
-"""A sleep is not cut short by a signal, so long ones are taken in pieces."""
+STOP_CHECK_SECONDS: Final = 0.1
+"""time.sleep() resumes after a signal handler (PEP 475), so a long sleep is cut into pieces."""
 
 
 def join() -> "Run":
-    """Return this process's place in its job, and start beating if somebody listens.
+    """Return this process's run, and start heartbeats if it has an agent.
 
-    Installs a handler for SIGTERM that raises `Run.should_stop`, and a last word for errors of
-    ours, which end the process with a sentence and exit code 1. Raises `InvalidEnvironment`, and
-    `InvalidProgram` in what is being loaded as the program of a job.
+    Installs a SIGTERM handler that sets `Run.should_stop`, and an exception hook that prints an
+    uncaught error of Muster as one sentence (exit code 1). Raises `InvalidEnvironment`, and
+    `InvalidProgram` while a module is being loaded as the program of a managed job.
     """
     refuse_while_loaded()
     settings = RankSettings.read(os.environ, world_size=1, job_id=_own_job_id())
-    run = Run(settings, Voice(Line.of(settings)))
+    run = Run(settings, AgentClient(AgentSocket.of(settings)))
     run.start()
     return run
 
@@ -68,16 +66,16 @@ def join() -> "Run":
 class Run:
     """One rank's training run. For the main thread of a process."""
 
-    def __init__(self, settings: RankSettings, voice: Voice) -> None:
+    def __init__(self, settings: RankSettings, client: AgentClient) -> None:
         self.settings = settings
         self._total_steps: int | None = None
         self._reader = SampleReader(lambda: self.shards, settings.epochs)
-        self._presence = Presence(voice, settings, self._beat)
+        self._supervision = Supervision(client, settings, self._beat)
         self._loss: float | None = None
         self._metrics: dict[str, float] = {}
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
-        self._vault: Final = Vault(
+        self._vault: Final = CheckpointManager(
             files=LocalFileSystem(),
             directory=self._checkpoints_of(settings.job_id),
             owner=Owner(
@@ -89,7 +87,7 @@ class Run:
             ),
             keep_last=settings.keep_last,
             clock=lambda: datetime.now(UTC),
-            warn=self._presence.warn,
+            warn=self._supervision.warn,
         )
 
     @property
@@ -102,21 +100,21 @@ class Run:
 
     @property
     def restart_count(self) -> int:
-        """How many processes have filled this rank before this one."""
+        """How many earlier attempts this rank has had."""
         return self.settings.restart_count
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps this rank will take in all; shown to people.
+        """How many steps this rank will take in all, for display.
 
-        Known from the first call of `batches` or `samples` on, one step a batch; a program that
-        counts otherwise may set it, to a whole number from 0 on.
+        Set by the first call of `batches` or `samples`, one step per batch. A program that counts
+        differently may set it to an integer of at least 0.
         """
         return self._total_steps
 
     @total_steps.setter
     def total_steps(self, steps: int) -> None:
-        steps = operator.index(steps)  # numpy's integers are no numbers to the wire
+        steps = operator.index(steps)  # the encoder refuses numpy integers
         if not 0 <= steps <= COUNT_MAX:
             raise ValueError(f"total_steps is {steps}: use a number from 0 to {COUNT_MAX}")
         self._total_steps = steps
@@ -127,13 +125,13 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """The pass over the data that the last step belonged to, from 0."""
+        """The epoch of the last step, counted from 0."""
         return self._reader.committed.epoch
 
     @property
     def should_stop(self) -> bool:
-        """Whether somebody asked for an end: save, leave the loop, and exit with code 0."""
-        return self._presence.is_stopping
+        """Whether the run should end: save, leave the loop, and exit with code 0."""
+        return self._supervision.is_stopping
 
     @property
     def should_checkpoint(self) -> bool:
@@ -141,15 +139,15 @@ class Run:
         return self.steps_done % self.settings.checkpoint_every == 0
 
     def start(self) -> None:
-        """Say hello and take over SIGTERM and errors of ours; `join` does this."""
-        self._presence.start()
+        """Connect to the agent, and handle SIGTERM and errors of Muster; `join` calls this."""
+        self._supervision.start()
         atexit.register(self._vault.close)
 
     def restore(self) -> dict[str, Any] | None:
-        """Return the state of the newest intact checkpoint, and go to its position.
+        """Return the state of the newest intact checkpoint, and seek to its position.
 
-        None if there is none: begin afresh. From here on no process that filled this rank before
-        can save. Raises a `CheckpointError` that says what to do.
+        None if there is none. From now on no earlier attempt of this rank can save. Raises a
+        `CheckpointError` that says what to do.
         """
         self._vault.claim()
         checkpoint = self._vault.restore() or self._inherited()
@@ -160,10 +158,10 @@ class Run:
         return checkpoint.state
 
     def samples(self) -> Iterator[Any]:
-        """Yield the samples of this rank, parsed from JSON, from the exact resume position on.
+        """Yield this rank's samples, parsed from JSON, of all remaining epochs.
 
-        All remaining passes over the data, one sample at a time. What was yielded counts as
-        consumed with the next `step`. Raises a `DatasetError` that names file and line.
+        Starts at the exact resume position. Yielded samples count as consumed with the next `step`.
+        Raises a `DatasetError` that names file and line.
         """
         for (sample,) in self.batches(1):
             yield sample
@@ -173,8 +171,8 @@ class Run:
     ) -> Iterator[list[Any]]:
         """Yield lists of `size` samples (default: the job's `batch_size`).
 
-        A batch never spans two passes, so the last one of a pass may be shorter. `decoder` gives
-        the samples a shape: ``msgspec.json.Decoder(MySample)``.
+        A batch never spans two epochs, so the last one of an epoch may be shorter. `decoder` sets
+        the type of the samples: ``msgspec.json.Decoder(MySample)``.
         """
         size = self.settings.batch_size if size is None else size
         if self.total_steps is None:
@@ -183,24 +181,24 @@ class Run:
         return self._reader.batches(size, decoder or msgspec.json.Decoder())
 
     def step(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Say that a step is done: everything handed out since the last one is consumed.
+        """Report that a step is done: all samples since the previous step are consumed.
 
-        Of the metrics 64 are shown, by up to 128 characters of their names.
+        At most 64 metrics are shown, with up to 128 characters of their names.
         """
         self._reader.commit()
         if loss is not None:
             self._loss = float(loss)
         if metrics:
-            # float(): numpy's numbers are no numbers to the wire.
+            # float(): the encoder refuses numpy numbers.
             named = list(metrics.items())[:METRICS_LIMIT]
             self._metrics = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in named}
-        self._presence.news()
+        self._supervision.report()
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Make `state` and the present position durable; no crash after this loses them.
+        """Make `state` and the current position durable; no later crash loses them.
 
-        `state` maps names to numpy arrays and to what JSON can say. Raises a `CheckpointError`;
-        every older checkpoint is then as it was.
+        `state` maps names to numpy arrays and JSON values. Raises a `CheckpointError`; older
+        checkpoints are then unchanged.
         """
         position = self._reader.committed
         self._vault.save(position.step, position, state)
@@ -209,18 +207,18 @@ class Run:
 
     @cached_property
     def samples_per_epoch(self) -> int:
-        """The number of samples that this rank reads in one pass over the data."""
+        """The number of samples that this rank reads in one epoch."""
         return sum(ShardIndex.open(shard).lines for shard in self.shards)
 
     def rest(self, seconds: float) -> None:
-        """Sleep, but no longer than until somebody asks for an end."""
+        """Sleep, but return early once `should_stop` is set."""
         until = time.monotonic() + seconds
         while not self.should_stop and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, STOP_LOOK_SECONDS))
+            time.sleep(min(left, STOP_CHECK_SECONDS))
 
     @cached_property
     def shards(self) -> list[Path]:
-        """The shard files of this rank, in the order they are read; raises a `DatasetError`."""
+        """The shard files of this rank, in reading order; raises a `DatasetError`."""
         shards = find_shards(self.settings.dataset_dir)
         return shards_of_rank(shards, self.rank, self.world_size)
 
@@ -228,21 +226,21 @@ class Run:
         return checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank)
 
     def _inherited(self) -> Checkpoint | None:
-        """Return the checkpoint of the job that this one was asked to start from, if any."""
+        """Return the checkpoint of the job named by `resume_from`, if any."""
         source = self.settings.resume_from
         if source is None:
             return None
-        return Reader(
+        return CheckpointReader(
             files=LocalFileSystem(),
             directory=self._checkpoints_of(source),
             rank=self.rank,
             world_size=self.world_size,
-            warn=self._presence.warn,
+            warn=self._supervision.warn,
         ).newest_of_last_job()
 
-    def _beat(self, stopping: bool) -> Beat:  # noqa: FBT001  what a beat says of itself
+    def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of Beat
         position = self._reader.committed
-        return Beat(
+        return Heartbeat(
             step=position.step,
             total_steps=self.total_steps,
             epoch=position.epoch,
@@ -258,9 +256,9 @@ class Run:
 
 
 def _own_job_id() -> str:
-    """Return the job id of a script that runs by itself: its own name.
+    """Return the job id of a script without services: its file name.
 
-    Two scripts in one directory then do not take each other's checkpoints for theirs.
+    So two scripts in one directory do not share checkpoints.
     """
     name = re.sub(r"[^A-Za-z0-9_-]", "-", Path(sys.argv[0]).stem)[:63]
     return name if re.fullmatch(JOB_ID_PATTERN, name) else "local"

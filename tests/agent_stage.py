@@ -14,24 +14,31 @@ import msgspec
 from installation import await_value, without_ours
 
 from coordinator.launcher import LocalLauncher
-from muster.contracts.agent import AdoptedRank, AgentAssignment, CoordinatorAddress
-from muster.contracts.encoding import decode_agent_message, encode
-from muster.contracts.environ import MARK, Assignment, mark, rank_environment
-from muster.contracts.exit_record import ExitRecord, decode_exit_record
-from muster.contracts.framing import FrameReader, frame
-from muster.contracts.layout import JobFiles
+from muster.contracts.environ import PROCESS_TAG, Assignment, process_tag, rank_environment
 from muster.contracts.messages import (
+    AdoptedRank,
+    AgentAssignment,
+    AgentHeartbeat,
     AgentMessage,
+    CoordinatorAddress,
     CoordinatorMessage,
-    Pulse,
     RankSpawned,
     StartRank,
     Welcome,
 )
-from muster.contracts.process import ProcessRecord
+from muster.contracts.paths import JobFiles
+from muster.contracts.rank import ProcessRecord
 from muster.contracts.spec import JobSpec
-from muster.descriptors import DescriptorLimits
-from muster.processes import marked
+from muster.contracts.wire import (
+    ExitRecord,
+    FrameReader,
+    decode_agent_message,
+    decode_exit_record,
+    encode,
+    frame,
+)
+from muster.host.containment import tagged_processes
+from muster.host.limits import OpenFileLimits
 
 DEADLINE_SECONDS = 30.0
 
@@ -57,14 +64,14 @@ class Conversation:
 
     def hear(self) -> AgentMessage | None:
         """Return the next message that is no pulse; None once the agent has hung up."""
-        while (message := self._hear_anything()) and isinstance(message, Pulse):
+        while (message := self._hear_anything()) and isinstance(message, AgentHeartbeat):
             pass
         return message
 
     def hear_pulse(self, *stopped: tuple[int, int]) -> None:
         """Wait for a pulse that says that just these stand still; what comes before is dropped."""
         while message := self._hear_anything():
-            if message == Pulse(stopped=stopped):
+            if message == AgentHeartbeat(stopped=stopped):
                 return
         raise AssertionError(f"the agent hung up and never said that {stopped} stand still")
 
@@ -135,7 +142,7 @@ class Stage:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**without_ours(os.environ), MARK: f"{self.uid}/agent"},
+            env={**without_ours(os.environ), PROCESS_TAG: f"{self.uid}/agent"},
         )
         assert self._agent.stdin is not None
         with self._agent.stdin as pipe:
@@ -167,7 +174,7 @@ class Stage:
         self._address.write_bytes(msgspec.json.encode(address))
 
     def meet_nobody(self) -> None:
-        """Be a coordinator that is gone: nobody listens any more."""
+        """Close the listening socket, as if the coordinator were gone."""
         assert self._listener is not None
         self._listener.close()
 
@@ -188,7 +195,7 @@ class Stage:
 
     def running(self, rank: int | None = None) -> list[ProcessRecord]:
         """Return what runs of this job, or of one of its ranks."""
-        return marked(f"{self.uid}/" if rank is None else f"{self.uid}/{rank}/")
+        return tagged_processes(f"{self.uid}/" if rank is None else f"{self.uid}/{rank}/")
 
     def await_log(self, words: str, rank: int = 0) -> None:
         log = self.files.log(rank, 0)
@@ -203,7 +210,7 @@ class Stage:
             self._agent.kill()
             self._agent.wait()
         # What a coordinator does once an agent has ended, however it did.
-        asyncio.run(LocalLauncher({}, DescriptorLimits(1024, 1024)).sweep(self.uid, ()))
+        asyncio.run(LocalLauncher({}, OpenFileLimits(1024, 1024)).sweep(self.uid, ()))
 
 
 def order_of(
@@ -235,7 +242,7 @@ def order_of(
 
 
 def adopted(uid: str, spawned: RankSpawned) -> AdoptedRank:
-    """Return what the next agent is told of a rank."""
+    """Return the next agent's record of a rank."""
     return AdoptedRank(
         rank=spawned.rank,
         incarnation=spawned.incarnation,
@@ -245,5 +252,5 @@ def adopted(uid: str, spawned: RankSpawned) -> AdoptedRank:
             boot_id=spawned.boot_id,
             node=spawned.node,
         ),
-        mark=mark(uid, spawned.rank, spawned.incarnation),
+        mark=process_tag(uid, spawned.rank, spawned.incarnation),
     )

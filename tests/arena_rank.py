@@ -14,7 +14,7 @@ from muster.collectives.arena import Arena, Geometry
 from muster.collectives.arena_reducer import ArenaReducer
 from muster.collectives.errors import CollectiveError
 from muster.collectives.flags import Flags
-from muster.collectives.tree import deal
+from muster.collectives.tree import assign_blocks
 
 LEAVES = 8
 
@@ -38,7 +38,7 @@ def main() -> None:
             pidfds={
                 peer: os.pidfd_open(pid) for peer, pid in enumerate(task["pids"]) if peer != rank
             },
-            attention=lambda: None,
+            on_wait=lambda: None,
         )
         reducer = ArenaReducer(flags, opened(parent, task["result"]))
         say(json.dumps(train(reducer, rank, task)))
@@ -53,7 +53,7 @@ def opened(parent: int, descriptor: int) -> int:
 
 
 def train(reducer: ArenaReducer, rank: int, task: dict[str, Any]) -> dict[str, Any]:
-    layout = deal([()] * len(task["members"]), LEAVES)
+    layout = assign_blocks([()] * len(task["members"]), LEAVES)
     total, step = 0.0, 0
     try:
         while step != task["steps"]:

@@ -10,7 +10,7 @@ from muster.collectives.shared_memory import SharedMemoryBackend
 
 
 def nothing() -> None:
-    """Nobody wants the attention of a rank that waits."""
+    """Nobody wants the on_wait of a rank that waits."""
 
 
 def unreachable(_: float) -> None:
@@ -37,7 +37,7 @@ class Host:
         generation: int = 1,
         members: list[int] | None = None,
         pidfds: Mapping[int, int] | None = None,
-        attention: Callable[[], None] = nothing,
+        on_wait: Callable[[], None] = nothing,
         sleep: Callable[[float], None] | None = None,
     ) -> Flags:
         """Let the owner of arena `rank` take up a generation of `members`, all by default."""
@@ -48,7 +48,7 @@ class Host:
             rank=list(chosen).index(rank),
             generation=generation,
             pidfds=pidfds or {},
-            attention=attention,
+            on_wait=on_wait,
             **seam,
         )
 

@@ -35,10 +35,10 @@ def main() -> None:
     def empty() -> None:
         return None
 
-    # The same as in api/__main__.py, without deadlines and limits.
+    # The same as in api/server.py, without limits.
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http="h11",
         ws="none",
         proxy_headers=False,
         server_header=False,

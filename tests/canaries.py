@@ -29,7 +29,7 @@ from sqlalchemy import make_url
 from muster.contracts.token import Scope
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
-from muster.safe import Safe
+from muster.runtime.secrets import SecretStore
 
 COUNT = 25
 FILES = 10
@@ -112,7 +112,7 @@ class Scene:
             DECOY=self.search.decoy,
             **self.canaries.variables,
         )
-        self._safe = Safe(self._installation.files.secrets)
+        self._safe = SecretStore(self._installation.files.secrets)
         for name, value in self.canaries.files.items():
             self._safe.put(name, value)
 

@@ -11,7 +11,7 @@ from typing import Self
 import httpx
 from sqlalchemy import MetaData, create_engine, select
 
-from muster.processes import mark_of
+from muster.host.containment import tag_of
 
 LOOK_SECONDS = 0.05
 
@@ -96,8 +96,8 @@ class ProcessWatch:
         while not self._is_over.wait(LOOK_SECONDS):
             for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
                 self._look("command lines of processes", pid, "cmdline")
-                mark = mark_of(int(pid))
-                if mark is not None and mark.partition("/")[2] in {"agent", "template", "warden"}:
+                mark = tag_of(int(pid))
+                if mark is not None and mark.partition("/")[2] in {"agent", "template"}:
                     self._look("environments of agents", pid, "environ")
 
     def _look(self, place: str, pid: str, file: str) -> None:

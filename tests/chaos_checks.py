@@ -10,9 +10,9 @@ from chaos_scene import Scene
 from chaos_strikes import Striker
 from installation import Installation
 
-from cli.digest import digests
+from cli.checkpoints import digests
 from muster.checkpoints.errors import CheckpointError
-from muster.contracts.layout import checkpoints_of_job
+from muster.contracts.paths import checkpoints_of_job
 
 Digests = list[tuple[str, int, str]]
 """Whose, of which step, and the sha256."""

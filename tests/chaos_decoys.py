@@ -8,7 +8,7 @@ from pathlib import Path
 
 from installation import without_ours
 
-from muster.contracts.environ import MARK, MARK_WIDTH
+from muster.contracts.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
 
 SLEEP = "import time; time.sleep(7775)"
 
@@ -21,14 +21,14 @@ class Decoys:
         self._log = (directory / "decoys.log").open("ab")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._start("with an agent's words", {}, "-P", "-m", "worker.agent")
-        self._start("with a template's words", {}, "-P", "-m", "muster.template")
-        self._start("with another installation's mark", {MARK: f"{'0' * 32}/0/0"})
-        self._start("with an empty mark", {MARK: ""})
+        self._start("with a template's words", {}, "-P", "-m", "muster.training.prefork")
+        self._start("with another installation's mark", {PROCESS_TAG: f"{'0' * 32}/0/0"})
+        self._start("with an empty mark", {PROCESS_TAG: ""})
 
     def stand_beside(self, job_uid: str) -> None:
         """Start one whose mark is that of the job but for one letter."""
         nearly = job_uid[:-1] + ("0" if job_uid[-1] != "0" else "1")
-        self._start(f"beside {job_uid}", {MARK: f"{nearly}/0/0".ljust(MARK_WIDTH)})
+        self._start(f"beside {job_uid}", {PROCESS_TAG: f"{nearly}/0/0".ljust(PROCESS_TAG_WIDTH)})
 
     def __len__(self) -> int:
         return len(self._processes)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from installation import Installation
 
-from muster.contracts.environ import ServiceSettings
-from muster.contracts.process import ProcessRecord
-from store.database import Database
-from store.errors import StoreUnavailable
-from store.leases import COORDINATOR_LEASE, Leases
+from database.engine import Database
+from database.errors import DatabaseUnavailable
+from database.leases import COORDINATOR_LEASE, Leases
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings import ServiceSettings
 
 LOOK_SECONDS = 0.03
 
@@ -52,7 +52,7 @@ class Office:
             at = time.time()
             try:
                 lease = self._leases.current(COORDINATOR_LEASE)
-            except StoreUnavailable:
+            except DatabaseUnavailable:
                 continue
             if lease is not None and (not self.terms or self.terms[-1].epoch != lease.epoch):
                 self.terms.append(Term(at, lease.epoch, lease.process))

@@ -1,7 +1,7 @@
 """A process that reads the newest checkpoint of every job, again and again, until SIGTERM.
 
 It uses the product's own reader, which verifies every byte. Then it prints, as JSON, how often it
-read and what was wrong: a checkpoint that is not what was written, or one that is older than what
+read and what was wrong: a checkpoint that does not match its hash, or one that is older than what
 was read before it.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.checkpoints.errors import CheckpointError
-from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.names import LATEST, CheckpointName
-from muster.checkpoints.reader import Reader
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manifest import LATEST, CheckpointName
+from muster.checkpoints.reader import CheckpointReader
 
 PAUSE_SECONDS = 0.0015
 NICE = 5
@@ -67,7 +67,7 @@ class Watch:
                 yield directory, int(directory.name.removeprefix("worker_")) if is_rank else 0
 
     def _read(self, directory: Path, rank: int) -> None:
-        reader = Reader(
+        reader = CheckpointReader(
             files=LocalFileSystem(),
             directory=directory,
             rank=rank,

@@ -10,7 +10,7 @@ from chaos_figures import History
 from chaos_scene import Scene
 from chaos_strikes import Striker
 
-from cli.tables import table
+from cli.output import table
 
 HEADER = (
     "victim",

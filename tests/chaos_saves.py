@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from muster.checkpoints.names import LATEST
+from muster.checkpoints.manifest import LATEST
 
 MODIFY, MOVED_FROM, MOVED_TO, CREATE = 0x2, 0x40, 0x80, 0x100
 IS_DIRECTORY = 0x40000000

@@ -19,9 +19,9 @@ from chaos_office import Office
 from chaos_saves import Saves
 from installation import Installation
 
-from muster.contracts.layout import checkpoints_of_job, checkpoints_of_rank
-from muster.contracts.process import ProcessRecord
-from muster.processes import identify, is_running, send_signal
+from muster.contracts.paths import checkpoints_of_job, checkpoints_of_rank
+from muster.contracts.rank import ProcessRecord
+from muster.host.processes import identify, is_running, send_signal
 
 LOOK_SECONDS = 0.02
 SEARCH_SECONDS = 15.0

@@ -1,9 +1,9 @@
-"""Nothing is left behind, and nobody else is hurt: ranks that start what does not want to end.
+"""Ranks start processes that try to escape; all of them must end, and no other process.
 
-``python tests/containment.py [TRIALS] [SEED]`` runs it as long as you like. A trial is a rank of a
-real agent that starts some `runaways`, and the rank's end: by itself, by SIGKILL, or after its
-agent was killed, by a coordinator's sweep or by a successor that never saw it. Lookalikes of the
-job's processes live through it all.
+Run ``python tests/containment.py [TRIALS] [SEED]`` for more trials. A trial is a rank of a real
+agent that starts some `runaways`, and the rank's end: by itself, by SIGKILL, or after its agent was
+killed, by a coordinator's sweep or by another agent. Lookalikes of the job's processes must
+survive.
 """
 
 import argparse
@@ -26,12 +26,11 @@ from lone_agent import LoneAgent
 from lookalikes import neighbours, relatives
 
 from coordinator.launcher import LocalLauncher
-from muster.cells import cells_of_job
-from muster.containment import end_incarnation
-from muster.contracts.environ import mark
-from muster.contracts.process import ProcessRecord
-from muster.descriptors import DescriptorLimits
-from muster.processes import identify, is_running, send_signal
+from muster.contracts.environ import process_tag
+from muster.contracts.rank import ProcessRecord
+from muster.host.containment import cgroups_of_job, kill_attempt
+from muster.host.limits import OpenFileLimits
+from muster.host.processes import identify, is_running, send_signal
 
 DEADLINE_SECONDS = 2.0
 
@@ -44,13 +43,13 @@ PROGRESS_TRIALS = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one trial came to."""
+    """The result of one trial."""
 
     victims: int
     seconds: float
     """From the end of the rank, or the order to end it, until nothing of it ran."""
-    when_told: int
-    """How many ran when the end was told."""
+    when_reported: int
+    """How many ran when the exit was reported."""
     left: int
     cells: int
     decoys: int
@@ -83,20 +82,20 @@ class Trial:
             decoys = strangers if end == "by a sweep" else [*strangers, *others]
             began = time.monotonic()
             self._end(rank, end)
-            when_told = runs()
+            when_reported = runs()
             while runs() and time.monotonic() < began + DEADLINE_SECONDS:
                 time.sleep(0.001)
             seconds = time.monotonic() - began
-            # Once more, for processes whose pids are somebody else's by now.
+            # Once more, for processes whose pids have been reused.
             sweep(self._agent, [replace(rank, pid=decoy.pid) for decoy in decoys], end)
             harmed = sum(not is_running(decoy) for decoy in decoys)
         return Outcome(
             victims=victims,
             seconds=seconds,
-            when_told=when_told,
+            when_reported=when_reported,
             left=runs(),
             cells=sum(
-                cell.name.endswith(f"-{self._number}") for cell in cells_of_job(self._agent.uid)
+                cell.name.endswith(f"-{self._number}") for cell in cgroups_of_job(self._agent.uid)
             ),
             decoys=len(decoys),
             harmed=harmed,
@@ -106,28 +105,28 @@ class Trial:
         match end:
             case "by itself":
                 (self._place / "go").touch()
-                self._agent.hear_of_an_end()
+                self._agent.await_exit()
             case "by SIGKILL":
                 send_signal(rank, signal.SIGKILL)
-                self._agent.hear_of_an_end()
+                self._agent.await_exit()
             case "by a sweep":
                 self._agent.kill()
                 sweep(self._agent, [], end)
             case _:
                 self._agent.kill()
                 send_signal(rank, signal.SIGKILL)
-                name = mark(self._agent.uid, 0, self._number)
-                await_value(lambda: end_incarnation(name), lambda: f"{name} survives SIGKILL")
+                name = process_tag(self._agent.uid, 0, self._number)
+                await_value(lambda: kill_attempt(name), lambda: f"{name} survives SIGKILL")
 
 
 def sweep(agent: LoneAgent, known: list[ProcessRecord], end: str = "by a sweep") -> None:
     """Do what a coordinator does once an agent has ended."""
     if end == "by a sweep":
-        asyncio.run(LocalLauncher({}, DescriptorLimits(1024, 1024)).sweep(agent.uid, known))
+        asyncio.run(LocalLauncher({}, OpenFileLimits(1024, 1024)).sweep(agent.uid, known))
 
 
 def watch(rank: ProcessRecord, place: Path) -> Callable[[], int]:
-    """Return what counts those of a rank that still run, by what they themselves have told."""
+    """Return a function that counts the running processes of a rank."""
     told = [int(line) for line in (place / "pids").read_text().split()]
     records = [rank, *(record for pid in told if (record := identify(pid)) is not None)]
 
@@ -139,7 +138,7 @@ def watch(rank: ProcessRecord, place: Path) -> Callable[[], int]:
 
 
 def named(word: str) -> Iterator[int]:
-    """Yield who has `word` among its arguments: a comet is another process all the time."""
+    """Yield processes with `word` among their arguments: a comet changes its pid all the time."""
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
             try:
@@ -151,16 +150,16 @@ def named(word: str) -> Iterator[int]:
 
 
 def contain(trials: int, seed: int, root: Path) -> dict[tuple[str, str], list[Outcome]]:
-    """Act out `trials`, in an order chosen by `seed`: every kind and end as often as any other."""
+    """Run `trials` in an order chosen by `seed`, every kind and end equally often."""
     plan = [
         (kind, end, is_outside)
         for kind in runaways.KINDS
         for end in ENDS
         for is_outside in (False, True)
-        if not (kind == "comet" and is_outside)  # what catches a comet is the cell
+        if not (kind == "comet" and is_outside)  # only the cgroup catches a comet
     ]
     plan *= trials // len(plan) + 1
-    random.Random(seed).shuffle(plan)  # noqa: S311  chance that can be repeated, no secret
+    random.Random(seed).shuffle(plan)  # noqa: S311  repeatable on purpose
     outcomes = defaultdict(list)
     agents: list[LoneAgent] = []
     try:
@@ -179,10 +178,10 @@ def contain(trials: int, seed: int, root: Path) -> dict[tuple[str, str], list[Ou
 
 
 def faults(outcomes: dict[tuple[str, str], list[Outcome]]) -> list[str]:
-    """Return what must not have been."""
+    """Return what went wrong."""
     every = [outcome for several in outcomes.values() for outcome in several]
     counts = {
-        # A comet may be between two lives when they are counted.
+        # A comet may be between two processes at that moment.
         "trials without anything to contain": sum(
             one.victims < 2
             for (kind, _), several in outcomes.items()
@@ -190,7 +189,7 @@ def faults(outcomes: dict[tuple[str, str], list[Outcome]]) -> list[str]:
             if kind != "comet"
         ),
         "processes left after 2 s": sum(one.left for one in every),
-        "processes running when the end was told": sum(one.when_told for one in every),
+        "processes running when the exit was reported": sum(one.when_reported for one in every),
         "control groups left": sum(one.cells for one in every),
         "decoys harmed": sum(one.harmed for one in every),
     }
@@ -225,7 +224,7 @@ def main() -> int:
         outcomes = contain(trials, seed, Path(directory))
     tell(*table(outcomes))
     found = faults(outcomes)
-    verdict = ", ".join(found) or "nothing is left, and nobody was harmed"
+    verdict = ", ".join(found) or "nothing is left, and no other process was killed"
     took = time.monotonic() - began
     tell(f"{trials} trials with seed {seed} in {took:.0f} s: {verdict}")
     return 1 if found else 0

@@ -21,7 +21,7 @@ from pools import PooledJob
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
-from muster.processes import identify, send_signal
+from muster.host.processes import identify, send_signal
 
 KILLS = 10
 OTHERS = 12

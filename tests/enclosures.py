@@ -1,4 +1,4 @@
-"""A process that was enclosed as a rank is, left its session and environment, and lives on."""
+"""A contained process that has left its session and its environment."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 ENCLOSED = """
 import os, sys
-from muster.containment import enclose
-enclose(sys.argv[1])
+from muster.host.containment import contain_self
+contain_self(sys.argv[1])
 {then}
 os.setsid()
 print("up", flush=True)
@@ -18,7 +18,7 @@ os.execve("/bin/sleep", ["sleep", "600"], {{}})
 
 @contextmanager
 def enclosed(mark: str, *, then: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """Run one; `then` are words of Python that it runs once it is enclosed."""
+    """Run one; `then` is Python that runs after containment."""
     command = [sys.executable, "-c", ENCLOSED.format(then=then), mark]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from store_samples import NOON
+from database_samples import NOON
 
-from api.paging import encode_cursor
+from api.listing import encode_cursor
 
 JOB = "precious"
 """Called like the directory that is not to be touched."""

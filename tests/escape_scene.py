@@ -12,14 +12,14 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+from database_samples import member
 from escape_places import EARLIER, JOB, ORDINARY, STANDING
 from integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
-from store_samples import member
 
-from muster.checkpoints.names import LATEST
+from database.engine import Database
+from muster.checkpoints.manifest import LATEST
 from muster.contracts.job import JobStatus
-from muster.safe import Safe
-from store.database import Database
+from muster.runtime.secrets import SecretStore
 
 CONTENT = "precious content that nobody is to see or to change"
 
@@ -82,7 +82,7 @@ class Scene:
         installation.mkdir()
         lent = {"MUSTER_SECRET_ENV": ORDINARY, ORDINARY: "lent"}
         self.service = Service(installation, MUSTER_REQUESTS_PER_SECOND="1000000", **lent)
-        Safe(self.service.files.secrets).put(ORDINARY, "kept")
+        SecretStore(self.service.files.secrets).put(ORDINARY, "kept")
         (installation / f"{ORDINARY}.py").write_text("class Name: ...")
         (installation / "checkpoints" / EARLIER / "worker_0" / LATEST).mkdir(parents=True)
         for name in PLANTED:

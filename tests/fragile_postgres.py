@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, text
 
-from muster import processes
+from muster.host import processes
 
 RETRY_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from installation import DEADLINE_SECONDS, Installation, await_value
 
-from muster.processes import descendants, mark_of
+from muster.host.containment import tag_of
+from muster.host.processes import descendants
 
 HERE = Path(__file__).parent
 NAMESPACES = (
@@ -65,7 +66,7 @@ class Host:
 
     def marks(self) -> dict[int, str]:
         """Return what each is of which job; "" for the coordinator."""
-        return {pid: mark_of(pid) or "" for pid in self.processes()}
+        return {pid: tag_of(pid) or "" for pid in self.processes()}
 
     def ranks(self) -> dict[int, str]:
         return {pid: mark for pid, mark in self.marks().items() if is_of_rank(mark)}

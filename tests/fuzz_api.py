@@ -26,13 +26,12 @@ from fuzz_hooks import KNOWN
 from installation import await_value, end_of
 from integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
 
+from database.engine import Database
+from database.errors import DatabaseError
+from database.records import Job, RankRecord, utc_now
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.rank import ProcessState
 from muster.contracts.spec import JobSpec
-from store.clock import utc_now
-from store.database import Database
-from store.errors import StoreError
-from store.records import Job, Worker
 
 CHECKS = (
     "not_a_server_error",
@@ -121,11 +120,11 @@ class Caretaker:
     def _care(self) -> None:
         while not self._is_over.wait(PAUSE_SECONDS):
             # The API may be faster: then the job is looked at again.
-            with suppress(StoreError):
+            with suppress(DatabaseError):
                 for job in self._stand_in.jobs.unfinished():
                     self._move_on(job)
             for job_id in KNOWN:
-                with suppress(StoreError):
+                with suppress(DatabaseError):
                     self._bring_back(JobId(job_id))
 
     def _move_on(self, job: Job) -> None:
@@ -134,7 +133,9 @@ class Caretaker:
         elif job.status is JobStatus.QUEUED:
             with suppress(FileNotFoundError):  # the API has just deleted the job's directory
                 self._agent.write(job.job_id, 0, "one\ntwo\nthr", at_micros=1_700_000_000_000_000)
-            rank = Worker(rank=0, incarnation=0, state=ProcessState.LIVE, process=None, loss=0.5)
+            rank = RankRecord(
+                rank=0, incarnation=0, state=ProcessState.LIVE, process=None, loss=0.5
+            )
             self._stand_in.run(job.job_id, rank)
         elif _age_seconds(job) > LIFE_SECONDS:
             self._stand_in.move(job.job_id, JobStatus.COMPLETED)

@@ -1,4 +1,4 @@
-"""A nursery with real, small processes; the program is Python's own, not a rank's launcher."""
+"""A rank table with real, small processes that are plain Python instead of a rank's launcher."""
 
 import selectors
 import socket
@@ -10,19 +10,19 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from muster.brand import wear_brand
-from muster.contracts.encoding import encode
-from muster.contracts.environ import MARK
-from muster.contracts.layout import JobFiles
+from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.messages import AgentMessage, Hello, RankSaid, StartRank
-from worker.nursery import Nursery
-from worker.starting import Started
+from muster.contracts.paths import JobFiles
+from muster.contracts.wire import encode
+from muster.host.containment import set_tag_limit
+from worker.ranks import RankTable
+from worker.start import Started
 
 PATIENCE_SECONDS = 10.0
 SAY_HELLO = f"import os; os.write(CHANNEL, {encode(Hello())!r}); "
 WAIT = "import signal; signal.pause()"
 
-LAST_CALL = """
+RECONNECT_AND_SEND = """
 import socket
 line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 line.connect({address!r})
@@ -32,7 +32,7 @@ line.send({said!r})
 
 @dataclass
 class Interpreter:
-    """Starts a few words of Python with the log as output and `CHANNEL` as the way to the agent."""
+    """Starts a line of Python, with the log as output and `CHANNEL` as the channel's number."""
 
     words: str = ""
 
@@ -46,8 +46,8 @@ class Interpreter:
             env=order.environment,
             pass_fds=(channel.fileno(),),
             start_new_session=True,
-            # As the launcher does, in a process of its own that has one thread.
-            preexec_fn=partial(wear_brand, order.environment[MARK]),  # noqa: PLW1509
+            # As the launcher does; safe with one thread.
+            preexec_fn=partial(set_tag_limit, order.environment[PROCESS_TAG]),  # noqa: PLW1509
         )
         return Started(pid=process.pid, handle=process)
 
@@ -58,7 +58,7 @@ class Interpreter:
 
 @dataclass
 class House:
-    """A nursery, what it reports, and a loop for it to live in."""
+    """A rank table, what it reports, and its loop."""
 
     root: Path
     uid: str = field(default_factory=lambda: uuid4().hex)
@@ -68,36 +68,35 @@ class House:
     def __post_init__(self) -> None:
         self.files = JobFiles(self.root)
         self.selector = selectors.DefaultSelector()
-        self.nursery = Nursery(self.files, self.selector, self.starter, self.reports.append)
+        self.ranks = RankTable(self.files, self.selector, self.starter, self.reports.append)
 
     def starts(self, words: str, *, rank: int = 0, incarnation: int = 0, **new: str) -> None:
         self.starter.words = words
         order = {
             "rank": rank,
             "incarnation": incarnation,
-            "environment": {MARK: f"{self.uid}/{rank}/{incarnation}"},
+            "environment": {PROCESS_TAG: f"{self.uid}/{rank}/{incarnation}"},
             "working_dir": "/",
         }
-        self.nursery.start(StartRank(**{**order, **new}))
+        self.ranks.start(StartRank(**{**order, **new}))
 
     def lives_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(int(PATIENCE_SECONDS / 0.02)):
             for key, _ in self.selector.select(0.02):
                 key.data()
-            self.nursery.settle()
-            self.nursery.listen_again()
+            self.ranks.tick()
             if condition():
                 return
-        raise AssertionError(f"it never came to that: {self.reports}")
+        raise AssertionError(f"the condition was never met: {self.reports}")
 
     def lives_until_it_is_empty(self) -> None:
-        self.lives_until(lambda: not self.nursery)
+        self.lives_until(lambda: not self.ranks)
 
     def has_heard_hello(self) -> bool:
         return any(isinstance(report, RankSaid) for report in self.reports)
 
     def close(self) -> None:
-        """Close what an agent has open until its own end."""
+        """Close what an agent keeps open until it exits."""
         for listening in list(self.selector.get_map().values()):
             listening.fileobj.close()
         self.selector.close()

@@ -19,14 +19,15 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from muster import processes
-from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.identity import identity_of
-from muster.checkpoints.reader import Checkpoint, Reader
+from muster.checkpoints.comparison import identity_of
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.job import TERMINAL
-from muster.contracts.layout import DataDirectory, checkpoints_of_rank
-from muster.contracts.process import ProcessRecord
-from muster.processes import identify, mark_of, marked, send_signal
+from muster.contracts.paths import DataDir, checkpoints_of_rank
+from muster.contracts.rank import ProcessRecord
+from muster.host import processes
+from muster.host.containment import tag_of, tagged_processes
+from muster.host.processes import identify, send_signal
 
 DEADLINE_SECONDS = 60.0
 """Far beyond what anything here takes on a busy machine; only a failure waits so long."""
@@ -102,7 +103,7 @@ class Installation:
 
     def __init__(self, root: Path, **environment: str) -> None:
         self.root = root
-        self.files = DataDirectory(root / "data")
+        self.files = DataDir(root / "data")
         self.checkpoint_dir = root / "checkpoints"
         self.environment = {
             **without_ours(os.environ),
@@ -186,7 +187,7 @@ class Installation:
     def marks(self) -> list[tuple[ProcessRecord, str]]:
         """Return every process of every job, each with its mark: the job's uid, what it is."""
         uids = set(self.uids.values())
-        marks = [(record, mark_of(record.pid) or "") for record in marked("")]
+        marks = [(record, tag_of(record.pid) or "") for record in tagged_processes("")]
         return [(record, mark) for record, mark in marks if mark.partition("/")[0] in uids]
 
     # Its jobs
@@ -280,7 +281,7 @@ class Installation:
         def newest(rank: int) -> Checkpoint:
             warnings: list[str] = []
             directory = checkpoints_of_rank(self.checkpoint_dir, job_id, rank)
-            reader = Reader(
+            reader = CheckpointReader(
                 files=LocalFileSystem(),
                 directory=directory,
                 rank=rank,

@@ -3,8 +3,8 @@
 from contextlib import suppress
 from pathlib import Path
 
-from muster.contracts.process import ProcessRecord
-from muster.processes import identify
+from muster.contracts.rank import ProcessRecord
+from muster.host.processes import identify
 
 
 def kept_by(keeper: int, module: str) -> ProcessRecord | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from cli.tables import table
+from cli.output import table
 
 HEADER = ("what", "found", "goal", "")
 

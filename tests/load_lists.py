@@ -4,19 +4,18 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from database_samples import NOON, worker
 from installation import Installation
 from load_client import Answer, Connection, get, port_of
 from load_figures import Figure, at_most, none_of, p99_ms
 from sqlalchemy import insert
-from store_samples import NOON, worker
 
-from api.paging import encode_cursor
+from api.listing import encode_cursor
+from database.engine import Database
+from database.records import Job, RankRecord, values_of
+from database.tables import JOBS, WORKERS
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.spec import JobSpec
-from store.database import Database
-from store.records import Job, Worker
-from store.rows import values_of
-from store.tables import JOBS, WORKERS
 
 LIST_GOAL_MS = 50.0
 
@@ -77,7 +76,7 @@ def _over(number: int) -> Job:
     )
 
 
-def _ranks() -> Iterator[Worker]:
+def _ranks() -> Iterator[RankRecord]:
     for rank in range(RANKS):
         yield worker(rank, state="exited", process=None, finished=True, step=1000, loss=0.25)
 

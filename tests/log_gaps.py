@@ -25,10 +25,10 @@ from installation import Installation, await_value, is_over, is_running
 from log_follower import LogFollower
 from scribbler import FAST_LINES
 
-from api.logs.lines import LINE_LIMIT_BYTES, Line
-from muster.contracts.layout import LogName
-from muster.letters import whole_letters
-from muster.processes import marked, send_signal
+from api.logs.files import Line, shorten
+from muster.contracts.paths import LogName
+from muster.host.containment import tagged_processes
+from muster.host.processes import send_signal
 
 VICTIMS = {"rank": 30, "agent": 15, "coordinator": 20, "api": 35}
 PAUSES_SECONDS = (0.0, 0.3, 0.8, 1.5, 2.5)
@@ -133,10 +133,10 @@ def _kill(installation: Installation, victim: str, job_id: str, chance: random.R
             service.process.send_signal(signal.SIGKILL)
             return 1
         case "agent":
-            found = marked(f"{installation.uids[job_id]}/agent")
+            found = tagged_processes(f"{installation.uids[job_id]}/agent")
         case _:
             ranks = (f"{installation.uids[job_id]}/{rank}/" for rank in range(2))
-            found = [record for mark in ranks for record in marked(mark)[:1]]
+            found = [record for mark in ranks for record in tagged_processes(mark)[:1]]
     if not found:
         return 0
     send_signal(chance.choice(found), signal.SIGKILL)
@@ -173,12 +173,8 @@ def _written(installation: Installation, job_id: str, rank: int) -> Iterator[byt
     for path in _files(installation, job_id, rank):
         with path.open("rb") as log:
             for raw in log:
-                said = raw.removesuffix(b"\n")
-                head = said[:LINE_LIMIT_BYTES]
-                if len(head) < len(said):
-                    head = head[: whole_letters(head)]
-                cut_bytes = len(said) - len(head)
-                line = Line(start=0, end=len(raw), head=head, cut_bytes=cut_bytes)
+                length = len(raw) - raw.endswith(b"\n")
+                line = Line(0, len(raw), shorten(raw, length))
                 yield line.text.encode()
 
 

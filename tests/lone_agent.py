@@ -1,4 +1,4 @@
-"""An agent alone with the least of a coordinator: one that orders ranks and hears of their ends."""
+"""An agent with a minimal coordinator that starts ranks and waits for their exits."""
 
 import os
 import socket
@@ -11,19 +11,19 @@ import msgspec
 from agent_stage import order_of
 from installation import without_ours
 
-from muster.contracts.agent import AgentAssignment, CoordinatorAddress
-from muster.contracts.encoding import decode_agent_message, encode
-from muster.contracts.environ import MARK
-from muster.contracts.framing import FrameReader, frame
+from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.messages import (
+    AgentAssignment,
     AgentMessage,
+    CoordinatorAddress,
     CoordinatorMessage,
     RankExited,
     RankSpawned,
     Welcome,
 )
+from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 class LoneAgent:
@@ -36,13 +36,13 @@ class LoneAgent:
         self._heard: list[AgentMessage] = []
         self._frames = FrameReader()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.settimeout(PATIENCE_SECONDS)
+            listener.settimeout(TIMEOUT_SECONDS)
             host, port = listener.getsockname()
             address = self.root / "coordinator.json"
             address.write_bytes(msgspec.json.encode(CoordinatorAddress(host=host, port=port)))
             self.process = self._start(address)
             self._connection, _ = listener.accept()
-        self._connection.settimeout(PATIENCE_SECONDS)
+        self._connection.settimeout(TIMEOUT_SECONDS)
         self._say(Welcome(epoch=1))
 
     def _start(self, address: Path) -> subprocess.Popen[bytes]:
@@ -60,7 +60,7 @@ class LoneAgent:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "worker.agent"],
             stdin=subprocess.PIPE,
-            env={**without_ours(os.environ), MARK: f"{self.uid}/agent"},
+            env={**without_ours(os.environ), PROCESS_TAG: f"{self.uid}/agent"},
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -69,13 +69,13 @@ class LoneAgent:
         return process
 
     def start(self, rank: int, incarnation: int, *command: str) -> int:
-        """Start an incarnation; return its pid."""
+        """Start an attempt; return its pid."""
         self._say(order_of(self.root, self.uid, command, rank=rank, incarnation=incarnation))
         while not isinstance(message := self._hear(), RankSpawned):
             pass
         return message.pid
 
-    def hear_of_an_end(self) -> None:
+    def await_exit(self) -> None:
         while not isinstance(self._hear(), RankExited):
             pass
 

@@ -1,39 +1,39 @@
-"""Processes that look like a job's and are not: whoever ends the job's must let them live."""
+"""Processes that look like those of a job but must not be killed with it."""
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from muster.brand import brands
-from muster.contracts.environ import MARK, mark
-from muster.contracts.process import ProcessRecord
-from muster.processes import identify
+from muster.contracts.environ import PROCESS_TAG, process_tag
+from muster.contracts.rank import ProcessRecord
+from muster.host.containment import tag_numbers
+from muster.host.processes import identify
 
 LIMITED = "ulimit -x $0; exec sleep 600"
 
 
 @contextmanager
 def neighbours(uid: str) -> Iterator[list[ProcessRecord]]:
-    """Start what is no process of this job, by a hair."""
+    """Start processes whose tags nearly match this job."""
     other = uid[:-1] + ("1" if uid[-1] == "0" else "0")
-    of_job = brands(f"{uid}/")
+    of_job = tag_numbers(f"{uid}/")
     with _started(
         limits=[of_job.start - 1, of_job.stop, 4096],
-        marks=[mark(other, 0, 0), f"{uid}0/0/0", f"0{uid}/0/0", "", uid[:-1]],
+        marks=[process_tag(other, 0, 0), f"{uid}0/0/0", f"0{uid}/0/0", "", uid[:-1]],
     ) as records:
         yield records
 
 
 @contextmanager
 def relatives(uid: str, rank: int, incarnation: int) -> Iterator[list[ProcessRecord]]:
-    """Start what is no process of this incarnation: other ranks, its successor, a copyist.
+    """Start processes of other ranks, of the next attempt, and one with a copied environment.
 
-    The copyist has its whole environment, as somebody has who looks for a fault by hand.
+    A person may copy the environment to reproduce a fault.
     """
     others = [(rank + 1, incarnation), (rank + 10, incarnation), (rank, incarnation + 1)]
     with _started(
-        limits=[brands(mark(uid, *other)).start for other in others],
-        marks=[mark(uid, *other) for other in [*others, (rank, incarnation)]],
+        limits=[tag_numbers(process_tag(uid, *other)).start for other in others],
+        marks=[process_tag(uid, *other) for other in [*others, (rank, incarnation)]],
     ) as records:
         yield records
 
@@ -42,7 +42,7 @@ def relatives(uid: str, rank: int, incarnation: int) -> Iterator[list[ProcessRec
 def _started(*, limits: list[int], marks: list[str]) -> Iterator[list[ProcessRecord]]:
     started = [
         *(subprocess.Popen(["/bin/bash", "-c", LIMITED, str(limit)]) for limit in limits),
-        *(subprocess.Popen(["/bin/sleep", "600"], env={MARK: value}) for value in marks),
+        *(subprocess.Popen(["/bin/sleep", "600"], env={PROCESS_TAG: value}) for value in marks),
     ]
     try:
         yield [record for process in started if (record := identify(process.pid)) is not None]

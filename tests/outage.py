@@ -23,8 +23,8 @@ from fragile_postgres import fragile_postgres
 from installation import Installation, Service, await_value, end_of, has_saved, is_over, pids
 from peace import Peace, bits
 
-from muster.checkpoints.names import LATEST, CheckpointName
-from muster.contracts.layout import checkpoints_of_job
+from muster.checkpoints.manifest import LATEST, CheckpointName
+from muster.contracts.paths import checkpoints_of_job
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 

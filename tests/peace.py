@@ -2,8 +2,8 @@
 
 from installation import Installation
 
-from cli.digest import digests
-from muster.contracts.layout import checkpoints_of_job
+from cli.checkpoints import digests
+from muster.contracts.paths import checkpoints_of_job
 
 
 class Peace:

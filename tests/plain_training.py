@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from virtual_shards import consumed, positions_of_shard, shard_samples
 
-from muster.datasets.drawing import Drawer
-from muster.datasets.index import Totals
-from muster.datasets.lines import Line
-from muster.datasets.listing import find_shards
+from muster.datasets.index import Line, Totals
 from muster.datasets.order import steps_per_epoch
-from muster.program import Batch, Program, State, decoded, decoder_of
-from muster.shapes import GradientShape, Leaf, Means, StateShape, read_only
+from muster.datasets.random_access import RandomAccess
+from muster.datasets.reader import find_shards
+from muster.program import Batch, Program, State
+from muster.training.batches import decode_lines, decoder_of
+from muster.training.schema import GradientSchema, Leaf, Means, StateSchema, read_only
 
 
 class Outcome(NamedTuple):
@@ -38,16 +38,16 @@ class PlainTraining:
         self._seed = seed
         self._batch_size = batch_size
         self._virtual_shards = virtual_shards
-        self._shape: GradientShape | None = None
+        self._shape: GradientSchema | None = None
 
     def run(self, epochs: int) -> Outcome:
-        with Drawer(self._shards) as self._drawer:
+        with RandomAccess(self._shards) as self._drawer:
             self._steps = steps_per_epoch(self._drawer.totals.lines, self._batch_size)
             return self._run(epochs)
 
     def _run(self, epochs: int) -> Outcome:
         state = dict(self._program.initial(self._seed))
-        state_shape = StateShape.of(state)
+        state_shape = StateSchema.of(state)
         means, read = [], []
         for epoch in range(epochs):
             lines: list[Line] = []
@@ -76,10 +76,10 @@ class PlainTraining:
         numbers = positions_of_shard(place, samples, seed=self._seed, epoch=epoch)
         drawn = self._drawer.draw(numbers)
         lines += drawn[: place.real]
-        batch = Batch(decoded(drawn, decoder_of(self._program)), place.weights)
+        batch = Batch(decode_lines(drawn, decoder_of(self._program)), place.weights)
         random = random_of(self._seed, epoch, leaf)
         contribution = self._program.gradient(read_only(state), batch, random)
-        self._shape = self._shape or GradientShape.of(state, contribution, leaf)
+        self._shape = self._shape or GradientSchema.of(state, contribution, leaf)
         vector = np.empty(self._shape.elements, np.float32)
         self._shape.write(contribution, float(place.real), leaf, vector)
         return vector

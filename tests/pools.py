@@ -1,4 +1,4 @@
-"""A synchronous job in an installation, as a person sees it and may treat it."""
+"""A synchronous job in an installation, with methods to watch, change and disturb it."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ from uuid import uuid4
 from installation import Installation, Seen, await_value, is_over
 from paced import PACE_FILE, request_to_hang
 
-from cli.digest import digests
-from muster.contracts.layout import checkpoints_of_job
+from cli.checkpoints import digests
+from muster.contracts.paths import checkpoints_of_job
 
 PACE_SECONDS = 0.02
-"""Of one virtual shard, while a job is held back."""
+"""Of one virtual shard, while a job is slowed down."""
 
 PROGRAM: Mapping[str, Any] = {
     "mode": "synchronous",
@@ -28,7 +28,7 @@ PROGRAM: Mapping[str, Any] = {
 
 
 class PooledJob:
-    """One job. It trains slowly until somebody lets it hurry."""
+    """One job. It trains slowly until `hurries` is called."""
 
     def __init__(
         self, installation: Installation, *, pace_seconds: float = PACE_SECONDS, **fields: object
@@ -39,13 +39,11 @@ class PooledJob:
         described = {**PROGRAM, **fields, "env": {PACE_FILE: str(self._pace)}}
         self.job_id = installation.submit(**described)
 
-    # What is seen of it
-
     def see(self) -> Seen:
         return self.installation.see(self.job_id)
 
     def workers(self) -> list[Seen]:
-        """Return everybody who is or was in the pool."""
+        """Return the past and present workers of the pool."""
         answer = self.installation.request("GET", f"/jobs/{self.job_id}/workers")
         assert answer.is_success, answer.text
         return list(answer.json()["workers"])
@@ -54,7 +52,7 @@ class PooledJob:
         return {int(worker["worker_id"]): worker["state"] for worker in self.workers()}
 
     def active(self) -> dict[int, int]:
-        """Return the pid of each worker that takes part in every step."""
+        """Return the pid of each active worker."""
         return {
             int(worker["worker_id"]): worker["pid"]
             for worker in self.workers()
@@ -67,18 +65,16 @@ class PooledJob:
         return dict(answer.json())
 
     def digest(self) -> str:
-        """Return the identity of its last state, where it stands in the data included."""
+        """Return the digest of its last checkpoint, data position included."""
         directory = checkpoints_of_job(self.installation.checkpoint_dir, self.job_id)
         ((_, _, digest),) = digests(directory)
         return digest
-
-    # What is waited for
 
     def wait_until(self, predicate: Callable[[], object]) -> None:
         await_value(predicate, lambda: f"{self.workers()}\n{self._describe()}")
 
     def trains_with(self, *workers: int) -> dict[int, int]:
-        """Wait until exactly these train together; return their pids."""
+        """Wait until exactly these workers train together; return their pids."""
 
         def look() -> dict[int, int]:
             active = self.active()
@@ -88,7 +84,7 @@ class PooledJob:
         return await_value(look, self._describe)
 
     def wait_for_steps(self, count: int = 2) -> int:
-        """Wait until so many steps more were taken; return where it is then."""
+        """Wait for so many further steps; return the step."""
         target = self.see()["step"] + count
         self.wait_until(lambda: self.see()["step"] >= target)
         return int(self.see()["step"])
@@ -100,15 +96,13 @@ class PooledJob:
         self._pace.unlink(missing_ok=True)
 
     def completes(self) -> str:
-        """Wait for its end, which has to be a good one; return its digest."""
+        """Wait until it completes; return its digest."""
         self.hurries()
         self.installation.complete(self.job_id)
         audit = self.audit()
         assert audit["complete"], audit
         assert audit["exactly_once"] is True, audit
         return self.digest()
-
-    # What is done to it
 
     def scales(self, world_size: int) -> None:
         self._asks("PATCH", "", json={"world_size": world_size})
@@ -129,7 +123,7 @@ class PooledJob:
         return pid
 
     def lets_one_hang(self) -> None:
-        """Let one rank hang in the program; whichever is the first."""
+        """Make the first rank that asks hang in the program."""
         request_to_hang(self._pace).touch()
 
     def is_over(self) -> bool:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from muster.contracts.encoding import decode_rank_message
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import RankMessage
-from muster.line import Line
+from muster.contracts.wire import decode_rank_message
 from muster.run import Run
-from muster.voice import Voice
+from muster.runtime.agent_client import AgentClient, AgentSocket
 
 PATIENCE_SECONDS = 10.0
 
@@ -35,8 +34,8 @@ def settings_of(directory: Path, **names: object) -> RankSettings:
     return RankSettings.read(environ, world_size=1)
 
 
-def run_of(directory: Path, voice: Voice | None = None, **names: object) -> Run:
-    return Run(settings_of(directory, **names), voice or Voice(Line(None)))
+def run_of(directory: Path, voice: AgentClient | None = None, **names: object) -> Run:
+    return Run(settings_of(directory, **names), voice or AgentClient(AgentSocket(None)))
 
 
 class Ear:
@@ -46,8 +45,8 @@ class Ear:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.settimeout(PATIENCE_SECONDS)
         self.descriptor = theirs.detach()
-        self.line = Line(self.descriptor)
-        self.voice = Voice(self.line)
+        self.line = AgentSocket(self.descriptor)
+        self.voice = AgentClient(self.line)
 
     def hear(self) -> RankMessage:
         """Wait for the next message."""

@@ -1,10 +1,9 @@
-"""An agent whose ranks are given secrets, and the ears of whoever hears what it says of them."""
+"""An agent whose ranks get secrets, and what it reports of them."""
 
 from pathlib import Path
 
-from muster.contracts.agent import AdoptedRank, AgentAssignment
-from muster.contracts.messages import RankSaid, Warned
-from worker.secrets import Secrets
+from muster.contracts.messages import AdoptedRank, AgentAssignment, RankSaid, Warned
+from worker.start import RankSecrets
 
 VALUE = "correct horse battery staple"
 """Of the secret that a test keeps."""
@@ -32,9 +31,9 @@ def assignment(tmp_path: Path, *adopted: AdoptedRank, **secrets: str) -> AgentAs
     )
 
 
-def told_by(secrets: Secrets, words: str) -> str:
-    """Return what is left of a rank's words when they are passed on."""
-    said = RankSaid(rank=0, incarnation=0, message=Warned(message=words))
-    redacted = secrets.redaction.of(said).message
+def redacted_by(secrets: RankSecrets, text: str) -> str:
+    """Return what is left of a rank's warning when it is reported."""
+    said = RankSaid(rank=0, incarnation=0, message=Warned(message=text))
+    redacted = secrets.redaction.redact(said).message
     assert isinstance(redacted, Warned)
     return redacted.message

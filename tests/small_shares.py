@@ -2,20 +2,21 @@
 
 from stage import Regression
 
-from muster.datasets.drawing import Drawer
+from muster.datasets.random_access import RandomAccess
 from muster.program import Program
-from muster.synchronous.course import Course
-from muster.synchronous.shares import Shares
-from muster.synchronous.work import Work
+from muster.training.blocks import BlockComputer, BusyFlag
+from muster.training.schedule import Schedule
 
 LEAVES = 8
 SAMPLES = 50
 """Three full batches of 16 and one of 2."""
 
 
-def shares_of(drawer: Drawer, program: Program | None = None, work: Work | None = None) -> Shares:
+def computer_of(
+    drawer: RandomAccess, program: Program | None = None, busy: BusyFlag | None = None
+) -> BlockComputer:
     """Return what a rank has of two epochs."""
-    course = Course(
+    schedule = Schedule(
         totals=drawer.totals,
         batch_size=16,
         virtual_shards=LEAVES,
@@ -24,4 +25,4 @@ def shares_of(drawer: Drawer, program: Program | None = None, work: Work | None 
         checkpoint_every=5,
     )
     program = program or Regression()
-    return Shares(program, course, drawer, program.initial(3), work or Work())
+    return BlockComputer(program, schedule, drawer, program.initial(3), busy or BusyFlag())

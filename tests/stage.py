@@ -15,21 +15,19 @@ from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.simulated import SimulatedGroup
-from muster.contracts.messages import Layout, Seat
-from muster.contracts.position import Position
-from muster.datasets.drawing import Drawer
-from muster.datasets.listing import find_shards
+from muster.contracts.messages import GroupMember, WorkerGroup
+from muster.contracts.shards import Position
+from muster.datasets.random_access import RandomAccess
+from muster.datasets.reader import find_shards
 from muster.program import Batch, Contribution, State
-from muster.shapes import Means
-from muster.synchronous.course import Course
-from muster.synchronous.layouts import Gathering, Regroup, Stopped
-from muster.synchronous.meeting import Group, place_of
-from muster.synchronous.replay import Replay
-from muster.synchronous.replica import Committed, Replica
-from muster.synchronous.shares import Shares
-from muster.synchronous.taking_up import Differs
-from muster.synchronous.trainer import Outcome, Trainer
-from muster.synchronous.work import Work
+from muster.training.blocks import BlockComputer, BusyFlag
+from muster.training.group import Group, group_rank_of
+from muster.training.group_updates import GroupChanged, GroupUpdate, StopRequested
+from muster.training.replay import Replay
+from muster.training.schedule import Schedule
+from muster.training.schema import Means
+from muster.training.state_sync import Committed, Replica, WorkersDiverged
+from muster.training.trainer import Outcome, Trainer
 
 FEATURES = 5
 
@@ -75,19 +73,19 @@ def write_samples(directory: Path, samples: int, shards: int = 3) -> Path:
     return directory
 
 
-class ScriptedLayouts:
+class ScriptedUpdates:
     """A rank's ear: the conductor puts the newest layout here."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._newest: Gathering | None = None
+        self._newest: GroupUpdate | None = None
         self._generation = -1
         self.killed = False
         self.stopped = False
 
-    def put(self, layout: Layout) -> None:
+    def put(self, layout: WorkerGroup) -> None:
         with self._changed:
-            self._newest = Gathering(layout=layout)
+            self._newest = GroupUpdate(layout=layout)
             self._changed.notify_all()
 
     def kill(self) -> None:
@@ -100,21 +98,21 @@ class ScriptedLayouts:
             self.stopped = True
             self._changed.notify_all()
 
-    def attend(self) -> None:
+    def check(self) -> None:
         if self.killed:
             raise Killed
         if self.stopped:
-            raise Stopped
+            raise StopRequested
         if self._newest is not None:
-            raise Regroup
+            raise GroupChanged
 
-    def next(self) -> Gathering:
+    def next(self) -> GroupUpdate:
         with self._changed:
             while self._newest is None:
                 if self.killed:
                     raise Killed
                 if self.stopped:
-                    raise Stopped
+                    raise StopRequested
                 self._changed.wait(10)
             newest, self._newest = self._newest, None
             return newest
@@ -126,7 +124,7 @@ class Player:
 
     worker_id: int
     rank: int
-    layouts: ScriptedLayouts
+    layouts: ScriptedUpdates
     replica: Replica
     thread: threading.Thread | None = None
     slots: np.ndarray | None = None
@@ -146,7 +144,7 @@ class Stage:
     program: type = Regression
     checkpoint_every: int = 4
     replay_every: int | None = None
-    drawer: type[Drawer] = Drawer
+    drawer: type[RandomAccess] = RandomAccess
     reducer: type[MessageReducer] = MessageReducer
     script: dict[int, list[Callable[[], None]]] = field(default_factory=dict)
 
@@ -164,7 +162,7 @@ class Stage:
         self.disputes: list[tuple[int, ...]] = []
         self.reached = -1
         self.is_over = False
-        self.drawers: list[Drawer] = []
+        self.drawers: list[RandomAccess] = []
         self.held: tuple[int, Callable[[], object]] = (NOBODY, lambda: None)
         """The generation of the layout that is to end when all have taken it up, and how."""
         self.when_disputed: Callable[[tuple[int, ...]], object] = lambda _workers: None
@@ -238,7 +236,9 @@ class Stage:
         for drawer in self.drawers:
             drawer.close()
         for player in self.players:
-            if isinstance(player.outcome, Exception) and not isinstance(player.outcome, Differs):
+            if isinstance(player.outcome, Exception) and not isinstance(
+                player.outcome, WorkersDiverged
+            ):
                 raise player.outcome
         return self
 
@@ -253,15 +253,15 @@ class Stage:
 
     # Seams of the trainers
 
-    def enter(self, player: Player, gathering: Gathering) -> Group | None:
-        layout = gathering.layout
-        place = place_of(player.rank, layout)
-        if place is None or layout.seats[place].worker_id != player.worker_id:
+    def create_group(self, player: Player, update: GroupUpdate) -> Group | None:
+        layout = update.layout
+        place = group_rank_of(player.rank, layout)
+        if place is None or layout.members[place].worker_id != player.worker_id:
             return None
         with self.lock:
             if layout.generation < self.generation or self.is_over:
-                raise Regroup
-            group = self.groups.setdefault(layout.generation, SimulatedGroup(len(layout.seats)))
+                raise GroupChanged
+            group = self.groups.setdefault(layout.generation, SimulatedGroup(len(layout.members)))
         backend = group.backends()[place]
         reducer = self.reducer(backend, player.slots)
         return Group(backend, reducer)
@@ -269,7 +269,7 @@ class Stage:
     def _player(self, worker_id: int, rank: int) -> Player:
         drawer = self.drawer(find_shards(self.data))
         self.drawers.append(drawer)
-        course = Course(
+        schedule = Schedule(
             totals=drawer.totals,
             batch_size=self.batch_size,
             virtual_shards=self.virtual_shards,
@@ -279,16 +279,16 @@ class Stage:
         )
         program = self.program()
         initial = program.initial(3)
-        shares = Shares(program, course, drawer, initial, Work())
-        player = Player(worker_id, rank, ScriptedLayouts(), Replica(initial))
-        player.slots = np.zeros((self.virtual_shards, shares.elements), np.float32)
+        computer = BlockComputer(program, schedule, drawer, initial, BusyFlag())
+        player = Player(worker_id, rank, ScriptedUpdates(), Replica(initial))
+        player.slots = np.zeros((self.virtual_shards, computer.elements), np.float32)
         trainer = Trainer(
-            shares=shares,
-            replay=Replay(shares, self.replay_every),
+            computer=computer,
+            replay=Replay(computer, self.replay_every),
             replica=player.replica,
-            layouts=player.layouts,
-            meeting=_Meeting(self, player),
-            witness=_Witness(self, player, initial),
+            updates=player.layouts,
+            groups=_Groups(self, player),
+            callbacks=_Callbacks(self, player, initial),
         )
         player.thread = threading.Thread(
             target=self._run, args=(player, trainer), name=f"worker-{worker_id}", daemon=True
@@ -316,10 +316,10 @@ class Stage:
         self.members = sorted(members, key=lambda player: player.worker_id)
         self.generation += 1
         seats = tuple(
-            Seat(worker_id=player.worker_id, rank=player.rank, host="", port=0)
+            GroupMember(worker_id=player.worker_id, rank=player.rank, host="", port=0)
             for player in self.members
         )
-        layout = Layout(generation=self.generation, token="", seats=seats, paused=paused)
+        layout = WorkerGroup(generation=self.generation, token="", members=seats, paused=paused)
         for group in self.groups.values():
             group.kill(NOBODY)
         for player in self.players:
@@ -327,7 +327,7 @@ class Stage:
         if self.is_over:
             self._part()
 
-    def took_up(self, player: Player, layout: Layout, step: int) -> None:
+    def took_up(self, player: Player, layout: WorkerGroup, step: int) -> None:
         with self.lock:
             player.took_up = layout.generation
             self.taken.append((layout.generation, step))
@@ -357,52 +357,52 @@ class Stage:
 
 
 @dataclass
-class _Meeting:
+class _Groups:
     stage: Stage
     player: Player
     port: int = 0
 
-    def enter(self, gathering: Gathering) -> Group | None:
-        return self.stage.enter(self.player, gathering)
+    def create(self, update: GroupUpdate) -> Group | None:
+        return self.stage.create_group(self.player, update)
 
 
 @dataclass
-class _Witness:
+class _Callbacks:
     stage: Stage
     player: Player
     initial: dict[str, np.ndarray]
 
-    def begin(self, _layout: Layout, replica: Replica) -> None:
+    def load_state(self, _layout: WorkerGroup, replica: Replica) -> None:
         if self.stage.kept is None:
-            replica.flip(
+            replica.commit(
                 {n: a.copy() for n, a in self.initial.items()}, Committed(position=Position())
             )
         else:
             state, committed = self.stage.kept
-            replica.flip({name: array.copy() for name, array in state.items()}, committed)
+            replica.commit({name: array.copy() for name, array in state.items()}, committed)
 
-    def took_up(self, layout: Layout, replica: Replica) -> None:
+    def on_group_joined(self, layout: WorkerGroup, replica: Replica) -> None:
         self.stage.took_up(self.player, layout, replica.position.step)
 
-    def stranded(self, layout: Layout, error: CollectiveError) -> None:
+    def on_peer_lost(self, layout: WorkerGroup, error: CollectiveError) -> None:
         pass
 
-    def disputed(self, layout: Layout, differs: Differs) -> None:
-        self.stage.disputed(tuple(layout.seats[place].worker_id for place in differs.places))
+    def on_state_mismatch(self, layout: WorkerGroup, error: WorkersDiverged) -> None:
+        self.stage.disputed(tuple(layout.members[place].worker_id for place in error.members))
 
-    def stepped(self, replica: Replica, _means: Means) -> None:
+    def on_step(self, replica: Replica, _means: Means) -> None:
         self.stage.reaches(replica.position.step)
 
-    def rest(self, attend: Callable[[], None]) -> None:
-        attend()
+    def wait_between_steps(self, check: Callable[[], None]) -> None:
+        check()
 
-    def unkept(self, replica: Replica, _error: CheckpointFailed) -> None:
+    def on_checkpoint_failed(self, replica: Replica, _error: CheckpointFailed) -> None:
         self.stage.unkept.append(replica.position.step)
 
-    def pause(self, attend: Callable[[], None]) -> None:
-        attend()
+    def wait_before_retry(self, check: Callable[[], None]) -> None:
+        check()
 
-    def keep(self, _layout: Layout, replica: Replica) -> None:
+    def save_checkpoint(self, _layout: WorkerGroup, replica: Replica) -> None:
         if replica.position.step in self.stage.full_at:
             self.stage.full_at.remove(replica.position.step)
             raise CheckpointFailed("no space is left")

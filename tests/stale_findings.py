@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stale_jobs import latest_of
 
-from muster.checkpoints.names import CheckpointName
+from muster.checkpoints.manifest import CheckpointName
 
 IN_TIME_SECONDS = 2.0
 LOOK_SECONDS = 0.005

@@ -7,8 +7,8 @@ from typing import Any
 
 from installation import Seen
 
-from muster.checkpoints.names import LATEST, CheckpointName, parse_latest
-from muster.contracts.layout import checkpoints_of_job, checkpoints_of_rank
+from muster.checkpoints.manifest import LATEST, CheckpointName, parse_latest
+from muster.contracts.paths import checkpoints_of_job, checkpoints_of_rank
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "independent": {"mode": "independent", "world_size": 3},

@@ -14,8 +14,8 @@ from stale_findings import Findings, Waking, Watch
 from stale_jobs import COMMON, KINDS, Training, generation_in, is_finished
 from stale_standing import changes, is_locked, mapped_memory, standing, writable_memory
 
-from cli.digest import digests
-from muster.contracts.layout import checkpoints_of_job
+from cli.checkpoints import digests
+from muster.contracts.paths import checkpoints_of_job
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 
@@ -32,7 +32,7 @@ INSTANTS = ("in a checkpoint", "in a sum", "at random")
 ORDERS = (("ranks", "agents", "coordinator"), ("coordinator", "ranks", "agents"), ("all",))
 SAW, REFUSED, ENDED = "saw its successor", "refused a checkpoint", "ended by its agent"
 SENTENCES = {
-    "this process has been replaced, and exits": SAW,
+    "this process has been replaced and exits": SAW,
     "it has been replaced and must exit": REFUSED,
 }
 

@@ -9,8 +9,8 @@ from frozen_hosts import Host, shared_memory
 from installation import Installation, is_over
 from stale_jobs import Training, older_names
 
-from store.database import Database
-from store.leases import COORDINATOR_LEASE, Leases
+from database.engine import Database
+from database.leases import COORDINATOR_LEASE, Leases
 
 LOCK_SECONDS = 2.0
 """Far longer than anybody who does not stand still keeps the database to himself."""

@@ -1,56 +1,61 @@
-"""Histories of one job, told line by line, with time that passes only when the story says so."""
+"""Histories of one job as code; time passes only when the story says so."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from coordinator.actions import Action, Announce, KillProcess, Move, Start, Terminate
-from coordinator.fold import fold
-from coordinator.happenings import (
-    AgentDropped,
-    AgentJoined,
+from coordinator.decide.actions import (
+    Action,
+    ActionTaken,
+    AgentConnected,
+    AgentDisconnected,
     AgentLost,
-    Condemned,
-    Happening,
     Interrupted,
-    LeaveAsked,
-    PauseAsked,
-    Scaled,
-    StopAsked,
-    Taken,
+    JobFailed,
+    KillProcess,
+    LeaveRequested,
+    Observation,
+    PauseRequested,
+    PublishGroup,
+    ScaleRequested,
+    SetStatus,
+    Start,
+    StopRequested,
+    Terminate,
 )
-from coordinator.plan import plan, wake_at
-from coordinator.snapshot import (
+from coordinator.decide.fold import fold
+from coordinator.decide.plan import plan, wake_at
+from coordinator.decide.state import (
     AgentState,
     Cause,
+    GroupSnapshot,
+    JobFailure,
     JobSnapshot,
-    LayoutSnapshot,
     RankSnapshot,
-    Verdict,
 )
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import (
-    Beat,
-    Disputed,
+    AgentHeartbeat,
+    Heartbeat,
     Hello,
-    Pulse,
+    JoinedGroup,
+    PeerLost,
+    PermanentFailure,
     Raised,
     RankExited,
     RankMessage,
     RankSaid,
     RankSpawned,
     Ready,
-    Refused,
     Saved,
-    Stranded,
-    TookUp,
+    StateMismatch,
 )
 from muster.contracts.pool import Pool
 from muster.contracts.spec import JobSpec
 
 ROUNDS = 20
-"""A plan that is carried out is planned again; one that never comes to rest is a bug."""
+"""Rounds of plan and fold before a plan that never comes to rest counts as a bug."""
 
 HEARTBEAT_SECONDS = 2.0
 
@@ -78,7 +83,7 @@ def saved(step: int) -> Saved:
     )
 
 
-def beat(step: int = 0, **new: object) -> Beat:
+def beat(step: int = 0, **new: object) -> Heartbeat:
     said: dict[str, object] = {
         "step": step,
         "total_steps": 100,
@@ -92,12 +97,12 @@ def beat(step: int = 0, **new: object) -> Beat:
         "stopping": False,
         "waiting": False,
     }
-    return Beat(**{**said, **new})
+    return Heartbeat(**{**said, **new})
 
 
-def exited(  # noqa: PLR0913  whatever a message of an end may tell
+def exited(  # noqa: PLR0913  every field of the message
     rank: int,
-    incarnation: int,
+    attempt: int,
     *,
     code: int | None = None,
     signal: int | None = None,
@@ -108,7 +113,7 @@ def exited(  # noqa: PLR0913  whatever a message of an end may tell
 ) -> RankExited:
     return RankExited(
         rank=rank,
-        incarnation=incarnation,
+        incarnation=attempt,
         exit_code=code,
         signal=signal,
         last_lines=tuple(lines),
@@ -120,14 +125,14 @@ def exited(  # noqa: PLR0913  whatever a message of an end may tell
 
 @dataclass
 class Story:
-    """What a coordinator knows of one job, and what time it is."""
+    """What a coordinator knows of one job, and the time."""
 
     job: JobSnapshot
     now: float = 1000.0
     agent_is_frozen: bool = False
-    """Its process and its connection are there, and nothing is heard of it."""
+    """Its process and connection exist, but it sends nothing."""
     stopped: set[int] = field(default_factory=set)
-    """Ranks that stand still, as their agent sees."""
+    """Ranks that are stopped (SIGSTOP), as their agent sees."""
 
     @classmethod
     def submitted(cls, **spec: object) -> Self:
@@ -136,17 +141,17 @@ class Story:
 
     @classmethod
     def starting(cls, **spec: object) -> Self:
-        """A job whose ranks were all started and have not said anything yet."""
+        """A job whose ranks were all started and have sent nothing yet."""
         story = cls.submitted(**spec)
         story.is_admitted()
         story.plans()
-        story.agent_joins()
+        story.agent_connects()
         story.plans()
         return story
 
     @classmethod
     def running(cls, **spec: object) -> Self:
-        """A job whose ranks all beat."""
+        """A job whose ranks all send heartbeats."""
         story = cls.starting(**spec)
         for rank in story.job.ranks:
             story.says_hello(rank.rank)
@@ -156,7 +161,7 @@ class Story:
 
     @classmethod
     def gathering(cls, **spec: object) -> Self:
-        """A synchronous job whose ranks were all started, and are not ready yet."""
+        """A synchronous job whose ranks were all started and are not ready yet."""
         return cls.starting(**{"mode": "synchronous", **spec})
 
     @classmethod
@@ -172,40 +177,40 @@ class Story:
 
     # What happens
 
-    def hears(self, happening: Happening) -> Self:
-        self.job = fold(self.job, happening, self.now)
+    def observes(self, observation: Observation) -> Self:
+        self.job = fold(self.job, observation, self.now)
         return self
 
     def takes(self, *actions: Action) -> Self:
         for action in actions:
-            self.hears(Taken(action=action))
+            self.observes(ActionTaken(action=action))
         return self
 
     def is_admitted(self) -> Self:
-        return self.takes(Move(status=JobStatus.STARTING, message=self.job.note))
+        return self.takes(SetStatus(status=JobStatus.STARTING, message=self.job.note))
 
-    def agent_joins(self, generation: int | None = None) -> Self:
+    def agent_connects(self, generation: int | None = None) -> Self:
         self.agent_is_frozen = False
-        return self.hears(AgentJoined(generation=self._generation(generation)))
+        return self.observes(AgentConnected(generation=self._generation(generation)))
 
     def agent_freezes(self) -> Self:
         self.agent_is_frozen = True
         return self
 
     def agent_thaws(self) -> Self:
-        """Let it be heard again; what its ranks have said meanwhile comes after."""
+        """Let it send again; what its ranks have sent meanwhile follows."""
         self.agent_is_frozen = False
         return self.pulses()
 
     def pulses(self) -> Self:
-        stopped = [(rank, self.rank(rank).incarnation) for rank in sorted(self.stopped)]
-        return self.hears(Pulse(stopped=tuple(stopped)))
+        stopped = [(rank, self.rank(rank).attempt) for rank in sorted(self.stopped)]
+        return self.observes(AgentHeartbeat(stopped=tuple(stopped)))
 
-    def agent_drops(self, generation: int | None = None) -> Self:
-        return self.hears(AgentDropped(generation=self._generation(generation)))
+    def agent_disconnects(self, generation: int | None = None) -> Self:
+        return self.observes(AgentDisconnected(generation=self._generation(generation)))
 
     def agent_is_lost(self, generation: int | None = None, living: Iterable[int] = ()) -> Self:
-        return self.hears(
+        return self.observes(
             AgentLost(
                 generation=self._generation(generation),
                 message="the agent is gone",
@@ -213,16 +218,16 @@ class Story:
             )
         )
 
-    def rank_says(self, rank: int, message: RankMessage, incarnation: int | None = None) -> Self:
-        if incarnation is None:
-            incarnation = self.rank(rank).incarnation
-        return self.hears(RankSaid(rank=rank, incarnation=incarnation, message=message))
+    def rank_says(self, rank: int, message: RankMessage, attempt: int | None = None) -> Self:
+        if attempt is None:
+            attempt = self.rank(rank).attempt
+        return self.observes(RankSaid(rank=rank, incarnation=attempt, message=message))
 
     def is_spawned(self, rank: int, pid: int = 4711) -> Self:
-        return self.hears(
+        return self.observes(
             RankSpawned(
                 rank=rank,
-                incarnation=self.rank(rank).incarnation,
+                incarnation=self.rank(rank).attempt,
                 pid=pid,
                 start_ticks=99,
                 boot_id="boot",
@@ -245,40 +250,40 @@ class Story:
         return self
 
     def exits(self, rank: int, *, code: int = 0, lines: Sequence[str] = ()) -> Self:
-        incarnation = self.rank(rank).incarnation
-        return self.hears(exited(rank, incarnation, code=code, lines=lines))
+        attempt = self.rank(rank).attempt
+        return self.observes(exited(rank, attempt, code=code, lines=lines))
 
     def dies(self, rank: int, *, signal: int = 9, lines: Sequence[str] = ()) -> Self:
-        incarnation = self.rank(rank).incarnation
-        return self.hears(exited(rank, incarnation, signal=signal, lines=lines))
+        attempt = self.rank(rank).attempt
+        return self.observes(exited(rank, attempt, signal=signal, lines=lines))
 
     def is_ended(self, rank: int, **end: object) -> Self:
-        """Let a process end in whatever way `exited` knows."""
-        return self.hears(exited(rank, self.rank(rank).incarnation, **end))
+        """Let a process end in any way that `exited` knows."""
+        return self.observes(exited(rank, self.rank(rank).attempt, **end))
 
     def fails_in_step(self, rank: int, step: int, message: str = "update() failed") -> Self:
         self.rank_says(rank, Raised(step=step, message=message))
         return self.exits(rank, code=1, lines=[message])
 
     def comes_back(self, rank: int) -> Self:
-        """Let time go by until a rank is there again."""
+        """Let time pass until a rank runs again."""
         self.plans()
         while not self.rank(rank).is_alive:
-            self.goes_on(HEARTBEAT_SECONDS)
+            self.runs_for(HEARTBEAT_SECONDS)
         return self.says_hello(rank)
 
     def refuses(self, rank: int, reason: Reason, message: str) -> Self:
-        return self.rank_says(rank, Refused(reason=reason, message=message))
+        return self.rank_says(rank, PermanentFailure(reason=reason, message=message))
 
     def is_stopped(self, request: StopRequest = StopRequest.GRACEFUL, grace: float = 30.0) -> Self:
-        return self.hears(StopAsked(request=request, grace_seconds=grace))
+        return self.observes(StopRequested(request=request, grace_seconds=grace))
 
     def is_interrupted(self) -> Self:
-        return self.hears(Interrupted())
+        return self.observes(Interrupted())
 
-    def is_condemned(self, message: str = "there is no data") -> Self:
-        verdict = Verdict(reason=Reason.INVALID_DATASET, message=message)
-        return self.hears(Condemned(verdict=verdict))
+    def fails_without_data(self, message: str = "there is no data") -> Self:
+        failure = JobFailure(reason=Reason.INVALID_DATASET, message=message)
+        return self.observes(JobFailed(failure=failure))
 
     # What happens to a pool
 
@@ -287,42 +292,42 @@ class Story:
             self.says_hello(rank).rank_says(rank, Ready(port=0))
         return self
 
-    def takes_up(self, *ranks: int, step: int = 0, generation: int | None = None) -> Self:
-        """Say that the newest layout is in force for these ranks."""
+    def joins_group(self, *ranks: int, step: int = 0, generation: int | None = None) -> Self:
+        """Let these ranks report that they have joined the present group round."""
         if generation is None:
-            generation = self.job.layout.generation
+            generation = self.job.group.round
         for rank in ranks:
-            self.rank_says(rank, TookUp(generation=generation, step=step))
+            self.rank_says(rank, JoinedGroup(generation=generation, step=step))
         return self
 
-    def all_take_up(self, step: int = 0) -> Self:
-        return self.takes_up(*self.job.layout.ranks, step=step)
+    def all_join_group(self, step: int = 0) -> Self:
+        return self.joins_group(*self.job.group.ranks, step=step)
 
-    def is_stranded(self, *ranks: int) -> Self:
-        generation = self.job.layout.generation
+    def loses_peer(self, *ranks: int) -> Self:
+        """Let these ranks report that they have lost a peer of the present group round."""
         for rank in ranks:
-            self.rank_says(rank, Stranded(generation=generation, message="a peer is gone"))
+            lost = PeerLost(generation=self.job.group.round, message="a peer is gone")
+            self.rank_says(rank, lost)
         return self
 
-    def disputes(self, rank: int, *workers: int) -> Self:
-        generation = self.job.layout.generation
-        said = Disputed(generation=generation, workers=workers, message="other bits")
+    def reports_mismatch(self, rank: int, *workers: int) -> Self:
+        said = StateMismatch(generation=self.job.group.round, workers=workers, message="other bits")
         return self.rank_says(rank, said)
 
     def is_scaled(self, world_size: int) -> Self:
-        return self.hears(Scaled(world_size=world_size))
+        return self.observes(ScaleRequested(world_size=world_size))
 
     def is_paused(self) -> Self:
-        return self.hears(PauseAsked(paused=True))
+        return self.observes(PauseRequested(paused=True))
 
     def is_resumed(self) -> Self:
-        return self.hears(PauseAsked(paused=False))
+        return self.observes(PauseRequested(paused=False))
 
-    def is_to_let_go(self, worker_id: int) -> Self:
-        return self.hears(LeaveAsked(worker_id=worker_id))
+    def is_asked_to_leave(self, worker_id: int) -> Self:
+        return self.observes(LeaveRequested(worker_id=worker_id))
 
     def settles(self, step: int = 0) -> list[Action]:
-        """Let every rank do its part, in no time, until there is nothing left to do for anybody."""
+        """Let every rank do what is due, in no time, until nothing is due any more."""
         done: list[Action] = []
         for _ in range(ROUNDS):
             before = self.job
@@ -337,25 +342,25 @@ class Story:
         raise AssertionError("the pool does not come to rest")
 
     def _does_its_part(self, rank: RankSnapshot, step: int) -> None:
-        layout = self.job.layout
+        group = self.job.group
         if rank.kill is not None:
             self.dies(rank.rank)
-        elif rank.terminated or (rank.took_up >= 0 and rank.worker_id not in layout.workers):
+        elif rank.terminated or (rank.joined_round >= 0 and rank.worker_id not in group.workers):
             self.exits(rank.rank)
-        elif rank.took_up < layout.generation and rank.worker_id in layout.workers:
-            self.takes_up(rank.rank, step=step)
+        elif rank.joined_round < group.round and rank.worker_id in group.workers:
+            self.joins_group(rank.rank, step=step)
 
     def passes(self, seconds: float) -> Self:
-        """Let time go by in which no rank says anything. Their agent pulses, if it is there."""
+        """Let time pass in which ranks send nothing. Their agent pulses if it is connected."""
         self.now += seconds
         if self.job.agent is not AgentState.CONNECTED or self.agent_is_frozen:
             return self
-        # As if it had done so all the while: one pulse after a pause would be another story.
+        # It has pulsed all the while: one pulse after a pause is another story.
         self.job = replace(self.job, agent_heard_at=self.now)
         return self.pulses()
 
-    def goes_on(self, seconds: float) -> list[Action]:
-        """Let time go by in which every living rank beats as it should; return what was done."""
+    def runs_for(self, seconds: float) -> list[Action]:
+        """Let time pass in which every living rank sends heartbeats; return what was done."""
         done: list[Action] = []
         until = self.now + seconds
         while self.now < until:
@@ -363,10 +368,10 @@ class Story:
             done += self.plans()
         return done
 
-    # What is done about it
+    # What the coordinator does
 
     def plans(self) -> list[Action]:
-        """Carry out what is planned until nothing is left to be done now; return it all."""
+        """Take planned actions until nothing is due; return all of them."""
         done: list[Action] = []
         for _ in range(ROUNDS):
             actions = plan(self.job, self.now)
@@ -377,12 +382,12 @@ class Story:
         raise AssertionError(f"the plan does not come to rest: {actions}")
 
     def wakes(self) -> list[Action]:
-        """Let time go by until the plan wants to be asked again; return what is done then."""
-        return self.passes(self.patience_seconds).plans()
+        """Let time pass until the next plan is due; return what is done then."""
+        return self.passes(self.wait_seconds).plans()
 
     @property
-    def patience_seconds(self) -> float:
-        """How long the plan has to wait, if its agent pulses on and nothing else happens."""
+    def wait_seconds(self) -> float:
+        """How long the next plan may wait if the agent pulses and nothing else happens."""
         heard = replace(self.job, agent_heard_at=math.inf)
         return wake_at(heard, self.now) - self.now
 
@@ -395,13 +400,13 @@ def starts(actions: Sequence[Action]) -> list[int]:
     return [action.rank for action in actions if isinstance(action, Start)]
 
 
-def layouts(actions: Sequence[Action]) -> list[LayoutSnapshot]:
-    """Return the layouts that are announced."""
-    return [action.layout for action in actions if isinstance(action, Announce)]
+def groups(actions: Sequence[Action]) -> list[GroupSnapshot]:
+    """Return the groups that are published."""
+    return [action.group for action in actions if isinstance(action, PublishGroup)]
 
 
 def terminations(actions: Sequence[Action]) -> list[int]:
-    """Return the ranks that are asked to go."""
+    """Return the ranks that are asked to exit."""
     return [action.rank for action in actions if isinstance(action, Terminate)]
 
 

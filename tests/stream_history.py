@@ -9,7 +9,7 @@ from statistics import median
 
 from usage import memory_bytes
 
-from muster.contracts.layout import TIME_MARK
+from muster.contracts.paths import TIME_MARK
 
 STEM = b"epoch 3 loss 0.25 accuracy 0.93 samples/s 12345 and what else a program has to say "
 BLOCK_LINES = 10_000

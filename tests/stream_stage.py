@@ -10,11 +10,11 @@ from typing import Self
 import httpx
 from integration.api.service import DEADLINE_SECONDS, Service, StandIn
 
+from database.engine import Database
+from database.tokens import Tokens
 from muster.contracts.job import JobId, JobStatus
-from muster.contracts.layout import JobFiles
+from muster.contracts.paths import JobFiles
 from muster.contracts.token import Scope
-from store.database import Database
-from store.tokens import Tokens
 
 
 class Stage:

@@ -1,11 +1,11 @@
-"""What tests of agents that die have in common: ranks, and how one hears of them."""
+"""Helpers for tests in which agents die."""
 
 from collections.abc import Callable
 
 from agent_stage import Conversation, Stage, adopted
 
-from muster.contracts.agent import AdoptedRank
 from muster.contracts.messages import (
+    AdoptedRank,
     AgentHello,
     RankMessage,
     RankSaid,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from installation import DEADLINE_SECONDS, without_ours
 
-from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.identity import identity_of
-from muster.checkpoints.reader import Reader
-from muster.processes import mark_of, marked
+from muster.checkpoints.comparison import identity_of
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.reader import CheckpointReader
+from muster.host.containment import tag_of, tagged_processes
 
 
 class Terminal:
@@ -47,7 +47,7 @@ class Terminal:
 
     def digest(self, job_id: str, rank: int, world_size: int) -> str:
         """Return the identity of a rank's last state."""
-        reader = Reader(
+        reader = CheckpointReader(
             files=LocalFileSystem(),
             directory=self.directory / "checkpoints" / job_id / f"worker_{rank}",
             rank=rank,
@@ -60,8 +60,8 @@ class Terminal:
 
     def left_running(self) -> list[int]:
         """Return the processes that work in this directory without having been started here."""
-        pids = [record.pid for record in marked("")]
-        return [pid for pid in pids if mark_of(pid) and works_in(pid, self.directory)]
+        pids = [record.pid for record in tagged_processes("")]
+        return [pid for pid in pids if tag_of(pid) and works_in(pid, self.directory)]
 
 
 def works_in(pid: int, directory: Path) -> bool:

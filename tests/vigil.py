@@ -22,7 +22,7 @@ from pathlib import Path
 
 from installation import Installation, is_over, pids
 
-from cli.tables import table
+from cli.output import table
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 

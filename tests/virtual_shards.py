@@ -6,9 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.contracts.position import HASH_MODULUS
-from muster.datasets.index import Totals
-from muster.datasets.lines import Line, line_hash
+from muster.contracts.shards import HASH_MODULUS
+from muster.datasets.index import Line, Totals, line_hash
 from muster.datasets.order import Numbers, positions
 
 

@@ -1,1 +1,1 @@
-"""What runs on a node: the agent that parents a job's ranks, and the launcher of one rank."""
+"""What runs on a host: the agent, parent of a job's ranks there, and the launcher of one rank."""

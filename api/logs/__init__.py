@@ -1,1 +1,1 @@
-"""Log files read backwards for a tail and forwards for a stream."""
+"""Read log files: backwards for a tail, forwards for a stream."""

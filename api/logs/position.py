@@ -1,9 +1,8 @@
-"""Where a reader is in the logs of a job: for each rank the incarnation and the next byte.
+"""How far a reader is in the logs of a job: for each rank the attempt and the next byte.
 
-The text ``0.2:4096,1.0:512`` means that of rank 0 everything before incarnation 2 was delivered,
-and of that the first 4096 bytes. It needs no memory of ours, so a reader can go on at any server,
-and after any restart. The id of an event has before it which job it is of, as an id of a job may be
-given again: ``6f1c2ab9/0.2:4096,1.0:512``.
+In ``6f1c2ab9/0.2:4096,1.0:512`` the reader has everything of rank 0 before attempt 2 and the first
+4096 bytes of that attempt. The prefix identifies the job, because an id can be used again. The
+position is the id of a server-sent event, so a reader can resume at any server after any restart.
 """
 
 import re
@@ -14,61 +13,45 @@ from typing import Final
 from muster.contracts.job import JobUid
 
 Place = tuple[int, int]
-"""(incarnation, offset of the next byte)"""
+"""(attempt, offset of the next byte)"""
 
 Position = Mapping[int, Place]
-"""The place in each rank's logs; a rank that is missing begins at its beginning."""
+"""The place in each rank's logs; a rank that is missing starts at its beginning."""
 
-NOWHERE: Final = "0.0:0"
-"""The position before everything. Not empty: an empty id tells a browser to send none."""
+_START: Final = "0.0:0"
+"""The empty position. An empty id would make a browser send no Last-Event-ID at all."""
 
-MARK_LENGTH: Final = 8
-"""Of a uid it is enough to tell a job from another one that has had its id."""
-
-PAIRS_LIMIT: Final = 4096
+_PREFIX_LENGTH: Final = 8
+_RANKS_LIMIT: Final = 4096
 
 _PAIR: Final = re.compile(r"(\d{1,5})\.(\d{1,9}):(\d{1,18})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the id of an event says."""
+@dataclass(frozen=True, slots=True)
+class EventId:
+    """A parsed event id."""
 
-    mark: str
-    """How the uid of the job begins; empty: that is not said."""
+    job_prefix: str
+    """The beginning of the job's uid; empty if the id has none."""
     position: Position
 
     def is_of(self, uid: JobUid) -> bool:
-        """Whether it may be of this job, and not of an earlier one."""
-        return self.mark in {"", uid[:MARK_LENGTH]}
+        return self.job_prefix in {"", uid[:_PREFIX_LENGTH]}
 
 
 def format_event_id(uid: JobUid, position: Position) -> str:
-    """Return the id of an event behind which a reader of this job is at `position`."""
-    return f"{uid[:MARK_LENGTH]}/{format_position(position)}"
+    """Return the id of the event after which a reader of this job is at `position`."""
+    pairs = (f"{rank}.{attempt}:{offset}" for rank, (attempt, offset) in sorted(position.items()))
+    return f"{uid[:_PREFIX_LENGTH]}/{','.join(pairs) or _START}"
 
 
-def parse_event_id(text: str) -> Seen | None:
-    """Return what the id of an event says, or None if it is none; the mark may be missing."""
-    mark, _, pairs = text.rpartition("/")
-    position = parse_position(pairs)
-    return None if position is None else Seen(mark=mark, position=position)
-
-
-def format_position(position: Position) -> str:
-    """Return the text of `position`."""
-    pairs = (
-        f"{rank}.{incarnation}:{offset}" for rank, (incarnation, offset) in sorted(position.items())
-    )
-    return ",".join(pairs) or NOWHERE
-
-
-def parse_position(text: str) -> Position | None:
-    """Return the position that `text` names, or None if it names none."""
+def parse_event_id(text: str) -> EventId | None:
+    """Return the parsed id, or None if it is invalid; the prefix may be missing."""
+    prefix, _, pairs = text.rpartition("/")
     position: dict[int, Place] = {}
-    for pair in text.split(",", PAIRS_LIMIT):
+    for pair in pairs.split(",", _RANKS_LIMIT):
         found = _PAIR.fullmatch(pair)
         if found is None or int(found[1]) in position:
             return None
         position[int(found[1])] = (int(found[2]), int(found[3]))
-    return position
+    return EventId(prefix, position)

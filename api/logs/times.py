@@ -1,4 +1,4 @@
-"""When was this byte written? A binary search in the time index that lies beside a log."""
+"""Look up when a byte of a log was written, in the time index beside the log."""
 
 import os
 from bisect import bisect_left
@@ -6,30 +6,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from api.logs.opening import open_log
-from muster.contracts.layout import TIME_MARK
+from api.logs.files import open_log
+from muster.contracts.paths import TIME_MARK
 
 Micros = int
 """Microseconds since 1970 (UTC)."""
 
-
 NEIGHBOURS: Final = 128
-"""Marks that are read along on either side of the one that is looked for."""
+"""How many marks are read on either side of the one that is needed."""
+
+_Mark = tuple[int, Micros]
+"""A size of the log, and when it had been reached."""
 
 
 class TimeIndex:
-    """The marks of one log file. Whoever goes through it in order seldom costs a search."""
+    """The marks of one log. Lookups in order of position rarely read the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sizes: list[int] = []
         self._times: list[Micros] = []
-        """Some marks next to each other; the size before them first, which has no time."""
+        """Of some adjacent marks; `_sizes` has one more in front, the size before them."""
         self._low = 0
-        self.covered = 0
-        """What ends behind the mark before the last that was looked for, and here or below, was
-        written at the same time."""
         self._micros: Micros | None = None
+        self.covered = 0
+        """Bytes from the previously looked up position to this one have the same time."""
 
     def at(self, end: int) -> Micros | None:
         """Return when the bytes below `end` had been written; None while no mark covers them."""
@@ -46,14 +47,14 @@ class TimeIndex:
         return self._micros
 
     def size_at(self, micros: Micros) -> int:
-        """Return how many bytes are known to have been written by then."""
+        """Return how many bytes had been written by then, as far as the marks tell."""
         try:
             descriptor = open_log(self._path)
         except OSError:
             return 0
         try:
-            later = _first(descriptor, lambda mark: mark[1] > micros)
-            return _mark(descriptor, later - 1)[0] if later else 0
+            later = _first_index(descriptor, lambda mark: mark[1] > micros)
+            return _read_mark(descriptor, later - 1)[0] if later else 0
         finally:
             os.close(descriptor)
 
@@ -63,32 +64,30 @@ class TimeIndex:
         except OSError:
             return
         try:
-            first = _first(descriptor, lambda mark: mark[0] >= end) - NEIGHBOURS
-            begin = max(first, 0) * TIME_MARK.size
-            raw = os.pread(descriptor, 2 * NEIGHBOURS * TIME_MARK.size, begin)
+            first = max(_first_index(descriptor, lambda mark: mark[0] >= end) - NEIGHBOURS, 0)
+            length = 2 * NEIGHBOURS * TIME_MARK.size
+            raw = os.pread(descriptor, length, first * TIME_MARK.size)
         finally:
             os.close(descriptor)
         marks = list(TIME_MARK.iter_unpack(raw[: len(raw) // TIME_MARK.size * TIME_MARK.size]))
-        self._times = [micros for _, micros in marks[first > 0 :]]
-        self._sizes = [size for size, _ in marks] if first > 0 else [0, *(s for s, _ in marks)]
+        if first == 0:
+            marks.insert(0, (0, 0))
+        self._sizes = [size for size, _ in marks]
+        self._times = [micros for _, micros in marks[1:]]
 
 
-def _first(descriptor: int, is_behind: Callable[[tuple[int, Micros]], bool]) -> int:
-    """Return the place of the first mark that is behind something; their number if none is."""
-    first, beyond = 0, _count(descriptor)
-    while first < beyond:
-        middle = (first + beyond) // 2
-        if is_behind(_mark(descriptor, middle)):
-            beyond = middle
+def _first_index(descriptor: int, condition: Callable[[_Mark], bool]) -> int:
+    """Return the index of the first mark that meets a monotonic condition; else their number."""
+    low, high = 0, os.fstat(descriptor).st_size // TIME_MARK.size
+    while low < high:
+        middle = (low + high) // 2
+        if condition(_read_mark(descriptor, middle)):
+            high = middle
         else:
-            first = middle + 1
-    return first
+            low = middle + 1
+    return low
 
 
-def _count(descriptor: int) -> int:
-    return os.fstat(descriptor).st_size // TIME_MARK.size
-
-
-def _mark(descriptor: int, place: int) -> tuple[int, Micros]:
-    size, micros = TIME_MARK.unpack(os.pread(descriptor, TIME_MARK.size, place * TIME_MARK.size))
+def _read_mark(descriptor: int, index: int) -> _Mark:
+    size, micros = TIME_MARK.unpack(os.pread(descriptor, TIME_MARK.size, index * TIME_MARK.size))
     return size, micros

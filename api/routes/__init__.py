@@ -1,1 +1,1 @@
-"""One file per thing that is served."""
+"""The routes, one module per resource."""

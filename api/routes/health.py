@@ -1,4 +1,4 @@
-"""Is this service serving, can it reach what it needs, and which one is it?"""
+"""Probes for monitors, and what this service is."""
 
 import os
 import shutil
@@ -8,13 +8,12 @@ from typing import Final, Literal
 import structlog
 from fastapi import APIRouter, Request, Response
 
-from api.access import API_VERSION, OPEN, READ
-from api.desk import Desk, FrontDesk
-from api.problems import Problem
-from api.responses import refusals
-from api.schemas import Alive, Check, Checks, Health, Version
-from muster.contracts.room import has_few_files_left, is_nearly_full
-from store.errors import StoreError
+from api.dependencies import API_VERSION, OPEN, READ, AppState, State
+from api.errors import Problem
+from api.schema import refusals, reply, returns
+from database.errors import DatabaseError
+from muster.contracts.paths import has_few_files_left, is_nearly_full
+from muster.contracts.views import Alive, Check, Checks, Health, Version
 
 _LOG: Final = structlog.get_logger("api")
 
@@ -22,108 +21,114 @@ router = APIRouter(tags=["service"])
 
 
 @router.get(
-    "/health", summary="Liveness, version, database, coordinator and disk", dependencies=[OPEN]
+    "/health",
+    summary="Liveness, version, database, coordinator and disk",
+    dependencies=[OPEN],
+    responses=returns(Health),
 )
-def health(desk: Desk, request: Request) -> Health:
-    """Answer 200 as long as this process serves; `status` says whether everything is there.
+def health(state: State, request: Request) -> Response:
+    """Answer 200 while this process serves; `status` says whether all checks passed.
 
-    Whoever may read is told more.
+    Details are for callers with a token of scope read.
     """
-    checks = Checks(database=_database(desk), coordinator=_coordinator(desk), disk=_disk(desk))
-    found = Health(
-        status=_status(all(check.status == "ok" for _, check in checks)),
-        version=desk.version,
-        uptime_seconds=desk.uptime_seconds(),
-        checks=checks,
+    database, coordinator, disk = _database(state), _coordinator(state), _disk(state)
+    is_ok = all(check.status == "ok" for check in (database, coordinator, disk))
+    is_authenticated = "caller" in request.scope["state"]
+    if not is_authenticated:  # errors and paths are not for strangers
+        database, coordinator, disk = (
+            Check(status=check.status, detail="") for check in (database, coordinator, disk)
+        )
+    view = Health(
+        status="ok" if is_ok else "degraded",
+        version=state.version if is_authenticated else None,
+        uptime_seconds=state.uptime_seconds(),
+        checks=Checks(database=database, coordinator=coordinator, disk=disk),
     )
-    return found if "caller" in request.scope["state"] else _for_anybody(found)
+    return reply(view)
 
 
-# A coroutine: it must answer when every thread is busy.
+# A coroutine, so that it answers when all threads are busy.
 @router.get("/healthz", include_in_schema=False, dependencies=[OPEN])
-@router.get("/livez", summary="Whether this process lives; also at /healthz", dependencies=[OPEN])
-async def get_liveness() -> Alive:
-    """Answer 200 and ask nobody: what fails here is cured by a restart of this process."""
-    return Alive(status="ok")
+@router.get(
+    "/livez",
+    summary="Whether this process lives; also at /healthz",
+    dependencies=[OPEN],
+    responses=returns(Alive),
+)
+async def get_liveness() -> Response:
+    """Answer 200 without any check: if this fails, restart the process."""
+    return reply(Alive(status="ok"))
 
 
 @router.get(
     "/readyz",
     summary="Whether this service can answer requests",
-    responses=refusals(HTTPStatus.SERVICE_UNAVAILABLE),
+    responses=returns(Alive) | refusals(HTTPStatus.SERVICE_UNAVAILABLE),
     dependencies=[OPEN],
 )
-def get_readiness(desk: Desk) -> Alive:
-    """Answer 200 while the database can be read, and else 503.
+def get_readiness(state: State) -> Response:
+    """Answer 200 while the database can be read, otherwise 503.
 
-    Without a coordinator jobs are still shown, and accepted for later: `/health` has more.
+    Without a coordinator the service still lists jobs and accepts new ones; see `/health`.
     """
-    database = _database(desk)
+    database = _database(state)
     if database.status != "ok":
-        _LOG.warning(f"cannot serve: {database.detail}", action="not_ready", reason=database.detail)
-        raise Problem(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "not-ready",
-            "The database cannot be read: /health tells whoever may read why.",
-        )
-    return Alive(status="ok")
+        _LOG.warning(f"not ready: {database.detail}", action="not_ready", reason=database.detail)
+        detail = "The database cannot be read. /health says why, to callers with a token."
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "not-ready", detail)
+    return reply(Alive(status="ok"))
 
 
 @router.get(
     "/version",
     summary="Versions of program, API and database schema, and where its data is",
     dependencies=[READ],
+    responses=returns(Version),
 )
-def get_version(desk: Desk, response: Response) -> Version:
+def get_version(state: State) -> Response:
     """Say which service this is."""
-    response.headers["Cache-Control"] = "no-cache"
-    return Version(
-        app=desk.version,
+    view = Version(
+        app=state.version,
         api=API_VERSION,
-        schema_revision=desk.database.revision(),
-        database=desk.database.kind,
-        data_dir=str(desk.files.root),
-        checkpoint_dir=str(desk.submitter.settings.checkpoint_dir),
+        schema_revision=state.database.revision(),
+        database=state.database.kind,
+        data_dir=str(state.files.root),
+        checkpoint_dir=str(state.submitter.settings.checkpoint_dir),
     )
+    return reply(view, headers={"Cache-Control": "no-cache"})
 
 
-def _for_anybody(found: Health) -> Health:
-    """Return no more than what is well: errors and paths are nobody's business."""
-    checks = {name: Check(status=check.status, detail="") for name, check in found.checks}
-    return found.model_copy(update={"version": None, "checks": Checks(**checks)})
-
-
-def _database(desk: FrontDesk) -> Check:
+def _database(state: AppState) -> Check:
     try:
-        desk.database.check()
-    except StoreError as error:
-        return Check(status="degraded", detail=str(error))
-    return Check(status="ok", detail="reachable")
+        state.database.check()
+    except DatabaseError as error:
+        return _check(str(error))
+    return _check(None, "reachable")
 
 
-def _coordinator(desk: FrontDesk) -> Check:
+def _coordinator(state: AppState) -> Check:
     try:
-        absence = desk.coordinator.absence()
-    except StoreError:
-        absence = "not known while the database cannot be reached"
-    return Check(status=_status(absence is None), detail=absence or "running")
+        return _check(state.coordinator.absence(), "running")
+    except DatabaseError:
+        return _check("unknown while the database is unavailable")
 
 
-def _disk(desk: FrontDesk) -> Check:
-    root = desk.files.root
+def _disk(state: AppState) -> Check:
+    root = state.files.root
     try:
         usage, files = shutil.disk_usage(root), os.statvfs(root)
     except OSError as error:
-        return Check(status="degraded", detail=f"{root} cannot be looked at ({error.strerror})")
+        return _check(f"cannot read {root} ({error.strerror})")
+    problem = None
     if is_nearly_full(usage.free, usage.total):
-        left = f"only {usage.free >> 20} MiB are free on the disk of {root}"
+        problem = f"only {usage.free >> 20} MiB are free on the disk of {root}"
     elif has_few_files_left(files.f_favail, files.f_files):
-        left = f"there is room for only {files.f_favail} more files (inodes) on the disk of {root}"
-    else:
-        return Check(status="ok", detail=f"{usage.free >> 20} MiB are free")
-    cure = "make room there, or delete old jobs (POST /jobs/purge)"
-    return Check(status="degraded", detail=f"{left}: {cure}")
+        problem = f"only {files.f_favail} more files (inodes) fit on the disk of {root}"
+    if problem is not None:
+        return _check(f"{problem}: free some space, or delete old jobs (POST /jobs/purge)")
+    return _check(None, f"{usage.free >> 20} MiB are free")
 
 
-def _status(good: bool) -> Literal["ok", "degraded"]:  # noqa: FBT001  the value itself
-    return "ok" if good else "degraded"
+def _check(problem: str | None, otherwise: str = "") -> Check:
+    status: Literal["ok", "degraded"] = "ok" if problem is None else "degraded"
+    return Check(status=status, detail=otherwise if problem is None else problem)

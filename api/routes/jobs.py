@@ -1,104 +1,114 @@
-"""Jobs: submit, look, stop."""
+"""Jobs: submit, list, show, wait, stop."""
 
+import asyncio
 import hashlib
+import json
+from collections.abc import Collection
 from http import HTTPStatus
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from api.access import READ, SUBMIT
-from api.conditional import IfNoneMatch, job_tag, tagged, weak_tag
-from api.creation import create, planned
-from api.desk import Asking, Desk, FrontDesk, Principal
-from api.json_bodies import JsonRoute
-from api.paging import AskedPage, Page, link_next
-from api.queries import KnownJobId
-from api.requests import JobRequest, StopBody
-from api.responses import UNCHANGED, refusals
-from api.schemas import (
-    EventList,
-    JobList,
-    JobPlan,
-    JobView,
-    SummaryList,
-    SummaryView,
-)
-from api.summary import summary
-from api.views import event_view, job_seen_by, job_view
-from api.waiting import WAIT_LIMIT_SECONDS, awaited, awaited_statuses
-from muster.contracts.job import JobUid, StopRequest
-from store.idempotency import IdempotencyKey
-from store.records import Job
+from api.dependencies import READ, SUBMIT, AppState, CallerName, CurrentCaller, State
+from api.errors import JobNotFound
+from api.listing import IfNoneMatch, RequestedPage, job_tag, jobs_of, reply_tagged, weak_tag
+from api.parameters import KnownJobId, statuses_of
+from api.schema import UNCHANGED, StopBody, body, refusals, reply, returns
+from api.streams import FRESH_SECONDS, JobState
+from api.submission import refusing
+from api.views import job_view, summary
+from database.errors import JobExists
+from database.idempotency import IdempotencyKey
+from database.records import Job
+from muster.contracts.errors import MusterError
+from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.shards import ranges, shards_of_rank
+from muster.contracts.spec import JobRequest, JobSpec
+from muster.contracts.views import JobList, JobPlan, JobView, SummaryList, SummaryView
+from muster.datasets.reader import find_shards
+from muster.datasets.synthetic import synthetic
 
-KEY_LIMIT = 255
-"""Longest Idempotency-Key: what the clients that send one are used to."""
+KEY_LIMIT: Final = 255
+"""Longest Idempotency-Key, as with other services."""
 
-EVENTS_LIMIT = 1000
-NUMBER_LIMIT = 2**63 - 1
-"""The largest number that a database keeps."""
+WAIT_LIMIT_SECONDS: Final = 60.0
+"""Proxies close a connection that is silent for longer."""
 
-router = APIRouter(tags=["jobs"], route_class=JsonRoute)
+UNTIL_TERMINAL: Final = "terminal"
+
+IDS_TRIED: Final = 4
+"""Generated ids tried for one job. Of 500 jobs in a second two get the same id in one of 17 000
+cases (500² / 2 / 36⁶)."""
+
+LAUNCHER: Final = "local"
+"""Agents are processes on the coordinator's machine."""
+
+router = APIRouter(tags=["jobs"])
 
 
 @router.post(
     "/jobs",
     status_code=HTTPStatus.CREATED,
     summary="Create a job",
-    response_model=JobView,
-    responses=refusals(HTTPStatus.CONFLICT)
-    | {200: {"model": JobPlan, "description": "What a job would be, in a dry run."}},
+    responses=returns(JobView, HTTPStatus.CREATED)
+    | returns(JobPlan, HTTPStatus.OK)
+    | refusals(HTTPStatus.CONFLICT),
     dependencies=[SUBMIT],
 )
 async def create_job(
     *,
-    asked: JobRequest,
-    desk: Desk,
-    caller: Asking,
+    asked: Annotated[JobRequest, body(JobRequest)],
+    desk: State,
+    caller: CurrentCaller,
     request: Request,
-    response: Response,
     dry_run: Annotated[bool, Query(description="Check and plan it; store nothing.")] = False,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=KEY_LIMIT)] = None,
-) -> JobView | Response:
-    """Store a job, durable before the answer.
+) -> Response:
+    """Store a job durably, then respond; a dry run responds 200 with the plan.
 
-    With an `Idempotency-Key` a repetition answers as the first time and creates nothing.
+    A request repeated with the same `Idempotency-Key` returns the original response, even if the
+    job has changed since.
     """
     if dry_run:
-        found = await run_sync(planned, asked, desk)
-        return Response(found.model_dump_json(), media_type="application/json")
-    key = _key(caller.principal, idempotency_key, asked)
+        return reply(await run_sync(planned, asked, desk))
+    key = None
+    if idempotency_key is not None:
+        sent = json.dumps(await request.json(), sort_keys=True, separators=(",", ":"))
+        key = IdempotencyKey(
+            principal=caller.principal,
+            key=idempotency_key,
+            request_sha256=hashlib.sha256(sent.encode()).hexdigest(),
+        )
     uid = JobUid(desk.submitter.random_hex())
     job = await create(asked, desk, uid, key, caller.name)
+    headers = {"Location": f"{request.scope['path']}/{job.job_id}", "ETag": job_tag(job)}
     if job.uid != uid:
-        response.headers["Idempotency-Replayed"] = "true"
-    response.headers["Location"] = f"{request.scope['path']}/{job.job_id}"
-    response.headers["ETag"] = job_tag(job)
-    return job_view(job)
+        headers["Idempotency-Replayed"] = "true"
+    return reply(job_view(job), HTTPStatus.CREATED, headers)
 
 
 @router.get(
     "/jobs",
     summary="List jobs, newest first",
-    response_model=JobList,
-    responses=UNCHANGED,
+    responses=returns(JobList) | UNCHANGED,
     dependencies=[READ],
 )
 def list_jobs(
     *,
-    desk: Desk,
-    caller: Asking,
-    page: AskedPage,
+    desk: State,
+    caller: CurrentCaller,
+    page: RequestedPage,
     request: Request,
-    response: Response,
     if_none_match: IfNoneMatch = None,
-) -> JobList | Response:
-    """Answer with one page; `X-Total-Count` counts them all, and `Link` leads to the next."""
-    jobs = _jobs_of(page, desk, request, response)
-    tag = weak_tag(request, response.headers["X-Total-Count"], [job.row_version for job in jobs])
-    return tagged(response, tag, if_none_match) or JobList(
-        jobs=[job_seen_by(caller, job) for job in jobs]
+) -> Response:
+    """Return one page; `X-Total-Count` counts all jobs, and `Link` leads to the next page."""
+    jobs, headers = jobs_of(page, desk, request)
+    tag = weak_tag(request, headers["X-Total-Count"], [job.row_version for job in jobs])
+    return reply_tagged(
+        tag, if_none_match, lambda: JobList(jobs=[job_view(job, caller) for job in jobs]), headers
     )
 
 
@@ -106,46 +116,39 @@ def list_jobs(
 @router.get(
     "/jobs/summaries",
     summary="Summaries of jobs, newest first",
-    response_model=SummaryList,
-    responses=UNCHANGED,
+    responses=returns(SummaryList) | UNCHANGED,
     dependencies=[READ],
 )
 def list_summaries(
-    desk: Desk,
-    page: AskedPage,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
-) -> SummaryList | Response:
-    """Answer with one page, as the list of jobs does. Ages of heartbeats make no tag a new one."""
-    jobs = _jobs_of(page, desk, request, response)
+    desk: State, page: RequestedPage, request: Request, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Return one page, as the list of jobs does. The ETag ignores ages of heartbeats."""
+    jobs, headers = jobs_of(page, desk, request)
     workers = desk.workers.of_jobs([job.job_id for job in jobs])
-    made_from = [job.row_version for job in jobs], list(workers.items())
-    tag = weak_tag(request, response.headers["X-Total-Count"], made_from)
-    known = tagged(response, tag, if_none_match)
-    if known is not None:
-        return known
-    now = desk.clock()
-    return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
+    versions = [job.row_version for job in jobs]
+    tag = weak_tag(request, headers["X-Total-Count"], [versions, list(workers.items())])
+
+    def view() -> SummaryList:
+        now = desk.clock()
+        return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
+
+    return reply_tagged(tag, if_none_match, view, headers)
 
 
 @router.get(
     "/jobs/{job_id}",
     summary="Status of one job",
-    response_model=JobView,
-    responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
+    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
     dependencies=[READ],
 )
-async def get_job(  # noqa: PLR0913  a question has many parameters
+async def get_job(
     *,
     job_id: KnownJobId,
-    desk: Desk,
-    caller: Asking,
+    desk: State,
+    caller: CurrentCaller,
     request: Request,
-    response: Response,
     wait: Annotated[
-        float,
-        Query(ge=0, le=WAIT_LIMIT_SECONDS, description="Most seconds to wait for `until`."),
+        float, Query(ge=0, le=WAIT_LIMIT_SECONDS, description="Most seconds to wait for `until`.")
     ] = 0,
     until: Annotated[
         list[str],
@@ -153,91 +156,151 @@ async def get_job(  # noqa: PLR0913  a question has many parameters
             description="What to wait for: `terminal`, or statuses; may be repeated. The end of "
             "the job ends every wait."
         ),
-    ] = ["terminal"],  # noqa: B006  FastAPI copies it
+    ] = [UNTIL_TERMINAL],  # noqa: B006  FastAPI copies it
     if_none_match: IfNoneMatch = None,
-) -> JobView | Response:
-    """Answer at once, or with `wait` as soon as the job is where you want it.
+) -> Response:
+    """Return the job at once, or with `wait` as soon as it has the requested status.
 
-    After that time it is answered as it is then: look at its status.
+    After that time the job is returned as it is: check its status.
     """
-    wanted = awaited_statuses(until)
+    named = [word for word in until if word.lower() != UNTIL_TERMINAL]
+    wanted = TERMINAL | frozenset(statuses_of(named, "until") if named else [])
     if wait:
-        job = await awaited(desk, request, job_id, wanted, wait)
+        job = await wait_for_status(desk, request, job_id, wanted, wait)
     else:
         job = await run_sync(desk.jobs.get, job_id)
-    return tagged(response, job_tag(job), if_none_match) or job_seen_by(caller, job)
+    return reply_tagged(job_tag(job), if_none_match, lambda: job_view(job, caller))
 
 
 @router.get(
     "/jobs/{job_id}/summary",
     summary="Progress of one job and all its workers",
-    response_model=SummaryView,
-    responses=refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
+    responses=returns(SummaryView) | refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
     dependencies=[READ],
 )
 def get_summary(
-    job_id: KnownJobId,
-    desk: Desk,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
-) -> SummaryView | Response:
-    """Answer with the numbers of this moment. Ages of heartbeats make no tag a new one."""
+    job_id: KnownJobId, desk: State, request: Request, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Return the present numbers. The ETag ignores ages of heartbeats."""
     job, workers = desk.jobs.get(job_id), desk.workers.of_job(job_id)
     tag = weak_tag(request, job.row_version, workers)
-    return tagged(response, tag, if_none_match) or summary(job, workers, desk.clock())
-
-
-@router.get(
-    "/jobs/{job_id}/events",
-    summary="What happened to a job, oldest first",
-    responses=refusals(HTTPStatus.NOT_FOUND),
-    dependencies=[READ],
-)
-def list_events(
-    job_id: KnownJobId,
-    desk: Desk,
-    limit: Annotated[int, Query(ge=1, le=EVENTS_LIMIT)] = EVENTS_LIMIT,
-    after: Annotated[int | None, Query(ge=0, le=NUMBER_LIMIT)] = None,
-) -> EventList:
-    """Answer with the last events, or with the first ones after that of the `event_id` `after`."""
-    desk.jobs.get(job_id)
-    if after is None:
-        events = desk.events.of_job(job_id, limit)
-    else:
-        events = desk.events.following(job_id, after, limit)
-    return EventList(job_id=job_id, events=[event_view(event) for event in events])
+    return reply_tagged(tag, if_none_match, lambda: summary(job, workers, desk.clock()))
 
 
 @router.post(
     "/jobs/{job_id}/stop",
     summary="Stop a job gracefully",
-    responses=refusals(HTTPStatus.NOT_FOUND),
+    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND),
     dependencies=[SUBMIT],
 )
 def stop_job(
-    job_id: KnownJobId, desk: Desk, principal: Principal, asked: StopBody | None = None
-) -> JobView:
-    """Ask for a last checkpoint and an end. A job that is over answers as it is."""
-    asked = asked or StopBody()
+    job_id: KnownJobId,
+    desk: State,
+    principal: CallerName,
+    asked: Annotated[StopBody, body(StopBody, is_optional=True)],
+) -> Response:
+    """Ask for a last checkpoint and an end. A job that is over stays as it is."""
     job = desk.request_stop(
         job_id, StopRequest.GRACEFUL, asked.grace_seconds, actor=principal, why=asked.reason
     )
-    return job_view(job)
+    return reply(job_view(job))
 
 
-def _jobs_of(page: Page, desk: FrontDesk, request: Request, response: Response) -> list[Job]:
-    # One more than asked for says whether there is a page after this one.
-    jobs = desk.jobs.page(page.selection, page.limit + 1, page.after)
-    response.headers["X-Total-Count"] = str(desk.jobs.count(page.selection))
-    if len(jobs) > page.limit:
-        response.headers["Link"] = link_next(request, page, jobs[page.limit - 1])
-    return jobs[: page.limit]
+async def create(
+    asked: JobRequest, desk: AppState, uid: JobUid, key: IdempotencyKey | None, actor: str
+) -> Job:
+    """Return the new job, or the one that the first request with `key` created.
+
+    Raises what `Submitter.prepare` and `Jobs.create` do.
+    """
+    tried = 0
+    while True:
+        try:
+            submission = await run_sync(desk.submitter.prepare, asked)
+        except MusterError:
+            # The job of the first request may be the obstacle, or its files may be gone.
+            if key and (job := await run_sync(desk.answers.find, key)):
+                return job
+            raise
+        creation = desk.jobs.creation(
+            submission.job_id,
+            uid,
+            submission.spec,
+            message=submission.message,
+            idempotency=key,
+            actor=actor,
+        )
+        tried += 1
+        try:
+            return await desk.intake.store(creation)
+        except JobExists:
+            if asked.job_id is not None or tried == IDS_TRIED:
+                raise
 
 
-def _key(principal: str, key: str | None, asked: JobRequest) -> IdempotencyKey | None:
-    if key is None:
+def planned(asked: JobRequest, desk: AppState) -> JobPlan:
+    """Return what `create` would store, and store nothing. Raises what it does."""
+    submission = desk.submitter.prepare(asked)
+    if asked.job_id is not None and desk.jobs.find(submission.job_id) is not None:
+        raise JobExists(submission.job_id)
+    spec = submission.spec
+    per_rank = _shards_per_rank(spec, desk.files.synthetic_dataset)
+    return JobPlan(
+        job_id=submission.job_id,
+        message=submission.message,
+        launcher=LAUNCHER,
+        world_size=spec.world_size,
+        command=None if spec.command is None else list(spec.command),
+        program=spec.program,
+        shards=None if per_rank is None else sum(per_rank),
+        shards_per_rank=per_rank,
+        spec=msgspec.to_builtins(spec),
+    )
+
+
+def _shards_per_rank(spec: JobSpec, synthetic_dataset: Path) -> list[int] | None:
+    if spec.command is not None or spec.dataset_dir is None:
         return None
-    said = asked.model_dump(mode="json", exclude_unset=True)
-    digest = hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
-    return IdempotencyKey(principal=principal, key=key, request_sha256=digest)
+    directory = Path(spec.dataset_dir)
+    if directory == synthetic_dataset and not directory.is_dir():
+        found = synthetic().facts.shards  # it is written when a rank first needs it
+    else:
+        with refusing("dataset_dir"):
+            found = len(find_shards(directory))
+    if spec.mode == "synchronous":
+        return [stop - start for start, stop in ranges(spec.virtual_shards, spec.world_size)]
+    numbers = range(found)
+    return [len(shards_of_rank(numbers, rank, spec.world_size)) for rank in range(spec.world_size)]
+
+
+async def wait_for_status(
+    desk: AppState,
+    request: Request,
+    job_id: JobId,
+    wanted: Collection[JobStatus],
+    timeout_seconds: float,
+) -> Job:
+    """Return the job once it has a wanted status, or as it is after the timeout.
+
+    Also returns when the client has gone or the service ends. Raises `JobNotFound` once there is
+    no such job, or another one under its id. Uses the reads that streams share, so any number of
+    waits for a job costs one database read per `FRESH_SECONDS` and no thread.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_seconds
+    # A shared read may be older than what this client knows, and may be of an earlier job.
+    job = _job_in(await desk.job_cache.get_current(job_id))
+    uid = job.uid
+    while job.status_shown not in wanted and not desk.is_closing():
+        if asyncio.get_running_loop().time() >= deadline or await request.is_disconnected():
+            break
+        await asyncio.sleep(FRESH_SECONDS)
+        job = _job_in(await desk.job_cache.get(job_id))
+        if job.uid != uid:
+            raise JobNotFound
+    return job
+
+
+def _job_in(glance: JobState | None) -> Job:
+    if glance is None:
+        raise JobNotFound
+    return glance.job

@@ -1,97 +1,182 @@
-"""Logs: the last lines, and a stream of all lines."""
+"""Logs of a job: the last lines, and a stream of all lines."""
 
 import json
+from asyncio import get_running_loop
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final
 
+import msgspec
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from pydantic import AwareDatetime
 from sse_starlette.sse import EventSourceResponse
 
-from api.access import READ
-from api.desk import Desk, FrontDesk
-from api.glances import Glance, is_over_in
-from api.identity import Caller
-from api.log_answers import OBJECTS, PLAIN, as_document, as_objects, as_text
-from api.log_questions import TAIL_DEFAULT, AskedFilters, AskedPart
+from api.auth import Unauthorized
+from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication, State
+from api.errors import Conflict, FieldError, InvalidRequest, JobNotFound, Problem, invalid_field
 from api.logs.follow import JobFollower
-from api.logs.position import Position, format_event_id
-from api.logs.tail import Wanted, tail, tail_position
-from api.problems import JobNotFound, invalid_field
-from api.queries import KnownJobId
-from api.responses import refusals
-from api.schemas import LogTail
-from api.sse import beginning, encoded
-from store.records import Job
+from api.logs.position import EventId, Position, format_event_id, parse_event_id
+from api.logs.tail import LogFilter, LogLine, Tail, read_tail, tail_position
+from api.logs.times import Micros
+from api.parameters import KnownJobId
+from api.schema import refusals, returns
+from api.streams import IDLE_SECONDS, JobState, encode_event, encode_start, finished_logs
+from database.records import Job
+from muster.contracts.views import LogLineView, LogTail
 
+PLAIN: Final = "text/plain"
+NDJSON: Final = "application/x-ndjson"
 EVENTS: Final = "text/event-stream"
+
+TAIL_DEFAULT: Final = 200
+TAIL_LIMIT: Final = 10_000
+GREP_LIMIT: Final = 1000
 
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 60
-"""A reader that takes nothing for this long is gone."""
+"""A client that reads nothing for this long is disconnected."""
 
-GRACE_SECONDS: Final = 2
-"""For streams to end in order when the service does."""
+SHUTDOWN_SECONDS: Final = 2
+"""For streams to end properly when the service stops."""
 
 _EVENT: Final = {
-    "description": "One event: lines of logs, or with a name something else.",
+    "description": "One event: log lines, or with a name something else.",
     "type": "object",
     "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
 }
 
 _FORMS: Final = {
     PLAIN: {"schema": {"type": "string"}},
-    OBJECTS: {"schema": {"type": "string"}},
+    NDJSON: {"schema": {"type": "string"}},
     EVENTS: {"schema": _EVENT},
 }
 
 router = APIRouter(tags=["logs"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """The part of a job's logs that a tail or a stream is asked for."""
+
+    rank: int | None
+    tail: int | None
+    seen: EventId | None
+
+    def position_in(self, job: Job) -> Position | None:
+        """Return where to resume; raise `Conflict` for a position in another job's logs."""
+        if self.seen is None:
+            return None
+        if not self.seen.is_of(job.uid):
+            raise Conflict(
+                "position-of-another-job",
+                f"This position belongs to an earlier job {job.job_id}, which was deleted. Leave "
+                "it out to read this job from its beginning.",
+            )
+        return self.seen.position
+
+
+async def _log_part(
+    rank: Annotated[int | None, Query(ge=0, description="Only this rank's lines.")] = None,
+    tail: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=TAIL_LIMIT,
+            description=f"Only the last lines. Default: {TAIL_DEFAULT}, and for a stream all.",
+        ),
+    ] = None,
+    after: Annotated[str | None, Query(description="The id of the last event seen.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="The same; it takes precedence.")
+    ] = None,
+) -> LogPart:
+    seen = None
+    if last_event_id:
+        seen = _event_id(last_event_id, ("header", "last-event-id"))
+    elif after is not None:
+        seen = _event_id(after, ("query", "after"))
+    return LogPart(rank=rank, tail=tail, seen=seen)
+
+
+async def _log_filter(
+    incarnation: Annotated[
+        int | None, Query(ge=0, description="Only this process of each rank; the first is 0.")
+    ] = None,
+    since: Annotated[
+        AwareDatetime | None, Query(description="Only what was written then or later.")
+    ] = None,
+    until: Annotated[
+        AwareDatetime | None, Query(description="Only what was written by then.")
+    ] = None,
+    grep: Annotated[
+        str | None, Query(max_length=GREP_LIMIT, description="Only lines with this text.")
+    ] = None,
+) -> LogFilter:
+    return LogFilter(attempt=incarnation, since=_micros(since), until=_micros(until), text=grep)
+
+
+RequestedPart = Annotated[LogPart, Depends(_log_part)]
+RequestedFilter = Annotated[LogFilter, Depends(_log_filter)]
+
+
 @router.get(
     "/jobs/{job_id}/logs",
     summary="The last lines, all ranks or one",
-    response_model=LogTail,
     dependencies=[READ],
     responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
     | {
-        200: {"content": _FORMS},
-        204: {"description": "With `follow`: all was delivered."},
+        200: {
+            "description": "Successful Response",
+            "content": {**returns(LogTail)[200]["content"], **_FORMS},
+        },
+        204: {"description": "With `follow`: everything was delivered."},
     },
 )
-async def get_logs(
+async def get_logs(  # noqa: PLR0913  a query has many parameters
     *,
     job_id: KnownJobId,
-    desk: Desk,
+    state: State,
+    caller: CurrentCaller,
     request: Request,
-    response: Response,
-    part: AskedPart,
-    filters: AskedFilters,
+    reauthenticate: Reauthentication,
+    part: RequestedPart,
+    filters: RequestedFilter,
     follow: Annotated[bool, Query(description="The same as `/logs/stream`.")] = False,
-) -> LogTail | Response:
-    """Answer with JSON, or as `Accept` asks: plain text, or one JSON object a line.
+) -> Response:
+    """Answer with JSON or, as `Accept` asks, with plain text or one JSON object a line.
 
-    A search looks at 32 MiB of lines, the newest first; where there are more, the header
-    `X-Log-Incomplete` says so.
+    A search reads the newest 32 MiB of lines; if there are more, the header `X-Log-Incomplete`
+    says so.
     """
+    is_search = filters != LogFilter()
     if follow:
-        _refuse(filters)
-        return await stream_logs(job_id, desk, part)
-    job = await run_sync(desk.jobs.get, job_id)
+        if is_search:
+            detail = "a stream takes rank, tail and after: leave other filters out"
+            raise invalid_field("query", "follow", detail)
+        return await stream_logs(job_id, state, caller, reauthenticate, part)
+    job = await run_sync(state.jobs.get, job_id)
     _check_rank(job, part.rank)
     wanted = replace(filters, rank=part.rank, after=part.position_in(job) or {})
     count = TAIL_DEFAULT if part.tail is None else part.tail
-    look = partial(tail, desk.files.job(job_id), wanted, count)
-    is_search = filters != Wanted()
-    caller: Caller = request.scope["state"]["caller"]
-    found = await (desk.searches.run(caller.name, look) if is_search else run_sync(look))
+    found = await run_sync(
+        partial(read_tail, state.files.job(job_id), wanted, count),
+        limiter=state.log_searches if is_search else None,
+    )
     accepted = request.headers.get("accept", "")
     if PLAIN in accepted:
-        return as_text(found, part.rank)
-    return as_objects(found) if OBJECTS in accepted else as_document(job_id, count, found, response)
+        text = "".join(f"{_prefix(line, part.rank)}{line.line.text}\n" for line in found.lines)
+        return _log_response(text, f"{PLAIN}; charset=utf-8", found)
+    views = [_line_view(line) for line in found.lines]
+    if NDJSON in accepted:
+        return _log_response(
+            b"".join(b"%s\n" % msgspec.json.encode(view) for view in views), NDJSON, found
+        )
+    document = LogTail(job_id=job_id, tail=count, lines=views)
+    return _log_response(msgspec.json.encode(document), "application/json", found)
 
 
 @router.get(
@@ -105,63 +190,114 @@ async def get_logs(
         204: {"description": "The job is over and everything was delivered."},
     },
 )
-async def stream_logs(job_id: KnownJobId, desk: Desk, part: AskedPart) -> Response:
+async def stream_logs(
+    job_id: KnownJobId,
+    state: State,
+    caller: CurrentCaller,
+    reauthenticate: Reauthentication,
+    part: RequestedPart,
+) -> Response:
     """Unnamed events carry lines; the event `end` carries the final status and closes."""
-    glance = await desk.glances.look_anew(job_id)
-    if glance is None:
+    found = await state.job_cache.get_current(job_id)
+    if found is None:
         raise JobNotFound
-    _check_rank(glance.job, part.rank)
-    files = desk.files.job(job_id)
-    position = part.position_in(glance.job)
-    if position is not None and glance.job.is_terminal:
+    _check_rank(found.job, part.rank)
+    files = state.files.job(job_id)
+    position = part.position_in(found.job)
+    if position is not None and found.job.is_terminal:
         follower = JobFollower(files, part.rank, position)
-        if await run_sync(follower.next_batch, is_over_in(glance)) is None:
+        if await run_sync(follower.next_batch, finished_logs(found)) is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
     elif position is None and part.tail is not None:
         position = await run_sync(tail_position, files, part.rank, part.tail)
+    # The token of any other caller cannot be revoked.
+    check = reauthenticate if caller.token_id is not None else None
     return EventSourceResponse(
-        _events(desk, glance.job, part.rank, position or {}),
+        _events(state, found.job, part.rank, position or {}, check),
         ping=PING_SECONDS,
         send_timeout=SEND_SECONDS,
-        shutdown_grace_period=GRACE_SECONDS,
+        shutdown_grace_period=SHUTDOWN_SECONDS,
         sep="\n",
     )
 
 
 async def _events(
-    desk: FrontDesk, job: Job, rank: int | None, position: Position
+    state: AppState,
+    job: Job,
+    rank: int | None,
+    position: Position,
+    reauthenticate: Reauthenticate | None,
 ) -> AsyncIterator[bytes]:
-    yield beginning(format_event_id(job.uid, position))
-    async with desk.feeds.of(job, rank) as feed:
-        async for event in feed.follow(position):
-            position = event.position
-            yield event.wire
-        glance = await feed.end()
-    # Otherwise it is the service that ends: whoever comes back goes on from here.
-    if glance is None or glance.job.is_terminal:
-        yield _end(job, glance, position)
+    """Yield encoded events until the job is over, the service stops or the token is revoked."""
+    yield encode_start(format_event_id(job.uid, position))
+    clock = get_running_loop().time
+    checked_at = clock()
+    async with state.log_broadcast.subscribe(job, rank) as feed:
+        async for event in feed.events(position):
+            if reauthenticate is not None and clock() - checked_at >= IDLE_SECONDS:
+                checked_at = clock()
+                if not await _is_still_valid(reauthenticate):
+                    return
+            if event is not None:
+                position = event.position
+                yield event.encoded
+        final = await feed.final_state()
+    # If the service stops, there is no `end`: the client resumes from `position`.
+    if final is None or final.job.is_terminal:
+        yield _end_event(job, final, position)
 
 
-def _end(followed: Job, glance: Glance | None, position: Position) -> bytes:
-    job = glance.job if glance else None
-    said = {
+async def _is_still_valid(reauthenticate: Reauthenticate) -> bool:
+    try:
+        await reauthenticate()
+    except Unauthorized:
+        return False
+    except Problem:
+        pass  # tokens cannot be read now
+    return True
+
+
+def _end_event(followed: Job, final: JobState | None, position: Position) -> bytes:
+    job = final.job if final else None
+    result = {
         "job_id": followed.job_id,
         "status": job.status_shown if job else None,
         "reason": job.reason if job else None,
         "message": job.message if job else "the job was deleted",
         "exit_code": job.exit_code if job else None,
     }
-    return encoded(format_event_id(followed.uid, position), json.dumps(said), "end")
+    return encode_event(format_event_id(followed.uid, position), json.dumps(result), "end")
 
 
 def _check_rank(job: Job, rank: int | None) -> None:
     most = job.spec.largest_world_size
     if rank is not None and rank >= most:
-        raise invalid_field("query", "rank", f"the job has {most} ranks at most, counted from 0")
+        raise invalid_field("query", "rank", f"the job has at most {most} ranks, counted from 0")
 
 
-def _refuse(filters: Wanted) -> None:
-    if filters != Wanted():
-        raise invalid_field(
-            "query", "follow", "a stream takes rank, tail and after: leave other filters out"
-        )
+def _event_id(text: str, where: tuple[str, str]) -> EventId:
+    parsed = parse_event_id(text)
+    if parsed is None:
+        message = "not a valid position: send the id of an event, or leave it out"
+        raise InvalidRequest([FieldError(loc=where, msg=message, type="value_error")])
+    return parsed
+
+
+def _micros(moment: datetime | None) -> Micros | None:
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return None if moment is None else (moment - epoch) // timedelta(microseconds=1)
+
+
+def _line_view(line: LogLine) -> LogLineView:
+    time = None if line.micros is None else datetime.fromtimestamp(line.micros / 1e6, UTC)
+    return LogLineView(rank=line.name.rank, time=time, line=line.line.text)
+
+
+def _prefix(line: LogLine, rank: int | None) -> str:
+    return f"[rank {line.name.rank}] " if rank is None else ""
+
+
+def _log_response(text: str | bytes, media_type: str, found: Tail) -> Response:
+    # The header tells that earlier lines may match a search as well.
+    headers = {} if found.is_complete else {"X-Log-Incomplete": "true"}
+    return Response(text, headers=headers, media_type=media_type)

@@ -1,109 +1,129 @@
-"""The pool of a job: look at it, scale it, let a worker go, pause."""
+"""The pool of a job: show it, scale it, remove a worker, pause and resume."""
 
 from http import HTTPStatus
+from typing import Annotated
 
 from fastapi import APIRouter, Response
 
-from api.access import READ, SUBMIT
-from api.agent_state import agent_state
-from api.conditional import IfMatch, job_tag, matched
-from api.desk import Desk, FrontDesk, Principal
-from api.elasticity import check_lets_go, check_pausable, check_world_size
-from api.json_bodies import JsonRoute
-from api.pool import member_list
-from api.pool_schemas import MemberList
-from api.queries import KnownJobId, KnownWorkerId
-from api.requests import JobPatch
-from api.responses import refusals
-from api.schemas import JobView
-from api.views import job_view
+from api.dependencies import READ, SUBMIT, AppState, CallerName, State
+from api.errors import Conflict, invalid_field
+from api.listing import IfMatch, job_tag, required_version
+from api.parameters import KnownJobId, KnownWorkerId
+from api.schema import JobPatch, body, refusals, reply, returns
+from api.views import job_view, member_list
+from database.errors import JobOver
 from muster.contracts.job import JobId
+from muster.contracts.views import JobView, MemberList
 
-router = APIRouter(tags=["jobs"], route_class=JsonRoute)
+router = APIRouter(tags=["jobs"])
 
 
 @router.patch(
     "/jobs/{job_id}",
     summary="Scale a job that trains synchronously",
-    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED),
+    responses=returns(JobView)
+    | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED),
     dependencies=[SUBMIT],
 )
 def scale_job(
     job_id: KnownJobId,
-    desk: Desk,
-    principal: Principal,
-    asked: JobPatch,
-    response: Response,
+    desk: State,
+    principal: CallerName,
+    asked: Annotated[JobPatch, body(JobPatch)],
     if_match: IfMatch = None,
-) -> JobView:
-    """Ask for another number of ranks: training pauses between two steps, and goes on with them.
+) -> Response:
+    """Ask for another number of ranks: training pauses between two steps and goes on with them.
 
-    The weights are the same as if the job had always had that number. With `If-Match` nothing
-    happens to a job that has changed since you looked.
+    The weights are the same as if the job had always had that number. With `If-Match` a job that
+    has changed since you looked is left alone.
     """
     seen = desk.jobs.get(job_id)
-    only = matched(seen, if_match)
-    check_world_size(seen, asked.world_size)
-    job = desk.jobs.scale(job_id, asked.world_size, only, actor=principal)
-    desk.nudge()
-    response.headers["ETag"] = job_tag(job)
-    return job_view(job)
+    version = required_version(seen, if_match)
+    if seen.spec.mode == "independent":
+        raise Conflict(
+            "keeps-its-world-size",
+            f"{job_id} is independent: its ranks read shards by rank number, so it keeps its world "
+            f"size of {seen.world_size}. Only a job of mode synchronous can be scaled.",
+        )
+    low, high = seen.spec.min_workers, seen.spec.largest_world_size
+    if not low <= asked.world_size <= high:
+        raise invalid_field(
+            "body",
+            "world_size",
+            f"this job takes {low} to {high} ranks: its min_workers and its max_workers",
+        )
+    job = desk.jobs.scale(job_id, asked.world_size, version, actor=principal)
+    desk.wake_coordinator()
+    return reply(job_view(job), headers={"ETag": job_tag(job)})
 
 
 @router.post(
     "/jobs/{job_id}/pause",
     summary="Pause a job that trains synchronously",
-    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
     dependencies=[SUBMIT],
 )
-def pause_job(job_id: KnownJobId, desk: Desk, principal: Principal) -> JobView:
-    """Ask for no further step; the ranks stay. Asking again changes nothing."""
+def pause_job(job_id: KnownJobId, desk: State, principal: CallerName) -> Response:
+    """Stop training after the present step; the ranks stay. Repeating it changes nothing."""
     return _set_pause(desk, job_id, principal, paused=True)
 
 
 @router.post(
     "/jobs/{job_id}/resume",
-    summary="Let a paused job go on",
-    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    summary="Resume a paused job",
+    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
     dependencies=[SUBMIT],
 )
-def resume_job(job_id: KnownJobId, desk: Desk, principal: Principal) -> JobView:
-    """End a pause that was asked for. A job that is not paused stays as it is."""
+def resume_job(job_id: KnownJobId, desk: State, principal: CallerName) -> Response:
+    """End a requested pause. A job that is not paused stays as it is."""
     return _set_pause(desk, job_id, principal, paused=False)
 
 
 @router.get(
     "/jobs/{job_id}/workers",
-    summary="Everybody who is or was in a job's pool",
-    responses=refusals(HTTPStatus.NOT_FOUND),
+    summary="Present and former workers of a job",
+    responses=returns(MemberList) | refusals(HTTPStatus.NOT_FOUND),
     dependencies=[READ],
 )
-def list_workers(job_id: KnownJobId, desk: Desk) -> MemberList:
+def list_workers(job_id: KnownJobId, desk: State) -> Response:
     job = desk.jobs.get(job_id)
     leaving = desk.members.departures([job_id])[job_id]
     workers = desk.workers.of_job(job_id)
     members = desk.members.of_job(job_id)
-    return member_list(job, members, leaving, workers, desk.clock(), agent_state(job))
+    return reply(member_list(job, members, leaving, workers, desk.clock()))
 
 
 @router.post(
     "/jobs/{job_id}/workers/{worker_id}/leave",
     summary="Ask an active worker to leave",
+    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
     dependencies=[SUBMIT],
-    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 def dismiss_worker(
-    job_id: KnownJobId, worker_id: KnownWorkerId, desk: Desk, principal: Principal
-) -> JobView:
-    """Let a worker go at the next step boundary, and have one rank less from then on."""
-    check_lets_go(desk.jobs.get(job_id))
+    job_id: KnownJobId, worker_id: KnownWorkerId, desk: State, principal: CallerName
+) -> Response:
+    """Remove a worker at the next step boundary. The job has one rank less from then on."""
+    if desk.jobs.get(job_id).spec.mode == "independent":
+        raise Conflict(
+            "keeps-its-world-size",
+            f"{job_id} is independent: no other rank would read the shards of a rank that leaves. "
+            "Only workers of a job of mode synchronous can leave.",
+        )
     job = desk.members.request_departure(job_id, worker_id, actor=principal)
-    desk.nudge()
-    return job_view(job)
+    desk.wake_coordinator()
+    return reply(job_view(job))
 
 
-def _set_pause(desk: FrontDesk, job_id: JobId, actor: str, *, paused: bool) -> JobView:
-    check_pausable(desk.jobs.get(job_id))
+def _set_pause(desk: AppState, job_id: JobId, actor: str, *, paused: bool) -> Response:
+    seen = desk.jobs.get(job_id)
+    if seen.is_terminal:
+        raise JobOver(seen.job_id, seen.status)
+    if seen.spec.mode == "independent":
+        raise Conflict(
+            "never-pauses",
+            f"{job_id} is independent: its ranks share no step at which to pause. Stop it "
+            f"(POST /jobs/{job_id}/stop) and continue later with resume_from.",
+        )
     job = desk.jobs.set_pause(job_id, paused=paused, actor=actor)
-    desk.nudge()
-    return job_view(job)
+    desk.wake_coordinator()
+    return reply(job_view(job))

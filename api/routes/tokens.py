@@ -1,30 +1,34 @@
-"""Tokens: make, list, revoke. The text of a token is in one answer, and nowhere else."""
+"""Tokens: create, list, revoke. Only the response to the creation has the text of a token."""
 
 import re
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Path, Response
 
-from api.access import ADMIN
-from api.desk import Desk, Principal
-from api.json_bodies import JsonRoute
-from api.responses import refusals
-from api.token_schemas import TokenCreated, TokenList, TokenRequest, TokenView, token_view
+from api.dependencies import ADMIN, CallerName, State
+from api.schema import TokenRequest, body, refusals, reply, returns
+from api.views import token_view
+from database.errors import TokenMissing
 from muster.contracts.token import NAME_PATTERN
-from store.errors import TokenMissing
+from muster.contracts.views import TokenCreated, TokenList, TokenView
 
-router = APIRouter(tags=["tokens"], route_class=JsonRoute)
+router = APIRouter(tags=["tokens"])
 
 
 @router.post(
-    "/tokens", status_code=HTTPStatus.CREATED, summary="Make a token", dependencies=[ADMIN]
+    "/tokens",
+    status_code=HTTPStatus.CREATED,
+    summary="Create a token",
+    responses=returns(TokenCreated, HTTPStatus.CREATED),
+    dependencies=[ADMIN],
 )
 def create_token(
-    asked: TokenRequest, desk: Desk, principal: Principal, response: Response
-) -> TokenCreated:
-    """Answer with its text, which is not kept and cannot be asked for again."""
+    asked: Annotated[TokenRequest, body(TokenRequest)], desk: State, principal: CallerName
+) -> Response:
+    """Return the token's text, which is not stored and cannot be requested again."""
     seconds = asked.expires_in_seconds
     token, text = desk.tokens.create(
         asked.name,
@@ -32,30 +36,32 @@ def create_token(
         lifetime=None if seconds is None else timedelta(seconds=seconds),
         created_by=principal,
     )
-    response.headers["Cache-Control"] = "no-store"
-    return TokenCreated(**token_view(token, desk.clock()).model_dump(), token=text)
+    fields = msgspec.structs.asdict(token_view(token, desk.clock()))
+    headers = {"Cache-Control": "no-store"}
+    return reply(TokenCreated(**fields, token=text), HTTPStatus.CREATED, headers)
 
 
 @router.get(
     "/tokens",
-    summary="Every token, oldest first; for 30 days those that open nothing any more",
+    summary="Tokens, oldest first; invalid ones for 30 days",
+    responses=returns(TokenList),
     dependencies=[ADMIN],
 )
-def list_tokens(desk: Desk) -> TokenList:
+def list_tokens(desk: State) -> Response:
     now = desk.clock()
-    return TokenList(tokens=[token_view(token, now) for token in desk.tokens.all()])
+    return reply(TokenList(tokens=[token_view(token, now) for token in desk.tokens.all()]))
 
 
 @router.delete(
     "/tokens/{name}",
-    summary="Revoke a token, at once",
-    responses=refusals(HTTPStatus.NOT_FOUND),
+    summary="Revoke a token at once",
+    responses=returns(TokenView) | refusals(HTTPStatus.NOT_FOUND),
     dependencies=[ADMIN],
 )
 def revoke_token(
-    name: Annotated[str, Path(description="The token's name.")], desk: Desk
-) -> TokenView:
-    """End it for good; its row stays for a while, to say whose it was."""
+    name: Annotated[str, Path(description="The token's name.")], desk: State
+) -> Response:
+    """Revoke it for good; its row stays for a while as a record."""
     if not re.fullmatch(NAME_PATTERN, name):
-        raise TokenMissing(name)  # what cannot be a name goes no further
-    return token_view(desk.tokens.revoke(name), desk.clock())
+        raise TokenMissing(name)
+    return reply(token_view(desk.tokens.revoke(name), desk.clock()))

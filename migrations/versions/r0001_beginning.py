@@ -1,6 +1,6 @@
 """The tables of the first release.
 
-What is here is frozen: it names plain types, never those of `store.columns`, which may change.
+This file is frozen: it uses plain types, because those of `database.tables` may change.
 """
 
 import sqlalchemy as sa

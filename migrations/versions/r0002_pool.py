@@ -1,6 +1,6 @@
-"""Elastic synchronous jobs: the size and the pause a person asks for, the pool, what was committed.
+"""Elastic synchronous jobs: requested size and pause, the pool, its checkpoints and epochs.
 
-What is here is frozen: it names plain types, never those of `store.columns`, which may change.
+This file is frozen: it uses plain types, because those of `database.tables` may change.
 """
 
 import sqlalchemy as sa

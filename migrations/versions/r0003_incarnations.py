@@ -1,6 +1,6 @@
-"""How every process of a rank ended, and what was counted of that.
+"""One row for each attempt of a rank, and counters of its failures.
 
-What is here is frozen: it names plain types, never those of `store.columns`, which may change.
+This file is frozen: it uses plain types, because those of `database.tables` may change.
 """
 
 import sqlalchemy as sa

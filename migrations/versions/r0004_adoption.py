@@ -1,6 +1,6 @@
-"""What a coordinator needs to adopt living ranks: their port, and what each of them has counted.
+"""Columns for adopting running ranks: their port, and the checkpoints of earlier attempts.
 
-What is here is frozen: it names plain types, never those of `store.columns`, which may change.
+This file is frozen: it uses plain types, because those of `database.tables` may change.
 """
 
 import sqlalchemy as sa

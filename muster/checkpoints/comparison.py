@@ -1,38 +1,57 @@
-"""What differs between two states. Pure: dictionaries in, values out.
+"""The differences between two states, and the sha256 that identifies one.
 
-Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals the same NaN. How much arrays
-differ is then said in numbers, for people.
+Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals the same NaN.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from muster.checkpoints.arrays import Array
-from muster.checkpoints.state import State
-from muster.checkpoints.values import to_json
+from muster.checkpoints.format import Array, State, pack, to_json
+from muster.checkpoints.reader import Checkpoint
+from muster.contracts.shards import Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One entry of two states that is not the same in both."""
+    """One entry that is not the same in both states."""
 
     name: str
     first: str | None
-    """What it is in the first state; None: it is not there."""
+    """Its description in the first state; None if it is missing there."""
     second: str | None
     elements: int | None = None
-    """How many elements differ, where both are arrays of the same shape and type."""
+    """How many elements differ, if both are arrays of the same shape and type."""
     largest: float | None = None
-    """The largest absolute difference of two elements; None too where one is no finite number."""
+    """The largest absolute difference of two elements; None if it is not finite."""
 
 
 def differences(first: State, second: State) -> list[Difference]:
-    """Return what differs, by name; nothing where both have the same bits."""
+    """Return the entries that differ, by name; empty if both have the same bits."""
     return list(_differences(first, second))
+
+
+def identity(state: State, position: Position) -> str:
+    """Return the sha256 of a state, equal if and only if two runs computed the same.
+
+    It covers arrays (name, dtype, shape, bytes), values and the position, but not when, where or by
+    which attempt they were saved, so that an interrupted run can be compared with another. Raises
+    `UnsupportedState`.
+    """
+    packed = pack(state)
+    digest = sha256(msgspec.json.encode([packed.values, position], order="sorted"))
+    for buffer in packed.buffers:
+        digest.update(buffer)
+    return digest.hexdigest()
+
+
+def identity_of(checkpoint: Checkpoint) -> str:
+    """Return the identity of a restored checkpoint."""
+    return identity(checkpoint.state, checkpoint.position)
 
 
 def _differences(first: State, second: State) -> Iterator[Difference]:
@@ -57,14 +76,14 @@ def _differences(first: State, second: State) -> Iterator[Difference]:
 
 
 def describe(value: Any) -> str:  # noqa: ANN401  whatever a state holds
-    """Return an array's type and shape, or any other value as it is written."""
+    """Return an array's type and shape, or the repr of any other value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {shape(value.shape)}"
     return repr(value)
 
 
 def shape(dimensions: Iterable[int]) -> str:
-    """Return ``64x10``; an array without dimensions is a ``scalar``."""
+    """Return a shape such as ``64x10``; without dimensions ``scalar``."""
     return "x".join(map(str, dimensions)) or "scalar"
 
 
@@ -73,7 +92,7 @@ def _described(state: State, name: str) -> str | None:
 
 
 def _written(value: object) -> bytes:
-    """Return what tells a value from others: 1, 1.0 and True are three."""
+    """Return bytes that are equal for equal values: 1, 1.0 and True are different."""
     if isinstance(value, np.ndarray):
         return describe(value).encode()
     return msgspec.json.encode(to_json(value, "value"), order="sorted")

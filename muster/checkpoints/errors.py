@@ -1,14 +1,14 @@
-"""What can go wrong with a checkpoint.
+"""The errors of checkpoints.
 
 CheckpointError
-├── CheckpointDamaged       bytes are not what was written; another checkpoint may be intact
-├── CheckpointMissing       there is none where somebody looked for one
-├── CheckpointMismatch      an intact checkpoint of another rank or another world size
-├── StaleGeneration         a newer incarnation has saved: this process is fenced and must exit
-├── CheckpointNotWritable   the place cannot be used; starting again will not help
-├── CheckpointFailed        the disk refused this time (full, I/O error); it may pass later
-├── NotExported             a copy for other programs could not be made, and is not there
-└── UnsupportedState        the state holds something that cannot be saved: the program's to mend
+├── CheckpointDamaged       the bytes differ from what was written; another checkpoint may be intact
+├── CheckpointMissing       no checkpoint was found
+├── CheckpointMismatch      an intact checkpoint of another rank or world size
+├── StaleGeneration         a newer attempt has saved: this process is fenced and must exit
+├── CheckpointNotWritable   the directory cannot be used; a restart would not help
+├── CheckpointFailed        an I/O error that may pass (disk full, bad sector)
+├── ExportFailed            a copy for other programs could not be made
+└── UnsupportedState        the program's state holds a value that cannot be saved
 """
 
 import errno
@@ -29,7 +29,7 @@ LASTING: Final = frozenset(
         errno.ENAMETOOLONG,
     }
 )
-"""Refusals of the operating system that a retry meets again."""
+"""Errors of the operating system that a retry would meet again."""
 
 
 class CheckpointError(MusterError):
@@ -37,56 +37,56 @@ class CheckpointError(MusterError):
 
 
 class CheckpointDamaged(CheckpointError):
-    """A checkpoint is not what its manifest says, or has no manifest that says anything."""
+    """A checkpoint differs from its manifest, or its manifest is unreadable."""
 
 
 class CheckpointMissing(CheckpointError):
-    """There is no such checkpoint, or none at all."""
+    """The requested checkpoint, or any checkpoint, does not exist."""
 
 
 class CheckpointMismatch(CheckpointError):
-    """An intact checkpoint that belongs to another place: other rank, other world size."""
+    """An intact checkpoint of another rank or another world size."""
 
 
 class StaleGeneration(CheckpointError):
-    """A commit of `generation` was refused, because `newest` has committed already."""
+    """A commit of `generation` was refused, because `newest` is already here."""
 
     def __init__(self, directory: str, generation: int, newest: int) -> None:
         super().__init__(
-            f"{directory} holds a checkpoint of generation {newest}, and this process is of "
-            f"generation {generation}: it has been replaced and must exit"
+            f"{directory} belongs to generation {newest}, and this process is generation "
+            f"{generation}: it has been replaced and must exit"
         )
         self.generation = generation
         self.newest = newest
 
 
 class CheckpointNotWritable(CheckpointError):
-    """The checkpoint directory cannot be used by this process, now or after a restart."""
+    """The checkpoint directory cannot be used, now or after a restart."""
 
 
 class CheckpointFailed(CheckpointError):
-    """The operating system reported an error; nothing older was touched."""
+    """The operating system reported an error; older checkpoints are untouched."""
 
 
-class NotExported(CheckpointError):
-    """Nothing was written over, and nothing half is left."""
+class ExportFailed(CheckpointError):
+    """Nothing was overwritten, and nothing incomplete is left."""
 
 
 class UnsupportedState(CheckpointError):
-    """The state cannot be written down without loss."""
+    """The state cannot be saved without loss."""
 
 
 @contextmanager
-def mapped(doing: str, where: str) -> Iterator[None]:
-    """Turn an `OSError` into `CheckpointNotWritable` or `CheckpointFailed`, facts attached."""
+def checkpoint_errors(doing: str, where: str) -> Iterator[None]:
+    """Turn an `OSError` into `CheckpointNotWritable` or `CheckpointFailed`."""
     try:
         yield
     except OSError as error:
         what = f"{doing} {where} failed: {error.strerror or error}"
         if error.errno in LASTING:
             raise CheckpointNotWritable(
-                f"{what}. Make the directory usable for this user, or name another one"
+                f"{what}. Make the directory usable for this user, or choose another one"
             ) from error
         raise CheckpointFailed(
-            f"{what}. Older checkpoints are untouched; look at the disk (free space, errors)"
+            f"{what}. Older checkpoints are untouched; check the disk (free space, errors)"
         ) from error

@@ -1,6 +1,6 @@
-"""The arrays of a checkpoint for other programs, as numpy writes them: never with pickle.
+"""Exports the arrays of a checkpoint in numpy's own formats, never with pickle.
 
-Nothing is written over. What was begun and could not be finished is taken away again.
+Nothing is overwritten, and an export that fails leaves nothing behind.
 """
 
 import shutil
@@ -14,20 +14,20 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from muster.checkpoints.arrays import Array
-from muster.checkpoints.errors import NotExported
+from muster.checkpoints.errors import ExportFailed
+from muster.checkpoints.format import Array
 from muster.checkpoints.reader import Checkpoint
 
 ARCHIVE: Final = ".npz"
 REST: Final = "checkpoint.json"
-"""What is no array: the position, and the values as they are in the manifest."""
+"""Holds the rest of the checkpoint: the position, and the values as in the manifest."""
 
 
 def export(checkpoint: Checkpoint, target: Path) -> int:
-    """Write a checkpoint to a new ``.npz`` file, or else a new directory; return how many arrays.
+    """Write a checkpoint to a new ``.npz`` file or a new directory; return the number of arrays.
 
-    In a directory a character of a name that a file cannot have is written as in URLs, and what is
-    no array goes to a file beside them. Raises `NotExported`.
+    In a directory, names are percent-encoded where needed, and the values go to a JSON file beside
+    the arrays. Raises `ExportFailed`.
     """
     found = checkpoint.state.items()
     arrays = {name: value for name, value in found if isinstance(value, np.ndarray)}
@@ -37,14 +37,18 @@ def export(checkpoint: Checkpoint, target: Path) -> int:
         else:
             _write_directory(checkpoint, arrays, target)
     except FileExistsError as error:
-        raise NotExported(f"{target} is there already: name one that is not") from error
+        raise ExportFailed(f"{target} exists: choose a new name") from error
     except OSError as error:
-        raise NotExported(f"writing {target} failed: {error.strerror or error}") from error
+        raise ExportFailed(f"writing {target} failed: {error.strerror or error}") from error
     return len(arrays)
 
 
 def _write_archive(arrays: Mapping[str, Array], target: Path) -> None:
-    with target.open("xb") as file, _undone(target), zipfile.ZipFile(file, "w") as archive:
+    with (
+        target.open("xb") as file,
+        _removed_on_error(target),
+        zipfile.ZipFile(file, "w") as archive,
+    ):
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 _write(member, array)
@@ -52,7 +56,7 @@ def _write_archive(arrays: Mapping[str, Array], target: Path) -> None:
 
 def _write_directory(checkpoint: Checkpoint, arrays: Mapping[str, Array], target: Path) -> None:
     target.mkdir()
-    with _undone(target):
+    with _removed_on_error(target):
         for name, array in arrays.items():
             with (target / f"{quote(name, safe='')}.npy").open("xb") as file:
                 _write(file, array)
@@ -66,8 +70,8 @@ def _write(file: IO[bytes], array: Array) -> None:
 
 
 @contextmanager
-def _undone(target: Path) -> Iterator[None]:
-    """Take away what was begun, if it cannot be finished."""
+def _removed_on_error(target: Path) -> Iterator[None]:
+    """Remove an incomplete export."""
     try:
         yield
     except BaseException:

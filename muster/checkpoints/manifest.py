@@ -1,26 +1,135 @@
-"""What a checkpoint says about itself.
+"""The names of a rank's checkpoint files, and the manifest that describes one checkpoint.
 
-JSON with a hash of itself: the last field is the xxh3 of the very bytes of the file with that
-field empty, so that any flipped bit is seen, whether or not it would still parse.
+<rank's directory>/
+  LATEST                             one line: the name of a checkpoint
+  step_0000000042.g0003/             step 42, saved by generation 3
+    manifest.json
+    state.safetensors                absent when the state has no arrays
+  step_0000000042.g0003.r0001/       the same step saved again by the same generation
+  .step_0000000045.g0003.tmp/        being written or being deleted
+  .LATEST.g0003.tmp                  being written
+  .FENCE.g0003.8d777f385d3dfec8      generation 3 of that job was here: older ones must not save
+
+Names found on disk are parsed, never used in a path as they are; other names are never touched.
+
+A manifest is JSON with a hash of itself: its last field is the xxh3 of the file's own bytes with
+that field empty, so any flipped bit is detected, even one that leaves valid JSON.
 """
 
 import re
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
-from muster.checkpoints.durable import FileFacts
 from muster.checkpoints.errors import CheckpointDamaged, UnsupportedState
-from muster.checkpoints.names import STATE, CheckpointName
-from muster.contracts.position import Position
+from muster.contracts.shards import Position
+
+LATEST: Final = "LATEST"
+MANIFEST: Final = "manifest.json"
+STATE: Final = "state.safetensors"
+
+LATEST_LIMIT_BYTES: Final = 128
+"""Twice the longest valid line."""
 
 FORMAT: Final = 1
 
 MANIFEST_LIMIT_BYTES: Final = 16 << 20
-"""Values are for counters, names and random states; what is larger belongs into an array."""
+"""Values are for counters, names and random states; larger data belongs in an array."""
 
+_CHECKPOINT: Final = re.compile(r"step_(\d{10,19})\.g(\d{4,19})(?:\.r(\d{4,19}))?", re.ASCII)
+_TEMPORARY: Final = re.compile(
+    r"\.(?:LATEST|step_\d{10,19})\.g(\d{4,19})(?:\.r\d+)?(\.gone)?\.tmp", re.ASCII
+)
+_FENCE: Final = re.compile(r"\.FENCE\.g(\d{4,19})\.([0-9a-f]{16})", re.ASCII)
 _SIGNED: Final = re.compile(rb'"manifest_xxh3":"([0-9a-f]{16})"}\Z')
+
+
+class CheckpointName(NamedTuple):
+    """Sorts by age: generation first, because a later process may have gone back some steps."""
+
+    generation: int
+    step: int
+    revision: int = 0
+    """Counts the saves of one step by one generation, so that a save never has to move an
+    acknowledged checkpoint out of its way."""
+
+    def __str__(self) -> str:
+        revision = f".r{self.revision:04d}" if self.revision else ""
+        return f"step_{self.step:010d}.g{self.generation:04d}{revision}"
+
+    @property
+    def temporary(self) -> str:
+        return f".{self}.tmp"
+
+    @classmethod
+    def parse(cls, text: str) -> "CheckpointName | None":
+        """Return the name that `text` is exactly, or None."""
+        found = _CHECKPOINT.fullmatch(text)
+        if found is None:
+            return None
+        name = cls(generation=int(found[2]), step=int(found[1]), revision=int(found[3] or 0))
+        return name if str(name) == text else None
+
+
+class Fence(NamedTuple):
+    """The marker that a generation leaves before it reads or writes. Sorts by age."""
+
+    generation: int
+    job: str
+    """16 hexadecimal digits: several jobs may save here, each with generations of its own."""
+
+    def __str__(self) -> str:
+        return f".FENCE.g{self.generation:04d}.{self.job}"
+
+    @classmethod
+    def of(cls, generation: int, job_uid: str | None) -> "Fence":
+        return cls(generation, xxh3_64_hexdigest((job_uid or "").encode()))
+
+    @classmethod
+    def parse(cls, text: str) -> "Fence | None":
+        """Return the fence that `text` names, or None."""
+        found = _FENCE.fullmatch(text)
+        return None if found is None else cls(generation=int(found[1]), job=found[2])
+
+
+def temporary_latest(generation: int) -> str:
+    """Return where a generation writes its next LATEST."""
+    return f".{LATEST}.g{generation:04d}.tmp"
+
+
+def generation_of_temporary(text: str) -> int | None:
+    """Return the generation that made a temporary file or directory, or None."""
+    found = _TEMPORARY.fullmatch(text)
+    return int(found[1]) if found else None
+
+
+def revoked(text: str) -> str:
+    """Return a new name for a temporary entry, under which its writer cannot find it."""
+    return text if text.endswith(".gone.tmp") else text.removesuffix(".tmp") + ".gone.tmp"
+
+
+def latest_line(name: CheckpointName) -> bytes:
+    """Return the content of LATEST for `name`."""
+    return f"{name}\n".encode()
+
+
+def parse_latest(content: bytes | bytearray) -> CheckpointName | None:
+    """Return the name in LATEST, or None if it is torn or not ours."""
+    try:
+        line = content.decode("ascii")
+    except UnicodeDecodeError:
+        return None
+    return CheckpointName.parse(line[:-1]) if line.endswith("\n") else None
+
+
+class FileFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size and hash of a file."""
+
+    size_bytes: int
+    xxh3: str
+    """16 hexadecimal digits."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,15 +145,35 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     job_uid: str | None
     """None when the program was started by hand."""
     generation: int
+    """The fencing token: commits of older generations are refused."""
     position: Position
     values: dict[str, Any]
-    """The state's values, as `muster.checkpoints.values` writes them."""
+    """The state's values as JSON, see `muster.checkpoints.format`."""
     files: dict[str, FileFacts]
     manifest_xxh3: str = ""
 
     def is_named(self, name: CheckpointName) -> bool:
-        """Return whether this may be the manifest in the directory `name`."""
+        """Return whether this manifest belongs in the directory `name`."""
         return (self.generation, self.step) == (name.generation, name.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The rank of a job that saves, and its generation."""
+
+    job_id: str
+    job_uid: str | None
+    """None when started by hand: then it owns every checkpoint under the job's id."""
+    rank: int
+    world_size: int
+    generation: int | None
+    """None when started by hand: one above the newest checkpoint's."""
+
+    def owns(self, manifest: Manifest) -> bool:
+        """Return whether a checkpoint is of this job."""
+        if self.job_uid is None:
+            return manifest.job_id == self.job_id
+        return manifest.job_uid == self.job_uid
 
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -52,7 +181,7 @@ _DECODER: Final = msgspec.json.Decoder(Manifest)
 
 
 def sign(manifest: Manifest) -> tuple[Manifest, bytes]:
-    """Return the manifest with its hash in it, and its bytes; raises `UnsupportedState`."""
+    """Return the manifest with its hash, and its bytes; raises `UnsupportedState`."""
     try:
         unsigned = _ENCODER.encode(manifest)
     except (ValueError, RecursionError) as error:
@@ -69,22 +198,22 @@ def sign(manifest: Manifest) -> tuple[Manifest, bytes]:
     return signed, b'%s%s"}' % (unsigned[:-2], signature.encode())
 
 
-def decode(content: bytes | bytearray, where: str) -> Manifest:
-    """Return the manifest whose bytes these are, verified; raises `CheckpointDamaged`."""
+def decode_manifest(content: bytes | bytearray, where: str) -> Manifest:
+    """Return the verified manifest in `content`; raises `CheckpointDamaged`."""
     signature = _SIGNED.search(content, max(0, len(content) - 64))
     if signature is None:
-        raise CheckpointDamaged(f"{where} is cut short, or is no manifest")
+        raise CheckpointDamaged(f"{where} is truncated, or not a manifest")
     start, end = signature.span(1)
     if xxh3_64_hexdigest(content[:start] + content[end:]).encode() != signature[1]:
-        raise CheckpointDamaged(f"{where} does not have the hash it says it has")
+        raise CheckpointDamaged(f"{where} does not match its own hash")
     try:
         manifest = _DECODER.decode(content)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise CheckpointDamaged(f"{where} is no manifest of this version: {error}") from error
+        raise CheckpointDamaged(f"{where} is not a manifest of this version: {error}") from error
     if manifest.format != FORMAT:
         raise CheckpointDamaged(
             f"{where} has format {manifest.format}, and this version reads {FORMAT}"
         )
     if not manifest.files.keys() <= {STATE}:
-        raise CheckpointDamaged(f"{where} lists files that no checkpoint has")
+        raise CheckpointDamaged(f"{where} lists unknown files")
     return manifest

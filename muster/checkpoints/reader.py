@@ -1,9 +1,9 @@
-"""Finds the newest checkpoint that can be trusted, and verifies every byte before it is used.
+"""Finds the newest intact checkpoint; every byte is verified before it is used.
 
 The order of trust: the highest generation first (a fenced process may have turned LATEST back),
-in it what LATEST names, then the steps from new to old. LATEST is where to look first; only the
-hashes decide. Reading changes nothing, so it can be repeated at will; and it is, when a job that
-goes on has removed what was being read, or is writing over it.
+within it the checkpoint that LATEST names, then the steps from new to old. LATEST says where to
+look first; only the hashes decide. Reading changes nothing, and starts again if a running job has
+meanwhile deleted or recycled what was being read.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,32 +14,33 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_hexdigest
 
-from muster.checkpoints import manifest as manifests
-from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, mapped
-from muster.checkpoints.filesystem import FileSystem
-from muster.checkpoints.manifest import MANIFEST_LIMIT_BYTES, Manifest
-from muster.checkpoints.names import (
+from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, checkpoint_errors
+from muster.checkpoints.format import unpack
+from muster.checkpoints.local import FileSystem
+from muster.checkpoints.manifest import (
     LATEST,
     LATEST_LIMIT_BYTES,
     MANIFEST,
+    MANIFEST_LIMIT_BYTES,
     STATE,
     CheckpointName,
+    Manifest,
+    decode_manifest,
     parse_latest,
 )
-from muster.checkpoints.state import unpack
-from muster.contracts.position import Position
+from muster.contracts.shards import Position
 
-CHASES: Final = 100
-"""Times that a reader begins again; each time the job has saved at least twice meanwhile."""
+READ_ATTEMPTS: Final = 100
+"""Before each new attempt the job has saved at least twice."""
 
 
-class _Overtaken(Exception):
-    """What was read is not there any more."""
+class _Outdated(Exception):
+    """The checkpoint being read was deleted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A verified checkpoint; its arrays are writable and belong to whoever holds it."""
+    """A verified checkpoint; its arrays are writable and belong to the caller."""
 
     name: CheckpointName
     manifest: Manifest
@@ -55,26 +56,26 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """Reads one rank's directory: its own, or another job's that it was asked to start from."""
+class CheckpointReader:
+    """Reads one rank's directory: that of its own job, or of the job it resumes from."""
 
     files: FileSystem
     directory: Path
     rank: int
     world_size: int | None
-    """None: of whatever world size."""
+    """None accepts any."""
     warn: Callable[[str], None]
-    """Takes sentences for a person: what was passed over, and why."""
+    """Takes sentences for the user: which checkpoints were skipped, and why."""
 
     def newest(self, is_wanted: Callable[[Manifest], bool] = lambda _: True) -> Checkpoint | None:
-        """Return the newest intact checkpoint that is wanted, or None where there is none.
+        """Return the newest intact checkpoint that is wanted, or None if there is none.
 
-        Raises `CheckpointDamaged` if there are checkpoints and none is intact: to begin again
-        silently would throw work away. Raises `CheckpointMismatch` if the newest is another
-        rank's or of another world size.
+        Raises `CheckpointDamaged` if there are checkpoints and none is intact: starting from the
+        beginning would discard work silently. Raises `CheckpointMismatch` if the newest is of
+        another rank or world size.
         """
-        for _ in range(CHASES):
-            with suppress(_Overtaken):
+        for _ in range(READ_ATTEMPTS):
+            with suppress(_Outdated):
                 return self._newest(is_wanted)
         raise CheckpointDamaged(f"{self.directory} changes faster than it can be read: try again")
 
@@ -90,7 +91,7 @@ class Reader:
                 checkpoint = self._load(name, manifest)
             except CheckpointDamaged as damage:
                 if name not in self.names():
-                    raise _Overtaken from damage
+                    raise _Outdated from damage
                 damages.append(str(damage))
                 continue
             for warning in _warnings(damages, name, latest, self.directory):
@@ -98,44 +99,44 @@ class Reader:
             return checkpoint
         if damages:
             raise CheckpointDamaged(
-                f"no checkpoint in {self.directory} is intact ({'; '.join(damages)}). Bring back a "
+                f"no checkpoint in {self.directory} is intact ({'; '.join(damages)}). Restore a "
                 "copy of the directory, or remove it to start from the beginning"
             )
         return None
 
     def newest_of_last_job(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint of the job that saved here last, whoever that was.
-
-        Generations count within one job, so those of several jobs say nothing about each other:
-        LATEST tells whose turn it was last, or else the youngest manifest. Raises as `newest`.
-        """
+        """Return the newest intact checkpoint of the job that saved last; raises as `newest`."""
         uid = self.last_uid()
         return self.newest(lambda manifest: manifest.job_uid == uid)
 
     def last_uid(self) -> str | None:
-        """Return whose turn it was last; None for a process that was started by hand."""
+        """Return the uid of the job that saved here last; None for a process started by hand.
+
+        Generations count within one job, so those of several jobs cannot be compared: LATEST
+        decides, or else the latest time in a manifest.
+        """
         latest = self.latest()
-        manifests_by_trust = []
+        candidates = []
         for name in self.names():
             with suppress(CheckpointDamaged):
                 manifest = self.manifest(name)
-                manifests_by_trust.append(((name == latest, manifest.time), manifest.job_uid))
-        return max(manifests_by_trust, default=(None, None), key=lambda found: found[0])[1]
+                candidates.append(((name == latest, manifest.time), manifest.job_uid))
+        return max(candidates, default=(None, None), key=lambda found: found[0])[1]
 
     def latest(self) -> CheckpointName | None:
-        """Return what LATEST names; None if it is missing, unreadable, torn or not ours."""
+        """Return the name in LATEST; None if it is missing, unreadable, torn or not ours."""
         return parse_latest(self.latest_line())
 
     def latest_line(self) -> bytearray:
-        """Return what LATEST holds, as it is; nothing if it is missing or unreadable."""
+        """Return the raw content of LATEST; empty if it is missing or unreadable."""
         try:
             return self.files.read(f"{self.directory}/{LATEST}", LATEST_LIMIT_BYTES)
         except OSError:
             return bytearray()
 
     def names(self) -> list[CheckpointName]:
-        """Return every checkpoint there seems to be, in no order."""
-        with mapped("listing", str(self.directory)):
+        """Return the names of all checkpoints, in no order."""
+        with checkpoint_errors("listing", str(self.directory)):
             try:
                 found = self.files.list_directory(str(self.directory))
             except FileNotFoundError:
@@ -143,7 +144,7 @@ class Reader:
         return [name for text in found if (name := CheckpointName.parse(text))]
 
     def by_trust(self) -> list[CheckpointName]:
-        """Return the same, what a restart looks at first before all others."""
+        """Return the same in the order of trust: a restart tries the first one first."""
         latest = self.latest()
         return sorted(self.names(), key=lambda name: _trust(name, latest), reverse=True)
 
@@ -154,9 +155,9 @@ class Reader:
     def manifest(self, name: CheckpointName) -> Manifest:
         """Return a checkpoint's verified manifest; raises `CheckpointDamaged`."""
         where = f"{self.directory}/{name}/{MANIFEST}"
-        manifest = manifests.decode(self._read(where, MANIFEST_LIMIT_BYTES), where)
+        manifest = decode_manifest(self._read(where, MANIFEST_LIMIT_BYTES), where)
         if not manifest.is_named(name):
-            raise CheckpointDamaged(f"{where} is that of another directory")
+            raise CheckpointDamaged(f"{where} belongs to another directory")
         return manifest
 
     def _load(self, name: CheckpointName, manifest: Manifest) -> Checkpoint:
@@ -165,7 +166,7 @@ class Reader:
         if facts := manifest.files.get(STATE):
             content = self._read(where, facts.size_bytes)
             if len(content) != facts.size_bytes or xxh3_64_hexdigest(content) != facts.xxh3:
-                raise CheckpointDamaged(f"{where} is not what was written")
+                raise CheckpointDamaged(f"{where} does not match its hash")
         state = unpack(content, manifest.values, where)
         return Checkpoint(name=name, manifest=manifest, state=state)
 
@@ -179,8 +180,8 @@ class Reader:
         if manifest.rank != self.rank or self.world_size not in {None, manifest.world_size}:
             raise CheckpointMismatch(
                 f"{self.directory}/{name} is of rank {manifest.rank} of {manifest.world_size}, and "
-                f"this is rank {self.rank} of {self.world_size}: start the job with the world size "
-                "it was saved with, or start afresh with another job id and no resume_from"
+                f"this is rank {self.rank} of {self.world_size}: use the world size it was saved "
+                "with, or start a new job with another id and no resume_from"
             )
 
 
@@ -194,4 +195,4 @@ def _warnings(
     yield from damages
     if name != latest:
         named = "is missing or unreadable" if latest is None else f"names {latest}"
-        yield f"{directory}/LATEST {named}; the newest checkpoint that is intact is {name}"
+        yield f"{directory}/LATEST {named}; the newest intact checkpoint is {name}"

@@ -1,13 +1,11 @@
 """The API as Python: ``from muster import Client``.
 
-Lazy like the library's own face: whoever only wants to know an error by its name needs no HTTP.
-
-A question is asked again for ``retry_seconds``. Without it that is 2 seconds where nobody listens
-and a client has met nobody there yet, and 10 in any other case: who hung up on it was there.
+Lazy like `muster` itself: importing an error does not import an HTTP library.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from muster.client.client import Client as Client
@@ -64,3 +62,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be an
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def job_path(job_id: str, *rest: str) -> str:
+    """Return the API path of a job, or of something below it."""
+    return "/".join(["/jobs", quote(job_id, safe=""), *rest])

@@ -1,35 +1,42 @@
-"""The API's verbs. What it cannot do is an error whose message is a sentence."""
+"""`Client`: the requests of the API as methods."""
 
+import difflib
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
 import httpx
 
-from muster.client.connection import TIMEOUT_SECONDS, Answer, Connection
-from muster.client.finding import find, find_named, pages
+from muster.client.errors import Ambiguous, NotFound, Problem
+from muster.client.http import TIMEOUT_SECONDS, ApiResponse, Connection, Query, tls_context
 from muster.client.job import ENDING_SECONDS, Job
-from muster.client.trust import trust
-from muster.client.views import Health, JobPlan, JobView, Purged, Version
-from muster.contracts.environ import CA_FILE, TOKEN, api_url
+from muster.contracts.settings import CA_FILE, TOKEN, api_url
+from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
+from muster.contracts.views import Health, JobList, JobPlan, JobView, Purged, Version
 
-PAGE: Final = 1000
-"""Most jobs of one answer."""
+LATEST: Final = "@latest"
+"""Stands for the job that was submitted last."""
+
+PAGE_SIZE: Final = 1000
+AMBIGUOUS_IDS_SHOWN: Final = 5
 
 
 class Client:
-    """One API. It can be closed, and is by ``with``.
+    """One API. Close it, or use it in a ``with`` statement.
 
-    Questions, and submissions, are asked again for `retry_seconds` while nobody answers: 10, or 2
-    where nobody listens and nobody was met there yet, if it is not said. Anything else is done at
-    most once. Every method raises `ClientError`, or what stands below it.
+    Questions and submissions are repeated for `retry_seconds` while the API does not answer. The
+    default is 10, or 2 if the connection is refused and this client has never reached the API.
+    Other requests are sent at most once. Every method raises a `ClientError`.
     """
 
-    def __init__(  # noqa: PLR0913  some are for tests only
+    def __init__(  # noqa: PLR0913  three are for tests only
         self,
         url: str | None = None,
         token: str | None = None,
@@ -41,13 +48,17 @@ class Client:
         transport: httpx.BaseTransport | None = None,
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Without `url`, MUSTER_URL holds, else MUSTER_PORT of this machine (`InvalidEnvironment`).
+        """Connect to `url`, or MUSTER_URL, or MUSTER_PORT of this machine (`InvalidEnvironment`).
 
-        Without `token`, MUSTER_TOKEN; on the API's own machine the same user needs none. Without
-        `ca_file`, MUSTER_CA_FILE: the certificates to trust (PEM) in place of the system's, for an
-        API with one of its own. `monotonic`, `sleep` and `transport` are for tests.
+        Without `token`, MUSTER_TOKEN is used; on the API's own machine the same user needs none.
+        `ca_file`, or MUSTER_CA_FILE, holds the certificates (PEM) to trust in place of the
+        system's. `monotonic`, `sleep` and `transport` are for tests.
         """
         self.url = api_url(os.environ if url is None else {"MUSTER_URL": url})
+        if transport is None:
+            trusted = os.fspath(ca_file) if ca_file else os.environ.get(CA_FILE)
+            context = tls_context(self.url, trusted or None)
+            transport = httpx.HTTPTransport(verify=context, trust_env=False)
         self.connection = Connection(
             self.url,
             token or os.environ.get(TOKEN),
@@ -55,9 +66,9 @@ class Client:
             retry_seconds=retry_seconds,
             monotonic=monotonic,
             sleep=sleep,
-            transport=transport or _transport(self.url, ca_file),
+            transport=transport,
         )
-        """For what has no verb here: any path of the API."""
+        """For any path of the API that has no method here."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,29 +79,26 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self.connection.close()
 
-    def submit(self, spec: Mapping[str, Any] | None = None, /, **fields: Any) -> Job:  # noqa: ANN401  as JSON
+    def submit(self, spec: Mapping[str, Any] | None = None, /, **fields: Any) -> Job:  # noqa: ANN401  any JSON
         """Submit a job: the fields of ``POST /jobs``, as a mapping, by name, or both.
 
-        It is durable when this returns, and exists once however often the request was repeated.
-        Relative paths are the server's: say `os.path.abspath` where you mean your own.
+        The job is durable on return, and is created once however often the request is repeated.
+        The server resolves relative paths; use `os.path.abspath` for your own.
         """
         return Job(self.connection, self.order({**(spec or {}), **fields}).read_as(JobView))
 
-    def order(self, body: Mapping[str, Any]) -> Answer:
-        """Submit a job, and return the API's own answer: that it is there, and how.
+    def order(self, body: Mapping[str, Any]) -> ApiResponse:
+        """Submit a job, and return the API's response.
 
-        Raises `Unconfirmed` if it may have been accepted, and nobody says so in time.
+        Raises `Unconfirmed` if the job may have been accepted, and no answer came in time.
         """
         return self.connection.ask("POST", "/jobs", body=body, key=uuid.uuid4().hex)
 
-    def plan(self, spec: Mapping[str, Any] | None = None, /, **fields: Any) -> JobPlan:  # noqa: ANN401  as JSON
-        """Return what would become of a job, were it submitted; nothing is stored.
-
-        What `submit` would refuse is refused here.
-        """
+    def plan(self, spec: Mapping[str, Any] | None = None, /, **fields: Any) -> JobPlan:  # noqa: ANN401  any JSON
+        """Return what `submit` would do, or raise its error; nothing is stored."""
         body = {**(spec or {}), **fields}
         answer = self.connection.ask(
             "POST", "/jobs", query={"dry_run": True}, body=body, is_repeatable=True
@@ -100,14 +108,13 @@ class Client:
     def jobs(
         self, status: str | Sequence[str] | None = None, limit: int | None = None
     ) -> Iterator[Job]:
-        """Yield jobs, newest first: those with `status` or one of several, at most `limit`."""
-        statuses = _several(status)
-        if statuses == []:
+        """Yield jobs, newest first: with `status` or one of several, at most `limit`."""
+        statuses = [status] if isinstance(status, str) else status
+        if statuses is not None and not statuses:
             return
-        most = PAGE if limit is None else max(1, min(PAGE, limit))
-        for view in islice(
-            pages(self.connection, {"status": statuses or [], "limit": most}), limit
-        ):
+        page = PAGE_SIZE if limit is None else max(1, min(PAGE_SIZE, limit))
+        query: Query = {"status": list(statuses or []), "limit": page}
+        for view in islice(self._views(query), limit):
             yield Job(self.connection, view)
 
     def count(self, status: str) -> int:
@@ -116,29 +123,43 @@ class Client:
         return answer.total or 0
 
     def job(self, word: str) -> Job:
-        """Return the job of an id, a unique prefix of one, a name, or ``@latest``.
+        """Return the job with this id, name, or unique prefix of an id; ``@latest`` is the newest.
 
         Raises `NotFound` or `Ambiguous`.
         """
-        return Job(self.connection, find(self.connection, word))
+        found = self._named(word)
+        if found is None:
+            every = list(self._views({}))
+            found = _only(word, [job for job in every if word and job.job_id.startswith(word)])
+        if found is None:
+            known = [name for job in every for name in (job.job_id, job.name) if name]
+            near = difflib.get_close_matches(word, [*known, LATEST], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "muster ps lists them"
+            raise _not_found(f"there is no job {word!r}: {hint}")
+        return Job(self.connection, found)
 
     def named(self, word: str) -> Job:
-        """Return the job whose id or name this is in full, or ``@latest``: to delete it, say.
+        """Return the job with this id or name in full, or ``@latest``; for example to delete it.
 
-        Raises `NotFound` or `Ambiguous`.
+        A prefix is not enough: a repeated deletion would hit the next job with that prefix. Raises
+        `NotFound` or `Ambiguous`.
         """
-        return Job(self.connection, find_named(self.connection, word))
+        found = self._named(word)
+        if found is None:
+            near = self.job(word)
+            raise _not_found(f"there is no job {word!r}: if {near.id} is meant, say all of it")
+        return Job(self.connection, found)
 
     def job_of(self, view: JobView) -> Job:
-        """Return the job of a view that one has, and no other of its id."""
+        """Return the job of a view; a later job with the same id is not mistaken for it."""
         return Job(self.connection, view)
 
     def health(self) -> Health:
-        """Return whether the service has everything that it needs."""
+        """Return the state of the service and of what it depends on."""
         return self.connection.ask("GET", "/health").read_as(Health)
 
     def version(self) -> Version:
-        """Return which service answers."""
+        """Return the version of the service."""
         return self.connection.ask("GET", "/version").read_as(Version)
 
     def purge(
@@ -151,16 +172,16 @@ class Client:
         force: bool = False,
         dry_run: bool = False,
     ) -> Purged:
-        """Delete every job that matches; without a filter all do, with an empty `status` none.
+        """Delete every job that matches: all without a filter, none with an empty `status`.
 
-        What runs is skipped unless `stop_running` or `force` ends it; `force` deletes checkpoints,
-        too. With `dry_run` it is only said which jobs that would be.
+        Jobs that are not over are skipped unless `stop_running` or `force` ends them; `force`
+        deletes checkpoints, too. With `dry_run`, only return which jobs would be deleted.
         """
-        statuses = _several(status)
-        if statuses == []:
+        statuses = [status] if isinstance(status, str) else status
+        if statuses is not None and not statuses:
             return Purged(matched=0, deleted=0, job_ids=[], skipped=[])
         query: dict[str, Any] = {
-            "statuses": statuses or [],
+            "statuses": list(statuses or []),
             "delete_logs": delete_logs,
             "stop_running": stop_running,
             "force": force,
@@ -173,14 +194,39 @@ class Client:
         )
         return answer.read_as(Purged)
 
+    def _named(self, word: str) -> JobView | None:
+        """Find a job by id, name or ``@latest``; an id goes before a name."""
+        if word == LATEST:
+            newest = self.connection.ask("GET", "/jobs", query={"limit": 1}).read_as(JobList).jobs
+            if not newest:
+                raise _not_found("there is no job yet: muster submit makes one")
+            return newest[0]
+        if re.fullmatch(JOB_ID_PATTERN, word) and word not in RESERVED_IDS:
+            with suppress(NotFound):
+                return self.connection.ask("GET", f"/jobs/{word}").read_as(JobView)
+        return _only(word, list(self._views({"name": word})))
 
-def _several(status: str | Sequence[str] | None) -> list[str] | None:
-    """Return the statuses that are asked for; None for whatever it is, an empty list for none."""
-    if status is None:
-        return None
-    return [status] if isinstance(status, str) else list(status)
+    def _views(self, query: Query) -> Iterator[JobView]:
+        """Yield jobs, newest first, page by page."""
+        answer = self.connection.ask("GET", "/jobs", query=query)
+        yield from answer.read_as(JobList).jobs
+        while answer.next_page:
+            answer = self.connection.ask("GET", answer.next_page)
+            yield from answer.read_as(JobList).jobs
 
 
-def _transport(url: str, ca_file: str | os.PathLike[str] | None) -> httpx.HTTPTransport:
-    trusted = os.fspath(ca_file) if ca_file else os.environ.get(CA_FILE)
-    return httpx.HTTPTransport(verify=trust(url, trusted or None), trust_env=False)
+def _only(word: str, found: Sequence[JobView]) -> JobView | None:
+    if len(found) > 1:
+        raise Ambiguous(word, [job.job_id for job in found[:AMBIGUOUS_IDS_SHOWN]])
+    return found[0] if found else None
+
+
+def _not_found(detail: str) -> NotFound:
+    return NotFound(
+        Problem(
+            status=HTTPStatus.NOT_FOUND,
+            type="/problems/job-not-found",
+            title="Job not found",
+            detail=detail,
+        )
+    )

@@ -1,41 +1,42 @@
-"""What can go wrong between a client and the API.
+"""Errors of the client.
 
 ClientError
-├── Unreachable        nobody answers
-│   └── HungUp         somebody is there who ends the connection in place of an answer
-├── Unconfirmed        no good answer came any more, and the order may have arrived: `lost` is why
-├── Untrusted          somebody is there who cannot prove by a certificate who he is
-├── NoCertificates     the file that says whom to trust cannot be used
-├── Unsendable         a URL, a token or a text is of a form that no request has
-├── NotMuster          somebody answers, and it is not our API
-│   └── WrongPath      it is ours, and the URL has a path behind which it serves nothing
+├── Unreachable        no answer
+│   └── HungUp         the server closed the connection instead of answering
+├── Unconfirmed        no answer any more, and the request may have been carried out: see `lost`
+├── Untrusted          the server has no trusted certificate, or does not speak TLS
+├── NoCertificates     the file of trusted certificates cannot be used
+├── Unsendable         a URL, a token or a value cannot be sent
+├── NotMuster          the server that answers is not a Muster API
+│   └── WrongPath      it is, but the URL has a path under which it serves nothing
 ├── Refused            the API answered with a problem document; the message says what to do next
-│   ├── Invalid        422  one or more fields cannot be accepted: `errors` says which
-│   ├── NotAllowed     401, 403  no token, a wrong one, or one that may not do this
+│   ├── Invalid        422  one or more fields are invalid: see `errors`
+│   ├── NotAllowed     401, 403  the token is missing, wrong, or lacks the scope
 │   ├── NotFound       404  no job has this id
 │   ├── Conflict       409, 412  the job's present state forbids it
-│   └── Busy           408, 429, 502-504  not now: `retry_after_seconds` says when to ask again
-├── Ambiguous          a word means several jobs
+│   └── Busy           408, 429, 502-504  not now: see `retry_after_seconds`
+├── Ambiguous          a word matches several jobs
 ├── Replaced           the job was deleted, and another one has its id
-└── WaitTimedOut       the job is not that far yet
+└── WaitTimedOut       the job has not reached the status in time
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from muster.client.ways_on import way_on
-from muster.contracts.environ import LOCAL_NAMES
 from muster.contracts.errors import MusterError
+from muster.contracts.settings import LOOPBACK_NAMES
+from muster.contracts.token import WAY_TO_ADMIN
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a request."""
+    """One invalid field of a request."""
 
     loc: tuple[str | int, ...]
-    """Where: ``("body", "world_size")`` or ``("query", "limit")``."""
+    """Its place: ``("body", "world_size")`` or ``("query", "limit")``."""
     msg: str
     type: str
     hint: str | None = None
@@ -55,72 +56,72 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientError(MusterError):
-    """A request had no good answer."""
+    """A request failed."""
 
 
 class Unsendable(ClientError):
-    """It cannot be asked in these words; nothing was sent."""
+    """The request cannot be written as HTTP or JSON; nothing was sent."""
 
 
 class Unreachable(ClientError):
-    """Nobody answers. `nameless` is why the name in the URL is that of no machine."""
+    """No answer. `unresolved` is the system's reason if the host name has no address."""
 
-    def __init__(self, url: str, nameless: str | None = None) -> None:
-        if nameless:
-            way = f"its name leads nowhere ({nameless}); correct MUSTER_URL"
-        elif urlsplit(url).hostname in LOCAL_NAMES:
-            way = (
-                "start it with `muster up -d`. If it is up, it starts the API again within "
-                "seconds, so try again; if it is on another port, set MUSTER_PORT to what it "
-                "printed"
+    def __init__(self, url: str, unresolved: str | None = None) -> None:
+        if unresolved:
+            advice = f"its host name has no address ({unresolved}); correct MUSTER_URL"
+        elif urlsplit(url).hostname in LOOPBACK_NAMES:
+            advice = (
+                "start it with `muster up -d`. If it is up, it restarts the API within seconds, so "
+                "try again; if it uses another port, set MUSTER_PORT to the one it printed"
             )
         else:
-            way = "see whether it is up there and listens to other machines, or correct MUSTER_URL"
-        super().__init__(f"nobody answers at {url}: {way}")
+            advice = "check that it is up and listens to other machines, or correct MUSTER_URL"
+        super().__init__(f"no answer from {url}: {advice}")
 
 
 class HungUp(Unreachable):
-    """Somebody was there, and went away or had nothing to say to us."""
+    """The server closed the connection instead of answering."""
 
     def __init__(self, url: str) -> None:
         ClientError.__init__(
             self,
-            f"who is at {url} hangs up in place of an answer: if the API was replaced just now, "
+            f"{url} closed the connection instead of answering: if the API was just restarted, "
             "try again; if it speaks TLS, write https:// in MUSTER_URL",
         )
 
 
 class Unconfirmed(ClientError):
-    """The order may have been carried out, however often it was repeated in vain."""
+    """The request may have been carried out; the retries brought no answer."""
 
     def __init__(self, lost: "Unreachable | Busy") -> None:
-        """`lost` is what was answered, or not, at the last attempt."""
+        """`lost` is the error of the last attempt."""
         super().__init__(
-            f"{str(lost).removesuffix('.')}. It may have been accepted all the same: before you "
-            "repeat it, muster ps"
+            f"{str(lost).removesuffix('.')}. The request may have been accepted: check with "
+            "muster ps before you repeat it"
         )
         self.lost = lost
 
 
 class Untrusted(ClientError):
-    """No word was said: what is there has no certificate that is trusted here, or speaks no TLS."""
+    """The TLS handshake failed; no request was sent."""
 
 
 class NoCertificates(ClientError):
-    """Nothing was asked: nobody would have been trusted."""
+    """The file of trusted certificates cannot be used; no request was sent."""
 
 
 class NotMuster(ClientError):
-    """Whoever answers speaks of something else."""
+    """The server that answers is not a Muster API."""
 
     def __init__(self, url: str, status: int) -> None:
         super().__init__(
-            f"what answers at {url} is not Muster (HTTP {status}): set MUSTER_URL to where it is"
+            f"the server at {url} is not Muster (HTTP {status}): set MUSTER_URL to the address of "
+            "the API"
         )
 
 
 class WrongPath(NotMuster):
-    """Muster answers, and says that nothing is where the URL leads."""
+    """Muster answers, but serves nothing under the URL's path."""
 
     def __init__(self, url: str) -> None:
         place = urlsplit(url)
@@ -135,7 +136,7 @@ class Refused(ClientError):
     """The API answered with a problem; raised itself for a status without a class of its own."""
 
     def __init__(self, problem: Problem, retry_after_seconds: float | None = None) -> None:
-        super().__init__(way_on(problem.type, problem.instance) or problem.detail)
+        super().__init__(advice_for(problem.type, problem.instance) or problem.detail)
         self.problem = problem
         self.retry_after_seconds = retry_after_seconds
 
@@ -151,41 +152,41 @@ class Refused(ClientError):
 
     @property
     def detail(self) -> str:
-        """The server's own sentence, which may speak of requests."""
+        """The server's own sentence, which may name REST requests."""
         return self.problem.detail
 
     @property
     def errors(self) -> Sequence[FieldError]:
-        """The fields that are wrong."""
+        """The invalid fields."""
         return self.problem.errors
 
     @property
     def request_id(self) -> str:
-        """What the server's log calls the request."""
+        """The request's id in the server's log."""
         return self.problem.request_id
 
 
 class Invalid(Refused):
-    """Fields of the request cannot be accepted."""
+    """One or more fields of the request are invalid."""
 
 
 class NotAllowed(Refused):
-    """The door is shut for this token, or for nobody's."""
+    """The token is missing, wrong, or lacks the scope."""
 
 
 class NotFound(Refused):
-    """There is no such job, or nothing of the kind below it."""
+    """There is no such job, or no such thing below it."""
 
 
 class Conflict(Refused):
-    """The job's present state forbids it; the sentence names the way on."""
+    """The job's present state forbids it; the message says what to do."""
 
 
 class Busy(Refused):
-    """Not now, and with 408 or 429 nothing was changed.
+    """Not now. With 408 and 429 nothing was changed.
 
-    With 502, 503 and 504 that is likely: a proxy may have passed the request on, and a database
-    that is lost may have kept it.
+    With 502, 503 and 504 the request may have been carried out: a proxy may have passed it on, or
+    the database was lost during the commit.
     """
 
 
@@ -205,13 +206,12 @@ _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
 
 
 def refusal(problem: Problem, retry_after_seconds: float | None = None) -> Refused:
-    """Return the error that a problem document is."""
-    kind = _BY_STATUS.get(problem.status, Refused)
-    return kind(problem, retry_after_seconds)
+    """Return the error for a problem document."""
+    return _BY_STATUS.get(problem.status, Refused)(problem, retry_after_seconds)
 
 
 class Ambiguous(ClientError):
-    """More than one job is meant."""
+    """A word matches more than one job."""
 
     def __init__(self, word: str, job_ids: Sequence[str]) -> None:
         super().__init__(f"{word!r} could be any of {', '.join(job_ids)}: say which")
@@ -219,20 +219,22 @@ class Ambiguous(ClientError):
 
 
 class Replaced(ClientError):
-    """What is called so now is another job."""
+    """The job was deleted, and another job has its id now."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"{job_id} was deleted, and another job has its id now: muster show it")
+        super().__init__(
+            f"{job_id} was deleted, and another job has its id now: muster show {job_id}"
+        )
         self.job_id = job_id
 
 
 class WaitTimedOut(ClientError):
-    """The time is over, and the job goes on, as far as one has heard."""
+    """The timeout has expired; the job goes on."""
 
     def __init__(
         self, job_id: str, status: str, seconds: float, lost: ClientError | None = None
     ) -> None:
-        """`lost` is why nobody says at the end how the job is."""
+        """`lost` is why the last status is not known."""
         super().__init__(
             f"{job_id} is {status} after {seconds:g} s of waiting: it goes on"
             if lost is None
@@ -241,3 +243,36 @@ class WaitTimedOut(ClientError):
         )
         self.job_id = job_id
         self.lost = lost
+
+
+# A problem document names the next request. For people at a terminal these sentences name the next
+# command; a kind that is not listed keeps the document's own sentence.
+_ADVICE: Final[Mapping[str, str]] = {
+    "job-not-found": "there is no job {name}: muster ps lists them",
+    "job-exists": "a job has this id already: choose another, or delete that one first with "
+    "muster rm (and --force: its checkpoints, too)",
+    "job-not-over": "{name} is not over: stop it first (muster stop {name}), or delete it with "
+    "--stop (it saves a last checkpoint) or --force (at once)",
+    "never-pauses": "{name} is independent: its ranks share no step before which to pause. Stop it "
+    "(muster stop {name}) and continue later: --set resume_from={name}",
+    "worker-not-found": "{name} has no such worker: muster workers {name} lists them",
+    "no-token": "this service requires a token: export MUSTER_TOKEN=mst_… (its operator makes one "
+    "with muster token create)",
+    "token-required": "this service requires a token from every caller: export MUSTER_TOKEN=mst_…. "
+    f"If it is yours and there is no token of scope admin, {WAY_TO_ADMIN}",
+    "token-not-found": "there is no token {name}, or it was revoked before: muster token ls lists "
+    "them",
+}
+
+_NAMED: Final = re.compile(r"/(?:jobs|tokens)/([^/]+)")
+"""The path may begin with the alias ``/api/v1`` or a proxy's prefix."""
+
+
+def advice_for(kind: str, instance: str) -> str | None:
+    """Return the sentence for a problem of this kind; None to use the problem's own.
+
+    `instance` is the requested path, such as ``/jobs/my-job/stop``; empty if there was no request.
+    """
+    sentence = _ADVICE.get(kind.removeprefix("/problems/")) if instance else None
+    named = _NAMED.search(instance)
+    return sentence and sentence.format(name=unquote(named[1]) if named else "")

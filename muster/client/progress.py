@@ -1,17 +1,17 @@
-"""One line that says how far a job is: redrawn in place on a terminal, now and then elsewhere."""
+"""A job's progress as one line, redrawn in place on a terminal."""
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, TextIO
 
-from muster.client.views import SummaryView
+from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.printable import spelt_out
+from muster.contracts.views import EventView, SummaryView
 
 QUIET_SECONDS: Final = 5.0
-"""Off a terminal every line stays, so there are fewer of them."""
+"""Between two lines that are not redrawn."""
 
 
 class Progress:
@@ -25,18 +25,18 @@ class Progress:
         self._next = 0.0
 
     def draw(self, summary: SummaryView) -> None:
-        """Draw, if there is anything new and it is time."""
+        """Draw the line if it has changed and, off a terminal, enough time has passed."""
         line = self._line(summary)
         if line == self._drawn or (not self._in_place and self._monotonic() < self._next):
             return
         self._put(line)
 
     def draw_last(self, summary: SummaryView) -> None:
-        """Draw the end, whether it is time or not."""
+        """Draw the line in any case."""
         self._put(self._line(summary))
 
     def close(self) -> None:
-        """Leave the last drawing where it is; what is written next stands below it."""
+        """End the line, so that later output starts below it."""
         if self._in_place and self._drawn:
             print(file=self._out)
 
@@ -47,13 +47,13 @@ class Progress:
         self._out.flush()
 
     def _line(self, summary: SummaryView) -> str:
-        # A line that is broken in two cannot be drawn over.
+        # A wrapped line cannot be redrawn.
         width = _columns(self._out) - 1 if self._in_place else None
         return line_of(summary, width)
 
 
 def _columns(out: TextIO) -> int:
-    # What is asked for the size unasked is standard output, which may go elsewhere.
+    # shutil asks standard output, which may be redirected.
     with suppress(OSError, ValueError):
         if columns := os.get_terminal_size(out.fileno()).columns:
             return columns
@@ -61,13 +61,14 @@ def _columns(out: TextIO) -> int:
 
 
 def line_of(summary: SummaryView, width: int | None = None) -> str:
-    """Return what there is to say of a job in one line, at most `width` characters long."""
+    """Return a job's progress in one line of at most `width` characters."""
     facts = "  ".join([summary.status, *_facts(summary)])
-    # Who watches a job knows its name; how far it is he does not know.
+    # If space is short the job's name goes first: the reader knows it.
     forms = f"{summary.job_id}  {facts}", facts, facts.replace("step ", "", 1)
     if width is None:
         return forms[0]
-    return next((form for form in forms if len(form) <= width), _cut(forms[-1], width))
+    cut = f"{forms[-1][: width - 1]}…"
+    return next((form for form in forms if len(form) <= width), cut)
 
 
 def _facts(summary: SummaryView) -> Iterator[str]:
@@ -81,9 +82,9 @@ def _facts(summary: SummaryView) -> Iterator[str]:
         yield f"{summary.living}/{summary.world_size} ranks"
     if summary.restarts:
         yield f"{summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
-    # While it runs there is nothing to explain, and of its end somebody else tells.
+    # A running job needs no explanation, and the caller reports how it ended.
     if summary.message and summary.status != JobStatus.RUNNING and not is_over:
-        yield spelt_out(summary.message.partition("\n")[0])
+        yield printable(summary.message.partition("\n")[0])
 
 
 def _speed(summary: SummaryView) -> Iterator[str]:
@@ -95,15 +96,8 @@ def _speed(summary: SummaryView) -> Iterator[str]:
         yield f"ETA {duration(summary.eta_seconds)}"
 
 
-def _cut(line: str, width: int) -> str:
-    return f"{line[: width - 1]}…"
-
-
 def duration(seconds: float) -> str:
-    """Return a time in the two largest units that it has: ``1m15s``.
-
-    Two clocks differ: what began in the future by ours has taken no time yet.
-    """
+    """Return a duration in its two largest units, such as ``1m15s``; 0 if it is negative."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -112,3 +106,11 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes}m"
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def news(events: Sequence[EventView], last: EventView | None) -> Sequence[EventView]:
+    """Return the events after `last`; all of them if `last` is too old to be among them."""
+    for index in range(len(events) - 1, -1, -1):
+        if events[index] == last:
+            return events[index + 1 :]
+    return events

@@ -1,48 +1,72 @@
-"""Server-sent events out of bytes. Pure: no socket, no clock.
+"""The logs of a job as they are written, without gap or repetition across lost connections.
 
-Only a line feed ends a line: what else Unicode takes for the end of one is text of a log.
+Each event of the stream has an id, from which the server resumes. Events are delivered whole or not
+at all.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Final
+
+from httpx_sse import EventSource
+
+from muster.client.errors import Busy, Unreachable
+from muster.client.http import Connection, pauses, retry_after
+from muster.contracts.views import LogLineView
+
+RECONNECT_SECONDS: Final = 60.0
+"""Longest time without a connection; an upgrade of the server takes less."""
+
+_NAMED: Final = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEvent:
-    """One event: unnamed ones carry lines."""
+def follow(
+    connection: Connection, path: str, rank: int | None, tail: int | None
+) -> Iterator[LogLineView]:
+    """Yield the lines of one rank or of all until the job is over: the last `tail` first, or all.
 
-    name: str
-    data: str | None
-    """None of one that only says where to go on."""
-    id: str | None
-    """Where to go on after it."""
+    Raises `Unreachable` or `Busy` after a minute without a connection, or if the server asks not to
+    be called for longer than that.
+    """
+    query: dict[str, int] = {} if rank is None else {"rank": rank}
+    if tail is not None:
+        query["tail"] = tail
+    seen: str | None = None
+    lost_at: float | None = None
+    waits = pauses()
+    while True:
+        headers = {"Accept": "text/event-stream"}
+        if seen is not None:
+            headers["Last-Event-ID"] = seen
+            query.pop("tail", None)
+        wait_seconds = 0.0
+        try:
+            with connection.stream(path, query, headers) as response:
+                lost_at, waits = None, pauses()
+                if response.status_code == HTTPStatus.NO_CONTENT:
+                    return
+                for event in EventSource(response).iter_sse():
+                    lost_at, waits = None, pauses()
+                    # A ping repeats the last id; the first event only says where to resume.
+                    has_lines = event.event == "message" and event.id != seen and not event.retry
+                    seen = event.id or seen
+                    if event.event == "end":
+                        return
+                    if has_lines:
+                        yield from _log_lines(event.data, rank)
+        except (Unreachable, Busy) as error:
+            now, wait_seconds = connection.monotonic(), retry_after(error)
+            lost_at = now if lost_at is None else lost_at
+            if now + wait_seconds > lost_at + RECONNECT_SECONDS:
+                raise
+        connection.sleep(max(wait_seconds, next(waits)))
 
 
-def events_of(chunks: Iterable[bytes]) -> Iterator[ServerEvent]:
-    """Yield every whole event; one that the stream broke off in is not delivered at all."""
-    name, data, last_id, told_id = "", list[str](), None, None
-    for line in _lines(chunks):
-        if not line:
-            if data or last_id != told_id:
-                yield ServerEvent(name, "\n".join(data) if data else None, last_id)
-            name, data, told_id = "", [], last_id
-            continue
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        match field:
-            case "data":
-                data.append(value)
-            case "event":
-                name = value
-            case "id":
-                last_id = value
-            case _:  # a comment, or how soon to come back, which we decide ourselves
-                pass
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line.removesuffix(b"\r").decode("utf-8", "replace")
+def _log_lines(data: str, rank: int | None) -> Iterator[LogLineView]:
+    for text in data.split("\n"):
+        named = None if rank is not None else _NAMED.fullmatch(text)
+        if named is not None:
+            yield LogLineView(rank=int(named[1]), line=named[2])
+        else:
+            yield LogLineView(rank=rank or 0, line=text)

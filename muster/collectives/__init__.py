@@ -1,1 +1,1 @@
-"""Turns a group of ranks into a sum. Knows nothing of jobs."""
+"""Transports and reductions between the ranks of one group."""

@@ -1,14 +1,14 @@
-"""What lies where in the memory that one rank shares with the others of its host.
+"""The layout of the memory that one rank shares with the other ranks of its host.
 
     header | words | rings | slots | halves
 
-One memfd per process, made by somebody else and handed in as a descriptor. Only its owner writes
-into it; peers map it read-only. So a process that was stopped, replaced and wakes up again can
-only write into memory that nobody reads any more.
+Each process has one memfd, which the agent creates and passes as a descriptor. Only the owner
+writes to it; peers map it read-only. A process that was stopped, replaced and resumed can
+therefore only write to memory that is no longer read.
 
-*Words* are int64, each alone on its cache line: counters that the owner raises and others watch.
+*Words* are int64, each on its own cache line: counters that the owner raises and others read.
 *Rings* carry messages, one per peer. *Slots* hold the sums of blocks, *halves* two copies of them
-where they are short. A file of this kind is sparse: what is never touched costs nothing.
+if they are short. The file is sparse: untouched pages take no memory.
 """
 
 import mmap
@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from muster.collectives.errors import BackendUnavailable, PeerRefused, TransportFailed
 
 SHORT_BYTES: Final = 16 << 10
-"""Up to this long a vector is summed whole by every rank, which costs less than a second wait."""
+"""Up to this length every rank sums the whole vector, which is cheaper than a second wait."""
 
 CLOSED: Final = 0
 BARRIER: Final = 8
 PUBLISHED: Final = 16
 SUMMED: Final = 24
-"""Indices of words; eight of them fill a cache line."""
+"""Indices of words; eight words fill a cache line."""
 
 _FIRST_RING_WORD: Final = 32
 LINE_WORDS: Final = 8
@@ -46,13 +46,13 @@ _HEADER: Final = struct.Struct("<8sQQQQQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """The sizes that decide where everything is."""
+    """The sizes that determine all offsets."""
 
     slot_count: int
     elements: int
-    """Of one slot: float32."""
+    """Of one slot, float32."""
     places: int = 64
-    """Most ranks of a group; each has a ring."""
+    """The largest number of ranks in a group; each has a ring."""
     ring_bytes: int = 1 << 20
 
     @property
@@ -80,16 +80,16 @@ class Geometry:
         return self.halves_offset + 2 * (self.halves_offset - self.slots_offset) * self.is_short
 
     def sent_word(self, place: int) -> int:
-        """Index of the word that says how many bytes went into the ring of `place`."""
+        """Index of the word that counts the bytes written to the ring of `place`."""
         return _FIRST_RING_WORD + place * LINE_WORDS
 
     def taken_word(self, place: int) -> int:
-        """Index of the word that says how many bytes its owner took from the rank at `place`."""
+        """Index of the word that counts the bytes read from the rank at `place`."""
         return _FIRST_RING_WORD + (self.places + place) * LINE_WORDS
 
 
 class Arena:
-    """One mapping of one rank's memory; it lives as long as an array of it does."""
+    """A mapping of one rank's memory; it lives as long as any array of it."""
 
     def __init__(self, memory: mmap.mmap, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -103,14 +103,14 @@ class Arena:
         self.halves: NDArray[np.float32] = np.ndarray(
             (2 * geometry.is_short, *shape), np.float32, memory, geometry.halves_offset
         )
-        """Two of them where vectors are short, else none."""
+        """(2, slot count, elements) where vectors are short, else empty."""
 
     @classmethod
     def create(cls, descriptor: int, geometry: Geometry) -> "Arena":
-        """Size and map one's own memory, which nobody had before; to be done before peers map it.
+        """Size and map this rank's own, unused memory, before peers map it.
 
-        The descriptor stays the caller's, who may close it. Raises `BackendUnavailable` on a
-        machine that cannot do it or for memory that was used before, and `TransportFailed`.
+        The caller keeps the descriptor and may close it. Raises `BackendUnavailable` on an
+        unsupported machine or for memory that was used before, and `TransportFailed`.
         """
         refuse_other_machines()
         if os.fstat(descriptor).st_size:
@@ -119,7 +119,7 @@ class Arena:
             )
         memory = map_memory(descriptor, geometry.size_bytes, is_writable=True)
         arena = cls(memory, geometry)
-        # Last: whoever finds a header finds everything else in place.
+        # The header comes last: a peer that finds it finds everything else in place.
         memory[: _HEADER.size] = _HEADER.pack(
             _MAGIC,
             _VERSION,
@@ -132,22 +132,22 @@ class Arena:
 
     @classmethod
     def attach(cls, descriptor: int) -> "Arena":
-        """Map a peer's memory, read-only; raises `PeerRefused` if it is no arena (yet).
+        """Map a peer's memory read-only; raises `PeerRefused` if it is not an arena (yet).
 
-        The descriptor stays the caller's, who may close it. The mapping may serve many groups.
+        The caller keeps the descriptor and may close it. The mapping may serve many groups.
         """
         refuse_other_machines()
         header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
         magic, version, slot_count, elements, places, ring_bytes = _HEADER.unpack(header)
         if magic != _MAGIC or version != _VERSION:
             raise PeerRefused(
-                "a peer's memory is no arena, or one of another version: "
-                "run the same Muster everywhere"
+                "a peer's shared memory is not an arena of this version: "
+                "use the same Muster version everywhere"
             )
         geometry = Geometry(
             slot_count=slot_count, elements=elements, places=places, ring_bytes=ring_bytes
         )
-        # Reading behind the end of a file ends the process, so the header is not believed.
+        # Reading beyond the end of a mapped file kills the process, so check the header.
         if os.fstat(descriptor).st_size < geometry.size_bytes:
             raise PeerRefused(
                 f"a peer's arena is shorter than the {geometry.size_bytes} bytes it says: "
@@ -162,7 +162,7 @@ class Arena:
 
 
 def map_memory(descriptor: int, size_bytes: int, *, is_writable: bool) -> mmap.mmap:
-    """Map a shared file from its start, made large enough first if it may be written to."""
+    """Map a shared file from its start; a writable one is enlarged first if needed."""
     try:
         if is_writable and os.fstat(descriptor).st_size < size_bytes:
             os.ftruncate(descriptor, size_bytes)
@@ -180,12 +180,11 @@ def map_memory(descriptor: int, size_bytes: int, *, is_writable: bool) -> mmap.m
 
 
 def refuse_other_machines() -> None:
-    """Raise `BackendUnavailable` where a word written after the data may be seen before it.
+    """Raise `BackendUnavailable` on machines where stores may become visible out of order.
 
-    Nothing here orders memory accesses; it is enough that x86 makes stores visible in their order
-    and loads in theirs, and that CPython reads and writes an aligned word in one instruction.
-    (Large copies may use stores without that order; the C library and numpy end them by a fence
-    and by taking the interpreter's lock.)
+    The code uses no memory fences. It relies on x86, which keeps the order of stores and of loads,
+    and on CPython, which reads and writes an aligned word in one instruction. (Large copies may use
+    non-temporal stores; the C library ends them with a fence.)
     """
     if platform.machine() not in {"x86_64", "AMD64"} or sys.implementation.name != "cpython":
         raise BackendUnavailable(

@@ -1,17 +1,17 @@
-"""All-reduce on one host without a copy: ranks add up each other's slots where they lie.
+"""All-reduce on one host without a copy: ranks sum each other's slots in place.
 
-Long vectors are cut into one part per rank. Everybody says that its slots are ready, waits for
-all, sums its own part of everybody's slots into a result that all share, says so, waits for all and
-reads the result in place. Short ones every rank sums whole, into memory of its own.
+Long vectors are cut into one part per rank. Each rank publishes that its slots are ready, waits for
+all, sums its own part of all slots into a shared result, publishes that, waits for all and reads
+the result in place. Short vectors are summed whole by every rank, into its own memory.
 
 *One shared result is enough.* It is written between "all slots of call n are ready" and "my part of
-call n is summed". A rank says the former by calling `all_reduce`, so from then on it does not read
-the result of call n - 1; and it returns from call n when all have said the latter, so nobody writes
-while it reads. *For short vectors two halves are enough*: a rank writes half n % 2 in call n + 2,
-after call n + 1 has returned to it, for which everybody had to be done with call n.
+call n is summed". A rank publishes the former by calling `all_reduce`, and from then on does not
+read the result of call n - 1. It returns from call n when all have published the latter, so no rank
+writes while it reads. *For short vectors two halves are enough*: a rank writes half n % 2 in call
+n + 2, after call n + 1 has returned, for which all ranks had to finish call n.
 
-A rank that leaves the group in the middle of a call may write its slots for its next group while
-others still sum them here. They notice at the end (`Flags.confirm`) and return no such sum.
+A rank that leaves the group during a call may write to its slots while others still sum them. They
+detect it at the end (`Flags.confirm`) and discard the sum.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ from muster.collectives.backend import TIMEOUT_SECONDS, Vector
 from muster.collectives.deadline import Deadline
 from muster.collectives.flags import Flags
 from muster.collectives.summation import add_piece, add_up, plan_of, quiet_context
-from muster.collectives.tree import Block, Deal
+from muster.collectives.tree import Block, BlockAssignment
 from muster.contracts.shards import ranges
 
 PART_ELEMENTS: Final = 1024
-"""Parts are whole pages: no two ranks write to one cache line. Where a vector is cut changes no
-bit, for every element is summed alone."""
+"""Parts are whole pages, so that no two ranks write to one cache line. The cuts do not change bits,
+because each element is summed by itself."""
 
 _WAITED_FOR: Final = "the slowest rank of a sum"
 
@@ -38,14 +38,14 @@ _WAITED_FOR: Final = "the slowest rank of a sum"
 class ArenaReducer:
     """A `Reducer` over the arenas of one generation.
 
-    After an error the slots are to be left as they are until `all_reduce` is called again, which
-    goes on with the same call, or until a new generation is taken up.
+    After an error the slots must not change until `all_reduce` is called again, which continues the
+    same call, or until the rank joins a new generation.
     """
 
     def __init__(self, flags: Flags, result_descriptor: int) -> None:
-        """`result_descriptor` is the group's own memfd; it stays the caller's, who may close it.
+        """`result_descriptor` is the memfd that all ranks of the group share.
 
-        Every rank of the group, and nobody else, is given the same. Raises `TransportFailed`.
+        The caller keeps it and may close it. Raises `TransportFailed`.
         """
         geometry = flags.own.geometry
         self._flags = flags
@@ -56,7 +56,7 @@ class ArenaReducer:
         )
         self._view = self._result.view()
         self._view.flags.writeable = False
-        self._deal: Deal = []
+        self._assignment: BlockAssignment = []
         self._sum: _SumAlone | _SumTogether
         self._calls = 0
 
@@ -64,35 +64,37 @@ class ArenaReducer:
     def slots(self) -> NDArray[np.float32]:
         return self._flags.own.slots
 
-    def all_reduce(self, deal: Deal, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Vector:
+    def all_reduce(
+        self, assignment: BlockAssignment, *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> Vector:
         self._flags.check_open()
-        if deal != self._deal:
-            self._take_up([tuple(blocks) for blocks in deal])
+        if assignment != self._assignment:
+            self._prepare([tuple(blocks) for blocks in assignment])
         self._sum.run(self._calls + 1, timeout_seconds)
         self._calls += 1
         return self._view
 
-    def _take_up(self, deal: list[tuple[Block, ...]]) -> None:
-        """Plan for `deal`, which is good until another one comes."""
+    def _prepare(self, assignment: list[tuple[Block, ...]]) -> None:
+        """Create the plan for a new `assignment`."""
         world_size, slot_count = self._flags.world_size, len(self.slots)
-        if len(deal) != world_size or max(map(len, deal)) > slot_count:
+        if len(assignment) != world_size or max(map(len, assignment)) > slot_count:
             raise ValueError(
-                f"{[len(blocks) for blocks in deal]} blocks are dealt out; there are "
-                f"{world_size} ranks with {slot_count} slots each"
+                f"{[len(blocks) for blocks in assignment]} blocks are assigned, but the "
+                f"group has {world_size} ranks with {slot_count} slots each"
             )
-        way = _SumAlone if self._flags.own.geometry.is_short else _SumTogether
-        self._sum = way(self._flags, deal, self._result)
-        self._deal = deal
+        strategy = _SumAlone if self._flags.own.geometry.is_short else _SumTogether
+        self._sum = strategy(self._flags, assignment, self._result)
+        self._assignment = assignment
 
 
 class _SumTogether:
     """Each rank sums its part of the elements into the shared result."""
 
-    def __init__(self, flags: Flags, deal: Deal, result: Vector) -> None:
+    def __init__(self, flags: Flags, assignment: BlockAssignment, result: Vector) -> None:
         self._flags = flags
-        self._plan = plan_of([block for blocks in deal for block in blocks])
+        self._plan = plan_of([block for blocks in assignment for block in blocks])
         part = part_of(result.size, flags.rank, flags.world_size)
-        self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], deal)
+        self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], assignment)
         self._target = result[part]
         self._summed = 0
 
@@ -100,7 +102,9 @@ class _SumTogether:
         flags, deadline = self._flags, Deadline(timeout_seconds, _WAITED_FOR)
         flags.raise_to(PUBLISHED, call)
         flags.wait_for_all(PUBLISHED, call, deadline)
-        if self._summed != call:  # else the call was interrupted later, and others may be past it
+        if (
+            self._summed != call
+        ):  # else the call was interrupted after this and others may have passed it
             add_up(self._plan, self._operands, self._target)
             self._summed = call
             flags.raise_to(SUMMED, call)
@@ -109,32 +113,36 @@ class _SumTogether:
 
 
 class _SumAlone:
-    """Each rank sums everything, from the halves that are this call's."""
+    """Each rank sums everything, from the halves of this call."""
 
-    def __init__(self, flags: Flags, deal: Deal, result: Vector) -> None:
+    def __init__(self, flags: Flags, assignment: BlockAssignment, result: Vector) -> None:
         self._flags = flags
-        self._plan = plan_of([block for blocks in deal for block in blocks])
+        self._plan = plan_of([block for blocks in assignment for block in blocks])
         halves = [[arena.halves[half] for arena in flags.arenas] for half in (0, 1)]
         scratch = np.empty((self._plan.temporaries, result.size), np.float32)
-        self._buffers = [[*_rows(half, deal), result, *scratch] for half in halves]
+        self._buffers = [[*_rows(half, assignment), result, *scratch] for half in halves]
         self._quiet = quiet_context()
-        held = len(deal[flags.rank])
+        held = len(assignment[flags.rank])
         self._source = flags.own.slots[:held].reshape(-1).data
         self._copies = [half[flags.rank][:held].reshape(-1).data for half in halves]
 
     def run(self, call: int, timeout_seconds: float) -> None:
         flags, half = self._flags, call % 2
-        self._copies[half][:] = self._source  # for so few bytes numpy would take longer
+        self._copies[half][:] = self._source  # faster than numpy for so few bytes
         flags.raise_to(PUBLISHED, call)
-        if not flags.have_all(PUBLISHED, call):  # who comes last waits for nobody
+        if not flags.have_all(PUBLISHED, call):  # the last rank to arrive need not wait
             flags.wait_for_all(PUBLISHED, call, Deadline(timeout_seconds, _WAITED_FOR))
         self._quiet.run(add_piece, self._plan, self._buffers[half])
         flags.confirm(PUBLISHED)
 
 
-def _rows(arrays: Sequence[NDArray[np.float32]], deal: Deal) -> list[Vector]:
-    """Return the vectors of all blocks in the order of the deal, each rank's from its array."""
-    return [row for array, blocks in zip(arrays, deal, strict=True) for row in array[: len(blocks)]]
+def _rows(arrays: Sequence[NDArray[np.float32]], assignment: BlockAssignment) -> list[Vector]:
+    """Return the vectors of all blocks, in assignment order, each rank's from its array."""
+    return [
+        row
+        for array, blocks in zip(arrays, assignment, strict=True)
+        for row in array[: len(blocks)]
+    ]
 
 
 def _shared_vector(descriptor: int, elements: int) -> Vector:
@@ -143,6 +151,6 @@ def _shared_vector(descriptor: int, elements: int) -> Vector:
 
 
 def part_of(elements: int, rank: int, world_size: int) -> slice:
-    """Return which elements `rank` adds up."""
+    """Return the elements that `rank` sums."""
     start, stop = ranges(-(-elements // PART_ELEMENTS), world_size)[rank]
     return slice(min(start * PART_ELEMENTS, elements), min(stop * PART_ELEMENTS, elements))

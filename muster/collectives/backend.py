@@ -1,4 +1,4 @@
-"""What a transport promises; everything else is written once against it."""
+"""The interface of a transport, and of a reducer over it."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
@@ -7,65 +7,64 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.collectives.errors import InvalidRank, SelfMessage, Unsupported
-from muster.collectives.tree import Deal
+from muster.collectives.tree import BlockAssignment
 
 Vector: TypeAlias = NDArray[np.float32]
 Data: TypeAlias = bytes | bytearray | memoryview
 
 TIMEOUT_SECONDS: Final = 60.0
-"""How long a collective waits where nobody says otherwise."""
+"""Default timeout of a collective."""
 
 MESSAGE_LIMIT_BYTES: Final = 512 << 20
-"""A longer length prefix is a corrupt or hostile one, and nothing of that size is allocated."""
+"""A longer length prefix is corrupt or hostile; nothing of that size is allocated."""
 
-Attention: TypeAlias = Callable[[], None]
-"""Asks, while one waits, whether something has become more important; raises if so."""
+OnWait: TypeAlias = Callable[[], None]
+"""Called while a call waits; what it raises ends the wait."""
 
-ATTENTION_SECONDS: Final = 0.02
-"""How often, at least, that is asked."""
+ON_WAIT_SECONDS: Final = 0.02
+"""The longest time between two such calls."""
 
 
 class Backend(Protocol):
-    """Messages between the ranks of one group, which never changes: a new one is a new backend.
+    """Messages between the ranks of one fixed group; a new group needs a new backend.
 
     Messages of a pair arrive whole, once and in the order they were sent. Different pairs may be
-    used from different threads. Every call raises a `CollectiveError`; after `TimedOut` and
-    `SizeMismatch` the backend is as before the call, and a message that began to move goes on with
-    the next one.
+    used from different threads. Every call may raise a `CollectiveError`. After `TimedOut` and
+    `SizeMismatch` the backend is as before the call; a message that was partly sent continues with
+    the next call.
 
-    A peer that died is noticed at once, whoever is waited for. One that closed is noticed by whom
-    it owes something, after all that it had sent: a rank that is done with the group may go while
-    others still finish. Both are `ChannelClosed`.
+    The death of any peer raises `ChannelClosed` at once, in every wait. A peer that closed raises
+    it only in calls that still need that peer, after everything it had sent was received: a rank
+    that has finished may leave while others still work.
     """
 
     @property
     def rank(self) -> int:
-        """Its own place in the group."""
+        """The position of this rank in the group."""
 
     @property
     def world_size(self) -> int:
-        """How many are in the group."""
+        """The number of ranks in the group."""
 
     def send(self, peer: int, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """Return when `data` may be changed again; it may not have arrived yet.
+        """Send `data`, and return when it may be modified; it may not have arrived yet.
 
-        Two ranks may send to each other at the same time, however much; a circle of more than two
-        has to `exchange`. A message that timed out half sent still arrives, and is not to be sent
-        again.
+        Two ranks may send to each other at the same time, any amount. A cycle of more than two
+        ranks needs `exchange`. A message that timed out half sent still arrives: do not repeat it.
         """
 
     def receive(
         self, peer: int, size_bytes: int, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> bytearray:
-        """Return the next message of `peer`, which has to be of that size.
+        """Return the next message of `peer`, which must have `size_bytes`.
 
-        A message of another size is `SizeMismatch`, and stays to be received.
+        A message of another size raises `SizeMismatch` and can still be received.
         """
 
     def receive_into(
         self, peer: int, target: memoryview, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
-        """Fill `target`, contiguous, with the next message of `peer`; as `receive`, uncopied."""
+        """Fill the contiguous `target` with the next message of `peer`, without a copy."""
 
     def exchange(
         self,
@@ -74,17 +73,17 @@ class Backend(Protocol):
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        """Send all of `outgoing` and fill all of `incoming`, each pair's in the order given.
+        """Send all of `outgoing` and fill all of `incoming`, in the given order for each peer.
 
-        Both go on side by side, so whatever all ranks exchange goes through, however much it is.
-        After `TimedOut` or `SizeMismatch` nobody knows what has come: leave the group.
+        Sending and receiving overlap, so an exchange among all ranks cannot deadlock. After
+        `TimedOut` or `SizeMismatch` it is unknown what has arrived: leave the group.
         """
 
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """Return when every rank of the group has called it."""
+        """Return when every rank of the group has called this."""
 
     def close(self) -> None:
-        """Give everything back. May be called twice; not while another call is under way."""
+        """Release all resources. May be called twice, but not during another call."""
 
 
 def check_peer(peer: int, rank: int, world_size: int) -> None:
@@ -96,7 +95,7 @@ def check_peer(peer: int, rank: int, world_size: int) -> None:
 
 
 def check_length(size_bytes: int, limit_bytes: int) -> None:
-    """Raise `Unsupported` for a message that the other end would refuse."""
+    """Raise `Unsupported` for a message longer than the receiver accepts."""
     if size_bytes > limit_bytes:
         raise Unsupported(
             f"a message of {size_bytes} bytes is longer than the limit of {limit_bytes}: "
@@ -105,20 +104,22 @@ def check_length(size_bytes: int, limit_bytes: int) -> None:
 
 
 class Reducer(Protocol):
-    """Sums vectors by the fixed tree, in memory that the transport owns.
+    """Sums vectors in the order of the fixed tree, in memory that the transport owns.
 
     A rank writes the sum of each of its blocks into a slot and calls `all_reduce`. The bits of the
-    result depend on the leaves alone, never on who had which block.
+    result depend on the leaves alone, not on which rank had which block.
     """
 
     @property
     def slots(self) -> NDArray[np.float32]:
-        """(slot count, elements) float32; to be written to while no `all_reduce` is under way."""
+        """(slot count, elements) float32; writable outside of `all_reduce`."""
 
-    def all_reduce(self, deal: Deal, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Vector:
-        """Return the root's sum, (elements,), to be read until the next call.
+    def all_reduce(
+        self, assignment: BlockAssignment, *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> Vector:
+        """Return the root's sum, (elements,), valid until the next call.
 
-        `deal` says which blocks each rank holds, the same on every rank; together they are all
-        leaves, once. Slot i of this rank holds its block i. A NaN comes out as 0x7fc00000.
-        After any error the group is to be left: who has which part of the sum is not known.
+        `assignment` gives the blocks that each rank holds, the same on every rank; together they
+        are all leaves, once. Slot i of this rank holds its block i. A NaN comes out as 0x7fc00000.
+        After any error leave the group: it is unknown which rank has which part of the sum.
         """

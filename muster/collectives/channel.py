@@ -1,7 +1,7 @@
-"""One connection between two ranks: frames over a socket that never blocks.
+"""One connection between two ranks: frames over a non-blocking socket.
 
 A frame is its length (8 bytes, little-endian), the generation of the group, its kind, and that many
-bytes. A message goes straight into the memory of who wants it; what nobody wants yet is kept.
+bytes. A message is read directly into the receiver's memory; one that is not awaited is buffered.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from typing import Final
 from muster.collectives.errors import ChannelClosed, PeerRefused, SizeMismatch, TransportFailed
 
 CHUNK_BYTES: Final = 1 << 20
-"""At most so much goes one way before the other has its turn; 256 KB to 1 MB are equally fast."""
+"""At most this much moves in one direction at a time; 256 KB to 1 MB are equally fast."""
 
 GOODBYE_SECONDS: Final = 0.2
-"""A peer that takes nothing for so long is not told, and will take the end for a death."""
+"""If the peer reads nothing for this long, no goodbye is sent and it will see a death."""
 
 _NOTHING: Final = memoryview(b"")
 _HEADER: Final = struct.Struct("<QQB")
@@ -28,17 +28,17 @@ _BATCH: Final = 16  # buffers in one system call, far below what any kernel allo
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     MESSAGE = 0
-    BARRIER = 1  # "I have come to the next barrier"
-    GOODBYE = 2  # "I am done": without it, the end of the connection is a death
+    BARRIER = 1  # the sender has reached the next barrier
+    GOODBYE = 2  # the sender has finished; a connection that ends without it is a death
 
 
 class Channel:
-    """Moves what can be moved without waiting; who waits, and for how long, is the caller's.
+    """Moves data without waiting; the caller waits.
 
-    One thread at a time writes (`writing` held) and one reads (`reading` held).
+    One thread at a time writes (holding `writing`) and one reads (holding `reading`).
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class Channel:
 
     @property
     def sending(self) -> bool:
-        """Whether something is still to go out."""
+        """True if data is left to send."""
         return bool(self._unsent)
 
     def put(self, kind: Kind, data: memoryview = _NOTHING) -> None:
-        """Take a frame to be sent; `data` is read as it goes, until `keep_unsent`."""
+        """Queue a frame; `data` is read while it is sent, until `keep_unsent`."""
         header = _HEADER.pack(data.nbytes, self._generation, kind)
         self._unsent.append(memoryview(header))
         if data.nbytes:
             self._unsent.append(data.cast("B"))
 
     def send_some(self) -> bool:
-        """Hand the kernel what it takes, up to a chunk; return whether that was anything."""
+        """Send up to a chunk; return False if the kernel accepted nothing."""
         try:
             sent = self._socket.sendmsg(self._batch())
         except BlockingIOError:
@@ -91,7 +91,7 @@ class Channel:
         return True
 
     def keep_unsent(self) -> None:
-        """Copy what is not sent yet: its owner may change it from now on."""
+        """Copy what is not sent yet; its owner may modify it from now on."""
         self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
 
     def _batch(self) -> list[memoryview]:
@@ -113,21 +113,21 @@ class Channel:
 
     @property
     def receiving(self) -> bool:
-        """Whether something is wanted that has not come."""
+        """True if an awaited message has not arrived."""
         return bool(self._wanted)
 
     @property
     def full(self) -> bool:
-        """Whether so much is kept already that nothing more should be read ahead."""
+        """True if the buffered messages have reached the limit."""
         return sum(message.nbytes for message in self._kept) >= self._limit_bytes
 
     def want(self, target: memoryview) -> None:
-        """Take where the next message is to be put; raises `SizeMismatch` if it does not fit."""
+        """Set the memory for the next message; raises `SizeMismatch` if it does not fit."""
         self._wanted.append(target.cast("B"))
         self._deliver()
 
     def stop_wanting(self) -> None:
-        """Touch the targets no more; a message that has half come is kept, and goes on coming."""
+        """Stop writing to the targets; a message that has partly arrived is buffered."""
         if self._wanted and self._target is self._wanted[0]:
             kept = bytearray(self._target.nbytes)
             kept[: self._filled] = self._target[: self._filled]
@@ -135,10 +135,10 @@ class Channel:
         self._wanted.clear()
 
     def read_some(self) -> bool:
-        """Read once, a header or up to a chunk; return whether anything came.
+        """Read once, a header or up to a chunk; return False if nothing arrived.
 
-        Raises `ChannelClosed` at the end, `PeerRefused` for a frame that cannot be meant, and
-        `SizeMismatch` for a message that does not fit what is wanted; that one stays.
+        Raises `ChannelClosed` at the end, `PeerRefused` for an invalid frame, and `SizeMismatch`
+        for a message that does not fit the target; that message stays.
         """
         if self._length is None:
             return self._read_header()
@@ -162,9 +162,11 @@ class Channel:
 
     def _open_frame(self, length: int, generation: int, kind: int) -> None:
         if generation != self._generation:
-            raise self._refused(f"a frame of generation {generation} came, not {self._generation}")
+            raise self._refused(
+                f"it sent a frame of generation {generation}, not {self._generation}"
+            )
         if length > (self._limit_bytes if kind == Kind.MESSAGE else 0):
-            raise self._refused(f"a frame of kind {kind} cannot have {length} bytes")
+            raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
         match kind:
             case Kind.MESSAGE:
                 self._length = length
@@ -173,7 +175,7 @@ class Channel:
             case Kind.GOODBYE:
                 self.left = True
             case _:
-                raise self._refused(f"there is no frame of kind {kind}")
+                raise self._refused(f"it sent a frame of unknown kind {kind}")
 
     def _choose_target(self, length: int) -> memoryview:
         if self._wanted and self._wanted[0].nbytes != length:
@@ -208,15 +210,15 @@ class Channel:
     # -- the end
 
     def close(self) -> None:
-        """Say goodbye, unless something half sent stands in the way, and give the socket back."""
+        """Send a goodbye, unless a message is half sent, and close the socket."""
         with contextlib.suppress(ChannelClosed, TransportFailed):
             if not self._unsent:
-                self._say_goodbye()
+                self._send_goodbye()
             self._discard_unread()
         self._socket.close()
 
-    def _say_goodbye(self) -> None:
-        """Wait a little if what was sent last fills the kernel's buffer."""
+    def _send_goodbye(self) -> None:
+        """Wait a little if the kernel's buffer is full."""
         self.put(Kind.GOODBYE)
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
@@ -224,7 +226,7 @@ class Channel:
             self.send_some()
 
     def _discard_unread(self) -> None:
-        """Had the kernel something unread, it would throw away what is still on its way out."""
+        """Read what is left: closing with unread data resets the connection and loses sent data."""
         scratch = memoryview(bytearray(CHUNK_BYTES))
         while self._receive(scratch):
             pass
@@ -233,12 +235,12 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         return PeerRefused(
-            f"rank {self.peer} broke the protocol: {reason}; run the same Muster everywhere"
+            f"rank {self.peer} broke the protocol: {reason}; use the same Muster version everywhere"
         )
 
     def _failed(self, error: OSError) -> ChannelClosed | TransportFailed:
         if isinstance(error, ConnectionError | TimeoutError):
             return ChannelClosed(self.peer)
         return TransportFailed(
-            f"talking to rank {self.peer} failed: {error}. Look at the network between the two"
+            f"the connection to rank {self.peer} failed: {error}. Check the network"
         )

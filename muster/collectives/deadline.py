@@ -1,4 +1,4 @@
-"""How long a call may still take, however many waits it is made of."""
+"""The deadline of a call that consists of several waits."""
 
 import time
 
@@ -6,7 +6,7 @@ from muster.collectives.errors import TimedOut
 
 
 class Deadline:
-    """Runs from its making."""
+    """Starts when it is created."""
 
     def __init__(self, seconds: float, waited_for: str) -> None:
         self._seconds = seconds
@@ -15,10 +15,10 @@ class Deadline:
 
     @property
     def left_seconds(self) -> float:
-        """Never below 0."""
+        """Remaining time, at least 0."""
         return max(0.0, self._at - time.monotonic())
 
     def check(self) -> None:
-        """Raise `TimedOut` if there is nothing left."""
+        """Raise `TimedOut` if no time remains."""
         if self.left_seconds == 0:
             raise TimedOut(self._seconds, self._waited_for)

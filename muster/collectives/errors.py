@@ -1,24 +1,24 @@
-"""What can go wrong between ranks.
+"""Errors of communication between ranks.
 
 CollectiveError
-├── InvalidWorldSize      a group of that size cannot be
+├── InvalidWorldSize      a group cannot have that size
 ├── InvalidRank           no such rank in the group
-├── SelfMessage           a rank has nothing to send to itself
+├── SelfMessage           a rank cannot send to itself
 ├── NotConnected          there is no connection to that rank
-├── SizeMismatch          the message is of another size than the receiver said
-├── TimedOut              nothing came within the time; the backend stays usable
+├── SizeMismatch          the message does not have the size that the receiver expects
+├── TimedOut              nothing arrived in time; the backend stays usable
 ├── ChannelClosed         the other end is gone, or this one was closed
 ├── TransportFailed       the operating system reported an error
-├── PeerRefused           the other end is not who it has to be: token, generation or garbage
-├── BackendUnavailable    this machine cannot do it
-└── Unsupported           this backend cannot do it
+├── PeerRefused           wrong token or generation, or invalid data
+├── BackendUnavailable    this machine does not support the backend
+└── Unsupported           the backend does not support the operation
 """
 
 from muster.contracts.errors import MusterError
 
 
 class CollectiveError(MusterError):
-    """Base of everything that is raised between ranks."""
+    """Base of all errors between ranks."""
 
 
 class InvalidWorldSize(CollectiveError):
@@ -44,7 +44,7 @@ class SelfMessage(CollectiveError):
 
 class NotConnected(CollectiveError):
     def __init__(self, rank: int) -> None:
-        super().__init__(f"there is no connection to rank {rank}: let all ranks meet again")
+        super().__init__(f"there is no connection to rank {rank}: create a new group")
         self.rank = rank
 
 
@@ -52,7 +52,7 @@ class SizeMismatch(CollectiveError):
     def __init__(self, expected_bytes: int, got_bytes: int) -> None:
         super().__init__(
             f"expected a message of {expected_bytes} bytes, got {got_bytes}: "
-            "let both ends name the same size"
+            "use the same size on both ends"
         )
         self.expected_bytes = expected_bytes
         self.got_bytes = got_bytes
@@ -61,15 +61,15 @@ class SizeMismatch(CollectiveError):
 class TimedOut(CollectiveError):
     def __init__(self, seconds: float, waited_for: str) -> None:
         super().__init__(
-            f"{waited_for} did not come within {seconds:g} s: "
-            "look at what the others do, or wait longer"
+            f"{waited_for} did not arrive within {seconds:g} s: "
+            "check the other ranks, or set a longer timeout"
         )
         self.seconds = seconds
 
 
 class ChannelClosed(CollectiveError):
     def __init__(self, rank: int) -> None:
-        super().__init__(f"the channel to rank {rank} is closed: its log says why, if it has ended")
+        super().__init__(f"the channel to rank {rank} is closed: if it has ended, its log says why")
         self.rank = rank
 
 
@@ -78,7 +78,7 @@ class TransportFailed(CollectiveError):
 
 
 class PeerRefused(CollectiveError):
-    """Somebody connected who is not, or not any more, one of the group."""
+    """The other end is not a member of the group, or no longer one."""
 
 
 class BackendUnavailable(CollectiveError):

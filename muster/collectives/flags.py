@@ -1,15 +1,16 @@
-"""How the ranks of one group on one host wait for one another.
+"""Lets the ranks of one group on one host wait for each other.
 
-Each rank counts, in words of its own arena, what it has done; the others watch. A word holds
-(generation, count), the count in the low 40 bits. Arenas outlive groups, counts do not:
+Each rank counts its progress in words of its own arena, which the others read. A word holds
+(generation, count), the count in the low 40 bits. Arenas are reused by later groups, counts are
+not:
 
-- a word of an older generation counts as 0: that rank has not taken up this layout yet;
-- a word of a newer one says that its rank has left this group: `ChannelClosed`.
+- a word of an older generation counts as 0: that rank has not joined this group yet;
+- a word of a newer generation means that the rank has left this group: `ChannelClosed`.
 
-A rank that takes up a generation first stamps all of its words and only then writes anything else.
-So whoever has read its rings or slots and *afterwards* still finds the old stamp has read what was
-written under it; `confirm` is that second look. A rank of an old generation that runs on can
-therefore neither be believed by the new one nor believe what the new one writes.
+A rank that joins a generation stamps all of its words before it writes anything else. A reader
+that finds the old stamp *after* it read a ring or a slot has therefore read data of that stamp;
+`confirm` is that second look. Ranks of an old generation that are still running and ranks of the
+new one can never take each other's data for their own.
 """
 
 import os
@@ -20,7 +21,7 @@ from contextlib import suppress
 from typing import Final
 
 from muster.collectives.arena import CLOSED, LINE_WORDS, Arena
-from muster.collectives.backend import Attention
+from muster.collectives.backend import OnWait
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
     BackendUnavailable,
@@ -34,15 +35,15 @@ COUNT_MASK: Final = (1 << 40) - 1
 _GENERATIONS: Final = 1 << 23
 
 SPINS: Final = 50
-"""Looks at a word before the first sleep. Each yields the core: the one waited for may need it."""
+"""Polls before the first sleep. Each yields the core, which the awaited rank may need."""
 
 FIRST_PAUSE_SECONDS: Final = 50e-6
 LONGEST_PAUSE_SECONDS: Final = 1e-3
-"""Pauses double from the first to the longest, which bounds how late a death is noticed."""
+"""Sleeps double up to the longest, which bounds how late a death is noticed."""
 
 
 class Flags:
-    """One rank's view of the words of all, in one generation."""
+    """One rank's view of all words, in one generation."""
 
     def __init__(
         self,
@@ -51,57 +52,57 @@ class Flags:
         rank: int,
         generation: int,
         pidfds: Mapping[int, int],
-        attention: Attention,
+        on_wait: OnWait,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take up `generation`; `arenas` are in rank order, that of `rank` the writable one.
+        """Join `generation`; `arenas` are in rank order, and only the one of `rank` is writable.
 
-        `pidfds` (rank → descriptor, which stays the caller's) show who has died; who is not in it
-        is taken to live. `attention` is called between sleeps: what it raises ends the wait.
-        Raises `PeerRefused` if arenas differ, `BackendUnavailable` if there are too many, and
-        ValueError for a generation that is not above all that this arena has seen.
+        `pidfds` (rank → descriptor, owned by the caller) show deaths; a rank without one counts as
+        alive. `on_wait` is called between sleeps: what it raises ends the wait. Raises
+        `PeerRefused` if arenas differ, `BackendUnavailable` if there are too many, and ValueError
+        for a generation that is not above all that this arena has seen.
         """
         self.rank = rank
         self.arenas = tuple(arenas)
         self.own = _checked(self.arenas, rank)
         self._pidfds = dict(pidfds)
-        self._attention = attention
+        self.on_wait = on_wait
         self._sleep = sleep
         self._words = [arena.words for arena in self.arenas]
         self._own_words = self.own.words
         self._peers = [(peer, words) for peer, words in enumerate(self._words) if peer != rank]
         self._stamp = generation * (COUNT_MASK + 1)
         self._last = self._stamp + COUNT_MASK
-        self._take_up(generation)
+        self._join(generation)
 
     @property
     def world_size(self) -> int:
         return len(self.arenas)
 
     def raise_to(self, word: int, count: int) -> None:
-        """Say that one's own `word` has come to `count`, taken modulo 2^40.
+        """Set this rank's `word` to `count`, taken modulo 2^40.
 
-        Raises `ChannelClosed` if this very process has taken up another generation since.
+        Raises `ChannelClosed` if this process has joined another generation since.
         """
         if self._own_words[word] > self._last:
             raise ChannelClosed(self.rank)
         self._own_words[word] = self._stamp + (count & COUNT_MASK)
 
     def count(self, rank: int, word: int) -> int:
-        """Return what `rank` has come to; raises `ChannelClosed` if it has left the group."""
+        """Return the count of `rank`; raises `ChannelClosed` if it has left the group."""
         count = self._words[rank][word] - self._stamp
         if count > COUNT_MASK:
             raise ChannelClosed(rank)
         return max(count, 0)
 
     def confirm(self, word: int) -> None:
-        """Raise `ChannelClosed` unless all that was read so far was written in this generation."""
+        """Raise `ChannelClosed` unless everything read so far was written in this generation."""
         for rank, words in self._peers:
             if words[word] > self._last:
                 raise ChannelClosed(rank)
 
     def have_all(self, word: int, count: int) -> bool:
-        """Whether every other rank has raised `word` to `count`: one look."""
+        """True if every other rank has raised `word` to `count`; does not wait."""
         least, last = self._stamp + count, self._last
         for _, words in self._peers:  # noqa: SIM110 - `all` would take as long as a sum of 4 KB
             if not least <= words[word] <= last:
@@ -113,16 +114,16 @@ class Flags:
         least, last = self._stamp + count, self._last
 
         def behind() -> list[int]:
-            # One that is in another generation is behind, too, until `_gone` says what it is.
+            # A rank in another generation counts as behind until `_gone` looks closer.
             return [rank for rank, words in self._peers if not least <= words[word] <= last]
 
         self.wait(behind, deadline)
 
     def wait(self, missing: Callable[[], Sequence[int]], deadline: Deadline) -> None:
-        """Return when `missing` names no rank any more.
+        """Return when `missing` returns no rank.
 
-        Raises `TimedOut`; `ChannelClosed` when one of those missing has closed, or anybody has died
-        without closing; and whatever `attention` raises.
+        Raises `TimedOut`; `ChannelClosed` when a missing rank has closed or any rank has died
+        without closing; and what `on_wait` raises.
         """
         for _ in range(SPINS):
             if not missing():
@@ -131,17 +132,17 @@ class Flags:
         self._wait_asleep(missing, deadline)
 
     def is_closed(self, rank: int) -> bool:
-        """Whether `rank` has closed, in this generation."""
+        """True if `rank` has closed in this generation."""
         return self.count(rank, CLOSED) > 0
 
     def check_open(self) -> None:
         """Raise `ChannelClosed` if this rank itself has closed or has left the group."""
-        if self._own_words[CLOSED] > self._stamp:  # and that of a later generation is above both
+        if self._own_words[CLOSED] > self._stamp:  # also true for a later generation
             raise ChannelClosed(self.rank)
 
     def close(self) -> None:
-        """Say that this rank waits and answers no more. What it has said already still holds."""
-        with suppress(ChannelClosed):  # who has gone on to another generation has left this one
+        """Announce that this rank has finished; its earlier counts stay valid."""
+        with suppress(ChannelClosed):  # joining another generation closed this one
             self.raise_to(CLOSED, 1)
 
     @property
@@ -151,9 +152,9 @@ class Flags:
     def _wait_asleep(self, missing: Callable[[], Sequence[int]], deadline: Deadline) -> None:
         pause = FIRST_PAUSE_SECONDS
         while awaited := missing():
-            self._attention()
+            self.on_wait()
             gone = next(self._gone(awaited), None)
-            # What it did before it went is seen by now, and may be all that was waited for.
+            # Its last counts are visible now and may complete the wait.
             if gone is not None and missing():
                 raise ChannelClosed(gone)
             deadline.check()
@@ -161,21 +162,21 @@ class Flags:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _gone(self, awaited: Sequence[int]) -> Iterator[int]:
-        """Yield who will not answer: closed and waited for, or dead without having closed."""
+        """Yield ranks that will not answer: closed and awaited, or dead without having closed."""
         dead = self._dead()
         for rank in self._ranks:
             if rank in awaited or rank == self.rank if self.is_closed(rank) else rank in dead:
                 yield rank
 
     def _dead(self) -> set[int]:
-        """Return whose pidfd is readable."""
+        """Return the ranks whose pidfd is readable."""
         poll = select.poll()  # one per call: it must not be shared between threads
         ranks = {descriptor: rank for rank, descriptor in self._pidfds.items()}
         for descriptor in ranks:
             poll.register(descriptor, select.POLLIN)
         return {ranks[descriptor] for descriptor, _ in poll.poll(0)}
 
-    def _take_up(self, generation: int) -> None:
+    def _join(self, generation: int) -> None:
         words = self._own_words
         if not max(words) < self._stamp < _GENERATIONS * (COUNT_MASK + 1):
             raise ValueError(
@@ -187,7 +188,7 @@ class Flags:
 
 
 def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
-    """Return the arena of `rank`, if all fit together."""
+    """Return the arena of `rank` if all arenas have the same geometry."""
     if not arenas:
         raise InvalidWorldSize(0, 1)
     if not 0 <= rank < len(arenas):
@@ -197,7 +198,7 @@ def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
         if arena.geometry != own.geometry:
             raise PeerRefused(
                 f"rank {peer} made its arena for {arena.geometry}, this rank for {own.geometry}: "
-                "they run different programs, so start all with the same one"
+                "they run different programs; start all with the same one"
             )
     if len(arenas) > own.geometry.places:
         raise BackendUnavailable(

@@ -1,4 +1,4 @@
-"""What one rank has, or each, brought to all of them; written once for every backend."""
+"""Broadcast and all-gather over any backend."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,10 @@ from muster.collectives.deadline import Deadline
 from muster.collectives.errors import InvalidRank
 
 PIECE_BYTES: Final = 1 << 20
-"""A rank of the chain passes a piece on while the next one comes."""
+"""A rank of the chain forwards one piece while it receives the next."""
 
 MESSAGE_BYTES: Final = 64 << 20
-"""Larger data go as several messages, well below what a receiver takes for a hostile length."""
+"""Larger data is split into messages well below the receiver's length limit."""
 
 _SIZE: Final = struct.Struct("<Q")
 
@@ -26,8 +26,7 @@ def broadcast(
 ) -> Data:
     """Return the root's `data` on every rank; the others pass None.
 
-    Goes along a chain of ranks, in pieces: whatever the number of ranks, each sends and receives
-    the data once.
+    The data moves along a chain of ranks, in pieces: each rank receives and sends it once.
     """
     if not 0 <= root < backend.world_size:
         raise InvalidRank(root, backend.world_size)
@@ -47,7 +46,7 @@ def broadcast(
 def all_gather(
     backend: Backend, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> list[Data]:
-    """Return what every rank passed, in rank order; of different sizes if need be."""
+    """Return the data of every rank, in rank order; sizes may differ."""
     deadline = Deadline(timeout_seconds, "an all-gather")
     own = _SIZE.pack(memoryview(data).nbytes)
     sizes = _all_to_all(backend, own, [_SIZE.size] * backend.world_size, deadline)

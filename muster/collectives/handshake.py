@@ -1,9 +1,9 @@
-"""Two ranks prove to each other that they know the group's token. No socket in sight.
+"""Mutual authentication of two ranks by the group's token, as a protocol without I/O.
 
-The caller says who it is, which rank it wants and a nonce; the answerer adds a nonce of its own and
-its proof over both; the caller proves itself likewise. The token is never sent, a proof is worth
-nothing a second time, and it covers generation, world size and both ranks, so that neither a
-stranger nor a rank of yesterday's group gets in, or gets to the wrong one.
+The caller sends its rank, the rank it wants and a nonce; the answerer adds its own nonce and an
+HMAC over both; the caller answers with an HMAC of its own. The token is never sent, and a proof
+cannot be replayed. It covers generation, world size and both ranks, so strangers and ranks of an
+older group are refused, and so is a connection to the wrong rank.
 """
 
 import hmac
@@ -24,26 +24,26 @@ Result = TypeVar("Result")
 
 
 class Turn(NamedTuple):
-    """What to send, and how many bytes to read thereafter."""
+    """Bytes to send, and the number of bytes to read afterwards."""
 
     send: bytes
     size_bytes: int
 
 
 class Caller(NamedTuple):
-    """Who called, and at which port it can be called itself."""
+    """The rank that connected, and its own listening port."""
 
     rank: int
     port: int
 
 
 Steps: TypeAlias = Generator[Turn, bytes, Result]
-"""Yields its turns, is sent what came, and returns when the other end has proved itself."""
+"""Yields turns, receives the bytes read, and returns once the other end is authenticated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What both ends have to agree on, and which of them this one is."""
+    """What both ends must agree on, and this rank."""
 
     rank: int
     world_size: int
@@ -52,7 +52,7 @@ class Membership:
 
 
 def call(own: Membership, peer: int, port: int) -> Steps[None]:
-    """Introduce oneself to `peer`; `port` is where others can call. Raises `PeerRefused`."""
+    """The caller's side; `port` is this rank's listening port. Raises `PeerRefused`."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     hello = _HELLO.pack(_MAGIC, own.generation, own.world_size, own.rank, peer, port, nonce)
     answer = yield Turn(hello, _NONCE_BYTES + _PROOF_BYTES)
@@ -62,16 +62,16 @@ def call(own: Membership, peer: int, port: int) -> Steps[None]:
 
 
 def answer(own: Membership) -> Steps[Caller]:
-    """Return who called, once it has proved itself. Raises `PeerRefused`."""
+    """The answerer's side; returns the authenticated caller. Raises `PeerRefused`."""
     hello = yield Turn(b"", _HELLO.size)
     magic, generation, world_size, rank, peer, port, _ = _HELLO.unpack(hello)
     if magic != _MAGIC:
-        raise PeerRefused("somebody connected who is no rank: keep strangers off this port")
+        raise PeerRefused("a client that is not a rank connected: restrict access to this port")
     if (generation, world_size, peer) != (own.generation, own.world_size, own.rank):
         raise PeerRefused(
-            f"somebody looks for rank {peer} of {world_size} in generation {generation}; this is "
+            f"a client asked for rank {peer} of {world_size} in generation {generation}; this is "
             f"rank {own.rank} of {own.world_size} in generation {own.generation}: "
-            "end whoever is left of another group"
+            "end the remaining processes of the other group"
         )
     nonce = secrets.token_bytes(_NONCE_BYTES)
     proof = yield Turn(nonce + _proof(own, b"answer", hello + nonce), _PROOF_BYTES)
@@ -86,5 +86,5 @@ def _proof(own: Membership, role: bytes, talk: bytes) -> bytes:
 def _check(own: Membership, role: bytes, talk: bytes, proof: bytes) -> None:
     if not hmac.compare_digest(_proof(own, role, talk), proof):
         raise PeerRefused(
-            "somebody connected who does not know the group's token: keep strangers off this port"
+            "a client connected without the group's token: restrict access to this port"
         )

@@ -1,8 +1,8 @@
-"""How the ranks of a group find each other: at rank 0's address.
+"""Connects the ranks of a group through rank 0's address.
 
-Every rank calls rank 0 and says at which port it can be called itself; when all are there, rank 0
-tells each where the others are, and each calls those of lower rank. Whoever connects proves that it
-belongs to the group before anything else is read (`handshake`).
+Every rank connects to rank 0 and sends its own port; when all have connected, rank 0 sends the
+addresses to all, and each rank connects to those of lower rank. Each connection is authenticated
+before anything else is read (`handshake`).
 """
 
 import socket
@@ -12,55 +12,55 @@ from contextlib import ExitStack
 from typing import Final, TypeAlias
 
 from muster.collectives.backend import (
-    ATTENTION_SECONDS,
     MESSAGE_LIMIT_BYTES,
+    ON_WAIT_SECONDS,
     TIMEOUT_SECONDS,
-    Attention,
+    OnWait,
 )
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import InvalidRank, InvalidWorldSize, PeerRefused, TransportFailed
 from muster.collectives.handshake import Membership, Steps, answer, call
-from muster.collectives.lobby import Lobby
+from muster.collectives.pending_peers import PendingPeers
 from muster.collectives.tcp import LEAST_WORLD_SIZE, TcpBackend
 
 Address: TypeAlias = tuple[str, int]
 
 CONNECT_SECONDS: Final = 5.0
-"""A host that does not answer is tried again after so long, until the time is up."""
+"""Timeout of one connection attempt; attempts repeat until the deadline."""
 
 KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""A host that vanished says nothing: after so many seconds without a word it is asked, and after
-three questions more it is gone. Only systems that know these names are told."""
+"""Detects a host that vanished: probes after 5 idle seconds, every 2 s, and gives up after three.
+Options that the system does not have are skipped."""
 
-_PLACE: Final = struct.Struct("<46sH")  # the longest numeric address there is, and a port
+_PLACE: Final = struct.Struct("<46sH")  # the longest numeric address, and a port
 
 
-def meet(
+def rendezvous(
     own: Membership,
     address: Address,
     *,
     listener: socket.socket | None = None,
     limit_bytes: int = MESSAGE_LIMIT_BYTES,
     timeout_seconds: float = TIMEOUT_SECONDS,
-    attention: Attention = lambda: None,
+    on_wait: OnWait = lambda: None,
 ) -> TcpBackend:
-    """Return the backend of rank `own.rank` once all ranks have come to rank 0's `address`.
+    """Return the backend of rank `own.rank` once all ranks have connected to rank 0's `address`.
 
-    A `listener` is this rank's own, bound already; it is closed in the end, whatever happens.
-    Raises `PeerRefused` if another rank knows another token, generation or world size, `TimedOut`
-    if not all come, `TransportFailed` if the system is in the way, and whatever `attention` raises.
+    `listener` is this rank's own bound socket; it is closed in any case. Raises `PeerRefused` if a
+    rank has another token, generation or world size, `TimedOut` if not all ranks connect,
+    `TransportFailed` for system errors, and what `on_wait` raises.
     """
     with ExitStack() as listeners:
         if listener is not None:
             listeners.enter_context(listener)
         _check(own)
-        meeting = _Meeting(own, Deadline(timeout_seconds, f"the ranks at {address}"), attention)
+        attempt = _Rendezvous(own, Deadline(timeout_seconds, f"the ranks at {address}"), on_wait)
         try:
-            connections = meeting.connections(address, listener, listeners)
+            connections = attempt.connections(address, listener, listeners)
         except OSError as error:
             raise TransportFailed(
-                f"meeting the ranks at {address} failed: {error}. "
-                "See whether that address can be reached from here"
+                f"the rendezvous at {address} failed: {error}. "
+                "Check that this host can reach that address"
             ) from error
     return TcpBackend(
         own.rank,
@@ -68,7 +68,7 @@ def meet(
         connections,
         generation=own.generation,
         limit_bytes=limit_bytes,
-        attention=attention,
+        on_wait=on_wait,
     )
 
 
@@ -79,79 +79,81 @@ def _check(own: Membership) -> None:
         raise InvalidRank(own.rank, own.world_size)
 
 
-class _Meeting:
-    """One rank's way to a connection with each other rank."""
+class _Rendezvous:
+    """Connects one rank with all others."""
 
-    def __init__(self, own: Membership, deadline: Deadline, attention: Attention) -> None:
+    def __init__(self, own: Membership, deadline: Deadline, on_wait: OnWait) -> None:
         self._own = own
         self._deadline = deadline
-        self._attention = attention
+        self.on_wait = on_wait
         self._connections: dict[int, socket.socket] = {}
 
     def connections(
         self, address: Address, listener: socket.socket | None, listeners: ExitStack
     ) -> dict[int, socket.socket]:
-        """Return them by rank; if that fails, none is left open."""
-        with ExitStack() as unless_all_came:
-            unless_all_came.callback(self._close)
+        """Return the connections by rank; after a failure none is left open."""
+        with ExitStack() as on_failure:
+            on_failure.callback(self._close)
             if self._own.rank == 0:
                 listener = listener or listeners.enter_context(_listen(address))
-                self._tell(self._admit(listener))
+                self._send_addresses(self._admit(listener))
             else:
-                first = self._reach(0, address)
+                first = self._connect(0, address)
                 listener = listener or listeners.enter_context(_listen((_host(first), 0)))
-                places = self._introduce(first, listener)
+                places = self._register(first, listener)
                 for rank in range(1, self._own.rank):
-                    self._drive(rank, self._reach(rank, places[rank]), call(self._own, rank, 0))
+                    self._handshake(
+                        rank, self._connect(rank, places[rank]), call(self._own, rank, 0)
+                    )
                 self._admit(listener)
-            unless_all_came.pop_all()
+            on_failure.pop_all()
         for connection in self._connections.values():
             _tune(connection)
         return self._connections
 
     def _admit(self, listener: socket.socket) -> dict[int, Address]:
-        """Let the ranks above in; return where they can be called."""
-        lobby = Lobby(listener, lambda: answer(self._own))
+        """Admit the ranks above this one; return their addresses."""
+        pending = PendingPeers(listener, lambda: answer(self._own))
         above = set(range(self._own.rank + 1, self._own.world_size))
         places = {}
-        for caller, connection in lobby.admit(above, self._deadline, self._attention).items():
+        for caller, connection in pending.admit(above, self._deadline, self.on_wait).items():
             self._connections[caller.rank] = connection
             places[caller.rank] = (connection.getpeername()[0], caller.port)
         return places
 
-    def _tell(self, places: dict[int, Address]) -> None:
-        """As rank 0, tell everybody where everybody is."""
+    def _send_addresses(self, places: dict[int, Address]) -> None:
+        """Send the table of addresses to all ranks."""
         ordered = [places[rank] for rank in sorted(places)]
         table = b"".join(_PLACE.pack(host.encode(), port) for host, port in [("", 0), *ordered])
         for connection in self._connections.values():
             connection.sendall(table)
 
-    def _introduce(self, first: socket.socket, listener: socket.socket) -> list[Address]:
-        """Call rank 0; return what it tells once all have come."""
-        self._drive(0, first, call(self._own, 0, listener.getsockname()[1]))
+    def _register(self, first: socket.socket, listener: socket.socket) -> list[Address]:
+        """Register at rank 0; return the addresses of all ranks once all have registered."""
+        self._handshake(0, first, call(self._own, 0, listener.getsockname()[1]))
         table = self._read(0, first, _PLACE.size * self._own.world_size)
         return [(host.rstrip(b"\0").decode(), port) for host, port in _PLACE.iter_unpack(table)]
 
-    def _reach(self, rank: int, address: Address) -> socket.socket:
-        """Return a connection; a rank that does not listen yet is tried again."""
+    def _connect(self, rank: int, address: Address) -> socket.socket:
+        """Return a connection; retry while the rank does not listen yet."""
         while True:
-            self._attention()
+            self.on_wait()
             self._deadline.check()
             try:
                 limit_seconds = min(CONNECT_SECONDS, self._deadline.left_seconds)
                 connection = socket.create_connection(address, limit_seconds or CONNECT_SECONDS)
             except OSError:
-                time.sleep(ATTENTION_SECONDS)
+                time.sleep(ON_WAIT_SECONDS)
                 continue
             if connection.getsockname() == connection.getpeername():
-                connection.close()  # nobody listened, and by chance it has reached itself
+                connection.close()  # a TCP self-connect: no process listened on this ephemeral port
                 continue
             self._connections[rank] = connection
-            connection.settimeout(ATTENTION_SECONDS)
+            connection.settimeout(ON_WAIT_SECONDS)
             return connection
 
-    def _drive(self, rank: int, connection: socket.socket, steps: Steps[None]) -> None:
-        """Take the caller's turns until the other end has proved itself."""
+    def _handshake(self, rank: int, connection: socket.socket, steps: Steps[None]) -> None:
+        """Run the caller's side of the handshake."""
         turn = next(steps)
         while turn.size_bytes:
             connection.sendall(turn.send)
@@ -161,20 +163,20 @@ class _Meeting:
     def _read(self, rank: int, connection: socket.socket, size_bytes: int) -> bytes:
         data = b""
         while len(data) < size_bytes:
-            self._attention()
+            self.on_wait()
             self._deadline.check()
             try:
-                came = connection.recv(size_bytes - len(data))
+                part = connection.recv(size_bytes - len(data))
             except TimeoutError:
                 continue
             except ConnectionError:
-                came = b""
-            if not came:
+                part = b""
+            if not part:
                 raise PeerRefused(
-                    f"rank {rank} hung up on rank {self._own.rank}: it has another token, "
-                    "generation or world size, or is gone: its log says which"
+                    f"rank {rank} closed its connection to rank {self._own.rank}: it has another "
+                    "token, generation or world size, or it ended; see its log"
                 )
-            data += came
+            data += part
         return data
 
     def _close(self) -> None:
@@ -183,7 +185,7 @@ class _Meeting:
 
 
 def _tune(connection: socket.socket) -> None:
-    """Have small frames sent at once, and a lost host noticed; buffers are the kernel's affair."""
+    """Send small frames at once, and detect lost hosts."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():

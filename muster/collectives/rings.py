@@ -1,11 +1,11 @@
-"""Messages of any size through a ring of shared memory with one writer and one reader.
+"""Messages of any size through a ring buffer in shared memory with one writer and one reader.
 
-A message is its size and its bytes, put into the ring as room comes free. How far the writer has
-come stands in the writer's arena, how far the reader has in the reader's; both count bytes for
-ever, modulo 2^40, and only their difference matters.
+A message is its size and its bytes, written as space becomes free. The writer's byte count is in
+the writer's arena and the reader's in the reader's; both count modulo 2^40, and only their
+difference matters.
 
-Whatever is interrupted is kept, so that the stream stays whole: a reader puts back what it took, a
-writer copies what is left of a message that began to move, which goes out before the next one.
+An interrupted transfer keeps the stream whole: a reader puts back what it took, and a writer copies
+the rest of a message that was partly written, which is sent before the next one.
 """
 
 import struct
@@ -15,13 +15,13 @@ from muster.collectives.errors import SizeMismatch
 from muster.collectives.flags import COUNT_MASK, Flags
 
 PIECE_BYTES: Final = 256 << 10
-"""Told to the other side at once, so that it copies while the next piece comes."""
+"""Published at once, so that the reader copies while the next piece is written."""
 
 _SIZE: Final = struct.Struct("<Q")
 
 
 class Outbox:
-    """The ring in which this rank writes to one peer."""
+    """The ring to which this rank writes for one peer."""
 
     def __init__(self, flags: Flags, peer: int) -> None:
         self._flags = flags
@@ -43,7 +43,7 @@ class Outbox:
         return len(self._ring) - ((self._sent - taken) & COUNT_MASK)
 
     def put(self, data: memoryview) -> int:
-        """Write as much of `data` as there is room for; return how many bytes that was."""
+        """Write as much of `data` as fits; return the number of bytes."""
         size = min(len(data), self.room)
         at = self._sent % len(self._ring)
         first = min(size, len(self._ring) - at)
@@ -55,7 +55,7 @@ class Outbox:
 
 
 class Inbox:
-    """The ring in which one peer writes to this rank."""
+    """The ring to which one peer writes for this rank."""
 
     def __init__(self, flags: Flags, peer: int) -> None:
         self._flags = flags
@@ -65,11 +65,11 @@ class Inbox:
         self._taken_word = flags.own.geometry.taken_word(peer)
         self._taken = 0
         self._spilled = bytearray()
-        """What comes before the bytes in the ring."""
+        """Bytes that precede those in the ring."""
 
     @property
     def waiting(self) -> int:
-        """How many bytes can be taken."""
+        """The number of bytes that can be read."""
         return len(self._spilled) + self._in_ring
 
     @property
@@ -77,7 +77,7 @@ class Inbox:
         return (self._flags.count(self._peer, self._sent_word) - self._taken) & COUNT_MASK
 
     def take(self, target: memoryview) -> int:
-        """Fill as much of `target` as there are bytes for; return how many that was."""
+        """Fill `target` as far as there are bytes; return the number of bytes."""
         spilled = min(len(target), len(self._spilled))
         if spilled:
             target[:spilled] = self._spilled[:spilled]
@@ -88,7 +88,7 @@ class Inbox:
         self._spilled[:0] = data
 
     def spill(self) -> None:
-        """Make room in the ring: two that send to each other would else wait for ever."""
+        """Free the ring; two ranks that send to each other would otherwise deadlock."""
         spilled = bytearray(self._in_ring)
         self._take_from_ring(memoryview(spilled))
         self._spilled += spilled
@@ -99,7 +99,7 @@ class Inbox:
         first = min(size, len(self._ring) - at)
         target[:first] = self._ring[at : at + first]
         target[first:size] = self._ring[: size - first]
-        # A writer that has gone on to another generation may have written over it meanwhile.
+        # Raises if the writer has joined another generation and may have overwritten the ring.
         self._flags.count(self._peer, self._sent_word)
         self._taken += size
         self._flags.raise_to(self._taken_word, self._taken)
@@ -107,13 +107,13 @@ class Inbox:
 
 
 class Sending:
-    """One message on its way out."""
+    """A message that is being sent."""
 
     def __init__(self, box: Outbox, data: memoryview, peer: int) -> None:
         self.peer = peer
         self._box = box
         self._parts = [memoryview(_SIZE.pack(data.nbytes)), data]
-        # A message that fits goes in at once or not at all.
+        # A message that fits into the ring is written at once or not at all.
         self._least = min(_SIZE.size + data.nbytes, box.capacity)
         self._has_begun = False
 
@@ -122,7 +122,7 @@ class Sending:
         return self._box.room >= needed
 
     def move(self) -> bool:
-        """Put what there is room for into the ring; return whether that was the last of it."""
+        """Write what fits into the ring; return True when the message is complete."""
         box = self._box
         if box.leftover:
             box.leftover = box.leftover[box.put(memoryview(box.leftover)) :]
@@ -140,7 +140,7 @@ class Sending:
 
 
 class Receiving:
-    """One message on its way in."""
+    """A message that is being received."""
 
     def __init__(self, box: Inbox, target: memoryview, peer: int) -> None:
         self.peer = peer
@@ -153,7 +153,7 @@ class Receiving:
         return self._box.waiting >= (1 if self._size else _SIZE.size)
 
     def move(self) -> bool:
-        """Take what has come; return whether that was the last of it, or raise `SizeMismatch`."""
+        """Read what has arrived; return True when complete. Raises `SizeMismatch`."""
         if not self._size:
             self._open()
         while self._filled < len(self._target):

@@ -1,4 +1,4 @@
-"""A `Backend` between the ranks of one host, through their arenas: no system call carries data."""
+"""A `Backend` between the ranks of one host through shared memory, without system calls."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ Transfer: TypeAlias = Sending | Receiving
 
 
 class SharedMemoryBackend:
-    """One group, one generation. What a peer sent before it went can still be received."""
+    """One group of one generation. Messages that a peer sent before it left can be received."""
 
     def __init__(self, flags: Flags, *, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
         self._flags = flags
@@ -71,7 +71,7 @@ class SharedMemoryBackend:
 
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._flags.check_open()
-        # Counted when it is over: one that timed out is the same one when it is called again.
+        # Counted at the end, so that a barrier that timed out can be called again.
         barrier = self._barriers + 1
         self._flags.raise_to(BARRIER, barrier)
         self._flags.wait_for_all(BARRIER, barrier, Deadline(timeout_seconds, "a barrier"))
@@ -98,7 +98,7 @@ class SharedMemoryBackend:
         deadline: Deadline,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Move all side by side, those of one kind and peer one after the other."""
+        """Move all transfers concurrently, and those of one kind and peer in order."""
         lines: defaultdict[tuple[type, int], deque[Transfer]] = defaultdict(deque)
         for transfer in transfers:
             lines[type(transfer), transfer.peer].append(transfer)

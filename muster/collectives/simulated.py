@@ -1,7 +1,7 @@
-"""All ranks of a group in one process: for tests, and to debug training in one terminal.
+"""All ranks of a group in one process, for tests and for debugging in one terminal.
 
-What it promises is what every backend does (`Backend`), so an algorithm that is right here is right
-over sockets; only death has to be said (`SimulatedGroup.kill`).
+It gives the guarantees of every `Backend`, so an algorithm that works here works over sockets.
+`SimulatedGroup.kill` simulates a death.
 """
 
 from collections import defaultdict, deque
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class SimulatedGroup:
-    """The one place where the messages of all ranks lie, and who is still there."""
+    """The messages in flight between all ranks, and which ranks have left or died."""
 
     def __init__(self, world_size: int, *, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
         if world_size < 1:
@@ -39,22 +39,22 @@ class SimulatedGroup:
         self.dead: set[int] = set()
 
     def backends(self) -> list["SimulatedBackend"]:
-        """Return one for each rank."""
+        """Return one backend for each rank."""
         return [SimulatedBackend(self, rank) for rank in range(self.world_size)]
 
     def kill(self, rank: int) -> None:
-        """Let `rank` die: every other one notices, wherever it waits."""
+        """Simulate the death of `rank`, which every other rank notices in any wait."""
         with self.changed:
             self.dead.add(rank)
             self.changed.notify_all()
 
     def gone(self, rank: int) -> bool:
-        """Whether nothing more will come from `rank`."""
+        """True if `rank` has left or died."""
         return rank in self.left or rank in self.dead
 
 
 class SimulatedBackend:
-    """One rank's end of a `SimulatedGroup`; keeps the promises of `Backend`."""
+    """The `Backend` of one rank of a `SimulatedGroup`."""
 
     def __init__(self, group: SimulatedGroup, rank: int) -> None:
         self._group = group
@@ -137,7 +137,7 @@ class SimulatedBackend:
         needed: Callable[[], set[int]],
         deadline: Deadline,
     ) -> None:
-        """Return when `arrived`; give up when one of the needed has left, or anybody died."""
+        """Wait for `arrived`; raise if a needed rank has left or any rank has died."""
         while True:
             self._check_open()
             if arrived():
@@ -153,10 +153,10 @@ class SimulatedBackend:
 
 
 def run_ranks(backends: Sequence[Backend], function: Callable[[Backend], Result]) -> list[Result]:
-    """Run `function` once per rank, each in a thread of its own, and return what each returned.
+    """Run `function` for each rank in its own thread; return the results in rank order.
 
-    A rank that is done closes its backend. If ranks fail, the error of the one that failed by
-    itself is raised, not of those that only lost their peer.
+    A rank that returns closes its backend. If ranks fail, raises the error that came first by
+    cause: not the `ChannelClosed` of ranks that only lost a peer.
     """
     errors: list[Exception] = []
 

@@ -1,8 +1,8 @@
-"""Evaluates the fixed tree over whatever blocks there are, in the order that never changes.
+"""Evaluates the fixed tree over any set of blocks, always in the same order.
 
-Which additions there are is decided once per set of blocks (`plan_of`, pure); they are carried out
-(`add_up`) piece by piece, so that a partial sum is still in the second-level cache when the next
-addition wants it. Nobody else adds gradients.
+`plan_of` decides the additions once per set of blocks and is pure. `add_up` carries them out piece
+by piece, so that a partial sum is still in the second-level cache for the next addition. All sums
+of gradients across blocks go through here.
 """
 
 import math
@@ -22,12 +22,12 @@ PIECE_ELEMENTS: Final = 65_536
 alone, so the size of a piece changes the speed and never a bit."""
 
 NAN_BITS: Final = np.uint32(0x7FC00000)
-"""The one NaN that comes out: sign and payload of a sum's NaN depend on the order of its operands
-and on which instruction added them."""
+"""The canonical NaN of a result. Sign and payload of a computed NaN depend on operand order and on
+the instruction used."""
 
 
 class Addition(NamedTuple):
-    """target = left + right, by the numbers of the buffers."""
+    """target = left + right, as buffer numbers."""
 
     target: int
     left: int
@@ -36,7 +36,7 @@ class Addition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The additions that make the root of some blocks, each after those it needs.
+    """The additions that sum blocks to the root, in dependency order.
 
     Buffer i is the i-th block, the next one is the result, and the ones after it are temporaries.
     A plan for the root itself has no additions.
@@ -48,7 +48,7 @@ class Plan:
 
 
 def plan_of(blocks: Sequence[Block]) -> Plan:
-    """Return how to add up `blocks`, in any order, to the root of the tree.
+    """Return the plan that sums `blocks`, given in any order, to the root of the tree.
 
     Raises ValueError unless together they are all leaves of a balanced tree, each once.
     """
@@ -65,8 +65,8 @@ def plan_of(blocks: Sequence[Block]) -> Plan:
 def add_up(plan: Plan, vectors: Sequence[Vector], out: Vector) -> None:
     """Write the root's sum of `vectors`, the plan's blocks in their order, into `out`.
 
-    All have the length of `out`, which overlaps none of them; to sum a slice, pass slices. A NaN is
-    written as 0x7fc00000. Takes up to the tree's depth of temporary pieces, no whole vector.
+    All have the length of `out`, which overlaps none of them. A NaN is written as 0x7fc00000. Uses
+    temporary pieces up to the depth of the tree, never a whole vector.
     """
     scratch = np.empty((plan.temporaries, min(PIECE_ELEMENTS, out.size)), np.float32)
     quiet_context().run(_add_pieces, plan, vectors, out, scratch)
@@ -82,7 +82,7 @@ def _add_pieces(
 
 
 def add_piece(plan: Plan, buffers: Sequence[Vector]) -> None:
-    """Do the same for one piece of a few pages at most; to be run in a `quiet_context`.
+    """Do the same for one piece; run it in a `quiet_context`.
 
     `buffers` are numbered as the plan says: its blocks, the result, its temporaries.
     """
@@ -95,9 +95,9 @@ def add_piece(plan: Plan, buffers: Sequence[Vector]) -> None:
 
 
 def quiet_context() -> Context:
-    """Return where infinities and NaN are values of a sum, not accidents to be warned of.
+    """Return a context in which numpy does not warn about infinities and NaN.
 
-    numpy keeps that in a context variable; to run in a context costs a tenth of `numpy.errstate`.
+    Running in a context costs a tenth of `numpy.errstate`.
     """
     context = copy_context()
     context.run(np.seterr, all="ignore")
@@ -105,20 +105,20 @@ def quiet_context() -> Context:
 
 
 def _canonicalise(piece: Vector) -> None:
-    """The first NaN counts as the maximum: one cheap look at what is in the cache anyway."""
+    """Replace NaN by `NAN_BITS`. argmax returns a NaN if there is one: one pass in the cache."""
     if piece.size and math.isnan(piece[piece.argmax()]):
         piece.view(np.uint32)[np.isnan(piece)] = NAN_BITS
 
 
 def _additions(node: Block, numbers: dict[Block, int], target: int) -> Iterator[Addition]:
-    """Yield what puts the sum of `node` into `target`, or nothing if it is there already."""
+    """Yield the additions that put the sum of `node` into `target`; none if it is a block."""
     if node in numbers:
         return
     if node.level == 0:
         raise ValueError(f"leaf {node.number} is below none of the blocks, or below two")
     left, right = node.halves
     yield from _additions(left, numbers, target)
-    # What the left half left in `target` has to survive the right half.
+    # The right half must not overwrite the left half's sum in `target`.
     free = target if left in numbers else target + 1
     yield from _additions(right, numbers, free)
     yield Addition(target, numbers.get(left, target), numbers.get(right, free))

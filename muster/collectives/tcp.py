@@ -1,7 +1,7 @@
-"""A group whose ranks are connected by sockets, each with each, over any network.
+"""A group whose ranks are all connected by sockets, over any network.
 
-How the ranks find and recognise each other is in `rendezvous`, what a connection carries in
-`channel`, and how one thread serves all of them at once in `traffic`.
+`rendezvous` connects and authenticates the ranks, `channel` defines the frames, and `multiplexer`
+serves all connections in one thread.
 """
 
 import socket
@@ -12,24 +12,24 @@ from typing import Final
 from muster.collectives.backend import (
     MESSAGE_LIMIT_BYTES,
     TIMEOUT_SECONDS,
-    Attention,
     Data,
+    OnWait,
     check_length,
     check_peer,
 )
 from muster.collectives.channel import Channel, Kind
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import ChannelClosed, InvalidWorldSize, NotConnected
-from muster.collectives.traffic import Traffic
+from muster.collectives.multiplexer import Multiplexer
 
 LEAST_WORLD_SIZE: Final = 2
 
 
 class TcpBackend:
-    """The `Backend` over connected stream sockets, which it owns: one for each peer.
+    """The `Backend` over connected stream sockets, one for each peer, which it owns.
 
-    `attention` is called at least every 20 ms while a call waits; what it raises ends the call,
-    and leaves the backend as `TimedOut` does.
+    `on_wait` is called at least every 20 ms while a call waits; what it raises ends the call and
+    leaves the backend as `TimedOut` does.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TcpBackend:
         *,
         generation: int = 0,
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
-        attention: Attention = lambda: None,
+        on_wait: OnWait = lambda: None,
     ) -> None:
         if world_size < LEAST_WORLD_SIZE:
             raise InvalidWorldSize(world_size, LEAST_WORLD_SIZE)
@@ -53,7 +53,7 @@ class TcpBackend:
             peer: Channel(connection, peer, generation=generation, limit_bytes=limit_bytes)
             for peer, connection in sorted(connections.items())
         }
-        self._traffic = Traffic(list(self._channels.values()), attention)
+        self._multiplexer = Multiplexer(list(self._channels.values()), on_wait)
 
     @property
     def rank(self) -> int:
@@ -93,15 +93,15 @@ class TcpBackend:
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         deadline = Deadline(timeout_seconds, "a barrier")
         self._check_open()
-        everyone = list(self._channels.values())
+        channels = list(self._channels.values())
         passed = self._barriers_passed
-        with self._using(everyone, everyone):
-            if self._barriers_reached == passed:  # else an earlier call said so, and timed out
-                for channel in everyone:
+        with self._using(channels, channels):
+            if self._barriers_reached == passed:  # else an earlier call sent it, and timed out
+                for channel in channels:
                     channel.put(Kind.BARRIER)
                 self._barriers_reached += 1
-            self._traffic.move(
-                everyone, everyone, lambda channel: channel.barriers == passed, deadline
+            self._multiplexer.move(
+                channels, channels, lambda channel: channel.barriers == passed, deadline
             )
         self._barriers_passed += 1
 
@@ -128,7 +128,7 @@ class TcpBackend:
                 channel.want(target)
             for channel, data in sent:
                 channel.put(Kind.MESSAGE, data)
-            self._traffic.move(senders, receivers, lambda channel: channel.receiving, deadline)
+            self._multiplexer.move(senders, receivers, lambda channel: channel.receiving, deadline)
 
     def _channel(self, peer: int) -> Channel:
         check_peer(peer, self._rank, self._world_size)
@@ -143,7 +143,7 @@ class TcpBackend:
 
     @contextmanager
     def _using(self, senders: Iterable[Channel], receivers: Iterable[Channel]) -> Iterator[None]:
-        """Have the ends to oneself, and leave nothing behind that is the caller's memory."""
+        """Lock the channels, and keep no reference to the caller's memory afterwards."""
         with ExitStack() as stack:
             for channel in sorted(senders, key=lambda channel: channel.peer):
                 stack.enter_context(channel.writing)

@@ -1,9 +1,9 @@
-"""The fixed tree: which sums there are, whoever computes them.
+"""The fixed tree of sums, which is the same for every assignment of its blocks to ranks.
 
 Leaves are numbered 0 … V-1, V a power of two. Node (level, number) is the sum of the leaves
-[number·2^level, (number+1)·2^level), and always left + right of its two halves. A float32 addition
-is commutative but not associative: fixing the tree fixes the bits, for every number of ranks and
-every history of failures.
+[number·2^level, (number+1)·2^level), and is always left + right of its two halves. A float32
+addition is commutative but not associative: fixing the tree fixes the bits, for every number of
+ranks and every history of failures.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -36,19 +36,19 @@ class Block(NamedTuple):
         return Block(self.level - 1, 2 * self.number), Block(self.level - 1, 2 * self.number + 1)
 
 
-Deal: TypeAlias = Sequence[Sequence[Block]]
-"""Which blocks each rank has, in their order in its slots. All together are the whole tree."""
+BlockAssignment: TypeAlias = Sequence[Sequence[Block]]
+"""The blocks of each rank, in slot order. Together they cover all leaves once."""
 
 
 def root_of(leaves: int) -> Block:
-    """Return the node that is the sum of all; raises ValueError unless `leaves` is 2^k."""
+    """Return the root of `leaves` leaves; raises ValueError unless that is a power of two."""
     if leaves < 1 or leaves & (leaves - 1):
-        raise ValueError(f"{leaves} leaves make no balanced tree: use a power of two")
+        raise ValueError(f"{leaves} leaves do not make a balanced tree: use a power of two")
     return Block(leaves.bit_length() - 1, 0)
 
 
 def blocks_of_range(start: int, stop: int) -> Iterator[Block]:
-    """Yield the fewest nodes that are exactly the leaves [start, stop), from left to right."""
+    """Yield the fewest nodes that cover exactly the leaves [start, stop), left to right."""
     while start < stop:
         alignment = start & -start if start else stop - start
         size = min(alignment, stop - start)
@@ -58,7 +58,7 @@ def blocks_of_range(start: int, stop: int) -> Iterator[Block]:
 
 
 def gaps(held: Iterable[Block], leaves: int) -> list[Block]:
-    """Return the fewest nodes that are exactly the leaves below none of `held`."""
+    """Return the fewest nodes that cover exactly the leaves below none of `held`."""
     missing: list[Block] = []
     at = 0
     for block in sorted(held, key=lambda block: block.start):
@@ -67,15 +67,15 @@ def gaps(held: Iterable[Block], leaves: int) -> list[Block]:
     return [*missing, *blocks_of_range(at, leaves)]
 
 
-def deal(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Block, ...]]:
-    """Return which blocks each rank is to have: what it holds, and its part of what nobody does.
+def assign_blocks(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Block, ...]]:
+    """Return the blocks of each rank: those it holds, and its part of those that no rank holds.
 
     The leaves below no held block are cut, from left to right, into one contiguous part per rank,
-    equal to within one leaf (`ranges`). Depends on nothing else, so every rank deals alike.
+    equal to within one leaf (`ranges`). Every rank computes the same assignment.
     """
     missing = gaps((block for blocks in held for block in blocks), leaves)
     sizes = [stop - start for start, stop in ranges(sum(b.size for b in missing), len(held))]
-    dealt = [list(blocks) for blocks in held]
+    assigned = [list(blocks) for blocks in held]
     rank, left = 0, sizes[0]
     for start, stop in _runs(missing):
         at = start
@@ -84,14 +84,14 @@ def deal(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Block, ...]
                 rank += 1
                 left = sizes[rank]
             end = min(stop, at + left)
-            dealt[rank] += blocks_of_range(at, end)
+            assigned[rank] += blocks_of_range(at, end)
             left -= end - at
             at = end
-    return [tuple(blocks) for blocks in dealt]
+    return [tuple(blocks) for blocks in assigned]
 
 
 def isolate(block: Block, leaves: Collection[int]) -> Iterator[Block]:
-    """Yield the fewest nodes that are exactly `block`, with each of `leaves` as one of its own."""
+    """Yield the fewest nodes that cover exactly `block` and have each of `leaves` as a node."""
     if block.level == 0 or not any(block.start <= leaf < block.stop for leaf in leaves):
         yield block
         return
@@ -100,7 +100,7 @@ def isolate(block: Block, leaves: Collection[int]) -> Iterator[Block]:
 
 
 def _runs(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges that `blocks`, in order, make where they touch."""
+    """Yield the ranges that adjacent `blocks`, in order, form."""
     start = stop = 0
     for block in blocks:
         if block.start != stop:

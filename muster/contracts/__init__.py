@@ -1,5 +1,4 @@
-"""The vocabulary: what things are, and which moves are legal.
+"""The shared vocabulary: values, messages, state machines and limits.
 
-Everything here is a frozen value or a pure function. Nothing reads a clock, opens a file or
-knows a socket, so that every rule of the product can be tested as a table.
+Frozen values and pure functions only: no clock, file, socket or process.
 """

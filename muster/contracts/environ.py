@@ -1,295 +1,207 @@
-"""The environment contract: every variable we read or write, in one file.
+"""The environment variables of Muster, each declared once: name, type, limits, default, meaning.
 
-Three families: the public names that configure `python -P -m worker` and `python -P -m coordinator`
-started by hand, the names that torchrun gives to a rank, and our own with the prefix ``MUSTER_``.
-`rank_environment` writes what `RankSettings.read` reads.
+Three families: the public names that configure a worker or coordinator started by hand, the names
+that torchrun gives to a rank, and our own with the prefix ``MUSTER_``. `rank_environment` writes
+what `RankSettings.read` reads. An empty variable counts as unset.
 """
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, get_args
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
-from muster.contracts.batches import SAMPLES_PER_SHARD_MIN, fits_shards, is_power_of_two
 from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.secrets import LENT
 from muster.contracts.spec import (
-    ENVIRONMENT_NAME_PATTERN,
     JOB_ID_PATTERN,
     LIMITS,
     PROGRAM_WANTED,
+    SAMPLES_PER_SHARD_MIN,
     BackendChoice,
     JobSpec,
     Mode,
-    RestartScope,
+    fits_shards,
+    is_power_of_two,
     is_program,
     usual_mode,
 )
-from muster.contracts.token import id_in, sha256_of
-from muster.contracts.variables import (
-    choice,
-    integer,
-    is_http,
-    number,
-    optional_integer,
-    switch,
-)
 
-DEFAULT_CHECKPOINT_DIR: Final = "./checkpoints"
-DEFAULT_DATASET_DIR: Final = "./data/shards"
-DEFAULT_PORT: Final = 8000
-DEFAULT_HOST: Final = "127.0.0.1"
+_DIRECTORIES: Final = {"CHECKPOINT_DIR": "checkpoints", "DATASET_DIR": "data/shards"}
+"""The defaults, below the current directory."""
 
-LOCAL_NAMES: Final = (DEFAULT_HOST, "localhost", "::1")
-"""By which every service is known on its own machine."""
+INTEGER_MAX: Final = 2**63 - 1
+SECONDS_LIMIT: Final = 1e9
 
 HEARTBEAT_SECONDS: Final = 2.0
-PULSE_SECONDS: Final = 1.0
-"""Of an agent, which speaks for all of its ranks."""
+AGENT_HEARTBEAT_SECONDS: Final = 1.0
+"""An agent reports for all of its ranks, so it reports more often."""
 
-BEATS_IN_TIMEOUT: Final = 5
-"""A short heartbeat timeout makes ranks beat faster: one late beat is no failure. Agents and
-their pulse likewise."""
-
-TLS_CERTFILE: Final = "MUSTER_TLS_CERTFILE"
-
-CA_FILE: Final = "MUSTER_CA_FILE"
-"""To a client the certificates that it trusts in place of the system's."""
-
-MARK: Final = "MUSTER_MARK"
-"""Names the job's uid, the rank and the incarnation in every process that a rank starts, so that
-what it leaves behind can be told from what is not ours."""
-
-
-AGENT_FD: Final = "MUSTER_AGENT_FD"
-"""The descriptor of a rank's channel to its agent."""
-
-AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
-"""Where a rank finds the agent that takes over when its own has died."""
+HEARTBEATS_PER_TIMEOUT: Final = 5
+"""A short timeout shortens the heartbeat interval, so that one late heartbeat is no failure."""
 
 ORPHAN_TIMEOUT: Final = "MUSTER_ORPHAN_TIMEOUT"
 ORPHAN_TIMEOUT_SECONDS: Final = 120.0
 
-ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-"""Where a program may write down its error, as torch's `@record` does."""
+PROCESS_TAG_WIDTH: Final = 64
+"""A prefork server overwrites process tags in place, so each has this width: a uid of 32 digits,
+a rank of 4, an attempt, and room to spare."""
 
-TEMPLATE_FD: Final = "MUSTER_TEMPLATE_FD"
-"""The descriptor of a template's channel to its agent."""
-
-TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
-"""To a service one more token, of scope admin, unless it is one that some service made; to a
-client the one that it shows."""
-
-TOKEN_LENGTH_MIN: Final = 32
-"""Of a token that a person made up: `openssl rand -hex 32` gives 64."""
-
+PROCESS_TAG: Final = "MUSTER_MARK"
+"""Holds job uid, rank and attempt in every process that a rank starts, so that Muster recognizes
+the processes that a rank leaves behind."""
+AGENT_FD: Final = "MUSTER_AGENT_FD"
+AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
+PREFORK_FD: Final = "MUSTER_TEMPLATE_FD"
+"""The descriptor of a prefork server's channel to its agent."""
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
-"""The descriptor of the pipe that ends with the keeper of a service."""
+"""The descriptor of a pipe that closes when `muster up` ends, which ends its services."""
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+"""Where a program may write its error, as torch's `@record` does."""
+SERVICE_ONLY: Final = frozenset(
+    {
+        "MUSTER_DATABASE_URL",
+        "MUSTER_TOKEN",
+        LIFELINE_FD,
+        # Of the service's own Slurm allocation; Lightning would take them for those of the rank.
+        "SLURM_NTASKS",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+    }
+)
+"""Variables of the service that no rank inherits."""
 
-CONNECTIONS_AT_ONCE: Final = 128
-"""Of one client: a browser opens six, a script that forgets to close them any number."""
-
-_PLACES_OF_SLURM: Final = {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
-"""Of the service itself, in an allocation; Lightning takes them for those of the rank."""
-
-NOT_FOR_RANKS: Final = frozenset({"MUSTER_DATABASE_URL", TOKEN, LIFELINE_FD, *_PLACES_OF_SLURM})
-"""A program that somebody submitted has no business with the service's own keys and pipes."""
-
-MARK_WIDTH: Final = 64
-"""Marks are written over one another in place (`muster.template`), so they have room to spare:
-a uid of 32 digits, a rank of 4, an incarnation."""
-
-THREAD_PINS: Final[Mapping[str, str]] = {
+SINGLE_THREADED: Final[Mapping[str, str]] = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
 """One thread per rank: ranks are the parallelism, and the number of BLAS threads changes the bits
-of a product. To be set before numpy is imported; what a person has set holds."""
+of a product. Set before numpy is imported; a user's own values win."""
 
-
-UNLESS_SET: Final[Mapping[str, str]] = {
-    **THREAD_PINS,
-    "PYTHONUNBUFFERED": "1",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    # All ranks are on one host, whose name need not lead anywhere.
-    "GLOO_SOCKET_IFNAME": "lo",
+RANK_DEFAULTS: Final[Mapping[str, str]] = {
+    **SINGLE_THREADED,
+    "PYTHONUNBUFFERED": "1",  # live logs
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a group that lost a rank fails instead of hanging
+    "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on one host, whose name need not resolve
 }
-"""What a rank gets unless the person has set it: logs that are live, and a group that has lost a
-rank fails instead of hanging."""
+"""Variables of a rank unless the user has set them."""
 
 
-class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a service of one installation keeps its state and listens."""
+JOB_VARIABLES: Final[Mapping[str, str]] = {
+    "world_size": "WORLD_SIZE",
+    "checkpoint_dir": "CHECKPOINT_DIR",
+    "checkpoint_every": "CHECKPOINT_EVERY",
+    "keep_last": "MUSTER_KEEP_LAST",
+    "dataset_dir": "DATASET_DIR",
+    "sleep_sec": "SLEEP_SEC",
+    "heartbeat_timeout": "HEARTBEAT_TIMEOUT",
+    "max_restarts": "MAX_RESTARTS",
+    "epochs": "MUSTER_EPOCHS",
+    "batch_size": "MUSTER_BATCH_SIZE",
+    "seed": "MUSTER_SEED",
+    "command": "MUSTER_COMMAND",
+    "restart_scope": "MUSTER_RESTART_SCOPE",
+    "mode": "MUSTER_MODE",
+    "program": "MUSTER_PROGRAM",
+    "virtual_shards": "MUSTER_VIRTUAL_SHARDS",
+    "backend": "MUSTER_BACKEND",
+    "replay_every": "MUSTER_REPLAY_EVERY",
+    "resume_from": "MUSTER_RESUME_FROM",
+}
+"""The variables of job fields. `JobSpec` declares their types, limits, defaults and meanings."""
 
-    data_dir: Path
-    database_url: str
-    host: str
-    port: int
-    slots: int
-    """How many ranks may run at once on this machine."""
-    checkpoint_dir: Path
-    dataset_dir: Path
-    orphan_timeout_seconds: float
-    """How long ranks go on without a coordinator before they save and exit."""
+_NOT_BY_HAND: Final = frozenset({"keep_last", "resume_from"})
+"""Written for ranks, but not read for a coordinator started by hand."""
 
-    @classmethod
-    def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
-        """Read the product settings; `cores` is the machine's number of processors."""
-        _refuse_s3(environ)
-        names_lent(environ)
-        data_dir = Path(
-            environ.get("MUSTER_DATA_DIR")
-            or Path(environ.get("HOME", "/")) / ".local" / "share" / "muster"
-        ).absolute()
-        return cls(
-            data_dir=data_dir,
-            database_url=environ.get("MUSTER_DATABASE_URL") or f"sqlite:///{data_dir}/muster.db",
-            host=environ.get("MUSTER_HOST") or DEFAULT_HOST,
-            port=integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=0, high=65535),
-            slots=integer(environ, "MUSTER_SLOTS", 2 * cores, low=1, high=1_000_000),
-            checkpoint_dir=Path(environ.get("CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR).absolute(),
-            dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
-            orphan_timeout_seconds=number(environ, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS),
-        )
+_NOT_FOR_RANKS: Final = frozenset({"checkpoint_dir", "dataset_dir", "restart_scope"})
+"""Not written for ranks, or not as they are in the spec."""
 
 
-class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may come in to a service, by which names and how often."""
+class Variable(NamedTuple):
+    """The declaration of one environment variable, as the metadata of a settings field."""
 
-    token_sha256: str | None
-    """Of MUSTER_TOKEN; the text itself is not kept."""
-    require_token: bool
-    """Also of the service's own user on this machine: a proxy may run as the same one."""
-    allowed_hosts: frozenset[str]
-    """Names, beside the one it is bound to, by which other machines know the service."""
-    tls_certfile: Path | None
-    tls_keyfile: Path | None
-    """None: the key is in the file of the certificate."""
-    allow_plain_http: bool
-    """From other machines, too: somebody else sees to it that nobody listens."""
-    requests_per_second: int
-    """Of one client, in the long run."""
-    requests_at_once: int
-    """Of one client, its open streams included."""
-    connections_at_once: int
-    """From one other machine, or of one other user of this one."""
+    name: str
+    meaning: str = ""
+    low: float | None = None
+    high: float | None = None
 
-    @classmethod
-    def read(cls, environ: Mapping[str, str]) -> "DoorSettings":
-        certfile, keyfile = environ.get(TLS_CERTFILE), environ.get("MUSTER_TLS_KEYFILE")
-        if keyfile and not certfile:
-            raise InvalidEnvironment(
-                "MUSTER_TLS_KEYFILE", keyfile, f"of use without {TLS_CERTFILE}"
-            )
-        hosts = environ.get("MUSTER_ALLOWED_HOSTS", "").lower().split(",")
-        return cls(
-            token_sha256=_token_sha256(environ),
-            require_token=switch(environ, "MUSTER_REQUIRE_TOKEN"),
-            allowed_hosts=frozenset(host.strip() for host in hosts if host.strip()),
-            tls_certfile=Path(certfile).absolute() if certfile else None,
-            tls_keyfile=Path(keyfile).absolute() if keyfile else None,
-            allow_plain_http=switch(environ, "MUSTER_ALLOW_PLAIN_HTTP"),
-            requests_per_second=integer(
-                environ, "MUSTER_REQUESTS_PER_SECOND", 100, low=1, high=1_000_000
-            ),
-            requests_at_once=integer(environ, "MUSTER_REQUESTS_AT_ONCE", 64, low=1, high=10_000),
-            connections_at_once=integer(
-                environ, "MUSTER_CONNECTIONS_AT_ONCE", CONNECTIONS_AT_ONCE, low=1, high=10_000
-            ),
-        )
+    def parse(self, text: str, kind: Any) -> Any:  # noqa: ANN401  a type and its value
+        """Return `text` as a value of type `kind`, or raise `InvalidEnvironment`."""
+        bare = _bare(kind)
+        limited = kind if self.high is None else Annotated[bare, Meta(ge=self.low, le=self.high)]
+        value: object = text
+        try:
+            if get_origin(bare) is tuple:
+                value = msgspec.json.decode(text) or {}  # an empty list is no command
+            elif get_origin(bare) is frozenset:
+                value = [word.strip() for word in text.lower().split(",") if word.strip()]
+            elif bare is bool:
+                value = {"yes": "true", "no": "false"}.get(text.lower(), text)
+            return msgspec.convert(value, limited, strict=False, dec_hook=_path)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            raise InvalidEnvironment(self.name, text, self._wanted(bare)) from None
+
+    def _wanted(self, kind: Any) -> str:  # noqa: ANN401  a type
+        if get_origin(kind) is Literal:
+            return f"one of {', '.join(get_args(kind))}"
+        if get_origin(kind) is tuple:
+            return 'a JSON list of words, such as ["python", "train.py"]'
+        words = {bool: "1 or 0", int: "an integer", float: "a number"}[kind]
+        if kind is bool or self.high is None:
+            return words
+        if self.high >= SECONDS_LIMIT:
+            return f"{words}, {self.low or 0:g} or more"
+        return f"{words} from {self.low:g} to {self.high:g}"
 
 
-def is_clients_token(environ: Mapping[str, str]) -> bool:
-    """Whether MUSTER_TOKEN is of the form that services make.
-
-    Whoever exported it means to show it to another service, and not to open their own to all who
-    have it.
-    """
-    return id_in(environ.get(TOKEN, "")) is not None
-
-
-def _token_sha256(environ: Mapping[str, str]) -> str | None:
-    text = environ.get(TOKEN)
-    if not text or is_clients_token(environ):
-        return None
-    if len(text) < TOKEN_LENGTH_MIN or not re.fullmatch(r"[!-~]+", text):
-        wanted = f"{TOKEN_LENGTH_MIN} or more letters and digits (try: openssl rand -hex 32)"
-        raise InvalidEnvironment(TOKEN, "…", wanted)  # what it says is nobody's business
-    return sha256_of(text)
+def variables_of(settings: type[msgspec.Struct]) -> dict[str, tuple[Variable, Any]]:
+    """Return the variable and the type of each field of a settings class that has a variable."""
+    found = {}
+    for field, hint in get_type_hints(settings, include_extras=True).items():
+        for variable in getattr(hint, "__metadata__", ()):
+            found[field] = variable, hint.__origin__
+    return found
 
 
-def names_lent(environ: Mapping[str, str]) -> frozenset[str]:
-    """Return which variables of a service its jobs may ask for, as secrets.
-
-    Raises `InvalidEnvironment` for what is no name, and for the service's own keys.
-    """
-    text = environ.get(LENT, "")
-    names = frozenset(name.strip() for name in text.split(",") if name.strip())
-    if not all(re.fullmatch(ENVIRONMENT_NAME_PATTERN, name) for name in names):
-        raise InvalidEnvironment(LENT, text, "a list of variables' names, separated by commas")
-    if names & NOT_FOR_RANKS:
-        wanted = f"a list without {', '.join(sorted(names & NOT_FOR_RANKS))}, which is no job's"
-        raise InvalidEnvironment(LENT, text, wanted)
-    return names
-
-
-def api_url(environ: Mapping[str, str]) -> str:
-    """Return where a client finds the API: MUSTER_URL, or what MUSTER_HOST and MUSTER_PORT say."""
-    url = environ.get("MUSTER_URL")
-    if url:
-        if not is_http(url):
-            wanted = (
-                f"a URL such as http://host:{DEFAULT_PORT}, with no user ({TOKEN} is the key) and "
-                "no query in it"
-            )
-            raise InvalidEnvironment("MUSTER_URL", "…", wanted)  # it may hold a password
-        return url.rstrip("/")
-    return own_url(environ)
-
-
-def own_url(environ: Mapping[str, str]) -> str:
-    """Return where the API of this environment is found on its own machine."""
-    host = _found_at(environ.get("MUSTER_HOST") or DEFAULT_HOST)
-    port = integer(environ, "MUSTER_PORT", DEFAULT_PORT, low=1, high=65535)
-    scheme = "https" if environ.get(TLS_CERTFILE) else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _found_at(host: str) -> str:
-    """Return where this machine finds what listens on `host`, be that all of its addresses."""
-    try:
-        is_anywhere = host == "0" or ip_address(host).is_unspecified
-    except ValueError:
-        return host  # a name
-    loopback = "::1" if ":" in host else DEFAULT_HOST
-    return loopback if is_anywhere else host
+ORPHAN_VARIABLE: Final = Variable(
+    ORPHAN_TIMEOUT, "Seconds that ranks continue without supervision", 0, SECONDS_LIMIT
+)
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one rank needs to know; what a person or an agent put into its environment."""
+    """The settings of one rank, which a user or an agent put into its environment."""
 
-    job_id: str
-    job_uid: str | None
-    """None when started by hand: then any checkpoint under this id is its own."""
-    rank: int
-    world_size: int
-    restart_count: int
-    generation: int | None
-    """Fences checkpoints: a commit below the newest one's generation is refused. None when
+    job_id: Annotated[str, Variable("JOB_ID")]
+    job_uid: Annotated[str | None, Variable("MUSTER_JOB_UID")] = None
+    """None when started by hand: then it owns every checkpoint under this id."""
+    rank: Annotated[int, Variable("RANK", "", 0, 4095)] = 0
+    restart_count: Annotated[int, Variable("TORCHELASTIC_RESTART_COUNT", "", 0, INTEGER_MAX)] = 0
+    generation: Annotated[int | None, Variable("MUSTER_GENERATION", "", 0, INTEGER_MAX)] = None
+    """The fencing token: a commit below the newest checkpoint's generation is refused. None when
     started by hand: one above the newest."""
-    checkpoint_dir: Path
+    heartbeat_seconds: Annotated[
+        float, Variable("MUSTER_HEARTBEAT_SECONDS", "", 0.001, SECONDS_LIMIT)
+    ] = HEARTBEAT_SECONDS
+    agent_fd: Annotated[int | None, Variable(AGENT_FD, "", 0, INTEGER_MAX)] = None
+    """The inherited socket to the agent. None: the process has no agent."""
+    agent_socket: Annotated[Path | None, Variable(AGENT_SOCKET)] = None
+    """Where the next agent listens after a takeover."""
+    orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
+    checkpoint_dir: Annotated[Path, Variable("CHECKPOINT_DIR")]
+    dataset_dir: Annotated[Path, Variable("DATASET_DIR")]
+
+    # From `JOB_VARIABLES`
+    world_size: int
     checkpoint_every: int
     keep_last: int
-    dataset_dir: Path
     sleep_sec: float
     epochs: int
     batch_size: int
     seed: int
-    heartbeat_seconds: float
     resume_from: str | None
     command: tuple[str, ...] | None
     mode: Mode
@@ -297,86 +209,33 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     virtual_shards: int
     backend: BackendChoice
     replay_every: int | None
-    agent_fd: int | None
-    """The inherited socket to the agent. None: nobody supervises this process."""
-    agent_socket: Path | None
-    """Where another agent listens once that one is gone."""
-    orphan_timeout_seconds: float
-    """How long this process goes on without any agent before it saves and exits."""
 
     @classmethod
     def read(
         cls, environ: Mapping[str, str], *, world_size: int, job_id: str = "local"
     ) -> "RankSettings":
-        """Read a rank's settings, with the documented defaults for every missing variable.
+        """Read a rank's settings.
 
-        `world_size` and `job_id` are what holds where nobody says: 4 for a rank started by hand,
-        1 and its own name for a script that runs all by itself.
+        `world_size` and `job_id` are the defaults: 4 for a rank started by hand, 1 and its own
+        name for a script that runs alone.
         """
-        _refuse_s3(environ)
-        default = JobSpec()
-        world_size = integer(environ, "WORLD_SIZE", world_size, low=1)
-        command = environ.get("MUSTER_COMMAND")
-        managed = _managed(environ)
-        return cls(
-            job_id=_checked_id(environ, "JOB_ID", job_id) or job_id,
-            job_uid=environ.get("MUSTER_JOB_UID") or None,
-            rank=integer(environ, "RANK", 0, low=0, high=world_size - 1),
-            world_size=world_size,
-            restart_count=integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, low=0),
-            generation=optional_integer(environ, "MUSTER_GENERATION"),
-            checkpoint_dir=Path(environ.get("CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR).absolute(),
-            checkpoint_every=integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
-            keep_last=integer(environ, "MUSTER_KEEP_LAST", default.keep_last, low=1),
-            dataset_dir=Path(environ.get("DATASET_DIR") or DEFAULT_DATASET_DIR).absolute(),
-            sleep_sec=number(environ, "SLEEP_SEC", default.sleep_sec),
-            epochs=integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
-            batch_size=managed.effective_batch_size,
-            seed=integer(environ, "MUSTER_SEED", default.seed, low=0),
-            heartbeat_seconds=_heartbeat_seconds(environ),
-            resume_from=_checked_id(environ, "MUSTER_RESUME_FROM", None),
-            command=_command(command) if command else None,
-            mode=managed.mode,
-            program=managed.program,
-            virtual_shards=managed.virtual_shards,
-            backend=managed.backend,
-            replay_every=managed.replay_every,
-            agent_fd=optional_integer(environ, AGENT_FD),
-            agent_socket=Path(environ[AGENT_SOCKET]) if environ.get(AGENT_SOCKET) else None,
-            orphan_timeout_seconds=number(environ, ORPHAN_TIMEOUT, ORPHAN_TIMEOUT_SECONDS),
-        )
-
-
-def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
-    """Return the job that the public names describe, for a coordinator started by hand."""
-    default = JobSpec()
-    managed = _managed(environ)
-    command = _command(environ["MUSTER_COMMAND"]) if environ.get("MUSTER_COMMAND") else None
-    return JobSpec(
-        world_size=integer(environ, "WORLD_SIZE", default.world_size, low=1),
-        checkpoint_every=integer(environ, "CHECKPOINT_EVERY", default.checkpoint_every, low=1),
-        sleep_sec=number(environ, "SLEEP_SEC", default.sleep_sec),
-        heartbeat_timeout=number(environ, "HEARTBEAT_TIMEOUT", default.heartbeat_timeout),
-        max_restarts=integer(environ, "MAX_RESTARTS", default.max_restarts, low=0),
-        checkpoint_dir=environ.get("CHECKPOINT_DIR") or None,
-        dataset_dir=environ.get("DATASET_DIR") or None,
-        epochs=integer(environ, "MUSTER_EPOCHS", default.epochs, low=1),
-        batch_size=managed.batch_size,
-        seed=integer(environ, "MUSTER_SEED", default.seed, low=0),
-        command=command,
-        restart_scope=choice(
-            environ, "MUSTER_RESTART_SCOPE", get_args(RestartScope), default.restart_scope
-        ),
-        mode=managed.mode if environ.get("MUSTER_MODE") else usual_mode(command),
-        program=managed.program,
-        virtual_shards=managed.virtual_shards,
-        backend=managed.backend,
-        replay_every=managed.replay_every,
-    )
+        refuse_s3(environ)
+        own = {"job_id": job_id, **read_fields(cls, environ)}
+        _check_id("JOB_ID", own["job_id"])
+        job = {"world_size": world_size, **_read_job(environ)}
+        spec = _checked(JobSpec(**job))
+        if own.get("rank", 0) >= spec.world_size:
+            raise InvalidEnvironment("RANK", environ["RANK"], f"in [0, {spec.world_size})")
+        fields = {
+            field: getattr(spec, field)
+            for field in cls.__struct_fields__
+            if field in JOB_VARIABLES and field not in _NOT_FOR_RANKS
+        }
+        return cls(**own, **fields | {"batch_size": spec.effective_batch_size})
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What one incarnation of one rank is given beside the spec of its job."""
+    """What one attempt of one rank is given beside the spec of its job."""
 
     job_id: str
     job_uid: str
@@ -387,83 +246,114 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int
 
 
-def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
-    """Return every variable of a supervised rank, the user's own `env` first.
+def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
+    """Return the job that the public names describe, for a coordinator started by hand."""
+    found = _read_job(environ)
+    fields = {field: value for field, value in found.items() if field not in _NOT_BY_HAND}
+    fields.setdefault("mode", usual_mode(fields.get("command")))
+    return _checked(JobSpec(**fields))
 
-    The torchrun names let an unmodified script find its place; ranks of one host only, so the
+
+def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
+    """Return every variable of a supervised rank; the job's own `env` cannot replace ours.
+
+    The torchrun names let an unmodified script find its place. All ranks are on one host, so the
     local rank is the rank.
     """
-    environment = {
+    rank, attempt = str(assignment.rank), str(assignment.incarnation)
+    job = msgspec.structs.asdict(spec) | {"batch_size": spec.effective_batch_size}
+    if spec.command:
+        job["command"] = msgspec.json.encode(spec.command).decode()
+    heartbeat = min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)
+    return {
+        **RANK_DEFAULTS,
         **spec.env,
+        # Written even when empty, so that a rank does not read the service's own variables.
+        **{
+            name: "" if job[field] is None else str(job[field])
+            for field, name in JOB_VARIABLES.items()
+            if field not in _NOT_FOR_RANKS
+        },
         "JOB_ID": assignment.job_id,
-        "RANK": str(assignment.rank),
-        "LOCAL_RANK": str(assignment.rank),
-        "WORLD_SIZE": str(spec.world_size),
+        "RANK": rank,
+        "LOCAL_RANK": rank,
         "LOCAL_WORLD_SIZE": str(spec.world_size),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "NODE_RANK": "0",
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(assignment.rank),
+        "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": str(spec.world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(assignment.master_port),
         "TORCHELASTIC_RUN_ID": assignment.job_id,
-        "TORCHELASTIC_RESTART_COUNT": str(assignment.incarnation),
+        "TORCHELASTIC_RESTART_COUNT": attempt,
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         # Without it torch's gloo rendezvous reads the stale keys of the group that died.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "CHECKPOINT_DIR": str(assignment.checkpoint_dir),
-        "CHECKPOINT_EVERY": str(spec.checkpoint_every),
         "DATASET_DIR": str(assignment.dataset_dir),
-        "SLEEP_SEC": repr(spec.sleep_sec),
-        "HEARTBEAT_TIMEOUT": repr(spec.heartbeat_timeout),
-        "MAX_RESTARTS": str(spec.max_restarts),
-        "MUSTER_HEARTBEAT_SECONDS": repr(
-            min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / BEATS_IN_TIMEOUT)
-        ),
+        "MUSTER_HEARTBEAT_SECONDS": str(heartbeat),
         "MUSTER_JOB_UID": assignment.job_uid,
-        # Written even when empty: what the service has in its own environment is not the job's.
-        "MUSTER_RESUME_FROM": spec.resume_from or "",
-        "MUSTER_COMMAND": msgspec.json.encode(spec.command).decode() if spec.command else "",
-        "MUSTER_GENERATION": str(assignment.incarnation),
-        "MUSTER_KEEP_LAST": str(spec.keep_last),
-        "MUSTER_EPOCHS": str(spec.epochs),
-        "MUSTER_BATCH_SIZE": str(spec.effective_batch_size),
-        "MUSTER_SEED": str(spec.seed),
-        "MUSTER_MODE": spec.mode,
-        "MUSTER_PROGRAM": spec.program or "",
-        "MUSTER_VIRTUAL_SHARDS": str(spec.virtual_shards),
-        "MUSTER_BACKEND": spec.backend,
-        "MUSTER_REPLAY_EVERY": "" if spec.replay_every is None else str(spec.replay_every),
-        MARK: mark(assignment.job_uid, assignment.rank, assignment.incarnation),
+        "MUSTER_GENERATION": attempt,
+        PROCESS_TAG: process_tag(assignment.job_uid, assignment.rank, assignment.incarnation),
     }
-    return {**UNLESS_SET, **environment}
 
 
-def pulse_seconds(spec: JobSpec) -> float:
-    """Return how often an agent gives a sign of life of its own."""
-    return min(PULSE_SECONDS, spec.heartbeat_timeout / BEATS_IN_TIMEOUT)
+def agent_heartbeat_seconds(spec: JobSpec) -> float:
+    """Return the interval of an agent's own heartbeats."""
+    return min(AGENT_HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)
 
 
-def mark(job_uid: str, rank: int, incarnation: int) -> str:
-    """Return the value of `MARK` for one incarnation of one rank."""
-    return f"{job_uid}/{rank}/{incarnation}"
+def process_tag(job_uid: str, rank: int, attempt: int) -> str:
+    """Return the value of `PROCESS_TAG` for one attempt of one rank."""
+    return f"{job_uid}/{rank}/{attempt}"
 
 
-def _managed(environ: Mapping[str, str]) -> JobSpec:
-    """Return a spec of what says how the ranks train together; everything else is its default."""
-    spec = JobSpec(
-        mode=choice(environ, "MUSTER_MODE", get_args(Mode), JobSpec().mode),
-        program=environ.get("MUSTER_PROGRAM") or None,
-        virtual_shards=_limited(environ, "virtual_shards") or JobSpec().virtual_shards,
-        batch_size=_limited(environ, "batch_size"),
-        backend=choice(environ, "MUSTER_BACKEND", get_args(BackendChoice), JobSpec().backend),
-        replay_every=_limited(environ, "replay_every"),
-    )
-    if spec.program is not None and not is_program(spec.program):
-        raise InvalidEnvironment("MUSTER_PROGRAM", spec.program, PROGRAM_WANTED)
+def read_fields(settings: type[msgspec.Struct], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields whose variables are set, and the default directories."""
+    return {
+        field: variable.parse(text, kind)
+        for field, (variable, kind) in variables_of(settings).items()
+        if (text := environ.get(variable.name) or _DIRECTORIES.get(variable.name))
+    }
+
+
+def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the job fields whose variables are set."""
+    hints = get_type_hints(JobSpec, include_extras=True)
+    found = {}
+    for field, name in JOB_VARIABLES.items():
+        if text := environ.get(name):
+            limits = msgspec.structs.astuple(LIMITS[field]) if field in LIMITS else (None, None)
+            found[field] = Variable(name, "", *limits).parse(text, hints[field])
+    _check_id("MUSTER_RESUME_FROM", found.get("resume_from"))
+    if not is_program(found.get("program", "a:b")):
+        raise InvalidEnvironment("MUSTER_PROGRAM", found["program"], PROGRAM_WANTED)
+    return found
+
+
+def _bare(kind: Any) -> Any:  # noqa: ANN401  a type
+    """Return a type without its annotations and without None."""
+    if get_origin(kind) is Annotated:
+        return _bare(get_args(kind)[0])
+    if NoneType in get_args(kind):
+        return _bare(next(part for part in get_args(kind) if part is not NoneType))
+    return kind
+
+
+def _path(_: type, text: str) -> Path:
+    return Path(text).absolute()
+
+
+def _check_id(name: str, job_id: str | None) -> None:
+    if job_id is not None and not re.fullmatch(JOB_ID_PATTERN, job_id):
+        raise InvalidEnvironment(name, job_id, "a job id: letters, digits, '-' and '_'")
+
+
+def _checked(spec: JobSpec) -> JobSpec:
+    """Return `spec`, or raise `InvalidEnvironment` if its batch cannot be cut into shards."""
     shards, size = spec.virtual_shards, spec.effective_batch_size
     if not is_power_of_two(shards):
         raise InvalidEnvironment("MUSTER_VIRTUAL_SHARDS", str(shards), "a power of two")
@@ -473,41 +363,7 @@ def _managed(environ: Mapping[str, str]) -> JobSpec:
     return spec
 
 
-def _limited(environ: Mapping[str, str], field: str) -> int | None:
-    """Return what the variable of a spec's field says, within the field's limits."""
-    name = f"MUSTER_{field.upper()}"
-    low, high = (int(limit) for limit in msgspec.structs.astuple(LIMITS[field]))
-    return integer(environ, name, low, low=low, high=high) if environ.get(name) else None
-
-
-def _checked_id(environ: Mapping[str, str], name: str, default: str | None) -> str | None:
-    """Return an id that is safe in a path."""
-    text = environ.get(name) or default
-    if text is not None and not re.fullmatch(JOB_ID_PATTERN, text):
-        raise InvalidEnvironment(name, text, "a job's id: letters, digits, '-' and '_'")
-    return text
-
-
-def _refuse_s3(environ: Mapping[str, str]) -> None:
+def refuse_s3(environ: Mapping[str, str]) -> None:
     text = environ.get("USE_S3", "")
     if text.lower() not in {"", "0", "false", "no"}:
         raise InvalidEnvironment("USE_S3", text, "possible in this version, which saves to disk")
-
-
-def _heartbeat_seconds(environ: Mapping[str, str]) -> float:
-    name = "MUSTER_HEARTBEAT_SECONDS"
-    seconds = number(environ, name, HEARTBEAT_SECONDS)
-    if seconds == 0:
-        raise InvalidEnvironment(name, environ[name], "a number of seconds, more than 0")
-    return seconds
-
-
-def _command(text: str) -> tuple[str, ...]:
-    wanted = 'a JSON list of words, such as ["python", "train.py"]'
-    try:
-        words = msgspec.json.decode(text, type=tuple[str, ...])
-    except (msgspec.MsgspecError, UnicodeError):
-        raise InvalidEnvironment("MUSTER_COMMAND", text, wanted) from None
-    if not words:
-        raise InvalidEnvironment("MUSTER_COMMAND", text, wanted)
-    return words

@@ -1,60 +1,52 @@
-"""The root of the error tree.
+"""The root of the error tree, and the errors of the contracts.
 
 MusterError
 ├── IllegalMove            a state machine was asked for a move its table does not have
-├── InvalidSpec            a job was described in a way that cannot be run: the person's to mend
-├── InvalidEnvironment     an environment variable says something that cannot be meant
-├── BegunOtherwise         what is to go on under an id is not what has begun under it
-├── WireError              the other end of a connection broke the protocol
+├── InvalidSpec            a job description that cannot be accepted
+├── InvalidEnvironment     an environment variable with an unusable value
+├── JobDiffers             an unfinished job was resumed with another description
+├── WireError              a peer sent an invalid frame or message
 ├── SecretUnavailable      muster/contracts/secrets.py
-├── InvalidSecret          muster/safe.py
 ├── PoolError …            muster/contracts/pool.py
-├── CollectiveError …      muster/collectives/errors.py
-├── TooFewDescriptors      muster/descriptors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
-├── DatasetError …         muster/datasets/errors.py
-├── NotHere                muster/ports.py
-├── NotToBeHad             muster/ports.py
-├── InvalidProgram         muster/program.py
-├── ProgramRaised          muster/program.py
-├── Differs                muster/synchronous/taking_up.py
-├── ClientError …          muster/client/errors.py
-├── StoreError …           store/errors.py
-├── Problem …              api/problems.py: what a client is answered
-├── Exposed                api/exposure.py
-├── LockedOut              api/exposure.py
-├── InvalidCertificate     api/tls_files.py
-├── PortTaken              api/__main__.py and cli/household.py, each in its own words
-├── AlreadyUp              cli/office.py
-├── NotUp                  cli/detached.py
-├── NotOurs                cli/down.py
-├── UnknownHolder          cli/down.py
-├── DemoFailed             cli/demo.py
-├── Misuse …               cli/misuse.py
-├── Untimely               cli/untimely.py
-├── Thwarted               cli/plain_errors.py
-├── FaultRefused           cli/chaos.py
-├── NotBack                cli/aftermath.py
-└── InvalidJobFile         cli/job_file.py
+├── CollectiveError …      muster/collectives/errors.py
+└── DatasetError …         muster/datasets/errors.py
 
-Every message is a sentence that says what happened, where, and what to do next.
+A message says what failed, why, and what to do next.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+CONTROLS: Final = r"\x00-\x1f\x7f-\x9f"
+"""Control characters, for the brackets of a pattern. Some terminals take 0x80 to 0x9f for ESC and
+a letter."""
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with unprintable characters escaped, such as ``\x1b``; newlines stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character == "\n"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """One field that is wrong, and the sentence that says why."""
+    """One invalid field, and a sentence that says why."""
 
     field: str
     message: str
 
 
 class MusterError(Exception):
-    """Whatever goes wrong in Muster and is not a bug in it."""
+    """Base class of every expected error. Any other exception is a bug."""
 
 
 class IllegalMove(MusterError):
@@ -77,7 +69,7 @@ class InvalidSpec(MusterError):
 
 
 class InvalidEnvironment(MusterError):
-    """An environment variable holds a value that cannot be used."""
+    """An environment variable with a value that cannot be used."""
 
     def __init__(
         self,
@@ -89,20 +81,20 @@ class InvalidEnvironment(MusterError):
         super().__init__(f"{name}={value!r} is not {wanted}: {way}")
         self.name = name
         self.value = value
-        """As it may be shown."""
+        """The value, or "…" if it may be secret."""
         self.wanted = wanted
 
 
-class BegunOtherwise(MusterError):
-    """An unfinished job of that id was described otherwise."""
+class JobDiffers(MusterError):
+    """An unfinished job of the same id has another description."""
 
     def __init__(self, job_id: str, fields: Sequence[str]) -> None:
         super().__init__(
-            f"{job_id} has begun with another {', '.join(fields)}, and is not over: describe it as "
-            "then to go on, or choose another id"
+            f"{job_id} was started with another {', '.join(fields)} and is not finished: use the "
+            "same values to resume it, or choose another id"
         )
         self.fields = tuple(fields)
 
 
 class WireError(MusterError):
-    """A peer sent bytes that are no frame, no message, or too long."""
+    """A peer sent an invalid frame or message."""

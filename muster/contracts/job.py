@@ -1,4 +1,4 @@
-"""The life of a job: its statuses, the legal moves between them, and the reasons beside them."""
+"""The states of a job: statuses, legal transitions, and the reasons beside them."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,33 +7,33 @@ from typing import Final, NewType
 from muster.contracts.errors import IllegalMove
 
 JobId = NewType("JobId", str)
-"""The name people use: chosen by the caller or made for them, and free again after a delete."""
+"""The name people use: chosen by the caller or generated, and free again after a delete."""
 
 JobUid = NewType("JobUid", str)
-"""The identity of one job for ever: in its checkpoints' manifests and its processes' marks."""
+"""The permanent identity of a job: in the manifests of its checkpoints and its process tags."""
 
 
 class JobStatus(StrEnum):
-    """What is true of a job while it has this status."""
+    """The status of a job."""
 
     QUEUED = "QUEUED"
-    """Accepted and durable; no process of it runs, it waits for slots or for a coordinator."""
+    """Accepted and durable, without a process; it waits for slots or for a coordinator."""
     STARTING = "STARTING"
-    """Claimed; its agent and ranks are being started, and not every rank is alive yet."""
+    """Claimed by a coordinator; its agent and ranks are being started."""
     RUNNING = "RUNNING"
-    """Every rank that has work is alive or has finished."""
+    """Every rank is alive or has finished."""
     RECOVERING = "RECOVERING"
-    """At least one rank is down and will be replaced; the others go on, or start again with it."""
+    """At least one rank is down and will be replaced; the others go on, or restart with it."""
     PAUSED = "PAUSED"
-    """No step is taken, because too few ranks are active or a person asked for it."""
+    """No step is taken, because too few ranks are active or a user asked for it."""
     STOPPING = "STOPPING"
-    """It is to end, as somebody asked or as it cannot go on; ranks are saving and exiting."""
+    """Its ranks are saving and exiting, because of a request or a failure."""
     COMPLETED = "COMPLETED"
     """Every rank exited with code 0."""
     FAILED = "FAILED"
-    """It cannot go on; reason and message say why."""
+    """It cannot continue; reason and message say why."""
     STOPPED = "STOPPED"
-    """It ended because somebody asked; its checkpoints are there to go on from."""
+    """It ended on request; another job can resume from its checkpoints."""
 
 
 TERMINAL: Final = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED})
@@ -44,7 +44,7 @@ EXIT_CODES: Final[Mapping[JobStatus, int]] = {
     JobStatus.FAILED: 1,
     JobStatus.STOPPED: 8,
 }
-"""What a process ends with that has seen a job to its end; no other end of one is 8."""
+"""Exit codes of a command that watches a job until its end; 8 has no other meaning."""
 
 _S = JobStatus
 TRANSITIONS: Final[Mapping[JobStatus, frozenset[JobStatus]]] = {
@@ -54,9 +54,9 @@ TRANSITIONS: Final[Mapping[JobStatus, frozenset[JobStatus]]] = {
     ),
     _S.RUNNING: frozenset({_S.RECOVERING, _S.PAUSED, _S.STOPPING, _S.COMPLETED, _S.FAILED}),
     _S.RECOVERING: frozenset({_S.RUNNING, _S.PAUSED, _S.STOPPING, _S.COMPLETED, _S.FAILED}),
-    # COMPLETED: who is left may be too few to train, and have nothing more to do.
+    # COMPLETED: the remaining ranks may be too few to train, but may have finished.
     _S.PAUSED: frozenset({_S.RUNNING, _S.RECOVERING, _S.STOPPING, _S.COMPLETED, _S.FAILED}),
-    # Back to QUEUED when the whole service was told to shut down: the job resumes at the next up.
+    # Back to QUEUED when the whole service shuts down: the job resumes at the next `muster up`.
     _S.STOPPING: frozenset({_S.STOPPED, _S.COMPLETED, _S.FAILED, _S.QUEUED}),
     _S.COMPLETED: frozenset(),
     _S.FAILED: frozenset(),
@@ -85,15 +85,15 @@ class Reason(StrEnum):
     START_TIMEOUT = "start_timeout"
     OUT_OF_MEMORY = "out_of_memory"
     PREEMPTED = "preempted"
-    """Somebody else asked a rank to stop."""
+    """A rank received SIGTERM from outside Muster."""
     GANG_RESTARTED = "gang_restarted"
-    """Another rank of its gang had died, and all of them are started again."""
+    """A rank of the gang died, so all of its ranks restart."""
     HOST_EXHAUSTED = "host_exhausted"
-    """A host had no process, descriptor or room for a rank when it was to be started."""
+    """A host had no process, file descriptor or space left to start a rank."""
     DO_NOT_RETRY = "do_not_retry"
-    """A rank exited with the code that says so."""
+    """A rank exited with the code that forbids a retry."""
     DIFFERENT_BITS = "different_bits"
-    """A worker held other bits than the others of its group."""
+    """The state of a worker differed from that of its group."""
     TOO_FEW_WORKERS = "too_few_workers"
     PAUSED_BY_USER = "paused_by_user"
     RESTART_LIMIT = "restart_limit"
@@ -101,14 +101,14 @@ class Reason(StrEnum):
     INVALID_DATASET = "invalid_dataset"
     INVALID_CHECKPOINT = "invalid_checkpoint"
     SECRET_UNAVAILABLE = "secret_unavailable"  # noqa: S105  a word
-    """What the job refers to is not there, or not kept as a secret is."""
+    """A secret of the job is missing, or other users may read it."""
     STOPPED_BY_USER = "stopped_by_user"
 
 
 class StopRequest(StrEnum):
-    """What the person wants to happen to a job that is not over."""
+    """How a user wants a job to end."""
 
     GRACEFUL = "graceful"
-    """SIGTERM, a last checkpoint, and SIGKILL only after the grace period."""
+    """SIGTERM, a last checkpoint, and SIGKILL after the grace period."""
     FORCED = "forced"
     """SIGKILL at once."""

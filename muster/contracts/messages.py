@@ -1,15 +1,18 @@
-"""What processes say to each other: a closed union of frozen, tagged values per direction.
+"""The messages between rank, agent and coordinator: a closed union of frozen, tagged values.
 
-Rank ↔ agent over an inherited socket pair, agent ↔ coordinator over one TCP connection. A frame
-(`muster.contracts.framing`) carries one message, encoded (`muster.contracts.encoding`) with its
-tag. An unknown tag or field is an error: both ends are of one version.
+A rank and its agent share an inherited socket pair; an agent and the coordinator share one TCP
+connection. `muster.contracts.wire` encodes a message and puts it into a frame. An unknown tag or
+field is an error: both ends run the same version. The tags and the encoded field names are the
+wire format and stay when a Python name changes.
 """
 
+import struct
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from muster.contracts.job import Reason
+from muster.contracts.rank import ProcessRecord
 
 
 class _Message(
@@ -20,27 +23,32 @@ class _Message(
 
 COUNT_MAX: Final = 2**63 - 1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
-"""What a rank counts, within what every database can hold: a program may say anything."""
-
+"""A counter of a rank, limited to what every database can hold: a program may send any number."""
 
 METRICS_LIMIT: Final = 64
 METRIC_NAME_LIMIT: Final = 128
-"""Characters. All metrics of a step go into one beat, which has to fit into one packet."""
+"""Characters. All metrics of a step go into one heartbeat, which has to fit into one packet."""
+
+SAVED_LIMIT: Final = 256
+"""Most `Saved` messages kept to be repeated; each includes the epochs of those before it."""
+
+ERROR_LIMIT: Final = 2000
+"""Characters kept of an error that a program has written down."""
 
 
 # Rank → agent
 
 
 class Executing(_Message, frozen=True, tag="executing"):
-    """The launcher is about to become the user's program; whether that beats is not known."""
+    """The launcher is about to exec the user's program, which may or may not send heartbeats."""
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """A program that uses our handle has joined; from now on it beats."""
+    """A program that uses `muster.Run` has joined; it sends heartbeats from now on."""
 
 
-class Beat(_Message, frozen=True, tag="beat"):
-    """The rank is alive and here. Sent every heartbeat, and earlier when there is news."""
+class Heartbeat(_Message, frozen=True, tag="beat"):
+    """The rank is alive and here. Sent at every interval, and earlier when there is news."""
 
     step: Count
     total_steps: Count | None
@@ -50,34 +58,34 @@ class Beat(_Message, frozen=True, tag="beat"):
     loss: float | None
     """The last loss the program gave; None before the first, and for a NaN or an infinity."""
     metrics: dict[str, float]
-    """Whatever else the program gave with its last step; finite numbers only."""
+    """Other metrics of the last step; finite numbers only."""
     checkpoints_saved: Count
-    """Durable checkpoints of this incarnation."""
+    """Durable checkpoints of this attempt."""
     last_checkpoint_step: Count | None
     stopping: bool
-    """It was asked to stop (SIGTERM, by whomever): exit code 0 now means saved, not done."""
+    """The rank received SIGTERM: from now on exit code 0 means saved, not finished."""
     waiting: bool
-    """It is not at work itself but waits for others: that no step is taken is not its fault."""
+    """The rank waits for its peers, so a missing step is not its fault."""
 
 
 class Warned(_Message, frozen=True, tag="warned"):
-    """Something a person should see in the job's events; training goes on."""
+    """A warning for the job's events; training continues."""
 
     message: str
 
 
 class Orphaned(_Message, frozen=True, tag="orphaned"):
-    """We asked the rank ourselves to save and exit, as nobody looked after it any more.
+    """The rank has lost its supervisor and was asked to save and exit.
 
-    Said by the rank or, of one that does not speak for itself, by its agent.
+    Sent by the rank, or by its agent for a program that sends nothing itself.
     """
 
     by: str
-    """Who asked, and why; "itself (no agent for 300 s)"."""
+    """Sender and reason; "itself (no agent for 300 s)"."""
 
 
-class Refused(_Message, frozen=True, tag="refused"):
-    """The rank is about to exit and starting it again would not help."""
+class PermanentFailure(_Message, frozen=True, tag="refused"):
+    """The rank is about to exit, and a restart would not help."""
 
     reason: Reason
     message: str
@@ -86,7 +94,7 @@ class Refused(_Message, frozen=True, tag="refused"):
 class Raised(_Message, frozen=True, tag="raised"):
     """The program raised an error in this step, and the rank is about to exit.
 
-    What the program computes is a function of the step: the same error again is no accident.
+    A step is deterministic, so the same error at the same step will come again.
     """
 
     step: Count
@@ -94,28 +102,28 @@ class Raised(_Message, frozen=True, tag="raised"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """A rank of a synchronous job has its program and its data, and waits for a layout."""
+    """A rank of a synchronous job has loaded its program and data, and waits for a group."""
 
     port: int
-    """Where its peers reach it over TCP; 0 where they share memory."""
+    """The TCP port for its peers; 0 with shared memory."""
 
 
-class TookUp(_Message, frozen=True, tag="took_up"):
-    """The layout is in force for this rank: it has the state that all members have."""
+class JoinedGroup(_Message, frozen=True, tag="took_up"):
+    """The rank trains in this group round: it has the state that all members have."""
 
     generation: Count
     step: Count
 
 
-class Stranded(_Message, frozen=True, tag="stranded"):
-    """A rank has lost a peer, or never found it, and waits for another layout."""
+class PeerLost(_Message, frozen=True, tag="stranded"):
+    """The rank lost a peer, or never reached it, and waits for the next group round."""
 
     generation: Count
     message: str
 
 
-class Disputed(_Message, frozen=True, tag="disputed"):
-    """Members of the layout differ from the others in what they hold, or compute."""
+class StateMismatch(_Message, frozen=True, tag="disputed"):
+    """Some members of the group hold, or compute, other bits than the rest."""
 
     generation: Count
     workers: tuple[int, ...]
@@ -123,7 +131,7 @@ class Disputed(_Message, frozen=True, tag="disputed"):
 
 
 class EpochDone(_Message, frozen=True, tag="epoch_done"):
-    """What was consumed in one whole pass, and what the data set's index says of it."""
+    """The samples consumed in one epoch, and the totals of the data set's index."""
 
     epoch: Count
     samples: Count
@@ -132,13 +140,8 @@ class EpochDone(_Message, frozen=True, tag="epoch_done"):
     expected_hash_sum: int
 
 
-SAVED_LIMIT: Final = 256
-"""Most messages about checkpoints that are kept to be said again; each tells of the passes of
-those before it, too."""
-
-
 class Saved(_Message, frozen=True, tag="saved"):
-    """A coordinated checkpoint is durable: nothing up to this step can be lost any more."""
+    """A coordinated checkpoint is durable: no step up to this one can be lost."""
 
     generation: Count
     step: Count
@@ -148,22 +151,22 @@ class Saved(_Message, frozen=True, tag="saved"):
     consumed: Count
     consumed_hash: int
     epochs: tuple[EpochDone, ...]
-    """Passes that are over and durable with it, the oldest first. Those that do not fit into one
-    message are told in further ones, of the same step."""
+    """Finished epochs that are durable with it, oldest first. Epochs that do not fit into one
+    message follow in further messages of the same step."""
 
 
 RankMessage: TypeAlias = (
     Executing
     | Hello
-    | Beat
+    | Heartbeat
     | Warned
     | Orphaned
-    | Refused
+    | PermanentFailure
     | Raised
     | Ready
-    | TookUp
-    | Stranded
-    | Disputed
+    | JoinedGroup
+    | PeerLost
+    | StateMismatch
     | Saved
 )
 
@@ -171,8 +174,8 @@ RankMessage: TypeAlias = (
 # Agent → rank
 
 
-class Seat(_Message, frozen=True, tag="seat"):
-    """One member of a layout. Its place in the group is its place in the list."""
+class GroupMember(_Message, frozen=True, tag="seat"):
+    """One worker of a group. Its index in the group is its index in `WorkerGroup.members`."""
 
     worker_id: int
     rank: int
@@ -180,26 +183,27 @@ class Seat(_Message, frozen=True, tag="seat"):
     port: int
 
 
-class Layout(_Message, frozen=True, tag="layout"):
-    """Who trains together from now on. It goes along with descriptors of shared memory.
+class WorkerGroup(_Message, frozen=True, tag="layout"):
+    """The workers that train together from now on. A rank that is not a member exits.
 
-    First the memory that all members write results to, made for this layout alone, then each
-    member's own arena in the order of `seats`. Who is not among them leaves.
+    File descriptors of shared memory travel with it: first the memory that all members write
+    results to, made for this round alone, then each member's own arena in the order of `members`.
     """
 
     generation: int
+    """The group round: counts up with every change of the group."""
     token: str
-    """What members prove to each other that they are."""
-    seats: tuple[Seat, ...]
+    """Members prove with it that they belong to the group."""
+    members: tuple[GroupMember, ...] = msgspec.field(name="seats")
     paused: bool
-    """Nobody takes a step until the next layout."""
+    """No step is taken until the next round."""
 
 
 # Agent → coordinator
 
 
 class AgentHello(_Message, frozen=True, tag="agent_hello"):
-    """First frame of an agent: who it is, and the token that proves it."""
+    """First frame of an agent: its identity, and the token that proves it."""
 
     job_uid: str
     generation: int
@@ -207,7 +211,7 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
-    """A process exists; (pid, start_ticks) with the boot id name it for ever."""
+    """A process was started; (pid, start_ticks, boot_id) identifies it for ever."""
 
     rank: int
     incarnation: int
@@ -218,24 +222,18 @@ class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
 
 
 class RankSaid(_Message, frozen=True, tag="rank_said"):
-    """A message of a rank, passed on unchanged."""
+    """A message of a rank, forwarded unchanged."""
 
     rank: int
     incarnation: int
     message: RankMessage
 
 
-ERROR_LIMIT: Final = 2000
-"""Characters of an error that a program has written down."""
-
-
 class RankExited(_Message, frozen=True, tag="rank_exited"):
     """A process has ended, or could not be started; its exit record is durable already.
 
-    At most one of `exit_code` and `signal` is set; neither for an end that nobody saw, because the
-    rank's agent had died before it, or of a process that never was: who cannot know that it was
-    done has to run it once more.
-    `last_lines` is the end of its log.
+    At most one of `exit_code` and `signal` is set. Neither is set if the end was not observed,
+    because the agent had died first, or if the process never started; such a rank runs again.
     """
 
     rank: int
@@ -243,40 +241,41 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     exit_code: int | None
     signal: int | None
     last_lines: tuple[str, ...]
+    """The end of its log."""
     out_of_memory: bool = False
-    """The kernel killed it for its memory, as far as that can be known."""
+    """The kernel killed it for its memory, as far as the agent can tell."""
     unstarted: str | None = None
-    """Why it never became a process, a verb phrase, if it may become one later: its host had no
-    process, descriptor or room to give. What can never be started is `Refused`."""
+    """A verb phrase, set if its host lacked a process, a descriptor or memory for it: a later
+    start may succeed. A start that can never succeed is a `PermanentFailure`."""
     error: str | None = None
-    """What it has written down itself of its error, as torch's `@record` does: a type and words,
-    `ERROR_LIMIT` characters at most."""
+    """The error file of the program, as torch's `@record` writes it: a type and a message, at most
+    `ERROR_LIMIT` characters."""
 
 
-class Pulse(_Message, frozen=True, tag="pulse"):
-    """The agent is there and hears its ranks: while it says so, their silence is their own."""
+class AgentHeartbeat(_Message, frozen=True, tag="pulse"):
+    """The agent is alive and reads from its ranks, so a silent rank is silent itself."""
 
     stopped: tuple[tuple[int, int], ...]
-    """Rank and incarnation of those that stand still (SIGSTOP) and were never heard to beat."""
+    """Rank and attempt of each process that is stopped (SIGSTOP) and never sent a heartbeat."""
 
 
-AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited | Pulse
+AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited | AgentHeartbeat
 
 
 # Coordinator → agent
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The coordinator's first frame, to every agent. `epoch` is that of its lease: it only goes up.
+    """The coordinator's first frame, to every agent; `epoch` is that of its lease and only grows.
 
-    One that is not expected any more is dismissed in the next.
+    An agent that is not expected any more is dismissed with the next frame.
     """
 
     epoch: int
 
 
 class StartRank(_Message, frozen=True, tag="start_rank"):
-    """Start this incarnation with exactly this environment (on top of the agent's own)."""
+    """Start this attempt with exactly this environment (on top of the agent's own)."""
 
     rank: int
     incarnation: int
@@ -298,16 +297,83 @@ class KillRank(_Message, frozen=True, tag="kill_rank"):
     incarnation: int
 
 
-class Announce(_Message, frozen=True, tag="announce"):
-    """Tell every rank the layout; incarnations say which processes are meant."""
+class AnnounceGroup(_Message, frozen=True, tag="announce"):
+    """Send the group to every rank; the attempt numbers say which processes are meant."""
 
-    layout: Layout
+    layout: WorkerGroup
     incarnations: tuple[int, ...]
-    """Of each seat's rank."""
+    """The attempt of each member's rank."""
 
 
 class Dismiss(_Message, frozen=True, tag="dismiss"):
-    """The job is over: kill what is left and exit."""
+    """The job is over: kill the remaining processes and exit."""
 
 
-CoordinatorMessage: TypeAlias = Welcome | StartRank | TerminateRank | KillRank | Announce | Dismiss
+CoordinatorMessage: TypeAlias = (
+    Welcome | StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
+)
+
+
+# What an agent reads from its standard input, which other users of the machine cannot read
+
+
+class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank's process that an earlier agent started and the new agent supervises."""
+
+    rank: int
+    incarnation: int
+    process: ProcessRecord
+    mark: str
+    """The process tag: `muster.contracts.environ.PROCESS_TAG` in it and in its children."""
+
+
+class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of one agent."""
+
+    job_uid: str
+    generation: int
+    token: str
+    """Proves to the coordinator that it started this agent."""
+    job_root: str
+    """The job's directory, see `muster.contracts.paths.JobFiles`."""
+    address_file: str
+    """Holds a `CoordinatorAddress`; read again at every attempt to connect."""
+    is_managed: bool
+    """The ranks run a managed program, so they may be forked from a prefork server."""
+    orphan_timeout_seconds: float
+    """After this long without a coordinator, ranks are asked to save and exit."""
+    stop_grace_seconds: float
+    pulse_seconds: float
+    """Interval of `AgentHeartbeat`."""
+    secrets: dict[str, str] = {}
+    """The job's references by variable name, see `muster.contracts.secrets`."""
+    safe: str = ""
+    """The directory of ``file:`` references."""
+    lent: dict[str, str] = {}
+    """The values of the job's ``env:`` references by name, as far as the service shares them.
+    They are in this message and in the environment of ranks only."""
+    adopted: tuple[AdoptedRank, ...] = ()
+    """The job's processes that live on. Any other process of the job is ended first."""
+
+
+class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """The address where the current coordinator accepts agents."""
+
+    host: str
+    port: int
+    process: ProcessRecord | None = None
+    """The coordinator's process, for readers without access to the database."""
+
+
+# What an agent sends to its prefork server
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a forked rank; the descriptors of its log and channel travel with them."""
+
+    environment: dict[str, str]
+    working_dir: str
+
+
+FORKED_PID: Final = struct.Struct("<q")
+"""The prefork server's answer to a `ForkRequest`."""

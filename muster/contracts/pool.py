@@ -1,14 +1,7 @@
-"""The elastic pool: who takes part in a synchronous job, and how they come and go.
+"""The elastic pool: the workers of a synchronous job, and how they join and leave.
 
-Frozen values and pure functions: each returns the pool as it is then, or raises and has changed
-nothing. Time comes in as `now`, in seconds of any clock that does not go back.
-
-PoolError
-├── PoolFull             as many workers are in it as are allowed
-├── RankTaken            a newcomer names a rank that a living worker holds
-├── UnknownWorker        no worker has that id, or ever had it
-├── CannotActivate       only a syncing worker becomes active
-└── CannotLeave          only an active worker can be asked to leave
+Frozen values and pure functions: each returns the new pool, or raises and has changed nothing.
+`now` is in seconds of any monotonic clock.
 """
 
 from collections.abc import Mapping
@@ -20,22 +13,22 @@ from muster.contracts.errors import IllegalMove, MusterError
 from muster.contracts.shards import ranges
 
 WorkerId = NewType("WorkerId", int)
-"""Counts up from 0 over the life of a pool; stable, and never used again."""
+"""Counts up from 0 over the life of a pool, and is never reused."""
 
 
 class WorkerState(StrEnum):
-    """What is true of a worker while it is in this state."""
+    """The life of a worker, see `TRANSITIONS`."""
 
     SYNCING = "syncing"
-    """Accepted; it receives the weights, and contributes nothing yet."""
+    """It was accepted and receives the weights; it contributes nothing yet."""
     ACTIVE = "active"
-    """It has the weights of the others and computes its part of every step."""
+    """It has the weights of the group and computes its part of every step."""
     DRAINING = "draining"
-    """It will leave at the next step boundary, and does not count any more."""
+    """It leaves at the next step boundary, and no longer counts."""
     FAILED = "failed"
-    """A heartbeat was missed, or its process died."""
+    """It missed its heartbeats, or its process died."""
     LEFT = "left"
-    """It has gone, as it was asked to."""
+    """It left because it was asked to."""
 
 
 TRANSITIONS: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
@@ -47,87 +40,62 @@ TRANSITIONS: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
 }
 
 LIVING: Final = frozenset({WorkerState.SYNCING, WorkerState.ACTIVE, WorkerState.DRAINING})
-"""A process stands behind a worker in one of these, and takes it along when it ends."""
+"""States with a running process."""
 
 _COUNTED: Final = frozenset({WorkerState.SYNCING, WorkerState.ACTIVE})
-"""Those that count towards the limit."""
+"""States that count towards `max_workers`."""
 
 
 class PoolError(MusterError):
-    """The pool refuses, and is as it was."""
+    """The pool refused an operation and did not change."""
 
 
 class PoolFull(PoolError):
-    def __init__(self, max_workers: int) -> None:
-        super().__init__(
-            f"the pool already has {max_workers} workers, which is its limit: let one leave, or "
-            "raise max_workers"
-        )
-        self.max_workers = max_workers
+    """The pool has its maximum number of workers."""
 
 
 class RankTaken(PoolError):
-    def __init__(self, rank: int, worker_id: WorkerId, state: WorkerState) -> None:
-        super().__init__(
-            f"rank {rank} is held by worker {worker_id}, which is {state}: take a free one, or "
-            "wait until its process has ended"
-        )
-        self.rank = rank
-        self.worker_id = worker_id
+    """A living worker holds the newcomer's rank."""
 
 
 class UnknownWorker(PoolError):
-    def __init__(self, worker_id: int, known: int) -> None:
-        known_ids = f"0 to {known - 1}" if known else "nobody at all"
-        super().__init__(f"there is no worker {worker_id}: the pool knows {known_ids}")
-        self.worker_id = worker_id
+    """No worker has, or ever had, that id."""
 
 
 class CannotActivate(PoolError):
-    def __init__(self, worker_id: WorkerId, state: WorkerState) -> None:
-        super().__init__(
-            f"worker {worker_id} is {state}, and only a syncing worker becomes active: a worker "
-            "that is to take part again joins as a new one"
-        )
-        self.worker_id = worker_id
-        self.state = state
+    """Only a syncing worker becomes active."""
 
 
 class CannotLeave(PoolError):
-    def __init__(self, worker_id: WorkerId, state: WorkerState) -> None:
-        super().__init__(
-            f"worker {worker_id} is {state}, and only an active worker can be asked to leave"
-        )
-        self.worker_id = worker_id
-        self.state = state
+    """Only an active worker can be asked to leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
-    """How a process announces itself."""
+    """The facts with which a process joins."""
 
     rank: int
-    """The place it fills: of its own, or of one that failed or left."""
+    """A new rank, or that of a worker that failed or left."""
     incarnation: int
-    """Which process of that rank it is."""
+    """The attempt of that rank."""
     node: str
     gpus: int
     backend: str
-    """What it computes with, such as ``numpy``."""
+    """Its array library, such as ``numpy``."""
     epoch: int
     """The epoch it has reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One worker, from when it was accepted on and for ever."""
+    """One worker; it stays on the list after it has left or failed."""
 
     worker_id: WorkerId
     state: WorkerState
     newcomer: Newcomer
     joined_at: float
     joined_step: int
-    """The step that training had reached when it was accepted, then that of the weights it got."""
+    """The step at which it was accepted; once active, the step of the weights it received."""
     last_heartbeat: float
 
     @property
@@ -137,58 +105,52 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Everybody who takes part, took part, or is about to."""
+    """All workers that take part, took part, or are about to."""
 
     min_workers: int
-    """With fewer active ones training pauses."""
+    """With fewer active workers training pauses."""
     max_workers: int
     timeout_seconds: float
-    """An active worker that is silent for longer has failed."""
+    """An active worker without a heartbeat for longer has failed."""
     members: tuple[Member, ...] = ()
-    """In the order of their ids: member i has the id i. Nobody is ever taken off the list."""
+    """Member i has the id i. No member is ever removed from the list."""
     reconfigure: bool = False
-    """The layout in force is not that of the members any more."""
+    """The members have changed since the last group was published."""
 
     @property
     def active(self) -> tuple[Member, ...]:
-        """Those who compute; a worker's index in a collective is its place here."""
+        """The workers that compute; a worker's index in a collective is its index here."""
         return tuple(m for m in self.members if m.state is WorkerState.ACTIVE)
 
     @property
     def world_size(self) -> int:
-        """The world size in force."""
+        """The number of active workers."""
         return len(self.active)
 
     @property
     def is_paused(self) -> bool:
-        """No step is taken, until there are enough active workers."""
+        """True while there are too few active workers to take a step."""
         return self.world_size < self.min_workers
 
     @property
     def room(self) -> int:
-        """How many newcomers would be accepted."""
+        """The number of newcomers that would be accepted."""
         return self.max_workers - sum(m.state in _COUNTED for m in self.members)
 
     def is_active(self, worker_id: int) -> bool:
-        """Whether that worker computes."""
+        """Return whether that worker is active."""
         return any(m.worker_id == worker_id for m in self.active)
 
-    @property
-    def free_rank(self) -> int:
-        """The lowest rank that no living worker holds."""
-        held = {m.rank for m in self.members if m.state in LIVING}
-        return next(rank for rank in range(len(held) + 1) if rank not in held)
-
     def restarts(self, rank: int) -> int:
-        """Return how often a worker that failed on `rank` was replaced."""
+        """Return how many failed workers of `rank` were replaced."""
         filled = [m.state for m in self.members if m.rank == rank]
         return filled[:-1].count(WorkerState.FAILED)
 
     def shares(self, total: int) -> dict[WorkerId, tuple[int, int]]:
-        """Deal [0, total) out to the active workers, in contiguous ranges (`ranges`)."""
+        """Assign [0, total) to the active workers in contiguous ranges (see `ranges`)."""
         active = self.active
-        dealt = ranges(total, len(active))
-        return {m.worker_id: share for m, share in zip(active, dealt, strict=True)}
+        cut = ranges(total, len(active))
+        return {m.worker_id: share for m, share in zip(active, cut, strict=True)}
 
 
 def move(current: WorkerState, target: WorkerState) -> WorkerState:
@@ -199,15 +161,21 @@ def move(current: WorkerState, target: WorkerState) -> WorkerState:
 
 
 def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
-    """Accept a newcomer as the last member, syncing; `step` is the one training has reached.
+    """Accept a newcomer as a syncing member; `step` is the current step.
 
     Raises `PoolFull` or `RankTaken`.
     """
     if pool.room < 1:
-        raise PoolFull(pool.max_workers)
+        raise PoolFull(
+            f"the pool already has its maximum of {pool.max_workers} workers: remove one, or raise "
+            "max_workers"
+        )
     for member in pool.members:
         if member.rank == newcomer.rank and member.state in LIVING:
-            raise RankTaken(newcomer.rank, member.worker_id, member.state)
+            raise RankTaken(
+                f"rank {member.rank} is held by worker {member.worker_id}, which is "
+                f"{member.state}: use a free rank, or wait until that process has ended"
+            )
     accepted = Member(
         worker_id=WorkerId(len(pool.members)),
         state=WorkerState.SYNCING,
@@ -220,35 +188,40 @@ def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
 
 
 def activate(pool: Pool, worker_id: int, *, now: float, step: int) -> Pool:
-    """Count a worker in that has received the weights, those of `step`; raises `CannotActivate`.
+    """Activate a worker that has received the weights of `step`; raises `CannotActivate`.
 
-    That it has them is a sign of life: its silence is measured from `now` on.
+    This counts as its first heartbeat.
     """
     member = _member(pool, worker_id)
     if member.state is not WorkerState.SYNCING:
-        raise CannotActivate(member.worker_id, member.state)
+        raise CannotActivate(
+            f"worker {worker_id} is {member.state}, and only a syncing worker becomes active: to "
+            "take part again, join as a new worker"
+        )
     active = _moved(member, WorkerState.ACTIVE)
     return _with(pool, replace(active, joined_step=step, last_heartbeat=now))
 
 
-def located(pool: Pool, worker_id: int, node: str) -> Pool:
-    """Note on which machine a worker runs."""
+def set_node(pool: Pool, worker_id: int, node: str) -> Pool:
+    """Record the machine on which a worker runs."""
     member = _member(pool, worker_id)
     return _with(pool, replace(member, newcomer=replace(member.newcomer, node=node)))
 
 
 def leave(pool: Pool, worker_id: int) -> Pool:
-    """Ask a worker to leave: it does not count from now on. Raises `CannotLeave`."""
+    """Ask a worker to leave; it no longer counts. Raises `CannotLeave`."""
     member = _member(pool, worker_id)
     if member.state is not WorkerState.ACTIVE:
-        raise CannotLeave(member.worker_id, member.state)
+        raise CannotLeave(
+            f"worker {worker_id} is {member.state}, and only an active worker can be asked to leave"
+        )
     return replace(_with(pool, _moved(member, WorkerState.DRAINING)), reconfigure=True)
 
 
-def gone(pool: Pool, worker_id: int) -> Pool:
-    """Take along the worker whose process has ended, from whatever living state it was in.
+def process_ended(pool: Pool, worker_id: int) -> Pool:
+    """Move a worker whose process has ended to LEFT if it was draining, otherwise to FAILED.
 
-    One that has failed or left before stays what it is: its process was ended because of that.
+    A worker that has failed or left already stays as it is.
     """
     member = _member(pool, worker_id)
     if member.state is WorkerState.DRAINING:
@@ -257,23 +230,23 @@ def gone(pool: Pool, worker_id: int) -> Pool:
 
 
 def heartbeat(pool: Pool, worker_id: int, *, now: float) -> Pool:
-    """Note that a living worker was heard; a beat of any other is ignored, an unknown one's too."""
+    """Record a heartbeat of a living worker; ignore one of any other worker."""
     if not 0 <= worker_id < len(pool.members):
         return pool
     member = pool.members[worker_id]
     return _with(pool, replace(member, last_heartbeat=now)) if member.state in LIVING else pool
 
 
-def look(pool: Pool, *, now: float) -> Pool:
-    """Fail every active worker that has been silent for too long."""
+def fail_silent(pool: Pool, *, now: float) -> Pool:
+    """Fail every active worker whose last heartbeat is older than the timeout."""
     for member in pool.active:
         if now - member.last_heartbeat > pool.timeout_seconds:
             pool = _failed(pool, member)
     return pool
 
 
-def settled(pool: Pool) -> Pool:
-    """Say that the layout of the present members is in force."""
+def mark_published(pool: Pool) -> Pool:
+    """Record that the group of the present members was published."""
     return replace(pool, reconfigure=False)
 
 
@@ -287,7 +260,8 @@ def _moved(member: Member, target: WorkerState) -> Member:
 
 def _member(pool: Pool, worker_id: int) -> Member:
     if not 0 <= worker_id < len(pool.members):
-        raise UnknownWorker(worker_id, len(pool.members))
+        ids = f"has workers 0 to {len(pool.members) - 1}" if pool.members else "is empty"
+        raise UnknownWorker(f"there is no worker {worker_id}: the pool {ids}")
     return pool.members[worker_id]
 
 

@@ -1,26 +1,38 @@
-"""The life of one rank's process, as its coordinator sees it.
+"""The process of one rank as its coordinator sees it: its identity and its states.
 
-A *rank* is a place in the job; an *incarnation* is one process that fills it. Incarnations of a
-rank count up from 0 and are never used twice, so a frame, a log file and a checkpoint's
-generation say which process they come from.
+A *rank* is a place in the job; an *attempt* is one process that fills it. The attempts of a rank
+count up from 0 and are never reused, so a message, a log file and a checkpoint's generation say
+which process they come from. (Messages and tables call the number `incarnation`.)
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from muster.contracts.errors import IllegalMove
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """The identity of a process. A pid is reused; pid, start and boot together are not."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: clock ticks between boot and its start."""
+    boot_id: str
+    node: str
+
+
 class ProcessState(StrEnum):
-    """What is known of the process."""
+    """What the coordinator knows of the process."""
 
     SPAWNED = "spawned"
-    """It was started and has not said anything yet; the start-up grace runs."""
+    """It was started and has sent nothing yet; the start-up grace period runs."""
     LIVE = "live"
-    """It beats, or it is a program that does not speak to us and its process exists."""
+    """It sends heartbeats, or it is a program that sends none and its process exists."""
     SUSPECT = "suspect"
-    """A heartbeat is overdue, but the timeout has not passed; a beat makes it live again."""
+    """A heartbeat is overdue, but the timeout has not passed; a heartbeat makes it live again."""
     EXITED = "exited"
     """Its parent has reaped it; the exit code or signal is recorded."""
 

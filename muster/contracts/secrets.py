@@ -1,9 +1,8 @@
-"""What a job says of its secrets: where each one is kept, and never what it says.
+"""References to a job's secrets; the secrets themselves are never stored, shown or logged.
 
-A reference is ``env:NAME``, a variable that whoever runs the service lends to jobs, or
-``file:NAME``, a file in the installation's directory of secrets (`muster.safe`). It is followed
-when a rank starts, by the rank's agent, and what it leads to goes into that rank's environment
-alone: a job is stored, shown and logged with its references.
+A reference is ``env:NAME``, a variable that the service shares with jobs, or ``file:NAME``, a file
+in the installation's directory of secrets. The rank's agent resolves it when the rank starts, and
+the value goes into that rank's environment only.
 """
 
 import re
@@ -12,30 +11,30 @@ from typing import Final, NamedTuple
 
 from muster.contracts.errors import MusterError
 
-LENT: Final = "MUSTER_SECRET_ENV"
-"""Names the variables of a service that jobs may ask for. No job gets one without asking."""
+SHARED_VARIABLES: Final = "MUSTER_SECRET_ENV"
+"""Names the service's variables that jobs may refer to. A job gets only those it asks for."""
 
-HELD: Final = "MUSTER_SECRETS"
-"""Tells a rank which of its variables are secrets: what is ours in it does not repeat them."""
+SECRET_VARIABLES: Final = "MUSTER_SECRETS"  # noqa: S105  its name
+"""Tells a rank which of its variables are secrets, so that its output can be redacted."""
 
 SECRET_NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"  # noqa: S105  no secret itself
-"""Of a file: no slash, no dot in front, and nothing that a shell would touch."""
+"""Of a file: no slash, no leading dot, nothing that a shell expands."""
 
 SECRET_LIMIT_BYTES: Final = 65_536
-"""Of one: Linux takes no variable over 128 KiB."""
+"""Size of one secret: Linux takes no variable over 128 KiB."""
 
-REFERENCE_WANTED: Final = "file:NAME of what the service keeps, or env:NAME of what it lends"
+REFERENCE_WANTED: Final = "file:NAME for a stored secret, or env:NAME for a shared variable"
 
 _REFERENCE: Final = re.compile(rf"(env|file):({SECRET_NAME_PATTERN})", re.ASCII)
 
-_LOOKS: Final = re.compile(
+_SECRET_LIKE: Final = re.compile(
     r"(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)",
     re.IGNORECASE,
 )
 
 
 class Reference(NamedTuple):
-    """Where one secret is kept."""
+    """The place of one secret."""
 
     source: str
     """``env`` or ``file``."""
@@ -46,19 +45,19 @@ class Reference(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Reference | None":
-        """Return what `text` refers to, or None if it is no reference."""
+        """Return the reference that `text` is, or None."""
         found = _REFERENCE.fullmatch(text)
         return None if found is None else cls(found[1], found[2])
 
 
 class SecretUnavailable(MusterError):
-    """A secret is not where a reference says, or not kept as one: says which, and never what."""
+    """A referenced secret is missing, or stored insecurely. The message never holds its value."""
 
     def __init__(self, reference: Reference, why: str) -> None:
         super().__init__(f"the secret {reference} {why}")
         self.reference = reference
 
 
-def secrets_in_the_clear(env: Mapping[str, str]) -> list[str]:
-    """Return which variables of a job's `env` are secrets, to judge by their names."""
-    return [name for name, value in env.items() if value and _LOOKS.fullmatch(name)]
+def plaintext_secrets(env: Mapping[str, str]) -> list[str]:
+    """Return the variables of a job's `env` that hold secrets, judging by their names."""
+    return [name for name, value in env.items() if value and _SECRET_LIKE.fullmatch(name)]

@@ -1,28 +1,44 @@
-"""Who gets which part: shards of an independent job, ranges of a synchronous one."""
+"""Which part of the data belongs to a rank, and the rank's exact position in it."""
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Final, TypeVar
+
+import msgspec
+
+HASH_MODULUS: Final = 1 << 64
 
 Shard = TypeVar("Shard")
 
 
-def shards_of_rank(shards: Sequence[Shard], rank: int, world_size: int) -> list[Shard]:
-    """Return the shards of `rank`: every `world_size`-th one of the sorted listing.
+class Position(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank's place in its data; saved with the state, so a restart continues exactly there.
 
-    Shard i belongs to the rank with ``i % world_size == rank``, so every shard has exactly one
-    owner and the answer depends on nothing but the listing.
+    A sample is consumed if and only if its step is committed. `shard_idx` indexes the rank's own
+    list of shards, `line_idx` counts the consumed lines of that shard. `consumed` and
+    `consumed_hash` are the number of lines consumed in this epoch and the sum of their xxh3 hashes
+    modulo 2**64: they roll back with the checkpoint, and so prove exactly-once consumption.
     """
+
+    step: int = 0
+    epoch: int = 0
+    shard_idx: int = 0
+    line_idx: int = 0
+    consumed: int = 0
+    consumed_hash: int = 0
+
+
+def shards_of_rank(shards: Sequence[Shard], rank: int, world_size: int) -> list[Shard]:
+    """Return the shards of `rank`: shard i belongs to the rank with ``i % world_size == rank``."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in [0, {world_size})")
     return list(shards[rank::world_size])
 
 
 def ranges(total: int, parts: int) -> list[tuple[int, int]]:
-    """Cut [0, total) into contiguous ranges ``[start, stop)``, the first ones longer by one.
+    """Cut [0, total) into `parts` contiguous ranges ``[start, stop)``.
 
-    Each of the `parts` gets ``total // parts``, and the first ``total % parts`` one more. No part,
-    no range; where `total` is 0 every range is empty.
+    Each range has ``total // parts`` numbers, and the first ``total % parts`` one more.
     """
     bounds = [part * (total // parts) + min(part, total % parts) for part in range(parts)]
     return list(pairwise([*bounds, total])) if parts else []

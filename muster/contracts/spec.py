@@ -1,21 +1,22 @@
-"""What a person asks for: the description of a job, its defaults and its limits.
+"""The description of a job: one declaration per field, with type, limits, default and meaning.
 
-One frozen value, the same over REST, in the database, on the wire and from the environment. Whether
-it can be accepted is for `muster.contracts.spec_problems` to say.
+The REST body, the JSON schema of job files, the OpenAPI document and docs/reference/job-fields.md
+are derived from it. `muster.contracts.spec_problems` checks what spans several fields.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
-
-from muster.contracts.batches import SAMPLES_PER_SHARD_MIN
+from msgspec import Meta
 
 JOB_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 """Safe as a directory name, an environment value and a URL part: no dot, no slash, no blank."""
 
+JOB_ID_WANTED: Final = "use 1 to 63 letters, digits, '-' or '_', starting with a letter or digit"
+
 RESERVED_IDS: Final = frozenset({"summaries", "purge"})
-"""No job can be called like a path of the API beside the jobs."""
+"""Names of API paths below /jobs."""
 
 PROGRAM_WANTED: Final = "file.py:Name or package.module:Name"
 
@@ -28,35 +29,219 @@ COMMAND_LIMIT: Final = 1024
 """Most words of a command."""
 
 COMMAND_LIMIT_BYTES: Final = 100_000
-"""Of all its words as JSON: they travel in one variable, and Linux takes no entry over 128 KiB."""
+"""Limit of all words as JSON: they travel in one variable, and Linux limits one to 128 KiB."""
 
 ENVIRONMENT_LIMIT_BYTES: Final = 500_000
-"""Of `env` as JSON: with the command it fits into one frame to an agent."""
+"""Limit of `env` as JSON: with the command it fits into one frame to an agent."""
 
 MAPPING_LIMIT: Final = 256
 """Most entries of `env` or `labels`."""
 
 SECONDS_LIMIT: Final = 30 * 24 * 3600.0
-"""A month. Longer waits are typing errors."""
+"""A month. A longer wait is a typing error."""
 
-
-Mode: TypeAlias = Literal["independent", "synchronous"]
-"""Each rank has a model and shards of its own, or all ranks hold one model together."""
-
-BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
-"""How the ranks of a synchronous job talk; auto: shared memory where all are on one host."""
-
-RestartScope: TypeAlias = Literal["rank", "gang"]
-"""What is started again when a rank dies: that rank, or all ranks together. A gang is a program
-whose process group cannot take in a newcomer, such as one of torch.distributed."""
+SAMPLES_PER_SHARD_MIN: Final = 2
+"""A matrix product with a single row uses other instructions, which give other bits."""
 
 INDEPENDENT_BATCH_SIZE: Final = 16
 SYNCHRONOUS_BATCH_SIZE: Final = 64
 
-
 GROUP_LIMIT: Final = 250
-"""Most ranks of a synchronous job: their memory is handed over as descriptors, and the kernel takes
-253 at once."""
+"""Most ranks of a synchronous job: they receive their memory as file descriptors, and the kernel
+passes at most 253 at once."""
+
+Mode: TypeAlias = Literal["independent", "synchronous"]
+"""Each rank has its own model and shards, or all ranks train one model together."""
+
+BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
+RestartScope: TypeAlias = Literal["rank", "gang"]
+
+_RankCount: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+_Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Budget: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=1, le=SECONDS_LIMIT)]
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+_MODE_MEANING: Final = (
+    "In independent mode each rank works through its own shards; in synchronous mode all ranks "
+    "hold one model, and their number may change while it trains."
+)
+_COMMAND_WANTED: Final = (
+    'a list of words, such as ["python", "train.py"], or for a shell line '
+    '["sh", "-c", "python train.py > log"]'
+)
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job as it is stored. ``JobSpec()`` is a job of four ranks with all defaults."""
+
+    name: Annotated[str | None, _doc("A name for people.")] = None
+    mode: Annotated[Mode, _doc(_MODE_MEANING)] = "independent"
+    world_size: Annotated[_RankCount, _doc("Number of ranks.")] = 4
+    min_workers: Annotated[_RankCount, _doc("Fewest ranks with which training goes on.")] = 1
+    max_workers: Annotated[_RankCount | None, _doc("Most ranks. Default: the world size.")] = None
+    epochs: Annotated[_Count, _doc("Passes over the data.")] = 1
+    batch_size: Annotated[
+        _Count | None,
+        _doc(
+            "Samples per step (of one rank in independent mode). Default: 16 "
+            "independent, 64 synchronous, where it is a multiple of virtual_shards."
+        ),
+    ] = None
+    virtual_shards: Annotated[
+        _RankCount,
+        _doc(
+            "Equal parts of every batch of a synchronous job; a power of two. Batch size and "
+            "virtual shards decide the bits of the result, the number of ranks does not."
+        ),
+    ] = 32
+    backend: Annotated[
+        BackendChoice,
+        _doc("Transport between the ranks of a synchronous job; auto: shared memory on one host."),
+    ] = "auto"
+    replay_every: Annotated[
+        _RankCount | None,
+        _doc("One virtual shard in this many is computed by a second rank and compared."),
+    ] = None
+    seed: Annotated[
+        int,
+        Meta(
+            ge=0, le=2**63 - 1, description="Decides the order of samples and the initial weights."
+        ),
+    ] = 0
+    checkpoint_every: Annotated[
+        int, Meta(ge=1, le=1_000_000_000, description="Steps between checkpoints.")
+    ] = 5
+    keep_last: Annotated[int, Meta(ge=1, le=10_000, description="Checkpoints kept per rank.")] = 3
+    sleep_sec: Annotated[
+        float,
+        Meta(ge=0, le=3600, description="Pause after each step of a managed program, for demos."),
+    ] = 0.0
+    dataset_dir: Annotated[
+        str | None,
+        _doc("Directory of shards. Default: the server's, or a small synthetic data set."),
+    ] = None
+    checkpoint_dir: Annotated[
+        str | None,
+        _doc("Directory of checkpoints. Default: that of the job in resume_from, or the server's."),
+    ] = None
+    command: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="The argv every rank becomes. Default: `program`.",
+            extra={"wanted": _COMMAND_WANTED},
+        ),
+    ] = None
+    program: Annotated[
+        str | None,
+        _doc(
+            "What a synchronous job trains: file.py:Name (relative to working_dir) or "
+            "package.module:Name. Default: a built-in classifier."
+        ),
+    ] = None
+    env: Annotated[dict[str, str], _doc("Environment of every rank.")] = {}
+    secrets: Annotated[
+        dict[str, str],
+        Meta(
+            description="More variables, by reference: env:NAME from the service's environment, or "
+            "file:NAME from its directory of secrets. Only the ranks see the values.",
+            examples=[{"HF_TOKEN": "file:hf-token"}],
+        ),
+    ] = {}
+    working_dir: Annotated[
+        str | None, _doc("Where the ranks start. Default: the server's own directory.")
+    ] = None
+    heartbeat_timeout: Annotated[
+        _Seconds, _doc("Seconds without a heartbeat after which a rank is replaced.")
+    ] = 10.0
+    start_grace_seconds: Annotated[
+        _Seconds, _doc("Seconds a rank may take from its start to its first heartbeat.")
+    ] = 120.0
+    stop_grace_seconds: Annotated[
+        float, Meta(ge=0, le=SECONDS_LIMIT, description="Seconds from SIGTERM to SIGKILL.")
+    ] = 30.0
+    progress_timeout_seconds: Annotated[
+        _Seconds | None,
+        _doc(
+            "Seconds without a new step after which a rank is replaced, unless it "
+            "waits for another rank. Default: never."
+        ),
+    ] = None
+    restart_scope: Annotated[
+        RestartScope,
+        _doc(
+            "What restarts when a rank of a command dies: that rank, or the whole gang "
+            "with a new MASTER_PORT. Use gang where a process group cannot take in a new member, "
+            "as in torch.distributed."
+        ),
+    ] = "rank"
+    max_restarts: Annotated[
+        _Budget, _doc("Restarts of one rank after crashes before the job fails.")
+    ] = 50
+    max_hangs: Annotated[_Budget, _doc("Restarts of one rank that hung.")] = 20
+    max_out_of_memory: Annotated[_Budget, _doc("Restarts of one rank that ran out of memory.")] = 5
+    max_preemptions: Annotated[
+        _Budget, _doc("Restarts of one rank that was stopped from outside (SIGTERM).")
+    ] = 1000
+    max_fruitless: Annotated[
+        _Count,
+        _doc("Failures of one rank in a row without a new checkpoint; SIGKILL apart."),
+    ] = 5
+    resume_from: Annotated[
+        str | None,
+        _doc("Id of the job whose checkpoints this one starts from; or its own id."),
+    ] = None
+    labels: Annotated[dict[str, str], _doc("For people and their tools.")] = {}
+
+    @property
+    def effective_batch_size(self) -> int:
+        """The samples of a step: the requested number, or the default of the mode."""
+        if self.batch_size is not None:
+            return self.batch_size
+        if self.mode == "independent":
+            return INDEPENDENT_BATCH_SIZE
+        return max(SYNCHRONOUS_BATCH_SIZE, SAMPLES_PER_SHARD_MIN * self.virtual_shards)
+
+    @property
+    def effective_backend(self) -> str:
+        """The transport of this job: shared memory for "auto", as all ranks are on one host."""
+        return "shared_memory" if self.backend == "auto" else self.backend
+
+    @property
+    def largest_world_size(self) -> int:
+        """The most ranks the job may ever have; an independent job keeps its number."""
+        if self.mode == "independent" or self.max_workers is None:
+            return self.world_size
+        return self.max_workers
+
+
+class JobRequest(JobSpec, frozen=True, kw_only=True):
+    """A job to run. Every field has a default: ``{"world_size": 4}`` is enough.
+
+    Paths are absolute, or relative to the directory in which the server was started. The server
+    does not expand ``~``.
+    """
+
+    job_id: Annotated[
+        Annotated[str, Meta(pattern=f"^{JOB_ID_PATTERN}$")] | None,
+        Meta(
+            description="Chosen by you, or generated. Free again after a delete.",
+            extra={"wanted": JOB_ID_WANTED},
+        ),
+    ] = None
+    mode: Annotated[
+        Mode | None,
+        _doc(f"{_MODE_MEANING} Default: independent with a command, else synchronous."),
+    ] = None  # type: ignore[assignment]  # None only in a request: `spec` resolves it
+
+    def spec(self) -> JobSpec:
+        """Return the requested job, with its mode resolved."""
+        fields = {name: getattr(self, name) for name in JobSpec.__struct_fields__}
+        return JobSpec(**fields | {"mode": self.mode or usual_mode(self.command)})
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -66,119 +251,26 @@ class Range(msgspec.Struct, frozen=True):
     high: float
 
 
+def _limits(hint: Any) -> Range | None:  # noqa: ANN401  an annotation
+    for part in get_args(hint):
+        found = (
+            Range(part.ge, part.le)
+            if isinstance(part, Meta) and part.ge is not None and part.le is not None
+            else _limits(part)
+        )
+        if found:
+            return found
+    return None
+
+
 LIMITS: Final[Mapping[str, Range]] = {
-    "world_size": Range(1, 4096),
-    "min_workers": Range(1, 4096),
-    "max_workers": Range(1, 4096),
-    "epochs": Range(1, 1_000_000),
-    "virtual_shards": Range(1, 4096),
-    "batch_size": Range(1, 1_000_000),
-    "replay_every": Range(1, 4096),
-    "seed": Range(0, 2**63 - 1),
-    "checkpoint_every": Range(1, 1_000_000_000),
-    "keep_last": Range(1, 10_000),
-    "sleep_sec": Range(0, 3600),
-    "max_restarts": Range(0, 1_000_000),
-    "max_hangs": Range(0, 1_000_000),
-    "max_out_of_memory": Range(0, 1_000_000),
-    "max_preemptions": Range(0, 1_000_000),
-    "max_fruitless": Range(1, 1_000_000),
-    "heartbeat_timeout": Range(1, SECONDS_LIMIT),
-    "start_grace_seconds": Range(1, SECONDS_LIMIT),
-    "stop_grace_seconds": Range(0, SECONDS_LIMIT),
-    "progress_timeout_seconds": Range(1, SECONDS_LIMIT),
+    name: limits for name, hint in JobSpec.__annotations__.items() if (limits := _limits(hint))
 }
-
-
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that was asked for. ``JobSpec()`` is a job of four ranks with all defaults."""
-
-    name: str | None = None
-    mode: Mode = "independent"
-    world_size: int = 4
-    min_workers: int = 1
-    max_workers: int | None = None
-    """None: the world size at the start."""
-    epochs: int = 1
-    """Passes over the data."""
-    batch_size: int | None = None
-    """Samples of a step; in independent mode those of one rank. None: `effective_batch_size`."""
-    virtual_shards: int = 32
-    """Equal parts of every batch of a synchronous job; a power of two. With the batch size it
-    decides the bits of the result, which the number of ranks never does."""
-    backend: BackendChoice = "auto"
-    replay_every: int | None = None
-    """One virtual shard in this many is computed by a second rank as well, and compared."""
-    seed: int = 0
-    checkpoint_every: int = 5
-    """Steps between checkpoints."""
-    keep_last: int = 3
-    """Checkpoints kept per rank."""
-    sleep_sec: float = 0.0
-    """Pause after each step of a training of ours, for demonstrations."""
-    dataset_dir: str | None = None
-    """None: the default place, or a small synthetic data set where there is none."""
-    checkpoint_dir: str | None = None
-    """None: the server's default."""
-    command: tuple[str, ...] | None = None
-    """The argv every rank becomes. None: a training of ours, see `program`."""
-    program: str | None = None
-    """What a synchronous job trains: ``file.py:Name`` or ``package.module:Name``. None: the
-    built-in classifier."""
-    env: dict[str, str] = {}
-    secrets: dict[str, str] = {}
-    """More of the environment, by reference: see `muster.contracts.secrets`."""
-    working_dir: str | None = None
-    heartbeat_timeout: float = 10.0
-    """Seconds without a heartbeat after which a rank that beats is killed and replaced."""
-    start_grace_seconds: float = 120.0
-    """Seconds a rank may take from its start to its first sign of life."""
-    stop_grace_seconds: float = 30.0
-    """Seconds from SIGTERM to SIGKILL."""
-    progress_timeout_seconds: float | None = None
-    """Seconds without a new step after which a beating rank is replaced. None: never."""
-    restart_scope: RestartScope = "rank"
-    """Of a gang only the rank that died first is counted, and its budgets decide."""
-    max_restarts: int = 50
-    """Restarts of one rank after a crash; one crash more fails the job. The classes of
-    `muster.contracts.endings` have budgets of their own."""
-    max_hangs: int = 20
-    """Restarts of one rank that was killed because it hung."""
-    max_out_of_memory: int = 5
-    """Restarts of one rank that ran out of memory: it often does so again."""
-    max_preemptions: int = 1000
-    """Restarts of one rank that somebody else has asked to stop."""
-    max_fruitless: int = 5
-    """Ends of one rank in a row without a new checkpoint, after which the job fails. Counted are
-    those that the program may be to blame for, so not a SIGKILL from outside."""
-    resume_from: str | None = None
-    """The id of the job whose checkpoints this one starts from; its own id to go on."""
-    labels: dict[str, str] = {}
-
-    @property
-    def effective_batch_size(self) -> int:
-        """The samples of a step: what was asked for, or what the mode makes of it."""
-        if self.batch_size is not None:
-            return self.batch_size
-        if self.mode == "independent":
-            return INDEPENDENT_BATCH_SIZE
-        return max(SYNCHRONOUS_BATCH_SIZE, SAMPLES_PER_SHARD_MIN * self.virtual_shards)
-
-    @property
-    def effective_backend(self) -> str:
-        """How ranks of this job talk: through shared memory, as they are on one host."""
-        return "shared_memory" if self.backend == "auto" else self.backend
-
-    @property
-    def largest_world_size(self) -> int:
-        """The most ranks the job may ever have; an independent one keeps its number."""
-        if self.mode == "independent" or self.max_workers is None:
-            return self.world_size
-        return self.max_workers
+"""The limits of every number in a `JobSpec`, by field."""
 
 
 def usual_mode(command: Sequence[str] | None) -> Mode:
-    """Return the mode of a job that names none: a command is a program that we do not manage."""
+    """Return the default mode: Muster does not manage the training of a command."""
     return "synchronous" if command is None else "independent"
 
 
@@ -187,3 +279,18 @@ def is_program(reference: str) -> bool:
     place, _, name = reference.rpartition(":")
     is_module = all(part.isidentifier() for part in place.split("."))
     return name.isidentifier() and (is_module or place.endswith(".py"))
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def fits_shards(batch_size: int, virtual_shards: int) -> bool:
+    """Return whether every virtual shard gets the same number of samples, and enough of them."""
+    return batch_size % virtual_shards == 0 and batch_size >= SAMPLES_PER_SHARD_MIN * virtual_shards
+
+
+def nearest_batch_size(batch_size: int, virtual_shards: int, most: int) -> int:
+    """Return the size nearest to `batch_size` that fits the shards and is at most `most`."""
+    per_shard = (batch_size + virtual_shards // 2) // virtual_shards
+    return virtual_shards * min(max(per_shard, SAMPLES_PER_SHARD_MIN), most // virtual_shards)

@@ -1,19 +1,17 @@
-"""What is wrong with a job's description, in the person's words; nobody else judges a field."""
+"""Checks of a job description: each field against its declaration, then fields together."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
-from muster.contracts.batches import (
-    SAMPLES_PER_SHARD_MIN,
-    fits_shards,
-    is_power_of_two,
-    nearest_batch_size,
-)
-from muster.contracts.errors import FieldProblem, InvalidSpec
+import msgspec
+from msgspec import inspect
+
+from muster.contracts.errors import CONTROLS, FieldProblem, InvalidSpec
 from muster.contracts.job import JobId
-from muster.contracts.printable import CONTROLS
 from muster.contracts.secrets import REFERENCE_WANTED, Reference
 from muster.contracts.spec import (
     COMMAND_LIMIT,
@@ -22,15 +20,136 @@ from muster.contracts.spec import (
     ENVIRONMENT_NAME_PATTERN,
     GROUP_LIMIT,
     JOB_ID_PATTERN,
+    JOB_ID_WANTED,
     LIMITS,
     MAPPING_LIMIT,
     PROGRAM_WANTED,
+    SAMPLES_PER_SHARD_MIN,
     TEXT_LIMIT,
     JobSpec,
+    fits_shards,
+    is_power_of_two,
     is_program,
+    nearest_batch_size,
 )
 
-JOB_ID_WANTED: Final = "use 1 to 63 letters, digits, '-' or '_', starting with a letter or digit"
+SHOWN_LIMIT: Final = 40
+"""Most characters of a value that an error repeats."""
+
+UNSHOWN: Final = "this value"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A value, or a part of one, that its declared type does not allow."""
+
+    path: tuple[str | int, ...]
+    """From the value to the part: ``("LR",)`` for an entry of `env`."""
+    kind: str
+    """For machines, such as ``int_type``."""
+    message: str
+
+
+@cache
+def declared_fields(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Field]:
+    """Return the declared fields of a struct, by name."""
+    found = inspect.type_info(kind)
+    assert isinstance(found, inspect.StructType)  # noqa: S101  the type of `kind`
+    return {field.name: field for field in found.fields}
+
+
+def mismatches(
+    value: object, declared: inspect.Type, *, is_secret: bool = False
+) -> Iterator[Mismatch]:
+    """Yield where `value` breaks its declaration. The text of a secret is never repeated."""
+    shown = UNSHOWN if is_secret else _shown(value)
+    declared, wanted, is_optional = _unwrapped(declared)
+    if value is None and is_optional:
+        return
+    match declared:
+        case inspect.VarTupleType(item_type=item_type):
+            if not isinstance(value, list | tuple):
+                yield Mismatch((), "list_type", f"expected {wanted or 'a list'}, got {shown}")
+                return
+            for index, item in enumerate(value):
+                yield from _below(index, item, item_type, is_secret=is_secret)
+        case inspect.DictType(key_type=key_type, value_type=item_type):
+            if not isinstance(value, dict):
+                yield Mismatch((), "dict_type", f"expected a mapping NAME: VALUE, got {shown}")
+                return
+            for name, item in value.items():
+                yield from _below(name, name, key_type, is_secret=is_secret)
+                yield from _below(name, item, item_type, is_secret=is_secret)
+        case inspect.StrType():
+            yield from _text_mismatches(value, declared, wanted, shown)
+        case _:
+            yield from _other_mismatches(value, declared, shown)
+
+
+def _unwrapped(declared: inspect.Type) -> tuple[inspect.Type, str | None, bool]:
+    """Return the type without metadata and None, its wording for errors, and whether None fits."""
+    wanted, is_optional = None, False
+    while isinstance(declared, inspect.Metadata | inspect.UnionType):
+        if isinstance(declared, inspect.Metadata):
+            wanted = (declared.extra or {}).get("wanted", wanted)
+            declared = declared.type
+        else:
+            is_optional = True
+            (declared,) = (one for one in declared.types if not isinstance(one, inspect.NoneType))
+    return declared, wanted, is_optional
+
+
+def _text_mismatches(
+    value: object, declared: inspect.StrType, wanted: str | None, shown: str
+) -> Iterator[Mismatch]:
+    if not isinstance(value, str):
+        quoted = "" if shown == UNSHOWN else f': write "{shown}"'
+        yield Mismatch((), "string_type", f"expected text, got {shown}{quoted}")
+        return
+    if declared.max_length is not None and len(value) > declared.max_length:
+        yield Mismatch((), "string_too_long", f"is longer than {declared.max_length} characters")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        message = "holds half of a surrogate pair, which is not valid Unicode"
+        yield Mismatch((), "string_unicode", message)
+    if declared.pattern is not None and not re.fullmatch(declared.pattern, value):
+        message = wanted or f"does not match {declared.pattern}"
+        yield Mismatch((), "string_pattern_mismatch", message)
+
+
+def _other_mismatches(value: object, declared: inspect.Type, shown: str) -> Iterator[Mismatch]:
+    match declared:
+        case inspect.IntType() if type(value) is not int:
+            yield Mismatch((), "int_type", f"expected an integer, got {shown}")
+        case inspect.FloatType() if type(value) not in (int, float):
+            yield Mismatch((), "float_type", f"expected a number, got {shown}")
+        case inspect.IntType(ge=low, le=high) | inspect.FloatType(ge=low, le=high):
+            assert isinstance(value, int | float)  # noqa: S101  as checked above
+            if low is not None and high is not None and not low <= value <= high:  # NaN is outside
+                message = f"{_shown(value)} is not between {low:.15g} and {high:.15g}"
+                yield Mismatch((), "value_error", message)
+        case inspect.LiteralType(values=words) if value not in words:
+            expected = " or ".join(map(str, words))
+            yield Mismatch((), "literal_error", f"expected {expected}, got {shown}")
+        case inspect.EnumType(cls=words) if value not in list(words):
+            expected = " or ".join(str(word.value) for word in words)
+            yield Mismatch((), "literal_error", f"expected {expected}, got {shown}")
+        case _:
+            return
+
+
+def _below(
+    part: str | int, value: object, declared: inspect.Type, *, is_secret: bool
+) -> Iterator[Mismatch]:
+    for found in mismatches(value, declared, is_secret=is_secret):
+        yield Mismatch((part, *found.path), found.kind, found.message)
+
+
+def _shown(value: object) -> str:
+    """Return a short value as it was written, in ASCII."""
+    if not isinstance(value, str | int | float | None):
+        return UNSHOWN
+    shown = ascii(value) if isinstance(value, str) else json.dumps(value)
+    return shown if len(shown) <= SHOWN_LIMIT else UNSHOWN
 
 
 def checked(spec: JobSpec) -> JobSpec:
@@ -50,16 +169,18 @@ def checked_job_id(text: str) -> JobId:
 
 def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield everything about `spec` that cannot be accepted."""
-    yield from _range_problems(spec)
+    for name, field in declared_fields(JobSpec).items():
+        value = getattr(spec, name)
+        if value is not field.default:
+            for found in mismatches(value, field.type, is_secret=name == "secrets"):
+                yield FieldProblem(name, found.message)
     yield from _pool_problems(spec)
     yield from _text_problems(spec)
     yield from _command_problems(spec)
     yield from _mode_problems(spec)
-    yield from _scope_problems(spec)
     yield from _batch_problems(spec)
-    yield from _mapping_problems("env", spec.env)
-    yield from _mapping_problems("labels", spec.labels)
-    yield from _mapping_problems("secrets", spec.secrets)
+    for name in ("env", "labels", "secrets"):
+        yield from _mapping_problems(name, getattr(spec, name))
     yield from _secret_problems(spec)
     if _size_bytes(spec.env) > ENVIRONMENT_LIMIT_BYTES:
         yield FieldProblem("env", f"is longer than {ENVIRONMENT_LIMIT_BYTES} bytes as JSON")
@@ -67,24 +188,15 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem("resume_from", "name a job by its id")
 
 
-def _range_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    for field, limits in LIMITS.items():
-        value = getattr(spec, field)
-        if value is None:
-            continue
-        if not limits.low <= value <= limits.high:  # NaN is not, either
-            yield FieldProblem(field, f"{value} is not between {limits.low:g} and {limits.high:g}")
-
-
 def _pool_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    if spec.min_workers > spec.world_size:
-        yield FieldProblem(
-            "min_workers", f"{spec.min_workers} is more than the world size {spec.world_size}"
-        )
-    if spec.max_workers is not None and spec.max_workers < spec.world_size:
-        yield FieldProblem(
-            "max_workers", f"{spec.max_workers} is less than the world size {spec.world_size}"
-        )
+    size = spec.world_size
+    if spec.min_workers > size:
+        yield FieldProblem("min_workers", f"{spec.min_workers} is more than the world size {size}")
+    if spec.max_workers is not None and spec.max_workers < size:
+        yield FieldProblem("max_workers", f"{spec.max_workers} is less than the world size {size}")
+    if spec.mode == "synchronous" and spec.largest_world_size > GROUP_LIMIT:
+        field = "world_size" if spec.max_workers is None else "max_workers"
+        yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
 
 
 def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -111,42 +223,29 @@ def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    if spec.mode == "synchronous":
-        if spec.command is not None:
-            yield FieldProblem(
-                "command",
-                "ranks of a synchronous job are managed: name a program, or use mode independent",
-            )
-        if spec.program and not is_program(spec.program):
-            yield FieldProblem("program", f"use {PROGRAM_WANTED}")
-        yield from _group_problems(spec)
-        return
-    if spec.program:
-        yield FieldProblem("program", "needs mode synchronous; a script goes into command")
-    if spec.replay_every is not None:
+    is_synchronous = spec.mode == "synchronous"
+    if is_synchronous and spec.command is not None:
+        yield FieldProblem(
+            "command",
+            "a synchronous job has no command: name a program, or use mode independent",
+        )
+    if is_synchronous and spec.program and not is_program(spec.program):
+        yield FieldProblem("program", f"use {PROGRAM_WANTED}")
+    if not is_synchronous and spec.program:
+        yield FieldProblem("program", "needs mode synchronous; put a script into command")
+    if not is_synchronous and spec.replay_every is not None:
         yield FieldProblem("replay_every", "needs mode synchronous")
-
-
-def _scope_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    if spec.restart_scope == "gang" and (spec.command is None or spec.mode != "independent"):
+    if spec.restart_scope == "gang" and (spec.command is None or is_synchronous):
         yield FieldProblem(
             "restart_scope",
-            "gang needs a command in mode independent: ranks of ours go on without the one that "
-            "died, so leave it out",
+            "gang needs a command in mode independent: managed ranks go on when one dies",
         )
-
-
-def _group_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    field = "world_size" if spec.max_workers is None else "max_workers"
-    if spec.largest_world_size > GROUP_LIMIT:
-        yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
 
 
 def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     shards = spec.virtual_shards
     if not is_power_of_two(shards):
-        # Out of its range is a problem told elsewhere.
-        if shards > 0:
+        if shards > 0:  # otherwise it is out of range, which is a problem of its own
             yield FieldProblem("virtual_shards", f"{shards} is not a power of two")
     elif spec.mode == "synchronous" and not fits_shards(spec.effective_batch_size, shards):
         most = int(LIMITS["batch_size"].high)
@@ -166,16 +265,17 @@ def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldP
         yield from _string_problems(field, value)
         if field == "labels":
             yield from _terminal_problems(field, name + value)
-        if field in {"env", "secrets"} and not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):
+        elif not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):
             yield FieldProblem(field, f"{name!r} is not the name of an environment variable")
 
 
 def _secret_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     for name, text in spec.secrets.items():
         if Reference.parse(text) is None:
-            # What was written there may be the secret itself.
-            wanted = f"what {name!r} is given is no reference: write {REFERENCE_WANTED}"
-            yield FieldProblem("secrets", wanted)
+            # The value may be the secret itself, so it is not repeated.
+            yield FieldProblem(
+                "secrets", f"the value of {name!r} is not a reference: write {REFERENCE_WANTED}"
+            )
         if name in spec.env:
             yield FieldProblem("secrets", f"{name!r} is in env as well: leave one of them out")
 
@@ -185,13 +285,11 @@ def _string_problems(field: str, value: str) -> Iterator[FieldProblem]:
         yield FieldProblem(field, f"is longer than {TEXT_LIMIT} characters")
     if "\0" in value:
         yield FieldProblem(field, "holds a NUL character, which no path or process can take")
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        yield FieldProblem(field, "holds half of a surrogate pair, which is no text")
 
 
 def _terminal_problems(field: str, value: str) -> Iterator[FieldProblem]:
-    """Yield what is wrong with a text that people are shown, beside what is with any text."""
-    found = re.search(f"[{CONTROLS}]", value.replace("\0", ""))  # a NUL is told already
+    """Yield what is wrong with a text that is printed, beside what is wrong with any text."""
+    found = re.search(f"[{CONTROLS}]", value.replace("\0", ""))  # NUL is reported already
     if found:
         yield FieldProblem(
             field, f"holds the control character {found[0]!r}, which a terminal would obey"
@@ -200,5 +298,5 @@ def _terminal_problems(field: str, value: str) -> Iterator[FieldProblem]:
 
 def _size_bytes(value: tuple[str, ...] | dict[str, str]) -> int:
     """Return the size as JSON, in which control characters are longer."""
-    # Half a surrogate pair has no size of its own; it is told as a problem by itself.
+    # Half a surrogate pair has no size; it is a problem of its own.
     return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))

@@ -1,7 +1,7 @@
-"""What a token is: a name, a scope, and a secret of which only the hash is kept.
+"""API tokens: a name, a scope, and a secret of which only the hash is kept.
 
-As text it is ``mst_<id>_<secret>``. The id is no secret: a token is looked up by it, so that the
-comparison of the secret can take the same time whatever is compared.
+As text a token is ``mst_<id>_<secret>``. The id is not secret: the database looks a token up by
+it, so the comparison of the secret can take constant time.
 """
 
 import hashlib
@@ -15,21 +15,20 @@ from typing import Final
 
 ID_BYTES: Final = 6
 SECRET_BYTES: Final = 32
-"""256 bits: nobody guesses one, so that a fast hash of it is as good as a slow one."""
+"""256 random bits cannot be guessed, so a fast hash is as good as a slow one."""
 
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 NAME_WANTED: Final = "use 1 to 63 letters, digits, '.', '-' or '_', starting with a letter or digit"
 
 SECONDS_LIMIT: Final = 10 * 366 * 86400
-"""A token for longer is one that does not expire."""
+"""Longest lifetime of a token that expires."""
 
 WAY_TO_ADMIN: Final = (
-    "shut what brings others in as that user (a proxy, a tunnel), and make one while the service "
-    "asks for none: muster down; "
-    "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create NAME --scope admin; muster down; "
-    "muster up -d"
+    "stop every proxy or tunnel that connects as the service's user, then create a token while the "
+    "service requires none: muster down; MUSTER_REQUIRE_TOKEN=0 muster up -d; "
+    "muster token create NAME --scope admin; muster down; muster up -d"
 )
-"""What to type where MUSTER_REQUIRE_TOKEN is set, and a token of scope admin takes another."""
+"""How to create the first token of scope admin where MUSTER_REQUIRE_TOKEN is set."""
 
 _TEXT: Final = re.compile(
     rf"mst_(?P<id>[0-9a-f]{{{2 * ID_BYTES}}})_[0-9a-f]{{{2 * SECRET_BYTES}}}", re.ASCII
@@ -37,24 +36,24 @@ _TEXT: Final = re.compile(
 
 
 class Scope(StrEnum):
-    """What a caller may do; each scope covers those before it."""
+    """What a caller may do; each scope includes those before it."""
 
     READ = "read"
-    """Look at everything: jobs, logs, checkpoints."""
+    """Read everything: jobs, logs, checkpoints."""
     SUBMIT = "submit"
-    """Create, change, end and delete jobs, which is to run commands as the service's user."""
+    """Create, change, stop and delete jobs, which means running commands as the service's user."""
     ADMIN = "admin"
-    """Make and revoke tokens."""
+    """Create and revoke tokens."""
 
     def covers(self, needed: "Scope") -> bool:
-        """Whether whoever has this scope may do what needs the other."""
+        """Return whether this scope includes `needed`."""
         order = list(Scope)
         return order.index(self) >= order.index(needed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token as it is kept. Its text is known to whoever it was given to, and to nobody else."""
+    """A token as it is stored. Only the user it was given to knows its text."""
 
     token_id: str
     name: str
@@ -70,7 +69,7 @@ class Token:
     """To the minute."""
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether it opens anything at `now`."""
+        """Return whether it is accepted at `now`."""
         return self.revoked_at is None and not self.is_expired(now)
 
     def is_expired(self, now: datetime) -> bool:
@@ -78,21 +77,21 @@ class Token:
 
 
 def new_text(random_bytes: Callable[[int], bytes]) -> str:
-    """Return the text of a token that there has never been."""
+    """Return the text of a new token."""
     return f"mst_{random_bytes(ID_BYTES).hex()}_{random_bytes(SECRET_BYTES).hex()}"
 
 
 def id_in(text: str) -> str | None:
-    """Return the id in a token's text, None for what is no token of ours."""
+    """Return the id in a token's text, or None if it is not a token of Muster."""
     found = _TEXT.fullmatch(text)
     return found["id"] if found else None
 
 
 def sha256_of(text: str) -> str:
-    """Return what is kept of a token's text."""
+    """Return the hash that is stored of a token's text."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def matches(text: str, sha256: str) -> bool:
-    """Whether `sha256` is that of `text`; takes as long for a near miss as for a far one."""
+    """Return whether `sha256` is the hash of `text`, in constant time."""
     return hmac.compare_digest(sha256_of(text), sha256)

@@ -1,13 +1,13 @@
-"""Everything that can be wrong with a data set.
+"""The errors of data sets.
 
 DatasetError
-├── DatasetMissing       the directory does not exist, or is no directory
-├── DatasetEmpty         it holds no shard, or shards without a single line
-├── ShardUnreadable      the system refuses to list or read it
-├── ShardChanged         a shard is no longer the one that was indexed or begun
-├── InvalidSample        a line that is no sample: it has a file and a number
+├── DatasetMissing       the directory does not exist, or is not a directory
+├── DatasetEmpty         it holds no shards, or shards without a single line
+├── ShardUnreadable      the system cannot list or read it
+├── ShardChanged         a shard is not the one that was indexed or partly read
+├── InvalidSample        a line that is not a valid sample: it has a file and a number
 ├── DatasetNotWritable   a data set or an index cannot be written there
-└── DigitsUnavailable    scikit-learn, which carries the handwritten digits, is not installed
+└── DigitsUnavailable    scikit-learn, which ships the handwritten digits, is not installed
 """
 
 from pathlib import Path
@@ -16,31 +16,32 @@ from typing import Final
 from muster.contracts.errors import MusterError
 
 SHOWN_CHARACTERS: Final = 80
-"""As much of a bad line as fits into a terminal; the rest is in the file."""
+"""The part of an invalid line that an error shows."""
 
 
 class DatasetError(MusterError):
-    """A data set that cannot be read or written as asked."""
+    """A data set cannot be read or written."""
 
 
-class DatasetMissing(DatasetError):
+class _NoDataset(DatasetError):
+    def __init__(self, directory: Path, problem: str) -> None:
+        super().__init__(
+            f"the data set {directory} {problem}: make one with muster dataset digits --out "
+            f"{directory}"
+        )
+        self.directory = directory
+
+
+class DatasetMissing(_NoDataset):
     """There is no data set at `directory`."""
 
-    def __init__(self, directory: Path, problem: str) -> None:
-        super().__init__(f"the data set {directory} {problem}: {_make_one(directory)}")
-        self.directory = directory
 
-
-class DatasetEmpty(DatasetError):
-    """`directory` exists and holds nothing to train on."""
-
-    def __init__(self, directory: Path, problem: str) -> None:
-        super().__init__(f"the data set {directory} {problem}: {_make_one(directory)}")
-        self.directory = directory
+class DatasetEmpty(_NoDataset):
+    """`directory` exists and holds no samples."""
 
 
 class ShardUnreadable(DatasetError):
-    """The operating system would not let us list or read `path`."""
+    """The operating system cannot list or read `path`."""
 
     def __init__(self, path: Path, cause: OSError) -> None:
         super().__init__(
@@ -51,20 +52,20 @@ class ShardUnreadable(DatasetError):
 
 
 class ShardChanged(DatasetError):
-    """What `path` holds is not what a position or an index was made for."""
+    """`path` does not hold the content that a position or an index refers to."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"{path} {problem}: put back the file that the job began with, or start a new job"
+            f"{path} {problem}: restore the file that the job started with, or start a new job"
         )
         self.path = path
 
 
 class InvalidSample(DatasetError):
-    """Line `line_number` (counted from 1) of `path` cannot be used."""
+    """Line `line_number` (counted from 1) of `path` is invalid."""
 
     def __init__(self, path: Path, line_number: int, problem: str, line: bytes = b"") -> None:
-        shown = f" (it begins {_excerpt(line)})" if line else ""
+        shown = f" (it starts with {_excerpt(line)})" if line else ""
         super().__init__(
             f"{path}:{line_number}: {problem}{shown}: correct or remove the line, "
             "and start a new job"
@@ -74,7 +75,7 @@ class InvalidSample(DatasetError):
 
 
 class DatasetNotWritable(DatasetError):
-    """Nothing was written to `path`, for the reason given."""
+    """Nothing was written to `path`."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"cannot write to {path}: {problem}")
@@ -82,7 +83,7 @@ class DatasetNotWritable(DatasetError):
 
 
 class DigitsUnavailable(DatasetError):
-    """The handwritten digits come with scikit-learn, which is optional."""
+    """scikit-learn, which is optional, is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -91,11 +92,7 @@ class DigitsUnavailable(DatasetError):
         )
 
 
-def _make_one(directory: Path) -> str:
-    return f"make one with muster dataset digits --out {directory}"
-
-
 def _excerpt(line: bytes) -> str:
-    # Four bytes are the longest UTF-8 character; repr keeps a line from driving the terminal.
+    # A UTF-8 character has at most four bytes; repr escapes control characters.
     text = line[: 4 * SHOWN_CHARACTERS].decode("utf-8", "backslashreplace")
     return repr(text)[1:-1][:SHOWN_CHARACTERS]

@@ -1,31 +1,138 @@
-"""The line-offset index of a shard: seek to any line, count and sum the hashes of all of them.
+"""Lines of a shard, and its index: seek to any line, count and sum the hashes of all lines.
 
-An index lies beside its shard (``shard_00000.idx``), or in a private directory of this user
-where the data set cannot be written. It can always be made again, so one that is missing,
-damaged or older than its shard is simply replaced. All numbers are little-endian:
+A line is the bytes between two newlines (a carriage return belongs to it, no encoding is assumed);
+a last line needs no newline. Memory is bounded by one block or one line, whichever is longer.
+
+An index lies beside its shard (``shard_00000.idx``), or in a private directory of this user where
+the data set is read-only. One that is missing, damaged or older than its shard is built again. All
+numbers are little-endian:
 
     magic 8 bytes · size of the shard u64 · its mtime in ns i64 · lines u64 ·
     sum of the xxh3 of every line modulo 2**64 u64 · offset of every line u64 each
 """
 
 import os
+import secrets
 import stat
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate
 from operator import add
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Final, NamedTuple, Self
 
 import xxhash
 
-from muster.contracts.position import HASH_MODULUS
-from muster.datasets.errors import DatasetNotWritable, ShardChanged
-from muster.datasets.lines import Fingerprint, blocks_of_shard, fingerprint_of, reading
-from muster.datasets.replacing import replacing
+from muster.contracts.shards import HASH_MODULUS
+from muster.datasets.errors import (
+    DatasetNotWritable,
+    InvalidSample,
+    ShardChanged,
+    ShardUnreadable,
+)
+
+BLOCK_BYTES: Final = 256 * 1024
+"""Large enough to make system calls cheap, small enough for the processor's cache."""
+
+LINE_LIMIT_BYTES: Final = 64 * 1024 * 1024
+"""Without a limit, a file without newlines would be read into memory as one line."""
+
+
+class Fingerprint(NamedTuple):
+    """Identifies a shard's content without reading it."""
+
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, facts: os.stat_result) -> "Fingerprint":
+        return cls(facts.st_size, facts.st_mtime_ns)
+
+
+class Line(NamedTuple):
+    """One line without its newline, and where it was read."""
+
+    content: bytes
+    shard: Path
+    number: int
+    """Counts from 1 within its shard, as in an editor."""
+
+
+def line_hash(line: bytes) -> int:
+    """Return the 64-bit hash of a line without its newline; the audit adds these up."""
+    return xxhash.xxh3_64_intdigest(line)
+
+
+def fingerprint_of(shard: Path) -> Fingerprint:
+    """Return the fingerprint of a shard, or raise `ShardUnreadable`."""
+    with reading(shard):
+        return Fingerprint.of(shard.stat())
+
+
+@contextmanager
+def reading(shard: Path) -> Iterator[None]:
+    """Turn an `OSError` into `ShardUnreadable`."""
+    try:
+        yield
+    except OSError as error:
+        raise ShardUnreadable(shard, error) from error
+
+
+def blocks_of_shard(
+    shard: Path, fingerprint: Fingerprint, *, offset: int = 0, line_idx: int = 0
+) -> Iterator[list[bytes]]:
+    """Yield the lines of `shard` from a byte offset to the end, many at a time.
+
+    `offset` must be the start of line `line_idx`. Raises `ShardChanged` before it yields content
+    that does not match `fingerprint`, and `ShardUnreadable`, or `InvalidSample` for a line above
+    `LINE_LIMIT_BYTES`.
+    """
+    pieces: list[bytes] = []  # of a line that continues in the next block
+    pieces_bytes = 0
+    for block in _blocks(shard, fingerprint, offset):
+        lines = block.split(b"\n")
+        pieces.append(lines[0])
+        pieces_bytes += len(lines[0])
+        if pieces_bytes > LINE_LIMIT_BYTES:
+            problem = f"longer than {LINE_LIMIT_BYTES} bytes"
+            raise InvalidSample(shard, line_idx + 1, problem, pieces[0])
+        if len(lines) == 1:
+            continue
+        lines[0] = b"".join(pieces)
+        pieces = [lines.pop()]
+        pieces_bytes = len(pieces[0])
+        line_idx += len(lines)
+        yield lines
+    if pieces_bytes:
+        yield [b"".join(pieces)]
+
+
+def _blocks(shard: Path, fingerprint: Fingerprint, offset: int) -> Iterator[bytes]:
+    with reading(shard), FileIO(shard) as file:
+        _check_unchanged(file, shard, fingerprint)
+        _check_line_start(file, shard, fingerprint, offset)
+        file.seek(offset)
+        while block := file.read(BLOCK_BYTES):
+            _check_unchanged(file, shard, fingerprint)
+            yield block
+        _check_unchanged(file, shard, fingerprint)
+
+
+def _check_unchanged(file: FileIO, shard: Path, fingerprint: Fingerprint) -> None:
+    if Fingerprint.of(os.fstat(file.fileno())) != fingerprint:
+        raise ShardChanged(shard, "changed while it was being read")
+
+
+def _check_line_start(file: FileIO, shard: Path, fingerprint: Fingerprint, offset: int) -> None:
+    """Refuse an offset in the middle of a line: the index is damaged."""
+    inside = 0 < offset < fingerprint.size_bytes
+    if inside and os.pread(file.fileno(), 1, offset - 1) != b"\n":
+        raise ShardChanged(shard, f"has no line that begins at byte {offset}, as its index says")
+
 
 _MAGIC: Final = b"MUSIDX01"
 _HEADER: Final = struct.Struct("<8sQqQQ")
@@ -35,7 +142,7 @@ _SPAN: Final = struct.Struct("<QQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What the audit compares: how many lines there are, and the sum of their hashes."""
+    """The number of lines and the sum of their hashes, which the audit compares."""
 
     lines: int
     hash_sum: int
@@ -43,39 +150,42 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardIndex:
-    """The facts of one shard. Keeps no file open and no offset in memory."""
+    """The index of one shard. Keeps no file open and no offset in memory."""
 
     shard: Path
     place: Path
-    """Where the index itself lies."""
+    """The path of the index."""
     fingerprint: Fingerprint
     lines: int
     hash_sum: int
 
     @classmethod
     def open(cls, shard: Path, private_directory: Path | None = None) -> "ShardIndex":
-        """Return the index of `shard` as it is now, building it if need be.
+        """Return the index of `shard` as it is now, building it if necessary.
 
         Any number of processes may do this at once. Raises `ShardUnreadable`, `ShardChanged` if
-        the shard is being written to, or `DatasetNotWritable` if there is no room for an index.
+        the shard is being written, or `DatasetNotWritable` if no index can be written.
         """
         fingerprint = fingerprint_of(shard)
-        private = private_directory or _default_private_directory()
-        places = (index_beside(shard), private / f"{xxhash.xxh3_128_hexdigest(_name(shard))}.idx")
+        private = private_directory or Path(tempfile.gettempdir()) / f"muster-index-{os.geteuid()}"
+        places = (
+            index_beside(shard),
+            private / f"{xxhash.xxh3_128_hexdigest(os.fsencode(shard.absolute()))}.idx",
+        )
         for place in places:
             found = _load(shard, place)
             if found is not None and found.fingerprint == fingerprint:
                 return found
         try:
             return cls.build(shard, places[0])
-        except OSError:  # a read-only or full file system: nothing that matters is lost
+        except OSError:  # a read-only or full file system
             return _build_privately(shard, places[1])
 
     @classmethod
     def build(cls, shard: Path, place: Path) -> "ShardIndex":
         """Read `shard` once and write its index to `place`; raises `OSError` if that fails."""
         fingerprint = fingerprint_of(shard)
-        with replacing(place) as file:
+        with _replacing(place) as file:
             file.write(bytes(_HEADER.size))
             totals = _write_offsets(file, shard, fingerprint)
             file.seek(0)
@@ -91,7 +201,7 @@ class ShardIndex:
     def offset(self, line_idx: int) -> int:
         """Return the byte at which a line begins; for `lines` itself, the end of the shard.
 
-        Raises `ShardChanged` if the index has been replaced by that of another content.
+        Raises `ShardChanged` if the index was replaced by that of other content.
         """
         if not 0 <= line_idx <= self.lines:
             raise IndexError(f"line {line_idx} is not in [0, {self.lines}]")
@@ -101,24 +211,24 @@ class ShardIndex:
             return offsets.span(line_idx)[0]
 
     def offsets(self) -> "Offsets":
-        """Open the index for as many look-ups as one likes; raises `ShardChanged`, see `offset`."""
+        """Open the index for any number of look-ups; raises `ShardChanged`, see `offset`."""
         return Offsets(self)
 
 
 class Offsets:
-    """An index kept open. Every look-up reads from the file: no memory grows with the shard."""
+    """An open index. Every look-up reads from the file, so memory does not grow with the shard."""
 
     def __init__(self, index: ShardIndex) -> None:
         self._index = index
-        # What is opened here stays as it is: another index takes its place, never its bytes.
+        # An open index never changes: a new index replaces the file, not its bytes.
         with reading(index.place):
             self._file = FileIO(index.place)
         if _loaded(index.shard, index.place, self._file) != index:
             self._file.close()
-            raise ShardChanged(index.shard, "was indexed anew while it was in use")
+            raise ShardChanged(index.shard, "was indexed again while it was in use")
 
     def span(self, line_idx: int) -> tuple[int, int]:
-        """Return the bytes [start, stop) of a line of the shard, its newline among them."""
+        """Return the bytes [start, stop) of a line of the shard, with its newline."""
         place = _HEADER.size + _OFFSET.size * line_idx
         pair = os.pread(self._file.fileno(), 2 * _OFFSET.size, place)
         if line_idx + 1 < self._index.lines:
@@ -141,7 +251,7 @@ def index_beside(shard: Path) -> Path:
 
 
 def totals_of(shards: Iterable[Path]) -> Totals:
-    """Return count and sum of hashes over `shards`, building the indexes that are missing."""
+    """Return the totals of `shards`, building missing indexes."""
     lines = hash_sum = 0
     for shard in shards:
         index = ShardIndex.open(shard)
@@ -153,7 +263,7 @@ def totals_of(shards: Iterable[Path]) -> Totals:
 def _write_offsets(file: BinaryIO, shard: Path, fingerprint: Fingerprint) -> Totals:
     count = hash_sum = end = 0
     for lines in blocks_of_shard(shard, fingerprint):
-        # Line i of the block begins after the bytes of those before it and their i newlines.
+        # Line i of the block starts after the bytes of the i lines before it and their newlines.
         starts = map(add, accumulate(map(len, lines), initial=end), range(len(lines) + 1))
         *offsets, end = starts
         file.write(struct.pack(f"<{len(offsets)}Q", *offsets))
@@ -163,7 +273,7 @@ def _write_offsets(file: BinaryIO, shard: Path, fingerprint: Fingerprint) -> Tot
 
 
 def _load(shard: Path, place: Path) -> ShardIndex | None:
-    """Return the index at `place`, or None if there is none that is whole."""
+    """Return the index at `place`, or None if it is missing or damaged."""
     try:
         with FileIO(place) as file:
             return _loaded(shard, place, file)
@@ -198,18 +308,26 @@ def _build_privately(shard: Path, place: Path) -> ShardIndex:
         ) from error
 
 
-def _default_private_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"muster-index-{os.geteuid()}"
-
-
 def _make_private(directory: Path) -> None:
-    """Make `directory`, or refuse one that another user may write to."""
+    """Make `directory`, or refuse one that another user can write to."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = directory.lstat()
     shared = facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if shared or not stat.S_ISDIR(facts.st_mode):
-        raise PermissionError(f"{directory} belongs to somebody else")
+        raise PermissionError(f"{directory} belongs to another user")
 
 
-def _name(shard: Path) -> bytes:
-    return os.fsencode(shard.absolute())
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that replaces `path` when the block ends, unless it raises.
+
+    It is not fsynced: an index can be built again, and readers notice one that is torn.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

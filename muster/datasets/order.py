@@ -1,13 +1,14 @@
-"""In which order the samples of an epoch come: a function of (seed, epoch), and of nothing else.
+"""The order of the samples of an epoch: a function of (seed, epoch) alone.
 
-A keyed permutation of [0, n) that is computed and not stored, so any part of the order of any
-epoch is there at once, in constant memory, and alike on every machine: it takes integers alone.
+A keyed permutation of [0, n) that is computed and not stored, so any part of the order of any epoch
+is available at once, in constant memory, and equal on every machine: it uses integers only.
 
-It is a Feistel network over the smallest power of two that is not below n: numbers are cut into a
-left and a right half, and each round adds a keyed mixture of one half to the other, which can be
-undone whatever the mixture is. Where the result is not below n, it goes through again until it is
-(*cycle walking*): that follows the cycle of the larger permutation back into the range, so it keeps
-every number different, and it takes less than two turns on average.
+It is a Feistel network over the smallest power of two that is at least n: a number is cut into a
+left and a right half, and each round adds a keyed mixture of one half to the other, which is
+invertible for any mixture. A result that is not below n is permuted again until it is (*cycle
+walking*): that follows the cycle of the larger permutation back into the range, so all numbers stay
+different, and it takes less than two turns on average. (Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", 2002.)
 """
 
 import math
@@ -23,13 +24,12 @@ Numbers: TypeAlias = NDArray[np.int64]
 _Words: TypeAlias = NDArray[np.uint64]
 
 ROUNDS: Final = 8
-"""Even, so that halves of unequal width are back in their places. Four shuffle some thousands of
-samples without a trace, six some hundreds; with eight, every pair of a dozen is as likely as any
-other at two places."""
+"""Even, so that halves of unequal width are back in their places. Four rounds are enough for
+thousands of samples, six for hundreds; with eight, every pair of a dozen is equally likely."""
 
 _KEYS: Final = struct.Struct(f"<{ROUNDS}Q")
 
-# Odd constants with their bits well mixed, as they are used to finish 64-bit hashes.
+# The odd constants of the 64-bit finalizer of MurmurHash3.
 _FIRST: Final = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND: Final = np.uint64(0xC4CEB9FE1A85EC53)
 _HALF_WORD: Final = np.uint64(32)
@@ -41,9 +41,9 @@ def steps_per_epoch(samples: int, batch_size: int) -> int:
 
 
 def positions(samples: int, *, seed: int, epoch: int, start: int, stop: int) -> Numbers:
-    """Return which samples come at the places [start, stop) of an epoch, in that order.
+    """Return the samples at the positions [start, stop) of an epoch, in that order.
 
-    Over all places, every number in [0, samples) comes once. `seed` and `epoch` are below 2**64.
+    Over all positions, every number in [0, samples) comes once. `seed` and `epoch` are below 2**64.
     """
     if not 0 <= start <= stop <= samples:
         raise ValueError(f"[{start}, {stop}) is not within [0, {samples})")
@@ -57,7 +57,7 @@ def positions(samples: int, *, seed: int, epoch: int, start: int, stop: int) -> 
 
 
 class _Network:
-    """A keyed permutation of [0, 2**bits), the smallest that has room for all samples."""
+    """A keyed permutation of [0, 2**bits), the smallest that holds all samples."""
 
     def __init__(self, samples: int, seed: int, epoch: int) -> None:
         bits = max(1, (samples - 1).bit_length())
@@ -88,6 +88,6 @@ def _mask(bits: int) -> np.uint64:
 
 
 def _keys(seed: int, epoch: int) -> Sequence[np.uint64]:
-    """Return one key a round, nothing alike for any other seed or epoch."""
+    """Return one key per round; other seeds or epochs give unrelated keys."""
     digest = blake2b(struct.pack("<QQ", seed, epoch), digest_size=_KEYS.size).digest()
     return [np.uint64(key) for key in _KEYS.unpack(digest)]

@@ -1,18 +1,79 @@
-"""Lines with the position after each, from an exact resume point to the end of the epoch.
+"""Finds the shards of a data set and reads their lines from an exact position.
 
-The consumer takes as many lines as a step needs and keeps the position that came with the last
-one: that pair goes into the checkpoint, and reading from it again yields exactly the rest.
+The consumer takes as many lines as a step needs and saves the position that came with the last one:
+reading from there again yields exactly the rest.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from muster.contracts.position import Position
-from muster.datasets.errors import InvalidSample, ShardChanged
-from muster.datasets.index import ShardIndex
-from muster.datasets.lines import Fingerprint, blocks_of_shard, fingerprint_of
+import msgspec
+
+from muster.contracts.shards import HASH_MODULUS, Position
+from muster.datasets.errors import (
+    DatasetEmpty,
+    DatasetMissing,
+    InvalidSample,
+    ShardChanged,
+    ShardUnreadable,
+)
+from muster.datasets.index import (
+    Fingerprint,
+    ShardIndex,
+    blocks_of_shard,
+    fingerprint_of,
+    line_hash,
+)
+
+Sample = TypeVar("Sample")
+
+_SHARD_NAME: Final = re.compile(r"shard_[^/]+\.txt")
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of the shard with this number, counted from 0."""
+    return f"shard_{number:05d}.txt"
+
+
+def sorted_shard_names(names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are shards, sorted by code point."""
+    return sorted(name for name in names if _SHARD_NAME.fullmatch(name))
+
+
+def find_shards(directory: Path) -> list[Path]:
+    """Return the shards of a data set in the order that assigns them to ranks.
+
+    The order depends on names alone, so that every process and every kind of storage agree; even a
+    dangling link is listed. Raises `DatasetMissing`, `ShardUnreadable`, or `DatasetEmpty` if there
+    is not a single line.
+    """
+    shards = [directory / name for name in sorted_shard_names(_names_in(directory))]
+    if not shards:
+        raise DatasetEmpty(directory, "holds no shard file such as shard_00000.txt")
+    if not any(_size_bytes(shard) for shard in shards):
+        raise DatasetEmpty(directory, f"has {len(shards)} shards without a single line")
+    return shards
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return [entry.name for entry in directory.iterdir()]
+    except FileNotFoundError:
+        raise DatasetMissing(directory, "does not exist") from None
+    except NotADirectoryError:
+        raise DatasetMissing(directory, "is not a directory") from None
+    except OSError as error:
+        raise ShardUnreadable(directory, error) from error
+
+
+def _size_bytes(shard: Path) -> int:
+    try:
+        return shard.stat().st_size
+    except OSError as error:
+        raise ShardUnreadable(shard, error) from error
 
 
 class LineBlock(NamedTuple):
@@ -26,8 +87,8 @@ class LineBlock(NamedTuple):
 def read_lines(shards: Sequence[Path], position: Position) -> Iterator[tuple[bytes, int, int]]:
     """Yield every line from `position` on as ``(line, shard_idx, line_idx)`` *after* that line.
 
-    Lines come without their newline, in the order of `shards`; an empty shard is passed over.
-    Raises what `read_blocks` raises, when the reading gets there and not before.
+    Lines come without their newline, in the order of `shards`. Raises as `read_blocks`, when the
+    reading gets there.
     """
     for block in read_blocks(shards, position):
         yield from zip(block.lines, repeat(block.shard_idx), count(block.line_idx + 1))
@@ -36,9 +97,9 @@ def read_lines(shards: Sequence[Path], position: Position) -> Iterator[tuple[byt
 def read_blocks(shards: Sequence[Path], position: Position) -> Iterator[LineBlock]:
     """Yield the same lines many at a time; memory is bounded by a block, not by the data.
 
-    Raises `ShardUnreadable`, `ShardChanged` if a shard is not (or no longer) the one that
-    `position` was taken in, and `InvalidSample` for a blank line once all lines before it
-    have been yielded. The index is needed only to begin in the middle of a shard.
+    Raises `ShardUnreadable`, `ShardChanged` if a shard is not the one that `position` refers to,
+    and `InvalidSample` for a blank line once all lines before it have been yielded. The index is
+    needed only to start in the middle of a shard.
     """
     _check_within(shards, position)
     for shard_idx in range(position.shard_idx, len(shards)):
@@ -59,13 +120,13 @@ def _check_within(shards: Sequence[Path], position: Position) -> None:
     if (position.shard_idx, position.line_idx) > (len(shards), 0):
         raise ShardChanged(
             shards[0].parent if shards else Path(),
-            f"has lost shards: this rank stood in number {position.shard_idx} (from 0) of its "
-            f"own, and now has {len(shards)}",
+            f"has lost shards: this rank was in its shard {position.shard_idx} (from 0), and now "
+            f"has {len(shards)}",
         )
 
 
 def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
-    """Return what the shard must look like, and the byte where line `line_idx` begins."""
+    """Return the shard's fingerprint, and the byte where line `line_idx` starts."""
     if line_idx == 0:
         return fingerprint_of(shard), 0
     index = ShardIndex.open(shard)
@@ -77,6 +138,88 @@ def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
 
 
 def _first_blank(lines: list[bytes]) -> int | None:
-    """Return where the first blank line is; a lone carriage return is blank as well."""
+    """Return the index of the first blank line; a lone carriage return is blank, too."""
     blanks = [lines.index(blank) for blank in (b"", b"\r") if blank in lines]
     return min(blanks, default=None)
+
+
+def parse_sample(
+    line: bytes, decoder: msgspec.json.Decoder[Sample], *, shard: Path, line_number: int
+) -> Sample:
+    """Return the decoded sample (``Decoder()`` takes any JSON), or raise `InvalidSample`.
+
+    `line_number` counts from 1: it is the `line_idx` that `read_lines` yields with the line.
+    """
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidSample(shard, line_number, f"invalid sample: {error}", line) from error
+
+
+class SampleReader:
+    """Reads a rank's own shards, epoch after epoch, from any position.
+
+    A sample counts as consumed when the step that used it is committed, so the reader keeps two
+    places: where it has read to, and where the last step ended.
+    """
+
+    def __init__(self, find_shards: Callable[[], Sequence[Path]], epochs: int) -> None:
+        """`find_shards` is called when the first sample is read: a program may need no data."""
+        self._find_shards = find_shards
+        self._epochs = epochs
+        self.committed = Position()
+        self._epoch = self._shard_idx = self._line_idx = 0
+        self._consumed = self._consumed_hash = 0
+
+    def go_to(self, position: Position) -> None:
+        """Continue from `position`, as if everything before it had just been consumed."""
+        self.committed = position
+        self._epoch = position.epoch
+        self._shard_idx, self._line_idx = position.shard_idx, position.line_idx
+        self._consumed, self._consumed_hash = position.consumed, position.consumed_hash
+
+    def commit(self) -> None:
+        """Count everything read so far as consumed by the step that is now done."""
+        self.committed = Position(
+            step=self.committed.step + 1,
+            epoch=self._epoch,
+            shard_idx=self._shard_idx,
+            line_idx=self._line_idx,
+            consumed=self._consumed,
+            consumed_hash=self._consumed_hash % HASH_MODULUS,
+        )
+
+    def batches(self, size: int, decoder: msgspec.json.Decoder[Any]) -> Iterator[list[Any]]:
+        """Yield `size` samples at a time; the last batch of an epoch may be smaller, never empty.
+
+        Starts at the committed position, so samples that were read without a step come again.
+        """
+        if size < 1:
+            raise ValueError(f"a batch has at least one sample, not {size}")
+        self.go_to(self.committed)
+        while self._epoch < self._epochs:
+            batch = []
+            for sample in self._rest_of_epoch(decoder):
+                batch.append(sample)
+                if len(batch) == size:
+                    yield batch
+                    batch = []
+            if batch:
+                yield batch
+            self._next_epoch()
+
+    def _rest_of_epoch(self, decoder: msgspec.json.Decoder[Any]) -> Iterator[Any]:
+        here = Position(shard_idx=self._shard_idx, line_idx=self._line_idx)
+        shards = self._find_shards()
+        for line, shard_idx, line_idx in read_lines(shards, here):
+            sample = parse_sample(line, decoder, shard=shards[shard_idx], line_number=line_idx)
+            self._shard_idx, self._line_idx = shard_idx, line_idx
+            self._consumed += 1
+            self._consumed_hash += line_hash(line)
+            yield sample
+
+    def _next_epoch(self) -> None:
+        """Start again. The committed position stays at the end of the last epoch until a step."""
+        self._epoch += 1
+        self._shard_idx = self._line_idx = 0
+        self._consumed = self._consumed_hash = 0

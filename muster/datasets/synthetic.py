@@ -1,8 +1,7 @@
-"""A data set of any size from a seed: points scattered around one centre per class.
+"""Generated data sets: synthetic points of any size from a seed, and the handwritten digits.
 
-It is learnable (a linear classifier gets nearly all of it right), it streams, and the same
-arguments give the same bytes on every machine: of ``random`` only ``random()`` is used, the one
-method whose sequence Python promises to keep, and no function of the mathematics library.
+The same arguments give the same bytes on every machine: of ``random`` only ``random()`` is used,
+the one method whose sequence Python promises to keep, and no function of the mathematics library.
 """
 
 import random
@@ -10,22 +9,24 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from muster.datasets.contents import Contents, DatasetFacts, read_facts
-from muster.datasets.errors import DatasetNotWritable
-from muster.datasets.listing import sorted_shard_names
-from muster.datasets.writer import write_dataset
+from muster.datasets.errors import DatasetNotWritable, DigitsUnavailable
+from muster.datasets.schema import Contents, DatasetFacts, read_facts
+from muster.datasets.writer import shards_in, write_dataset
 
 _NOISE_WIDTH: Final = 1.0
-"""Coordinates of centres lie in [0, 1) and noise is even within half of this on either side:
-classes overlap in every single feature, and hardly at all in eight of them together."""
+"""Centres lie in [0, 1), and noise is uniform within half of this on either side: classes overlap
+in every single feature, and hardly at all in eight features together."""
 
 
 def synthetic(
     *, samples: int = 2048, shards: int = 8, features: int = 16, classes: int = 4, seed: int = 0
 ) -> Contents:
-    """Return a data set of this shape; its lines are made while they are read."""
+    """Return points scattered around one centre per class; lines are made while they are read.
+
+    A linear classifier gets nearly all of them right.
+    """
     facts = DatasetFacts(
         kind="synthetic",
         samples=samples,
@@ -34,14 +35,14 @@ def synthetic(
         classes=classes,
         seed=seed,
     )
-    return Contents(facts, _lines(facts))
+    return Contents(facts, _synthetic_lines(facts))
 
 
 def ensure_synthetic(directory: Path) -> Path:
-    """Return `directory` with the default data set in it, made now unless it is there already.
+    """Return `directory` with the default data set in it, generating it if necessary.
 
-    It appears whole, by one rename: a crash leaves nothing at `directory`, and of several
-    callers at once one wins and the others use what it made. Raises `DatasetNotWritable`.
+    It appears complete, by one rename: a crash leaves nothing at `directory`, and concurrent
+    callers share what the first one made. Raises `DatasetNotWritable`.
     """
     if _is_complete(directory):
         return directory
@@ -52,7 +53,8 @@ def ensure_synthetic(directory: Path) -> Path:
     except OSError as error:
         if not _is_complete(directory):
             raise DatasetNotWritable(
-                directory, f"{error.strerror}; it is no complete data set: remove it and try again"
+                directory,
+                f"{error.strerror}; it is not a complete data set: remove it and try again",
             ) from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -61,13 +63,10 @@ def ensure_synthetic(directory: Path) -> Path:
 
 def _is_complete(directory: Path) -> bool:
     facts = read_facts(directory)
-    if facts is None:
-        return False
-    names = sorted_shard_names(path.name for path in directory.iterdir())
-    return len(names) == facts.shards
+    return facts is not None and len(shards_in(directory)) == facts.shards
 
 
-def _lines(facts: DatasetFacts) -> Iterator[bytes]:
+def _synthetic_lines(facts: DatasetFacts) -> Iterator[bytes]:
     chance = random.Random(facts.seed).random  # noqa: S311  data, not secrets
     centres = [[chance() for _ in range(facts.features)] for _ in range(facts.classes)]
     # One formatting operation per line; three decimals are plenty, and short.
@@ -76,3 +75,57 @@ def _lines(facts: DatasetFacts) -> Iterator[bytes]:
         label = int(chance() * facts.classes)
         point = [middle + (chance() - 0.5) * _NOISE_WIDTH for middle in centres[label]]
         yield template % (*point, label)
+
+
+_FEATURES: Final = 64
+_CLASSES: Final = 10
+_DARKEST: Final = 16
+_HELD_OUT_SHARE: Final = 5
+
+
+class _Images(Protocol):
+    """The part that we use of scikit-learn's data set."""
+
+    data: list[list[float]]
+    target: list[int]
+
+
+def digits(*, shards: int, seed: int) -> Contents:
+    """Return the UCI handwritten digits; raises `DigitsUnavailable` without scikit-learn.
+
+    1797 images of 8 x 8 pixels in 17 shades, shuffled; a fifth is held out for validation.
+    """
+    lines = _shuffled(_digit_lines(_load()), seed)
+    held_out = len(lines) // _HELD_OUT_SHARE
+    facts = DatasetFacts(
+        kind="digits",
+        samples=len(lines) - held_out,
+        held_out=held_out,
+        shards=shards,
+        features=_FEATURES,
+        classes=_CLASSES,
+        seed=seed,
+    )
+    return Contents(facts, lines[held_out:], lines[:held_out])
+
+
+def _load() -> _Images:
+    try:
+        # Optional, and takes a second to import.
+        from sklearn.datasets import load_digits  # noqa: PLC0415
+    except ImportError:
+        raise DigitsUnavailable from None
+    images: _Images = load_digits()
+    return images
+
+
+def _digit_lines(images: _Images) -> list[bytes]:
+    return [
+        b'{"x":[%s],"y":%d}' % (",".join(f"{shade / _DARKEST:g}" for shade in row).encode(), label)
+        for row, label in zip(images.data, images.target, strict=True)
+    ]
+
+
+def _shuffled(lines: list[bytes], seed: int) -> list[bytes]:
+    chance = random.Random(seed)  # noqa: S311  data, not secrets
+    return sorted(lines, key=lambda _: chance.random())

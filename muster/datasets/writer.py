@@ -1,8 +1,8 @@
-"""Write a data set so that a reader never sees half of one.
+"""Writes a data set so that a reader never sees an incomplete one.
 
 Everything is written into a hidden directory inside the target (so on the same file system),
-synced, and moved into place file by file with ``dataset.json`` last: who finds that finds all.
-Lines are dealt out in contiguous runs, so one file is open at a time, whatever their number.
+synced, and moved into place file by file with ``dataset.json`` last. Each shard gets a contiguous
+run of lines, so one file is open at a time.
 """
 
 import os
@@ -15,20 +15,20 @@ from pathlib import Path
 
 import msgspec
 
-from muster.datasets.contents import FACTS_NAME, HELD_OUT_NAME, Contents
 from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
-from muster.datasets.listing import shard_name, sorted_shard_names
+from muster.datasets.reader import shard_name, sorted_shard_names
+from muster.datasets.schema import FACTS_NAME, HELD_OUT_NAME, Contents
 
 
 def write_dataset(directory: Path, contents: Contents) -> None:
-    """Write `contents` to `directory`, which is made if need be and must hold no shard yet.
+    """Write `contents` to `directory`, which is made if necessary and must hold no shards.
 
-    If anything fails, `directory` is left without a file of ours. Raises `DatasetNotWritable`.
+    If anything fails, no file is left in `directory`. Raises `DatasetNotWritable`.
     """
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        if _shards_in(directory):
+        if shards_in(directory):
             raise DatasetNotWritable(
                 directory, "it already holds shards; choose another directory or add --force"
             )
@@ -37,10 +37,10 @@ def write_dataset(directory: Path, contents: Contents) -> None:
 
 
 def replace_dataset(directory: Path, contents: Contents) -> None:
-    """Write `contents` to `directory` in place of the data set that is there, if any.
+    """Write `contents` to `directory`, replacing the data set in it, if any.
 
-    The old one goes only once the new one is written; files that are no part of a data set
-    stay. Raises `DatasetNotWritable`.
+    The old one is removed only once the new one is written; other files stay. Raises
+    `DatasetNotWritable`.
     """
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def _write_lines(path: Path, lines: Iterable[bytes]) -> None:
     with path.open("wb") as file:
         file.writelines(line + b"\n" for line in lines)
         file.flush()
-        # A shard cut short by a power failure would pass for a smaller data set.
+        # A shard truncated by a power failure would look like a smaller data set.
         os.fsync(file.fileno())
 
 
@@ -99,11 +99,12 @@ def _move_in(staging: Path, directory: Path) -> None:
 def _remove_dataset(directory: Path) -> None:
     (directory / FACTS_NAME).unlink(missing_ok=True)
     (directory / HELD_OUT_NAME).unlink(missing_ok=True)
-    for shard in _shards_in(directory):
+    for shard in shards_in(directory):
         index_beside(shard).unlink(missing_ok=True)
         shard.unlink()
 
 
-def _shards_in(directory: Path) -> list[Path]:
+def shards_in(directory: Path) -> list[Path]:
+    """Return the shard files in a directory, in order."""
     names = sorted_shard_names(path.name for path in directory.iterdir())
     return [directory / name for name in names]

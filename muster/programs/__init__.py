@@ -1,1 +1,1 @@
-"""Programs for synchronous training that come with Muster."""
+"""Built-in programs for synchronous training."""

@@ -1,7 +1,7 @@
-"""The built-in program of a synchronous job: one model with one hidden layer, on all ranks.
+"""The built-in program of a synchronous job: a classifier with one hidden layer.
 
-The same model as `muster.classifier` trains independently on each rank, written as a program: what
-a batch contributes is a sum over its samples, padding has no weight, and every shape is fixed.
+The model of `muster.training.independent`, written as a program: a contribution is a sum over the
+samples of a batch, padding has no weight, and every shape is fixed.
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,25 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.classifier import LEARNING_RATE, MOMENTUM, initial_state
-from muster.datasets.listing import find_shards
-from muster.datasets.shape import shape_of
+from muster.datasets.reader import find_shards
+from muster.datasets.schema import schema_of
 from muster.program import Batch, Contribution
+from muster.training.independent import LEARNING_RATE, MOMENTUM, initial_state
 
 Array: TypeAlias = NDArray[np.float32]
 Arrays: TypeAlias = Mapping[str, Array]
 
 SHAPE_LINES: Final = 100_000
-"""Without facts, so many lines show how many classes there are: every newcomer has to read them."""
+"""Lines that are read to count features and classes where the data set does not state them. Every
+new rank reads them."""
 
 
 class Classifier:
-    """Names the class of a sample ``{"x": [features], "y": class}``; a `muster.program.Program`."""
+    """A `muster.program.Program` that classifies samples ``{"x": [features], "y": class}``."""
 
     def __init__(self, dataset_dir: Path) -> None:
-        """Look at what the data is like; raises a `DatasetError`."""
-        self._shape = shape_of(dataset_dir, find_shards(dataset_dir), lines_limit=SHAPE_LINES)
+        """Read the number of features and classes from the data; raises `DatasetError`."""
+        self._shape = schema_of(dataset_dir, find_shards(dataset_dir), lines_limit=SHAPE_LINES)
         self.decode: Final = self._shape.decoder().decode
 
     def initial(self, seed: int) -> dict[str, Array]:

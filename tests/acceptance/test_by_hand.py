@@ -6,7 +6,7 @@ import pytest
 from installation import DEADLINE_SECONDS, Undisturbed, await_value
 from terminals import Terminal
 
-from muster.contracts.layout import JobFiles
+from muster.contracts.paths import JobFiles
 
 ALONE = {"MUSTER_MODE": "independent"}
 
@@ -128,7 +128,7 @@ def test_a_coordinator_does_not_begin_afresh_beside_checkpoints_of_another_mode(
     (own / "step_0000000042.g0003").mkdir(parents=True)
     code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", WORLD_SIZE="1")
     assert code == 1, output
-    assert "give mode independent, or begin a job of another id" in output
+    assert "use mode independent, or start a job with another id" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -143,7 +143,7 @@ def test_the_same_command_goes_on_after_an_interruption(
     output, _ = first.communicate(timeout=DEADLINE_SECONDS)
     if number is signal.SIGINT:
         assert first.returncode == 130, output
-        assert "the same command goes on with one" in output
+        assert "the same command resumes one" in output
         assert not terminal.left_running()
     code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", **job)
     assert code == 0, output

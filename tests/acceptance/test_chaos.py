@@ -27,7 +27,7 @@ def test_a_fault_by_hand_meets_one_rank_of_a_job(
     assert answer.returncode == 0, answer.stderr
     assert f"pid {pids(before)[1]}," in answer.stdout
     assert "rank 1 was ended by signal 9 (SIGKILL)\n" in answer.stdout
-    assert "rank 1 lives again, as pid " in answer.stdout
+    assert "rank 1 runs again, as pid " in answer.stdout
     after = installation.wait_until(job_id, restarts(1, rank=1))
     assert pids(after)[0] in {pids(before)[0], None}
     assert installation.complete(job_id)["restarts"] == 1

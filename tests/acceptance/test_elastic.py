@@ -10,7 +10,8 @@ from elastic_schedules import LONG, Schedule
 from installation import Installation, pids
 from pools import PooledJob
 
-from muster.processes import identify, marked, send_signal
+from muster.host.containment import tagged_processes
+from muster.host.processes import identify, send_signal
 
 
 @pytest.fixture(scope="session")
@@ -139,7 +140,7 @@ def test_the_end_of_the_agent_is_not_that_of_the_training(
 ) -> None:
     job = PooledJob(installation, world_size=2, max_workers=3, backend=backend)
     before = job.trains_with(0, 1)
-    (agent,) = marked(f"{installation.uids[job.job_id]}/agent")
+    (agent,) = tagged_processes(f"{installation.uids[job.job_id]}/agent")
     send_signal(agent, signal.SIGKILL)
     job.wait_until(lambda: "agent_lost" in installation.kinds(job.job_id))
     job.wait_for_steps()
@@ -181,7 +182,7 @@ def test_a_rank_that_hangs_in_its_program_is_replaced_and_who_waits_for_it_is_no
     restarts = {worker["rank"]: worker["restarts"] for worker in job.see()["workers"]}
     assert restarts == {rank: int(rank == culprit) for rank in range(3)}
     told = [event["message"] for event in installation.events(job.job_id)]
-    assert f"rank {culprit} beat but took no step for 2 s and was killed" in told
+    assert f"rank {culprit} sent heartbeats but took no step for 2 s and was killed" in told
 
 
 def test_a_program_that_hangs_before_it_can_train_is_replaced(
@@ -197,7 +198,8 @@ def test_a_program_that_hangs_before_it_can_train_is_replaced(
     assert job.completes() == undisturbed
     told = [event["message"] for event in installation.events(job.job_id)]
     for rank in (0, 1):
-        assert f"rank {rank} beat but was not ready to train for 3 s and was killed" in told
+        sentence = f"rank {rank} sent heartbeats but was not ready to train for 3 s and was killed"
+        assert sentence in told
 
 
 def test_a_stopped_job_can_be_gone_on_with(installation: Installation, undisturbed: str) -> None:

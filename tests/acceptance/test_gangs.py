@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from installation import Installation, Seen, is_running, pids
 
-from muster.processes import send_signal
+from muster.host.processes import send_signal
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "gang.py"
 RANKS = 3

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from installation import SLOTS, Installation, Seen, await_value, is_over
 
-from muster.processes import marked
+from muster.host.containment import tagged_processes
 
 
 def test_twenty_jobs_at_once_all_complete_in_order(narrow: Installation) -> None:
@@ -63,7 +63,7 @@ def test_of_a_job_that_is_deleted_while_its_agent_starts_nothing_is_left(
 ) -> None:
     deleted = narrow.submit(world_size=SLOTS, **kind)
     uid = narrow.uids[deleted]
-    await_value(lambda: marked(f"{uid}/agent"), lambda: narrow.describe(deleted))
+    await_value(lambda: tagged_processes(f"{uid}/agent"), lambda: narrow.describe(deleted))
     answer = narrow.request("DELETE", f"/jobs/{deleted}", params={"force": True})
     assert answer.is_success, answer.text
     narrow.forget(deleted)
@@ -76,7 +76,7 @@ def test_a_service_that_ends_while_an_agent_starts_leaves_nothing_and_the_job_go
 ) -> None:
     interrupted = narrow.submit(world_size=1, command=["true"])
     agent = f"{narrow.uids[interrupted]}/agent"
-    await_value(lambda: marked(agent), lambda: narrow.describe(interrupted))
+    await_value(lambda: tagged_processes(agent), lambda: narrow.describe(interrupted))
     assert narrow.coordinator.end(signal.SIGINT) == 0
     assert not narrow.running_processes()
     assert "agent_lost" not in narrow.kinds(interrupted), "it was not needed any more"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from installation import DEADLINE_SECONDS, Installation, await_value, without_ours
 
-from coordinator.address import publish
-from muster.contracts.agent import CoordinatorAddress
-from muster.contracts.layout import DataDirectory
-from muster.processes import identify, stands_still
-from store.database import Database
+from coordinator.agents import publish_address
+from database.engine import Database
+from muster.contracts.messages import CoordinatorAddress
+from muster.contracts.paths import DataDir
+from muster.host.processes import identify, is_stopped
 
 
 def start(module: str, data_dir: Path, **environment: str) -> tuple[int, str]:
@@ -60,7 +60,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     before = path.read_bytes()
     code, errors = start("coordinator", tmp_path / "data")
     assert code == 1
-    assert "is no SQLite database" in errors
+    assert "is not an SQLite database" in errors
     assert "Traceback" not in errors
     assert path.read_bytes() == before
 
@@ -76,9 +76,9 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_a_suspended_coordinator_is_not_ended_for_a_url_that_is_wrong(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as suspended:  # noqa: S607
         suspended.send_signal(signal.SIGSTOP)
-        await_value(lambda: stands_still(suspended.pid), str)
+        await_value(lambda: is_stopped(suspended.pid), str)
         address = CoordinatorAddress(host="here", port=1, process=identify(suspended.pid))
-        publish(address, DataDirectory(tmp_path / "data").coordinator_address)
+        publish_address(address, DataDir(tmp_path / "data").coordinator_address)
         code, errors = start("coordinator", tmp_path / "data", MUSTER_DATABASE_URL="sqlight:///x")
         assert code == 1
         assert "is of no known kind" in errors
@@ -91,7 +91,8 @@ def test_a_suspended_coordinator_is_not_ended_for_a_url_that_is_wrong(tmp_path: 
     ("url", "why"),
     [
         ("postgresql://me:hunter2secretpw", "is of no known kind"),
-        ("postgresql://me@127.0.0.1:1/it?password=hunter2secretpw", "cannot be used now"),
+        ("postgresql://me@127.0.0.1:1/it?password=hunter2secretpw", "may hold a secret"),
+        ("postgresql://me:hunter2secretpw@127.0.0.1:1/it", "cannot be used now"),
     ],
 )
 def test_a_password_is_not_said_with_what_is_wrong_with_the_database(

@@ -83,7 +83,7 @@ def test_a_rank_that_beats_and_takes_no_step_is_replaced(
     )
     installation.complete(job_id)
     told = [event["message"] for event in installation.events(job_id)]
-    assert "rank 0 beat but took no step for 1 s and was killed" in told
+    assert "rank 0 sent heartbeats but took no step for 1 s and was killed" in told
 
 
 def test_a_crash_loop_fails_the_job_and_says_how(installation: Installation) -> None:

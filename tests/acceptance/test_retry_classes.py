@@ -64,7 +64,7 @@ def test_sigterm_from_outside_is_no_crash(installation: Installation) -> None:
     assert (seen["endings"]["preemption"], seen["endings"]["crash"]) == (1, 0)
     first, second = (end for end in incarnations(installation, job_id) if end["rank"] == 1)
     assert (first["pid"], first["retry_class"], first["reason"]) == (pid, "preemption", "preempted")
-    assert first["message"] == "was asked to stop by somebody else and saved its work"
+    assert first["message"] == "was asked to stop by another process and saved its work"
     assert 0 < first["step_at_end"] <= second["step_at_start"] < second["step_at_end"] == 64
     assert first["started_at"] < first["ended_at"] < second["started_at"]
 
@@ -78,7 +78,7 @@ def test_a_job_that_may_not_be_preempted_again_says_so_and_has_failed(
     job = installation.fail(job_id)
     assert (job["reason"], job["exit_code"]) == ("restart_limit", 1)
     assert job["message"] == (
-        "rank 1 was asked to stop by somebody else and may not be restarted after a preemption"
+        "rank 1 was asked to stop by another process and may not be restarted after a preemption"
     )
 
 
@@ -115,7 +115,8 @@ def test_who_beats_and_takes_no_step_hangs(installation: Installation) -> None:
     job = installation.fail(job_id)
     assert (job["reason"], job["exit_code"]) == ("restart_limit", 137)
     assert job["message"].startswith(
-        "rank 0 beat but took no step for 1 s and was killed and may not be restarted after a hang"
+        "rank 0 sent heartbeats but took no step for 1 s and was killed "
+        "and may not be restarted after a hang"
     )
     (hung,) = incarnations(installation, job_id)
     assert (hung["retry_class"], hung["reason"]) == ("hang", "no_progress")

@@ -109,7 +109,7 @@ def test_more_ranks_than_open_files_allow_are_refused_and_nothing_is_made(
 ) -> None:
     code, output = terminal.run("-c", LIMITED, "14", "14", *RUN, "-n", "16", "true")
     assert code == 1
-    assert "16 takes 72 open files, and 14 are allowed here" in output
+    assert "16 needs 72 open files, but the limit is 14" in output
     assert not (terminal.directory / "data").exists()
 
 
@@ -205,12 +205,12 @@ def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
     output, _ = first.communicate(timeout=DEADLINE_SECONDS)
     assert first.returncode == 130, output
     assert "the same command with --job-id mine goes on" in output
-    assert "muster: interrupted; ranks are saving and exiting" in output
+    assert "muster: interrupted; ranks checkpoint and exit" in output
     assert "service" not in output
     assert not terminal.left_running()
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", "true")
     assert code == 6
-    assert "mine has begun with another command, and is not over" in output
+    assert "mine was started with another command and is not finished" in output
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", name)
     assert code == 0, output
     assert "start 0" not in output, "that was shown before"
@@ -226,8 +226,7 @@ def test_a_run_whose_output_nobody_reads_ends_when_it_is_asked_to(
         run.send_signal(number)
         assert run.wait(DEADLINE_SECONDS) == 130
     said = remarks.read_text()
-    assert "muster: interrupted; ranks are saving and exiting\n" in said
-    assert "what was not shown is in their logs alone\nmuster: logs: " in said
+    assert "what was not shown is only in the logs\nmuster: logs: " in said
     assert "the same command with --job-id mine goes on" in said
     assert not terminal.left_running()
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from installation import DEADLINE_SECONDS, Installation, await_value, is_running, lent, restarts
 
-from muster.contracts.secrets import LENT as LENT_NAMES
-from muster.processes import marked, send_signal
-from muster.safe import Safe
+from muster.contracts.secrets import SHARED_VARIABLES as LENT_NAMES
+from muster.host.containment import tagged_processes
+from muster.host.processes import send_signal
+from muster.runtime.secrets import SecretStore
 
 KEPT = "kept-in-a-file-4d1f"
 LENT = "lent-by-the-service-9c2e"
@@ -44,7 +45,7 @@ def _lending(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Ite
 @pytest.fixture
 def lending(_lending: Installation) -> Iterator[Installation]:
     """An installation with a secret in a file and one in its environment."""
-    Safe(_lending.files.secrets).put("kept", KEPT)
+    SecretStore(_lending.files.secrets).put("kept", KEPT)
     yield from lent(_lending)
 
 
@@ -138,9 +139,9 @@ def _told(lending: Installation, job_id: str, times: int) -> None:
 @pytest.mark.parametrize(
     ("reference", "why"),
     [
-        ("env:NOT_LENT", "the secret env:NOT_LENT is not lent to jobs"),
-        ("env:MUSTER_TOKEN", "the secret env:MUSTER_TOKEN is not lent to jobs"),
-        ("env:HOME", "the secret env:HOME is not lent to jobs"),
+        ("env:NOT_LENT", "the secret env:NOT_LENT is not available to jobs"),
+        ("env:MUSTER_TOKEN", "the secret env:MUSTER_TOKEN is not available to jobs"),
+        ("env:HOME", "the secret env:HOME is not available to jobs"),
     ],
 )
 def test_what_is_not_lent_ends_the_job_with_a_sentence(
@@ -165,7 +166,7 @@ def test_a_secret_that_was_removed_or_opened_ends_the_job_at_the_next_start(
     lending.kill(job_id, 0)
     job = lending.fail(job_id)
     assert job["reason"] == "secret_unavailable"
-    assert "has mode 0644, which lets others in" in job["message"]
+    assert "has mode 0644, so other users" in job["message"]
     assert lending.see(job_id)["restarts"] == 1
 
 
@@ -210,8 +211,8 @@ def test_a_key_that_was_changed_is_not_told_by_an_agent_that_takes_over_a_traini
         secrets={"A": "file:kept"},
     )
     await_value(lambda: "here" in lending.log(job_id), lambda: lending.describe(job_id))
-    Safe(lending.files.secrets).put("kept", "another since then")
-    (agent,) = marked(f"{lending.uids[job_id]}/agent")
+    SecretStore(lending.files.secrets).put("kept", "another since then")
+    (agent,) = tagged_processes(f"{lending.uids[job_id]}/agent")
     send_signal(agent, signal.SIGKILL)
     lending.wait_until(job_id, lambda _: "agent_adopted" in lending.kinds(job_id))
     go.touch()

@@ -24,13 +24,14 @@ from installation import (
     records,
 )
 
-from muster.contracts.exit_record import ExitRecord
 from muster.contracts.messages import RankExited
+from muster.contracts.wire import ExitRecord
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
-from muster.exit_records import write_exit_record
-from muster.processes import is_running as is_alive
-from muster.processes import marked, send_signal
+from muster.host.containment import tagged_processes
+from muster.host.processes import is_running as is_alive
+from muster.host.processes import send_signal
+from muster.runtime.exit_report import write_exit_record
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""
@@ -135,11 +136,11 @@ def test_a_command_that_says_nothing_is_adopted_and_ended_all_the_same(
         world_size=1, command=["/usr/bin/env", "-i", "/bin/sh", "-c", "sleep 7773; exit 1"]
     )
     before = records(installation.wait_until(job_id, is_running))
-    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    (agent,) = tagged_processes(f"{installation.uids[job_id]}/agent")
     installation.coordinator.end(signal.SIGKILL)
     send_signal(agent, signal.SIGKILL)
     installation.coordinator.start()
-    await_value(lambda: marked(f"{installation.uids[job_id]}/agent"), str)
+    await_value(lambda: tagged_processes(f"{installation.uids[job_id]}/agent"), str)
     assert records(installation.wait_until(job_id, is_running)) == before
     assert all(map(is_alive, before))
     installation.request("DELETE", f"/jobs/{job_id}?force=true")
@@ -154,7 +155,7 @@ def test_an_end_that_only_the_record_tells_of_means_what_it_would_have_meant_liv
     script = f"until [ -e {gate} ]; do sleep 0.02; done; echo bad arguments; exit 64"
     job_id = installation.submit(world_size=1, command=["sh", "-c", script])
     installation.wait_until(job_id, is_running)
-    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    (agent,) = tagged_processes(f"{installation.uids[job_id]}/agent")
     installation.coordinator.end(signal.SIGKILL)
     gate.touch()
     await_value(installation.files.job(job_id).exit_record(0, 0).exists, str)
@@ -175,7 +176,7 @@ def test_an_agent_that_dies_before_it_can_tell_of_an_end_has_written_it_down(
     script = f"until [ -e {gate} ]; do sleep 0.02; done"
     job_id = installation.submit(world_size=1, command=["sh", "-c", script])
     (process,) = records(installation.wait_until(job_id, is_running))
-    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    (agent,) = tagged_processes(f"{installation.uids[job_id]}/agent")
     send_signal(agent, signal.SIGSTOP)  # it does what it would do next by our hand
     gate.touch()
     await_end([process])
@@ -195,7 +196,7 @@ def test_no_rank_notices_that_its_agent_was_killed(
     job_id = installation.submit(**LONG)
     for saved in (1, 4):
         await_value(partial(has_saved_or_ended, installation, job_id, saved), str)
-        for agent in marked(f"{installation.uids[job_id]}/agent"):
+        for agent in tagged_processes(f"{installation.uids[job_id]}/agent"):
             send_signal(agent, signal.SIGKILL)
     seen = installation.complete(job_id)
     assert "agent_lost" in installation.kinds(job_id)
@@ -209,7 +210,7 @@ def test_a_coordinator_and_an_agent_killed_together_are_not_missed(
 ) -> None:
     job_id = installation.submit(**LONG)
     installation.wait_until(job_id, has_saved)
-    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    (agent,) = tagged_processes(f"{installation.uids[job_id]}/agent")
     installation.coordinator.end(signal.SIGKILL)
     send_signal(agent, signal.SIGKILL)
     installation.coordinator.start()
@@ -224,7 +225,7 @@ def test_ranks_whose_data_vanished_while_nobody_was_there_are_ended_with_the_ver
     write_dataset(tmp_path / "shards", synthetic(samples=40_000, shards=4))
     job_id = installation.submit(**LONG, dataset_dir=str(tmp_path / "shards"))
     ranks = records(installation.wait_until(job_id, has_saved))
-    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    (agent,) = tagged_processes(f"{installation.uids[job_id]}/agent")
     installation.coordinator.end(signal.SIGKILL)
     send_signal(agent, signal.SIGKILL)
     rmtree(tmp_path / "shards")

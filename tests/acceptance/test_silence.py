@@ -6,8 +6,9 @@ from pathlib import Path
 
 from installation import Installation, await_value, is_running, pids, records
 
-from muster.contracts.process import ProcessRecord
-from muster.processes import marked, send_signal
+from muster.contracts.rank import ProcessRecord
+from muster.host.containment import tagged_processes
+from muster.host.processes import send_signal
 
 STEP_SECONDS = 0.05
 TIMEOUT_SECONDS = 1
@@ -29,7 +30,7 @@ if os.environ["MUSTER_GENERATION"] == "0":
 
 
 def agent_of(installation: Installation, job_id: str) -> ProcessRecord:
-    (agent,) = marked(f"{installation.uids[job_id]}/agent")
+    (agent,) = tagged_processes(f"{installation.uids[job_id]}/agent")
     return agent
 
 
@@ -107,4 +108,4 @@ def test_a_program_that_is_stopped_before_it_has_joined_is_replaced(
     seen = installation.complete(job_id)
     assert seen["endings"]["hang"] == 1
     told = [event["message"] for event in installation.events(job_id)]
-    assert f"rank 0 stood still for {TIMEOUT_SECONDS} s and was killed" in told
+    assert f"rank 0 was stopped (SIGSTOP) for {TIMEOUT_SECONDS} s and was killed" in told

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from installation import Installation, Undisturbed, await_value, is_over, is_running
 
-from muster.checkpoints.names import LATEST, MANIFEST, STATE
-from muster.contracts.layout import checkpoints_of_rank
-from muster.processes import marked, send_signal
+from muster.checkpoints.manifest import LATEST, MANIFEST, STATE
+from muster.contracts.paths import checkpoints_of_rank
+from muster.host.containment import tagged_processes
+from muster.host.processes import send_signal
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""
@@ -75,7 +76,7 @@ def test_who_is_left_when_a_job_fails_for_good_saves_before_it_ends(
     assert (seen["status"], seen["reason"]) == ("FAILED", "restart_limit")
     assert (tmp_path / "saved").read_text() == "all of it"
     told = [event["message"] for event in installation.events(job_id)]
-    assert "the job cannot go on; ranks that are left are saving and exiting" in told
+    assert "the job cannot go on; remaining ranks are saving and exiting" in told
     assert [line for line in told if line.startswith("rank 0")][1:] == ["rank 0 exited with code 0"]
 
 
@@ -85,13 +86,13 @@ def test_who_saves_when_a_job_has_failed_does_not_miss(
 ) -> None:
     job_id = _saving_when_it_fails(installation, tmp_path)
     own = f"{installation.uids[job_id]}/agent"
-    (agent,) = marked(own)
+    (agent,) = tagged_processes(own)
     if "coordinator" in who:
         installation.coordinator.end(signal.SIGKILL)
     send_signal(agent, signal.SIGKILL)
     if "coordinator" in who:
         installation.coordinator.start()
-    await_value(lambda: agent not in (found := marked(own)) and found, str)
+    await_value(lambda: agent not in (found := tagged_processes(own)) and found, str)
     (tmp_path / "go").touch()
     seen = installation.wait_until(job_id, is_over)
     assert (seen["status"], seen["reason"]) == ("FAILED", "restart_limit")
@@ -246,7 +247,7 @@ def test_checkpoints_of_another_world_size_are_refused(
 ) -> None:
     job = installation.fail(installation.submit(world_size=1, resume_from=source))
     assert job["reason"] == "invalid_checkpoint"
-    assert "start the job with the world size it was saved with" in job["message"]
+    assert "use the world size it was saved with" in job["message"]
 
 
 def stopped_job(installation: Installation) -> str:

@@ -25,14 +25,14 @@ from installation import (
 )
 from kept_services import kept_by
 
-from cli.serving import serves
+from cli.service_record import is_serving
+from database.engine import Database
+from database.jobs import Jobs
+from database.records import Job
 from muster.contracts.job import JobId, JobStatus
-from muster.contracts.process import ProcessRecord
-from muster.processes import is_running as is_alive
-from muster.processes import send_signal
-from store.database import Database
-from store.jobs import Jobs
-from store.records import Job
+from muster.contracts.rank import ProcessRecord
+from muster.host.processes import is_running as is_alive
+from muster.host.processes import send_signal
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 
@@ -107,7 +107,7 @@ def test_a_killed_service_is_back(household: Household, module: str) -> None:
     os.kill(before.pid, signal.SIGKILL)
     await_end([before])
     await_value(lambda: household.service(module), household.said)
-    await_value(lambda: serves(household.url), household.said)
+    await_value(lambda: is_serving(household.url), household.said)
     assert f"the {module} was ended by signal 9 (SIGKILL); it is started again" in household.said()
 
 
@@ -128,15 +128,8 @@ def test_ctrl_c_sends_jobs_back_to_the_queue_and_leaves_nothing(
     assert household.digests(job_id, 2) == undisturbed(**LONG)
 
 
-FIRST_HEARD = {
-    signal.SIGINT: "ranks save and exit … (Ctrl-C again does not wait for them)\n",
-    signal.SIGTERM: "the ranks are saving already … (Ctrl-C again does not wait for them)\n",
-}
-"""What the first Ctrl-C is answered where it begins the end, and where SIGTERM (`down`) has."""
-
-
-@pytest.mark.parametrize("began", FIRST_HEARD, ids=lambda number: number.name)
-def test_a_second_ctrl_c_does_not_wait_for_the_ranks(
+@pytest.mark.parametrize("began", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_second_ctrl_c_kills_the_services_at_once(
     household: Household, began: signal.Signals
 ) -> None:
     job_id = household.submit(
@@ -146,32 +139,23 @@ def test_a_second_ctrl_c_does_not_wait_for_the_ranks(
     await_value(lambda: "deaf" in household.log(job_id), lambda: household.describe(job_id))
     services = household.services()
     already = len(household.said())
-    handed_over = "does not wait: the next start takes the jobs up"
     assert household.up.process is not None
     household.up.process.send_signal(began)
     await_value(
         lambda: "muster: 1 rank of 1 job still runs\n" in household.said()[already:],
         household.said,
     )
-    if began == signal.SIGTERM:
-        household.up.process.send_signal(signal.SIGINT)
-    await_value(lambda: FIRST_HEARD[began] in household.said()[already:], household.said)
-    assert handed_over not in household.said()[already:]
-
-    def insist() -> bool:
-        # The first repetitions are taken for an echo.
-        assert household.up.process is not None
-        household.up.process.send_signal(signal.SIGINT)
-        return handed_over in household.said()[already:]
-
-    await_value(insist, household.said)
-    assert household.up.end(signal.SIGTERM) == 0
+    assert "(Ctrl-C again kills the services at once)" in household.said()[already:]
+    household.up.process.send_signal(signal.SIGINT)
+    await_value(lambda: "muster: killed the services" in household.said()[already:], household.said)
+    assert household.up.process.wait(DEADLINE_SECONDS) == 0
+    household.up.end(signal.SIGTERM)
     assert not any(map(is_alive, services))
     assert all(map(is_alive, ranks))
     assert not household.stored(job_id).is_terminal
     household.start()
     for rank in ranks:
-        send_signal(rank, signal.SIGKILL)  # it has its grace once more, and is deaf
+        send_signal(rank, signal.SIGKILL)  # it has its grace period once more, and ignores it
     household.wait_until(job_id, lambda seen: is_running(seen) and not seen["restarts"])
     assert not any(map(is_alive, ranks))
 
@@ -184,7 +168,7 @@ def test_up_killed_outright_leaves_neither_service(household: Household) -> None
 
 
 def test_a_port_that_is_not_the_usual_one_is_said_as_a_line_to_copy(household: Household) -> None:
-    line = re.compile(r"^export MUSTER_PORT=(\d+)$", re.MULTILINE)
+    line = re.compile(r"^export MUSTER_URL=http://\S+:(\d+)$", re.MULTILINE)
     ready = re.findall(r"ready at http://\S+:(\d+),", household.said())
     await_value(
         lambda: line.findall(household.said()) == ready,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from installation import Installation
 
-from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.identity import identity_of
-from muster.checkpoints.reader import Reader
-from muster.contracts.layout import checkpoints_of_job
+from muster.checkpoints.comparison import identity_of
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.reader import CheckpointReader
+from muster.contracts.paths import checkpoints_of_job
 
 ARCHIVE = Path(__file__).parent / "data" / "old-installation.tar.xz"
 OLD_ROOT = "/tmp/muster-old"  # noqa: S108  the paths in its rows
@@ -50,7 +50,7 @@ def old_root(tmp_path: Path) -> Path:
 
 def digest_of(new: Installation, job_id: str) -> str:
     """Return the identity of a synchronous job's newest state."""
-    reader = Reader(
+    reader = CheckpointReader(
         files=LocalFileSystem(),
         directory=checkpoints_of_job(new.checkpoint_dir, job_id),
         rank=0,

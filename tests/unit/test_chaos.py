@@ -14,12 +14,12 @@ from chaos_reader import Watch
 from chaos_report import Report
 from chaos_saves import Saves
 from chaos_strikes import Strike, Target
+from checkpoint_ranks import Rank
 from log_follower import events
-from vaults import Rank
 
-from muster.checkpoints.filesystem import LocalFileSystem
-from muster.checkpoints.names import LATEST, STATE
-from muster.contracts.process import ProcessRecord
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manifest import LATEST, STATE
+from muster.contracts.rank import ProcessRecord
 
 pytestmark = pytest.mark.slow
 
@@ -167,7 +167,7 @@ def test_the_reader_sees_a_torn_checkpoint(rank: Rank) -> None:
     newest.write_bytes(newest.read_bytes()[:-1])
     watch = Watch(rank.directory.parents[1])
     watch.look()
-    assert "is not what was written" in watch.report()["invalid"][0]
+    assert "does not match its hash" in watch.report()["invalid"][0]
 
 
 def test_the_reader_sees_a_checkpoint_that_goes_back(rank: Rank) -> None:

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
 
-import cli.waits
-from store.database import Database
+import cli.output
+from database.engine import Database
 
 HOUR_SECONDS = 3600.0
 
@@ -18,7 +18,7 @@ HOUR_SECONDS = 3600.0
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, a command says nothing of it beside what a test looks at."""
-    monkeypatch.setattr(cli.waits, "PATIENCE_SECONDS", HOUR_SECONDS)
+    monkeypatch.setattr(cli.output, "NOTICE_SECONDS", HOUR_SECONDS)
 
 
 @pytest.fixture(scope="module")

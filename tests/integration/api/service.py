@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from database.engine import Database
+from database.fenced_writer import FencedWriter
+from database.jobs import Jobs
+from database.leases import Leases
+from database.records import Job, JobChange, JobWrite, RankRecord, utc_now
 from muster.contracts.job import JobId, JobStatus, Reason
-from muster.contracts.layout import TIME_MARK, DataDirectory
-from muster.processes import myself
-from store.clock import utc_now
-from store.database import Database
-from store.jobs import Jobs
-from store.leases import Leases
-from store.records import Job, JobChange, JobWrite, Worker
-from store.tenure import Tenure
+from muster.contracts.paths import TIME_MARK, DataDir
+from muster.host.processes import this_process
 
 DEADLINE_SECONDS = 20.0
 LOOK_SECONDS = 0.02
@@ -31,7 +30,7 @@ class Service:
     def __init__(self, root: Path, **environment: str) -> None:
         self.root = root
         self._more = environment
-        self.files = DataDirectory(root / "data")
+        self.files = DataDir(root / "data")
         self.log = root / "api.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
@@ -97,9 +96,9 @@ class StandIn:
 
     def take_office(self) -> None:
         self.lease = self.leases.take(
-            "coordinator", "stand-in", myself(), "127.0.0.1:1", displacing=None
+            "coordinator", "stand-in", this_process(), "127.0.0.1:1", displacing=None
         )
-        self._tenure = Tenure(self._database, self.lease)
+        self._tenure = FencedWriter(self._database, self.lease)
 
     def resign(self) -> None:
         self.leases.release(self.lease)
@@ -113,7 +112,7 @@ class StandIn:
         self,
         job_id: str,
         *path: JobStatus,
-        workers: tuple[Worker, ...] = (),
+        workers: tuple[RankRecord, ...] = (),
         exit_code: int = 0,
         message: str | None = None,
         reason: Reason | None = None,
@@ -133,14 +132,14 @@ class StandIn:
             queued = job.status is JobStatus.QUEUED
             self.move(job_id, *([] if queued else [JobStatus.STOPPING]), JobStatus.STOPPED)
 
-    def run(self, job_id: str, *workers: Worker) -> None:
+    def run(self, job_id: str, *workers: RankRecord) -> None:
         self.move(job_id, JobStatus.STARTING, JobStatus.RUNNING, workers=workers)
 
 
 class Agent:
     """Writes ranks' logs and their time indexes, as an agent does."""
 
-    def __init__(self, files: DataDirectory) -> None:
+    def __init__(self, files: DataDir) -> None:
         self._files = files
 
     def write(

@@ -1,4 +1,4 @@
-"""What would happen is said, and nothing happens."""
+"""Dry runs of POST /jobs and of a purge: the result is shown, nothing changes."""
 
 import httpx
 import pytest
@@ -19,7 +19,7 @@ def total(client: httpx.Client) -> str:
         ({"world_size": 2, "command": ["python", "-c", "pass"]}, None, None),
     ],
 )
-def test_a_plan_says_what_a_job_would_be(
+def test_a_plan_shows_the_job_and_stores_nothing(
     client: httpx.Client, job: dict[str, object], shards: int | None, per_rank: list[int] | None
 ) -> None:
     before = total(client)
@@ -33,7 +33,7 @@ def test_a_plan_says_what_a_job_would_be(
     assert client.get(f"/jobs/{plan['job_id']}").status_code == 404
 
 
-def test_a_plan_names_the_shards_that_are_there(service: Service, client: httpx.Client) -> None:
+def test_a_plan_counts_the_shards_of_the_data_set(service: Service, client: httpx.Client) -> None:
     data = service.root / "own"
     data.mkdir()
     for number in range(5):
@@ -43,7 +43,7 @@ def test_a_plan_names_the_shards_that_are_there(service: Service, client: httpx.
     assert (plan["spec"]["dataset_dir"], plan["shards_per_rank"]) == (str(data), [3, 2])
 
 
-def test_what_could_not_run_is_refused_as_a_job_would_be(
+def test_a_dry_run_refuses_what_a_submission_would(
     service: Service, client: httpx.Client, job: str
 ) -> None:
     (service.root / "empty").mkdir()
@@ -53,7 +53,7 @@ def test_what_could_not_run_is_refused_as_a_job_would_be(
     assert answers[1].json()["errors"][0]["loc"] == ["body", "dataset_dir"]
 
 
-def test_a_purge_can_be_tried_and_says_what_it_frees(
+def test_a_dry_purge_foresees_the_freed_bytes(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "x" * 1000)
@@ -71,7 +71,7 @@ def test_a_purge_can_be_tried_and_says_what_it_frees(
     assert client.get(f"/jobs/{job}").status_code == 404
 
 
-def test_what_runs_is_in_a_tried_purge_only_if_it_would_be_stopped(
+def test_a_dry_purge_lists_running_jobs_only_if_stopped(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.run(job)

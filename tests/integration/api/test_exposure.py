@@ -1,4 +1,4 @@
-"""A real service that is asked to listen to the world, and one that speaks TLS."""
+"""Where a real service listens, and what makes it refuse to start."""
 
 import signal
 import ssl
@@ -12,22 +12,21 @@ import pytest
 from certificates import key_of, needs_openssl, own_certificate
 from integration.api.service import DEADLINE_SECONDS, Service
 
+from database.engine import Database
+from database.tokens import Tokens
 from muster.contracts.token import Scope
-from muster.peers import endpoint
-from muster.socket_owners import plain
-from store.database import Database
-from store.tokens import Tokens
+from muster.host.peers import normalize_address, parse_endpoint
 
 TOKEN = "0123456789abcdef" * 4
 
 STARTING_SECONDS = 60.0
-"""Far beyond what a start takes, also on a machine that is busy with other tests."""
+"""Far beyond what a start takes on a busy machine."""
 
 ANYWHERE = "0.0.0.0"  # noqa: S104  refused
 
 
 def refused_start(service: Service, **environment: str) -> str:
-    """Return what a service says that does not start."""
+    """Return the one line that a service prints which does not start."""
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "api"],
         cwd=service.root,
@@ -44,7 +43,7 @@ def refused_start(service: Service, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def unstarted(tmp_path_factory: pytest.TempPathFactory) -> Service:
-    """A service with a database, in which there is a token that was revoked."""
+    """A service whose database has a revoked token only."""
     service = Service(tmp_path_factory.mktemp("unstarted"))
     database = Database.open(service.database_url)
     tokens = Tokens(database)
@@ -54,32 +53,32 @@ def unstarted(tmp_path_factory: pytest.TempPathFactory) -> Service:
     return service
 
 
-def test_by_default_it_listens_to_this_machine_only(service: Service) -> None:
+def test_it_listens_on_loopback_by_default(service: Service) -> None:
     listening = [
-        endpoint(fields[1])
+        parse_endpoint(fields[1])
         for table in ("tcp", "tcp6")
         for fields in map(str.split, Path("/proc/net", table).read_text().splitlines()[1:])
         if fields[3] == "0A"
     ]
     addresses = [address for address, port in listening if port == service.port]
-    assert addresses == [plain("127.0.0.1")]
+    assert addresses == [normalize_address("127.0.0.1")]
 
 
-def test_without_a_token_no_other_machine_is_listened_to(unstarted: Service) -> None:
-    said = refused_start(unstarted, MUSTER_HOST=ANYWHERE, MUSTER_ALLOW_PLAIN_HTTP="1")
-    assert said.startswith(f"api: refusing to listen on {ANYWHERE}")
-    assert "muster token create NAME --scope admin" in said
+def test_it_refuses_other_machines_without_a_token(unstarted: Service) -> None:
+    printed = refused_start(unstarted, MUSTER_HOST=ANYWHERE, MUSTER_ALLOW_PLAIN_HTTP="1")
+    assert printed.startswith(f"api: refusing to listen on {ANYWHERE}")
+    assert "muster token create NAME --scope admin" in printed
 
 
-def test_where_everybody_needs_a_token_and_there_is_none_it_does_not_start(
+def test_it_refuses_to_require_a_token_that_does_not_exist(
     unstarted: Service,
 ) -> None:
-    said = refused_start(unstarted, MUSTER_REQUIRE_TOKEN="1")  # noqa: S106  a switch
-    assert said.startswith("api: refusing to start with MUSTER_REQUIRE_TOKEN")
-    assert "muster token create NAME --scope admin" in said
+    printed = refused_start(unstarted, MUSTER_REQUIRE_TOKEN="1")  # noqa: S106  a switch
+    assert printed.startswith("api: refusing to start with MUSTER_REQUIRE_TOKEN")
+    assert "muster token create NAME --scope admin" in printed
 
 
-def test_a_token_of_another_service_opens_nothing_here(tmp_path: Path) -> None:
+def test_a_token_of_another_service_is_ignored(tmp_path: Path) -> None:
     token = f"mst_{'a' * 12}_{'b' * 64}"
     service = Service(tmp_path, MUSTER_TOKEN=token)
     service.start()
@@ -87,19 +86,19 @@ def test_a_token_of_another_service_opens_nothing_here(tmp_path: Path) -> None:
     assert httpx.get(f"{service.url}/jobs", headers=shown).status_code == 401
     assert httpx.get(f"{service.url}/jobs").status_code == 200
     service.end(signal.SIGKILL)
-    assert "MUSTER_TOKEN is a token that some service made" in service.log.read_text()
+    assert "MUSTER_TOKEN is a token that a Muster service created" in service.log.read_text()
     assert token not in service.log.read_text()
 
 
-def test_a_token_in_the_clear_is_refused(unstarted: Service) -> None:
-    said = refused_start(unstarted, MUSTER_HOST=ANYWHERE, MUSTER_TOKEN=TOKEN)
-    assert "MUSTER_TLS_CERTFILE" in said
-    assert "MUSTER_ALLOW_PLAIN_HTTP=1" in said
+def test_it_refuses_unencrypted_tokens(unstarted: Service) -> None:
+    printed = refused_start(unstarted, MUSTER_HOST=ANYWHERE, MUSTER_TOKEN=TOKEN)
+    assert "MUSTER_TLS_CERTFILE" in printed
+    assert "MUSTER_ALLOW_PLAIN_HTTP=1" in printed
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for this machine, made now; its key is beside it."""
+    """A new certificate for this machine, with its key beside it."""
     directory = tmp_path_factory.mktemp("certificate")
     return own_certificate(directory, "IP:127.0.0.1,DNS:muster.example")
 
@@ -123,7 +122,7 @@ def encrypted(
 
 
 @needs_openssl
-def test_with_a_certificate_it_speaks_tls_and_nothing_else(
+def test_with_a_certificate_it_speaks_only_tls(
     encrypted: tuple[Service, httpx.Client],
 ) -> None:
     service, client = encrypted
@@ -134,7 +133,7 @@ def test_with_a_certificate_it_speaks_tls_and_nothing_else(
 
 
 @needs_openssl
-def test_the_names_it_is_known_by_are_its_own(encrypted: tuple[Service, httpx.Client]) -> None:
+def test_allowed_hosts_are_accepted(encrypted: tuple[Service, httpx.Client]) -> None:
     _, client = encrypted
     for host, expected in [
         ("muster.example", 200),
@@ -150,8 +149,6 @@ def test_the_names_it_is_known_by_are_its_own(encrypted: tuple[Service, httpx.Cl
 
 
 @needs_openssl
-def test_a_key_of_another_certificate_is_one_sentence(
-    unstarted: Service, certificate: Path
-) -> None:
-    said = refused_start(unstarted, MUSTER_TLS_CERTFILE=str(certificate))
-    assert "MUSTER_TLS_KEYFILE one with its key" in said
+def test_a_certificate_without_its_key_is_one_line(unstarted: Service, certificate: Path) -> None:
+    printed = refused_start(unstarted, MUSTER_TLS_CERTFILE=str(certificate))
+    assert "MUSTER_TLS_KEYFILE" in printed

@@ -1,11 +1,11 @@
-"""Every process of a job over HTTP: pages, the newest first."""
+"""The attempts of a job over HTTP: pages, the newest first."""
 
 from datetime import timedelta
 
 import httpx
 import pytest
+from database_samples import NOON, attempt
 from integration.api.service import StandIn
-from store_samples import NOON, incarnation
 
 ENDED = {
     "pid": 4711,
@@ -20,10 +20,10 @@ ENDED = {
 }
 
 
-def test_an_end_is_told_with_all_that_is_known(
+def test_an_exit_is_shown_with_all_known_facts(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
-    stand_in.write(job, incarnations=[incarnation(0, 0, **ENDED)])
+    stand_in.write(job, incarnations=[attempt(0, 0, **ENDED)])
     assert client.get(f"/jobs/{job}/incarnations").json() == {
         "job_id": job,
         "incarnations": [
@@ -41,7 +41,7 @@ def test_an_end_is_told_with_all_that_is_known(
 
 def test_pages_lead_from_one_to_the_next(client: httpx.Client, stand_in: StandIn, job: str) -> None:
     # All started in the same moment, as they are.
-    stand_in.write(job, incarnations=[incarnation(rank, 0) for rank in range(5)])
+    stand_in.write(job, incarnations=[attempt(rank, 0) for rank in range(5)])
     seen, path = [], f"/jobs/{job}/incarnations?limit=2"
     while path:
         answer = client.get(path)
@@ -52,7 +52,7 @@ def test_pages_lead_from_one_to_the_next(client: httpx.Client, stand_in: StandIn
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "cursor=x", "cursor=WzEsMl0", "rnak=1"])
-def test_what_is_no_page_is_refused(client: httpx.Client, job: str, query: str) -> None:
+def test_an_invalid_page_is_refused(client: httpx.Client, job: str, query: str) -> None:
     assert client.get(f"/jobs/{job}/incarnations?{query}").status_code == 422
 
 
@@ -61,5 +61,5 @@ def test_a_cursor_of_another_list_is_refused(client: httpx.Client, job: str) -> 
     assert client.get(f"/jobs/{job}/incarnations?cursor={cursor}").status_code == 422
 
 
-def test_nobody_has_no_processes(client: httpx.Client) -> None:
+def test_an_unknown_job_has_no_attempts(client: httpx.Client) -> None:
     assert client.get("/jobs/nobody/incarnations").json()["type"] == "/problems/job-not-found"

@@ -1,6 +1,5 @@
-"""Jobs as a client submits them, looks at them, stops and deletes them."""
+"""Submit, show, stop and delete jobs over HTTP."""
 
-import os
 import threading
 
 import httpx
@@ -9,7 +8,6 @@ from installation import await_value
 from integration.api.service import Agent, Service, StandIn
 
 from muster.contracts.job import JobId, JobStatus, StopRequest
-from store.records import Worker
 
 
 def test_a_world_size_alone_is_enough(client: httpx.Client) -> None:
@@ -21,16 +19,6 @@ def test_a_world_size_alone_is_enough(client: httpx.Client) -> None:
     assert job["created_at"].endswith("Z")
     assert "synthetic" in job["message"]
     assert client.get(answer.headers["location"]).json() == job
-
-
-def test_a_job_may_be_sent_as_the_yaml_in_which_it_is_kept(client: httpx.Client) -> None:
-    told = {"Content-Type": "application/yaml"}
-    made = client.post("/jobs", content="name: kept  # here\nworld_size: 3\n", headers=told)
-    assert (made.status_code, made.json()["name"], made.json()["world_size"]) == (201, "kept", 3)
-    refused = client.post("/jobs", content="name: kept\nworld_siz: 3\n", headers=told)
-    assert refused.json()["errors"][0]["loc"] == ["body", "world_siz"]
-    too_much = client.post("/jobs", content=b"name: " + b"x" * (1 << 16), headers=told)
-    assert (too_much.status_code, too_much.json()["type"]) == (413, "/problems/body-too-large")
 
 
 def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
@@ -48,7 +36,7 @@ def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
     assert long.status_code == 422
 
 
-def test_a_repetition_is_answered_though_the_job_has_saved_or_is_deleted(
+def test_a_repeated_request_returns_the_original_response(
     service: Service, client: httpx.Client, stand_in: StandIn, name: str
 ) -> None:
     def submit() -> httpx.Response:
@@ -71,47 +59,12 @@ def test_an_id_that_is_taken_is_a_conflict(client: httpx.Client, job: str) -> No
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-exists")
 
 
-def test_checkpoints_of_an_earlier_job_are_not_resumed_silently(
-    service: Service, client: httpx.Client
-) -> None:
-    save_something(service, "earlier")
-    refused = client.post("/jobs", json={"job_id": "earlier"})
-    assert refused.status_code == 409
-    assert "resume_from" in refused.json()["detail"]
-    job = {"mode": "independent", "resume_from": "earlier"}
-    assert client.post("/jobs", json=job).status_code == 201
-    assert client.post("/jobs", json={"job_id": "earlier", **job}).status_code == 201
-
-
-def test_of_an_id_that_is_taken_that_is_said_first(
-    service: Service, client: httpx.Client, job: str
-) -> None:
-    save_something(service, job)
-    answer = client.post("/jobs", json={"job_id": job})
-    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-exists")
-    assert f"DELETE /jobs/{job}" in answer.json()["detail"]
-
-
 def save_something(service: Service, job_id: str) -> None:
     own = service.root / "checkpoints" / job_id / "worker_0"
     (own / "step_0000000042.g0003").mkdir(parents=True)
 
 
-def test_pages_follow_each_other_without_loss(client: httpx.Client) -> None:
-    wanted = [job["job_id"] for job in client.get("/jobs").json()["jobs"]]
-    assert len(wanted) >= 3
-    found, path = [], "/jobs?limit=2"
-    while path:
-        answer = client.get(path)
-        found += [job["job_id"] for job in answer.json()["jobs"]]
-        assert answer.headers["x-total-count"] == str(len(wanted))
-        path = answer.links.get("next", {}).get("url")
-    assert found == wanted
-    assert client.get("/jobs?cursor=nonsense").status_code == 422
-    assert client.get("/jobs?status=RUNING").json()["errors"][0]["hint"]
-
-
-def test_lists_can_be_asked_for_several_statuses(
+def test_lists_filter_by_several_statuses(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.run(job)
@@ -119,30 +72,6 @@ def test_lists_can_be_asked_for_several_statuses(
         found = client.get(path, params={"status": ["RUNNING", "failed"]}).json()["jobs"]
         assert [one["job_id"] for one in found] == [job]
     stand_in.move(job, JobStatus.FAILED)
-
-
-def test_a_summary_adds_up_what_the_ranks_say(
-    client: httpx.Client, stand_in: StandIn, job: str
-) -> None:
-    ranks = [
-        Worker(
-            rank=rank,
-            incarnation=rank,
-            state="live",
-            process=stand_in.lease.process,
-            step=10,
-            total_steps=30,
-            throughput_steps_per_sec=5.0,
-            loss=0.5 + rank,
-        )
-        for rank in (0, 1)
-    ]
-    stand_in.run(job, *ranks)
-    found = client.get(f"/jobs/{job}/summary").json()
-    keys = ["step", "total_steps", "throughput_steps_per_sec", "eta_seconds", "loss"]
-    assert [found[key] for key in keys] == [20, 60, 10.0, 4.0, 1.0]
-    assert [worker["worker_id"] for worker in found["workers"]] == ["0.0", "1.1"]
-    assert {worker["pid"] for worker in found["workers"]} == {os.getpid()}
 
 
 def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn, job: str) -> None:
@@ -159,7 +88,7 @@ def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn
 
 
 @pytest.mark.parametrize("reason", ["two\nlines", "\0", "x" * 501, 7])
-def test_what_is_no_reason_stops_nothing(
+def test_an_invalid_reason_stops_nothing(
     client: httpx.Client, stand_in: StandIn, job: str, reason: object
 ) -> None:
     stand_in.run(job)
@@ -167,7 +96,7 @@ def test_what_is_no_reason_stops_nothing(
     assert client.get(f"/jobs/{job}").json()["stop_requested"] is False
 
 
-def test_a_running_job_is_not_deleted_unless_asked_to(
+def test_a_running_job_is_not_deleted_by_default(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.run(job)
@@ -232,7 +161,7 @@ def test_deleting_waits_for_the_end(  # noqa: PLR0913, PLR0917  a table and its 
         ("POST", "/jobs/purge?stop_running=true&statuses=RUNNING"),
     ],
 )
-def test_who_is_turned_out_while_a_delete_waits_deletes_nothing(
+def test_a_token_revoked_while_a_delete_waits_deletes_nothing(
     service: Service,
     client: httpx.Client,
     stand_in: StandIn,
@@ -252,7 +181,7 @@ def test_who_is_turned_out_while_a_delete_waits_deletes_nothing(
     deleting.start()
     await_value(
         lambda: stand_in.jobs.get(JobId(job)).stop_request,
-        lambda: f"nobody asks it to end; the answers are {answers}",
+        lambda: f"no stop was requested; the answers are {answers}",
     )
     client.delete(f"/tokens/{job}").raise_for_status()
     stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
@@ -262,7 +191,7 @@ def test_who_is_turned_out_while_a_delete_waits_deletes_nothing(
     assert service.files.job(job).log(0, 0).read_text() == "line\n"
 
 
-def test_without_a_coordinator_nobody_waits_for_an_end(
+def test_without_a_coordinator_no_delete_waits(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.resign()
@@ -277,9 +206,7 @@ def test_without_a_coordinator_nobody_waits_for_an_end(
     assert health["status"] == health["checks"]["coordinator"]["status"] == "degraded"
 
 
-def test_purging_waits_for_those_it_stops(
-    client: httpx.Client, stand_in: StandIn, job: str
-) -> None:
+def test_a_purge_waits_for_jobs_it_stops(client: httpx.Client, stand_in: StandIn, job: str) -> None:
     stand_in.run(job)
     answers: list[httpx.Response] = []
     params = {"stop_running": "true", "statuses": "RUNNING"}
@@ -295,7 +222,7 @@ def test_purging_waits_for_those_it_stops(
     assert client.get(f"/jobs/{job}").status_code == 404
 
 
-def test_a_link_in_the_place_of_checkpoints_is_not_followed(
+def test_a_link_in_place_of_checkpoints_is_not_followed(
     service: Service, client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     precious = service.root / "precious"
@@ -307,7 +234,7 @@ def test_a_link_in_the_place_of_checkpoints_is_not_followed(
     assert precious.is_dir()
 
 
-def test_purging_skips_what_runs_and_days_win_over_hours(
+def test_a_purge_skips_running_jobs_and_prefers_days(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     over = client.post("/jobs", json={}).json()["job_id"]
@@ -328,7 +255,7 @@ def test_purging_skips_what_runs_and_days_win_over_hours(
     assert client.get(f"/jobs/{job}").status_code == 200
 
 
-def test_purging_tells_which_files_it_could_not_remove(
+def test_a_purge_reports_files_it_could_not_remove(
     service: Service, client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "line\n")
@@ -342,23 +269,3 @@ def test_purging_tells_which_files_it_could_not_remove(
     (failed,) = (one for one in found["failed"] if one["job_id"] == job)
     assert f"{root} could not be removed" in failed["detail"]
     assert client.get(f"/jobs/{job}").status_code == 200
-
-
-def test_the_tail_of_a_log_comes_as_json_or_as_text(
-    client: httpx.Client, agent: Agent, job: str
-) -> None:
-    agent.write(job, 0, "one\ntwo\n", at_micros=1_700_000_000_000_000)
-    agent.write(job, 0, "three")
-    found = client.get(f"/jobs/{job}/logs", params={"tail": 2}).json()
-    assert found == {
-        "job_id": job,
-        "tail": 2,
-        "lines": [
-            {"rank": 0, "time": "2023-11-14T22:13:20Z", "line": "two"},
-            {"rank": 0, "time": None, "line": "three"},
-        ],
-    }
-    assert client.get(f"/jobs/{job}/logs", params={"rank": 1}).json()["lines"] == []
-    assert client.get(f"/jobs/{job}/logs", params={"rank": 2}).status_code == 422
-    text = client.get(f"/jobs/{job}/logs", params={"rank": 0}, headers={"Accept": "text/plain"})
-    assert text.text == "one\ntwo\nthree\n"

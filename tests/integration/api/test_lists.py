@@ -1,4 +1,4 @@
-"""Lists of jobs: filters, order, pages, and answers that need not be sent twice."""
+"""Lists of jobs: filters, order, pages, conditional requests."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +51,7 @@ def test_every_filter_and_the_order_act_on_both_lists(
         assert answer.headers["x-total-count"] == str(len(wanted))
 
 
-def test_a_page_leads_to_the_next_one_with_the_same_filters(
+def test_the_next_page_has_the_same_filters(
     client: httpx.Client, three: list[dict[str, Any]], name: str
 ) -> None:
     found = []
@@ -79,13 +79,13 @@ def test_a_page_leads_to_the_next_one_with_the_same_filters(
         ("lable=a:b", "did you mean 'label'?"),
     ],
 )
-def test_what_is_no_filter_is_refused(client: httpx.Client, query: str, hint: str | None) -> None:
+def test_an_invalid_filter_is_refused(client: httpx.Client, query: str, hint: str | None) -> None:
     answer = client.get(f"/jobs?{query}")
     assert answer.status_code == 422, answer.text
     assert answer.json()["errors"][0]["hint"] == hint
 
 
-def test_an_answer_that_still_holds_is_not_sent_again(
+def test_an_unchanged_response_is_not_sent_again(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     for path in (*LISTS, f"/jobs/{job}", f"/jobs/{job}/summary"):
@@ -104,7 +104,7 @@ def test_an_answer_that_still_holds_is_not_sent_again(
     assert client.get(f"/jobs/{job}", headers={"If-None-Match": "*"}).status_code == 304
 
 
-def test_a_change_can_be_bound_to_what_was_seen(client: httpx.Client, elastic: str) -> None:
+def test_if_match_binds_a_change_to_the_known_version(client: httpx.Client, elastic: str) -> None:
     path = f"/jobs/{elastic}"
     seen = client.get(path).headers["etag"]
     changed = client.patch(path, json={"world_size": 5}, headers={"If-Match": seen})

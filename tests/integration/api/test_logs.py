@@ -1,4 +1,4 @@
-"""The last lines of a log: which of them, and in which form."""
+"""The last lines of a log: filters and formats."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ def moment(seconds: int) -> str:
 
 @pytest.fixture
 def logged(agent: Agent, job: str) -> str:
-    """A job whose rank 0 has had two processes, and rank 1 is in the middle of a line."""
+    """A job with two attempts of rank 0, and an unfinished line of rank 1."""
     agent.write(job, 0, "a loss=1\n", at_micros=at(1))
     agent.write(job, 0, "b\n", at_micros=at(3))
     agent.write(job, 0, "c loss=2\n", at_micros=at(5), incarnation=1)
@@ -57,14 +57,14 @@ def logged(agent: Agent, job: str) -> str:
         ({"after": "0.1:9,1.0:2", "grep": "c"}, ""),
     ],
 )
-def test_each_filter_leaves_out_what_is_not_wanted(
+def test_each_filter_selects_its_lines(
     client: httpx.Client, logged: str, params: dict[str, Any], expected: str
 ) -> None:
     found = client.get(f"/jobs/{logged}/logs", params=params).json()["lines"]
     assert "".join(line["line"][0] for line in found) == expected
 
 
-def test_lines_come_as_objects_of_their_own(client: httpx.Client, logged: str) -> None:
+def test_ndjson_has_one_object_per_line(client: httpx.Client, logged: str) -> None:
     headers = {"Accept": "application/x-ndjson"}
     answer = client.get(f"/jobs/{logged}/logs?tail=2", headers=headers)
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -74,7 +74,7 @@ def test_lines_come_as_objects_of_their_own(client: httpx.Client, logged: str) -
     ]
 
 
-def test_following_is_the_stream(client: httpx.Client, stand_in: StandIn, logged: str) -> None:
+def test_follow_is_the_stream(client: httpx.Client, stand_in: StandIn, logged: str) -> None:
     stand_in.move(logged, JobStatus.STOPPED)
     params = {"follow": "true", "rank": 0, "after": "0.0:9"}
     with client.stream("GET", f"/jobs/{logged}/logs", params=params) as response:
@@ -82,7 +82,7 @@ def test_following_is_the_stream(client: httpx.Client, stand_in: StandIn, logged
     assert [line for event in found if not event.kind for line in event.data] == ["b", "c loss=2"]
     assert found[-1].kind == "end"
     again = client.get(f"/jobs/{logged}/logs?follow=true", headers={"Last-Event-ID": found[-1].id})
-    assert again.status_code == 200, "that end was of one rank only"
+    assert again.status_code == 200, "the position has one rank only"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_following_is_the_stream(client: httpx.Client, stand_in: StandIn, logged
         ("greb=x", "greb"),
     ],
 )
-def test_what_is_no_filter_is_refused(
+def test_an_invalid_filter_is_refused(
     client: httpx.Client, job: str, query: str, field: str
 ) -> None:
     answer = client.get(f"/jobs/{job}/logs?{query}")

@@ -1,4 +1,4 @@
-"""The commands that look at jobs and end them, from the command line to the rows."""
+"""The commands that look at jobs and stop them, from the command line to the database."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,21 +7,18 @@ from contextlib import nullcontext
 
 import httpx
 import pytest
-import yaml
+from click.testing import CliRunner, Result
+from database_samples import worker
 from installation import await_value
 from integration.api.service import Agent, Service, StandIn
-from store_samples import worker
-from typer.testing import CliRunner, Result
+from ruamel.yaml import YAML
 
-import cli.ending
-import cli.purge
-from cli.__main__ import app
-from cli.exit_codes import ExitCode, code_of_error
+import cli.lifecycle
+from cli.errors import ExitCode
 from cli.jobs import RUNS_WIDTH
-from muster.client.errors import WrongPath
+from cli.main import app
+from database.records import Event, utc_now
 from muster.contracts.job import JobId, JobStatus
-from store.clock import utc_now
-from store.records import Event
 
 Muster = Callable[..., Result]
 
@@ -45,7 +42,7 @@ def other(client: httpx.Client, stand_in: StandIn, name: str) -> Iterator[str]:
     stand_in.end(f"{name}-2")
 
 
-def test_jobs_are_a_table_the_newest_first(muster: Muster, stand_in: StandIn, job: str) -> None:
+def test_ps_lists_newest_jobs_first(muster: Muster, stand_in: StandIn, job: str) -> None:
     stand_in.run(job, worker(0, step=7, total_steps=10, loss=0.5), worker(1))
     header, first, *_ = muster("ps").stdout.splitlines()
     assert header.split() == [
@@ -56,26 +53,25 @@ def test_jobs_are_a_table_the_newest_first(muster: Muster, stand_in: StandIn, jo
     assert only.stdout.splitlines()[0] == job
 
 
-def test_a_short_list_says_what_it_leaves_out(muster: Muster, job: str, other: str) -> None:
+def test_ps_counts_the_jobs_beyond_the_limit(muster: Muster, job: str, other: str) -> None:
     short = muster("ps", "-n", "1", "-o", "name")
     assert short.stdout in {f"{job}\n", f"{other}\n"}
     assert short.stderr.endswith(" more: --limit\n")
 
 
-def test_a_status_that_there_is_not_is_refused_with_the_nearest(muster: Muster) -> None:
+def test_unknown_status_suggests_the_nearest(muster: Muster) -> None:
     result = muster("ps", "--status", "RUNING")
-    assert "did you mean 'RUNNING'?" in str(result.exception)
+    assert "did you mean 'RUNNING'?" in result.stderr
 
 
 @pytest.mark.parametrize("words", [("ps",), ("show", "a"), ("stop", "a"), ("submit", "--", "true")])
-def test_an_address_with_a_path_too_many_is_told_so(
+def test_url_with_a_wrong_path_is_refused(
     muster: Muster, service: Service, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUSTER_URL", f"{service.url}/api")
-    error = muster(*words).exception
-    assert isinstance(error, WrongPath)
-    assert str(error) == f"Muster serves nothing under /api: set MUSTER_URL to {service.url}"
-    assert code_of_error(error) == ExitCode.UNREACHABLE
+    refused = muster(*words)
+    assert refused.exit_code == ExitCode.UNREACHABLE
+    assert f"set MUSTER_URL to {service.url}\n" in refused.stderr
     monkeypatch.setenv("MUSTER_URL", f"{service.url}/api/v1/")
     assert muster("ps").exit_code == 0
 
@@ -92,16 +88,16 @@ def test_an_address_with_a_path_too_many_is_told_so(
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
-def test_json_and_yaml_are_the_answer_of_the_api(
+def test_json_and_yaml_are_the_body_of_the_api(
     muster: Muster, client: httpx.Client, elastic: str, command: list[str], path: str
 ) -> None:
     words = [elastic if word == "JOB" else word for word in command]
     answered = client.get(path.replace("JOB", elastic)).json()
-    for output, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+    for output, read in (("json", json.loads), ("yaml", YAML(typ="safe", pure=True).load)):
         assert read(muster(*words, "-o", output).stdout) == answered
 
 
-def test_one_job_is_shown_with_its_ranks(muster: Muster, stand_in: StandIn, job: str) -> None:
+def test_show_lists_ranks(muster: Muster, stand_in: StandIn, job: str) -> None:
     stand_in.run(job, worker(0, step=7, total_steps=10), worker(1, step=5, total_steps=10))
     lines = muster("show", job).stdout.splitlines()
     assert lines[0].split() == ["job", job]
@@ -112,7 +108,7 @@ def test_one_job_is_shown_with_its_ranks(muster: Muster, stand_in: StandIn, job:
     assert [rank.split()[2] for rank in ranks] == ["step", "7/10", "5/10"]
 
 
-def test_a_job_is_shown_with_what_it_runs_and_where(
+def test_show_says_what_runs_and_where(
     muster: Muster, client: httpx.Client, stand_in: StandIn, name: str
 ) -> None:
     command = ["python", "-c", "import os\nprint(os.getcwd())  # " + "x" * 99]
@@ -127,20 +123,18 @@ def test_a_job_is_shown_with_what_it_runs_and_where(
     assert facts["working in"] == spec["working_dir"]
     assert facts["checkpoint in"] == spec["checkpoint_dir"]
     assert facts["restarts"] == "0, of all ranks together"
-    assert facts["saved"] == "57 checkpoints, the newest at step 282"
+    assert facts["saved"] == "57 checkpoints, newest at step 282"
     stand_in.end(name)
 
 
-def test_a_job_may_be_called_by_its_beginning_or_as_the_latest(
-    muster: Muster, stand_in: StandIn, job: str
-) -> None:
+def test_job_is_found_by_prefix_and_as_latest(muster: Muster, stand_in: StandIn, job: str) -> None:
     for word in (job[:-1], "@latest"):
         assert muster("show", word, "-o", "name").stdout == f"{job}\n"
-    assert muster("stop", "@latest").stdout == f"{job} is to stop\n"
+    assert muster("stop", "@latest").stdout == f"{job} is stopping\n"
     assert stand_in.jobs.get(JobId(job)).stop_request is not None
 
 
-def test_lines_are_shown_with_their_ranks_and_followed_to_the_end(
+def test_logs_have_ranks_and_are_followed_to_the_end(
     muster: Muster, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     stand_in.run(job, worker(0), worker(1))
@@ -154,7 +148,7 @@ def test_lines_are_shown_with_their_ranks_and_followed_to_the_end(
     assert muster("logs", "-f", job).stdout == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
 
 
-def test_lines_are_chosen_by_text_and_by_time(
+def test_logs_are_selected_by_text_and_time(
     muster: Muster, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     stand_in.run(job, worker(0), worker(1))
@@ -166,8 +160,8 @@ def test_lines_are_chosen_by_text_and_by_time(
     followed = muster("logs", job, "-f", "--grep", "loss")
     assert followed.stdout == "[rank 0] loss 1\n[rank 0] loss 2\n"
     for words, sentence in [
-        (("--since", "soon"), "is no time: say 10m"),
-        (("--since", "1h", "-f"), "a stream carries no times"),
+        (("--since", "soon"), "is not a time such as 10m"),
+        (("--since", "1h", "-f"), "--since cannot be used with -f"),
     ]:
         refused = muster("logs", job, *words)
         assert refused.exit_code == ExitCode.USAGE
@@ -185,7 +179,7 @@ def test_events_are_followed_to_the_end(muster: Muster, stand_in: StandIn, job: 
     ("status", "code"),
     [(JobStatus.COMPLETED, ExitCode.OK), (JobStatus.FAILED, ExitCode.FAILED)],
 )
-def test_a_wait_exits_as_the_job_ended(
+def test_wait_exits_with_the_code_of_the_job(
     muster: Muster, stand_in: StandIn, job: str, status: JobStatus, code: ExitCode
 ) -> None:
     stand_in.run(job)
@@ -196,9 +190,7 @@ def test_a_wait_exits_as_the_job_ended(
     assert result.stderr.splitlines()[-1].startswith(f"{job} is {status}")
 
 
-def test_what_was_kept_of_strangers_before_is_shown_and_not_obeyed(
-    muster: Muster, stand_in: StandIn, job: str
-) -> None:
+def test_stored_control_characters_are_escaped(muster: Muster, stand_in: StandIn, job: str) -> None:
     said = "lost\x1b]0;done\x07\x1b[2J\x9b1m"
     stand_in.run(job)
     stand_in.write(job, events=[Event(at=utc_now(), kind="lost", message=said)])
@@ -209,13 +201,13 @@ def test_what_was_kept_of_strangers_before_is_shown_and_not_obeyed(
         assert all(line.isprintable() for line in told.splitlines() if "lost" in line)
 
 
-def test_a_wait_for_a_status_that_there_is_not_is_refused(muster: Muster, job: str) -> None:
+def test_wait_for_an_unknown_status_is_refused(muster: Muster, job: str) -> None:
     result = muster("wait", job, "--until", "DONE")
     assert result.exit_code == ExitCode.USAGE
-    assert "'DONE' is none of QUEUED" in result.stderr
+    assert "'DONE' is not one of terminal, QUEUED" in result.stderr
 
 
-def test_jobs_are_removed_once_they_are_over(
+def test_rm_deletes_only_ended_jobs(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
     refused = muster("rm", job)
@@ -224,7 +216,7 @@ def test_jobs_are_removed_once_they_are_over(
     assert stand_in.jobs.find(JobId(job))
     for one in (job, other):
         stand_in.end(one)
-    assert muster("stop", job).stdout == f"{job} is STOPPED already\n"
+    assert muster("stop", job).stdout == f"{job} is already STOPPED\n"
     assert muster("rm", job).stdout == f"{job} is deleted\n"
     kept = muster("rm", "--keep-logs", other)
     assert kept.stdout == f"{other} is deleted\n"
@@ -232,22 +224,20 @@ def test_jobs_are_removed_once_they_are_over(
     assert not stand_in.jobs.find(JobId(job))
 
 
-def test_no_job_is_ended_or_deleted_that_only_begins_so(
-    muster: Muster, stand_in: StandIn, job: str
-) -> None:
+def test_stop_and_rm_refuse_a_prefix(muster: Muster, stand_in: StandIn, job: str) -> None:
     stand_in.end(job)
     hint = f"if {job} is meant, say all of it"
     for verb in ("stop", "rm"):
         assert hint in muster(verb, job[:-1]).stderr
-    assert hint in str(muster("chaos", job[:-1]).exception)
+    assert hint in muster("chaos", job[:-1]).stderr
     assert stand_in.jobs.find(JobId(job))
 
 
-def test_a_word_that_is_refused_keeps_none_of_the_others(
+def test_refused_job_does_not_keep_the_others(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
     stopped = muster("stop", "nope", job)
-    assert (stopped.exit_code, stopped.stdout) == (ExitCode.NOT_FOUND, f"{job} is to stop\n")
+    assert (stopped.exit_code, stopped.stdout) == (ExitCode.NOT_FOUND, f"{job} is stopping\n")
     assert stopped.stderr.startswith("muster: there is no job 'nope'")
     stand_in.end(job)
     removed = muster("rm", other, "nope", job)
@@ -258,11 +248,11 @@ def test_a_word_that_is_refused_keeps_none_of_the_others(
     assert stand_in.jobs.find(JobId(other))
 
 
-def test_who_waits_for_an_end_is_told_how_long_it_may_take(
+def test_rm_stop_says_how_long_it_may_take(
     muster: Muster, stand_in: StandIn, job: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    monkeypatch.setattr(cli.lifecycle, "notice_if_slow", lambda it: nullcontext(said.append(it)))
     stand_in.end(job)
     assert muster("rm", "--stop", job).exit_code == 0
     assert muster("rm", other).exit_code == ExitCode.CONFLICT
@@ -271,14 +261,14 @@ def test_who_waits_for_an_end_is_told_how_long_it_may_take(
         ended = aside.submit(_end_once_asked, stand_in, other)
         assert muster("rm", "--stop", other).exit_code == 0
         ended.result()
-    assert said == [f"{other} saves and ends first; what has not ended after 30 s is killed"]
+    assert said == [f"{other} saves and stops first; it is killed after 30 s"]
 
 
-def test_who_forces_an_end_is_told_of_no_grace(
+def test_rm_force_mentions_no_grace_period(
     muster: Muster, stand_in: StandIn, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(cli.ending, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    monkeypatch.setattr(cli.lifecycle, "notice_if_slow", lambda it: nullcontext(said.append(it)))
     stand_in.run(job)
     with ThreadPoolExecutor() as aside:
         ended = aside.submit(_end_once_asked, stand_in, job)
@@ -288,44 +278,44 @@ def test_who_forces_an_end_is_told_of_no_grace(
     assert not any("grace" in one or "saves" in one for one in said)
 
 
-def test_who_waits_for_many_ends_is_told_what_for(
+def test_purge_says_what_it_waits_for(
     muster: Muster, stand_in: StandIn, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(cli.purge, "said_if_it_lasts", lambda it: nullcontext(said.append(it)))
+    monkeypatch.setattr(cli.lifecycle, "notice_if_slow", lambda it: nullcontext(said.append(it)))
     with ThreadPoolExecutor() as aside:
         ended = aside.submit(_end_once_asked, stand_in, job)
         assert muster("purge", "--status", "QUEUED", "--stop", "--yes").exit_code == 0
         ended.result()
     assert muster("purge", "--status", "QUEUED", "--yes").exit_code == 0
     assert said == [
-        "what is not over saves and ends first, and is killed after its grace",
-        "what matches is being deleted",
+        "running jobs save and stop first, and are killed after their grace period",
+        "deleting the jobs",
     ]
     assert not stand_in.jobs.find(JobId(job))
 
 
 def _end_once_asked(stand_in: StandIn, job: str) -> None:
     await_value(
-        lambda: stand_in.jobs.get(JobId(job)).stop_request, lambda: f"nobody asks {job} to end"
+        lambda: stand_in.jobs.get(JobId(job)).stop_request, lambda: f"no stop request for {job}"
     )
     stand_in.end(job)
 
 
-def test_a_purge_asks_somebody_or_is_told(
+def test_purge_without_a_terminal_needs_yes(
     muster: Muster, stand_in: StandIn, job: str, other: str
 ) -> None:
     stand_in.end(job)
     refused = muster("purge", "--status", "STOPPED")
     assert refused.exit_code == ExitCode.USAGE
-    assert "say --yes" in refused.stderr
+    assert "add --yes" in refused.stderr
     assert stand_in.jobs.find(JobId(job))
     purged = muster("purge", "--status", "STOPPED", "--yes")
     assert job in purged.stdout.splitlines()
     assert stand_in.jobs.find(JobId(other))
 
 
-def test_a_purge_tells_what_it_could_not_delete_and_why(
+def test_purge_reports_what_it_could_not_delete(
     muster: Muster, service: Service, stand_in: StandIn, job: str
 ) -> None:
     stand_in.end(job)
@@ -336,13 +326,11 @@ def test_a_purge_tells_what_it_could_not_delete_and_why(
     (root.with_name(f"{job}.{uid}") / "in-the-way").touch()
     purged = muster("purge", "--status", "STOPPED", "--yes")
     assert purged.exit_code == ExitCode.FAILED
-    assert f"{job} is over and was not deleted: {root} could not be removed" in purged.stderr
+    assert f"{job} was not deleted: {root} could not be removed" in purged.stderr
     assert "not over" not in purged.stderr
 
 
-def test_a_purge_that_is_only_tried_asks_nobody_and_takes_nothing(
-    muster: Muster, stand_in: StandIn, job: str
-) -> None:
+def test_purge_dry_run_deletes_nothing(muster: Muster, stand_in: StandIn, job: str) -> None:
     stand_in.end(job)
     result = muster("purge", "--dry-run")
     assert (result.exit_code, job in result.stdout.splitlines()) == (0, True)
@@ -350,9 +338,7 @@ def test_a_purge_that_is_only_tried_asks_nobody_and_takes_nothing(
     assert muster("show", job).exit_code == 0
 
 
-def test_a_stop_is_told_with_its_reason_and_who_asked(
-    muster: Muster, stand_in: StandIn, job: str
-) -> None:
+def test_stop_records_its_reason_and_actor(muster: Muster, stand_in: StandIn, job: str) -> None:
     stand_in.run(job)
     assert muster("stop", job, "--reason", "the loss diverges").exit_code == 0
     [event] = [

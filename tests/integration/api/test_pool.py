@@ -1,12 +1,12 @@
-"""Scaling, pausing, leaving and auditing, as a client asks for them."""
+"""Scale, pause, remove workers and audit over HTTP."""
 
 import os
 from collections.abc import Callable
 
 import httpx
 import pytest
+from database_samples import NOON, commit, epoch, member, worker
 from integration.api.service import StandIn
-from store_samples import NOON, commit, epoch, member, worker
 
 from muster.contracts.job import JobId, JobStatus
 
@@ -24,7 +24,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
 # Scaling
 
 
-def test_a_synchronous_job_is_scaled_and_says_so_everywhere(
+def test_a_new_world_size_shows_everywhere(
     client: httpx.Client, stand_in: StandIn, elastic: str
 ) -> None:
     for size in (6, 6, 2):
@@ -40,9 +40,7 @@ def test_a_synchronous_job_is_scaled_and_says_so_everywhere(
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
-def test_a_size_beyond_the_limits_is_answered_with_them(
-    client: httpx.Client, elastic: str, size: int
-) -> None:
+def test_a_size_beyond_the_limits_names_them(client: httpx.Client, elastic: str, size: int) -> None:
     answer = client.patch(f"/jobs/{elastic}", json={"world_size": size})
     code, sentence = refusal(answer)
     assert code == 422
@@ -56,24 +54,18 @@ def test_a_size_beyond_the_limits_is_answered_with_them(
     [
         (b"", 422),
         (b"{}", 422),
-        (b"null", 422),
         (b"4", 422),
-        (b'{"world_size": null}', 422),
         (b'{"world_size": 0}', 422),
-        (b'{"world_size": -1}', 422),
         (b'{"world_size": 3.0}', 422),
-        (b'{"world_size": "3"}', 422),
         (b'{"world_size": true}', 422),
         (b'{"world_size": NaN}', 422),
-        (b'{"world_size": 1e999}', 422),
-        (b'{"world_size": 99999999999999999999999}', 422),
         (b'{"world_size": 3, "name": "x"}', 422),
         (b'{"wrold_size": 3}', 422),
         (b'{"world_size": ' + b"9" * 5000 + b"}", 400),
         (b'{"world_size": 3', 422),
     ],
 )
-def test_what_is_no_size_is_refused_and_nothing_moves(
+def test_an_invalid_size_is_refused_and_nothing_moves(
     client: httpx.Client, elastic: str, body: bytes, expected: int
 ) -> None:
     headers = {"content-type": "application/json"}
@@ -83,54 +75,42 @@ def test_what_is_no_size_is_refused_and_nothing_moves(
     assert "scale_requested" not in kinds(client, elastic)
 
 
-def test_an_unknown_job_is_not_scaled(client: httpx.Client) -> None:
-    answer = client.patch("/jobs/nobody", json={"world_size": 3})
-    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
+# Jobs that cannot change
 
 
-# What does not fit the job
-
-
-WISHES = {
+CHANGES = {
     "scale": lambda client, job: client.patch(f"/jobs/{job}", json={"world_size": 3}),
     "pause": lambda client, job: client.post(f"/jobs/{job}/pause"),
     "resume": lambda client, job: client.post(f"/jobs/{job}/resume"),
     "leave": lambda client, job: client.post(f"/jobs/{job}/workers/0/leave"),
 }
-wishes = pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
+changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 
 
-@wishes
-def test_an_independent_job_keeps_its_ranks_and_says_why(
-    client: httpx.Client, job: str, wish: Callable[[httpx.Client, str], httpx.Response]
+@changes
+def test_an_independent_job_keeps_its_ranks(
+    client: httpx.Client, job: str, change: Callable[[httpx.Client, str], httpx.Response]
 ) -> None:
     before = client.get(f"/jobs/{job}").json()
-    code, sentence = refusal(wish(client, job))
+    code, sentence = refusal(change(client, job))
     assert code == 409
     assert f"{job} is independent: " in sentence
     assert client.get(f"/jobs/{job}").json() == before
 
 
-def test_an_independent_job_keeps_its_world_size_in_these_words(
-    client: httpx.Client, job: str
-) -> None:
-    _, sentence = refusal(client.patch(f"/jobs/{job}", json={"world_size": 3}))
-    assert "it keeps its world size of 2" in sentence
-
-
-@wishes
+@changes
 @pytest.mark.parametrize("end", [JobStatus.STOPPED, JobStatus.COMPLETED])
-def test_a_job_that_is_over_takes_up_nothing(
+def test_a_job_that_is_over_refuses_changes(
     client: httpx.Client,
     stand_in: StandIn,
     elastic: str,
-    wish: Callable[[httpx.Client, str], httpx.Response],
+    change: Callable[[httpx.Client, str], httpx.Response],
     end: JobStatus,
 ) -> None:
     stand_in.write(elastic, members=[member(number) for number in range(4)])
     stand_in.move(elastic, *([JobStatus.STOPPING] if end is JobStatus.STOPPED else []), end)
     before = client.get(f"/jobs/{elastic}").json()
-    code, sentence = refusal(wish(client, elastic))
+    code, sentence = refusal(change(client, elastic))
     assert code == 409
     assert f"is {end}" in sentence
     assert "resume_from" in sentence
@@ -140,7 +120,7 @@ def test_a_job_that_is_over_takes_up_nothing(
 # Pausing
 
 
-def test_pausing_twice_is_pausing_once_and_resuming_ends_it(
+def test_pause_and_resume_are_idempotent(
     client: httpx.Client, stand_in: StandIn, elastic: str
 ) -> None:
     assert client.post(f"/jobs/{elastic}/resume").json()["pause_requested"] is False
@@ -155,7 +135,7 @@ def test_pausing_twice_is_pausing_once_and_resuming_ends_it(
 # Workers
 
 
-def test_the_pool_shows_the_living_and_those_who_are_gone(
+def test_the_pool_shows_present_and_former_workers(
     client: httpx.Client, stand_in: StandIn, elastic: str
 ) -> None:
     mine = stand_in.lease.process
@@ -202,7 +182,7 @@ def test_the_workers_of_an_independent_job_are_its_ranks(
     assert (live["pid"], live["joined_at"], live["gpu_count"]) == (os.getpid(), None, 0)
 
 
-def test_a_worker_that_is_asked_to_leave_drains_at_once(
+def test_a_leaving_worker_is_shown_as_draining(
     client: httpx.Client, stand_in: StandIn, elastic: str
 ) -> None:
     stand_in.write(elastic, members=[member(number) for number in range(4)])
@@ -217,9 +197,7 @@ def test_a_worker_that_is_asked_to_leave_drains_at_once(
     assert workers[2]["state"] == "left"
 
 
-def test_a_worker_that_may_not_leave_stays(
-    client: httpx.Client, stand_in: StandIn, elastic: str
-) -> None:
+def test_a_refused_worker_stays(client: httpx.Client, stand_in: StandIn, elastic: str) -> None:
     states = ["syncing", "draining", "failed", "left", "active", "active", "active"]
     stand_in.write(
         elastic, members=[member(number, state=state) for number, state in enumerate(states)]
@@ -246,7 +224,7 @@ def test_an_unknown_worker_is_not_found(client: httpx.Client, elastic: str, work
 # The audit
 
 
-def test_an_audit_shows_what_was_read_and_what_is_durable(
+def test_an_audit_shows_read_samples_and_checkpoints(
     client: httpx.Client, stand_in: StandIn, elastic: str
 ) -> None:
     reading = epoch(1, samples=7, hash_sum=0xAB)
@@ -291,15 +269,3 @@ def test_an_audit_shows_what_was_read_and_what_is_durable(
     assert (last["epochs"], last["checkpoints"]) == (found["epochs"][1:], found["checkpoints"][1:])
     for limit in ("0", "1001", "x"):
         assert client.get(f"/jobs/{elastic}/audit?limit={limit}").status_code == 422
-
-
-def test_an_independent_job_proves_nothing(client: httpx.Client, job: str) -> None:
-    assert client.get(f"/jobs/{job}/audit").json() == {
-        "job_id": job,
-        "complete": False,
-        "exactly_once": None,
-        "epochs": [],
-        "epochs_omitted": 0,
-        "checkpoints": [],
-        "checkpoints_omitted": 0,
-    }

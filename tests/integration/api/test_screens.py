@@ -6,11 +6,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from database_samples import worker
 from integration.api.service import Agent, Service, StandIn
 from screens import COLUMNS, Screen
-from store_samples import worker
 
-from cli.exit_codes import ExitCode
+from cli.errors import ExitCode
 from muster.contracts.job import JobId, JobStatus, Reason
 
 Opened = Callable[..., Screen]
@@ -29,7 +29,7 @@ def screen(service: Service, tmp_path: Path) -> Iterator[Opened]:
         screen.__exit__()
 
 
-def test_the_line_of_a_job_says_how_far_it_is_and_else_why_not(
+def test_progress_line_shows_step_or_reason(
     screen: Opened, stand_in: StandIn, elastic: str
 ) -> None:
     far = worker(0, step=123_456, total_steps=1_234_560, throughput_steps_per_sec=123.4, loss=0.5)
@@ -47,28 +47,24 @@ def test_the_line_of_a_job_says_how_far_it_is_and_else_why_not(
     assert max(map(len, drawn)) < COLUMNS
 
 
-def test_a_job_that_waits_says_for_what(screen: Opened, stand_in: StandIn, job: str) -> None:
+def test_queued_job_says_what_it_waits_for(screen: Opened, stand_in: StandIn, job: str) -> None:
     stand_in.move(job, JobStatus.QUEUED, message="waits for 2 of 4 slots; 1 is free")
     watching = screen("wait", job)
     watching.see("QUEUED  0/2 ranks  waits for 2 of 4 slots; 1 is free")
     watching.type("\x03")
     assert watching.end() == ExitCode.INTERRUPTED
-    assert f"come back:  muster wait {job}" in watching.written
+    assert f"attach again:  muster wait {job}" in watching.written
 
 
-def test_who_is_sent_away_from_a_job_says_how_to_come_back_as_with_ctrl_c(
-    screen: Opened, job: str
-) -> None:
+def test_sigterm_detaches_like_ctrl_c(screen: Opened, job: str) -> None:
     watching = screen("wait", job)
     watching.see("QUEUED  0/2 ranks")
     watching.process.terminate()
     assert watching.end() == ExitCode.INTERRUPTED
-    assert f"detached: {job} goes on" in watching.written
+    assert f"detached: {job} continues" in watching.written
 
 
-def test_who_follows_a_job_that_waits_is_told_for_what(
-    screen: Opened, stand_in: StandIn, job: str
-) -> None:
+def test_logs_of_a_queued_job_say_why_it_waits(screen: Opened, stand_in: StandIn, job: str) -> None:
     words = "waits for 2 of 4 slots; 1 is free"
     stand_in.move(job, JobStatus.QUEUED, message=words, reason=Reason.WAITING_FOR_SLOTS)
     following = screen("logs", "-f", job)
@@ -77,7 +73,7 @@ def test_who_follows_a_job_that_waits_is_told_for_what(
     following.end()
 
 
-def test_what_is_said_after_the_line_stands_below_it(screen: Opened, job: str) -> None:
+def test_message_comes_below_the_progress_line(screen: Opened, job: str) -> None:
     watching = screen("wait", job, "--timeout", "0.1")
     assert watching.end() == ExitCode.TIMED_OUT
     drawn, said = watching.drawings()
@@ -85,7 +81,7 @@ def test_what_is_said_after_the_line_stands_below_it(screen: Opened, job: str) -
     assert said == f"muster: {job} is QUEUED after 0.1 s of waiting: it goes on"
 
 
-def test_top_shows_what_goes_on_until_ctrl_c(
+def test_top_updates_until_ctrl_c(
     screen: Opened, stand_in: StandIn, service: Service, elastic: str
 ) -> None:
     top = screen("top", "--interval", "0.2")
@@ -93,7 +89,7 @@ def test_top_shows_what_goes_on_until_ctrl_c(
     stand_in.move(elastic, workers=(worker(0, step=7, total_steps=10, loss=0.25),))
     top.see(r"RUNNING +1/4 +7/10 +0\.2500")
     service.end(signal.SIGKILL)
-    top.see("as of [0-9]+s ago: nobody answers")
+    top.see("as of [0-9]+s ago: no answer")
     service.start()
     stand_in.move(elastic, workers=(worker(0, step=8, total_steps=10, loss=0.25),))
     top.see(r"RUNNING +1/4 +8/10 +0\.2500")
@@ -101,14 +97,14 @@ def test_top_shows_what_goes_on_until_ctrl_c(
     assert top.end() == 0
 
 
-def test_a_purge_asks_with_what_would_go_and_takes_it_only_then(
+def test_purge_deletes_only_after_confirmation(
     screen: Opened, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "x" * 1000)
     stand_in.end(job)
     status = stand_in.jobs.get(JobId(job)).status
     left = screen("purge", "--status", status)
-    left.see(r"Delete \d+ jobs? that (is|are) over, [0-9.]+ k?B\? \[y/N\]: ")
+    left.see(r"Delete \d+ jobs?, [0-9.]+ k?B\? \[y/N\]: ")
     assert left.interrupt() == ExitCode.INTERRUPTED
     assert "Aborted" not in left.written
     refused = screen("purge", "--status", status)
@@ -124,37 +120,37 @@ def test_a_purge_asks_with_what_would_go_and_takes_it_only_then(
     assert not stand_in.jobs.find(JobId(job))
     asked_for_nothing = screen("purge", "--status", status)
     assert asked_for_nothing.end() == 0
-    assert asked_for_nothing.drawings() == ["nothing to delete: no job that matches is over"]
+    assert asked_for_nothing.drawings() == ["nothing to delete: no matching job has ended"]
 
 
-def test_a_purge_takes_no_job_that_was_not_in_its_question(
+def test_purge_asks_again_about_new_matches(
     screen: Opened, client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     other = f"{job}-2"
     client.post("/jobs", json={"job_id": other}).raise_for_status()
     stand_in.end(job)
     asking = screen("purge", "--status", stand_in.jobs.get(JobId(job)).status)
-    asking.see(r"Delete \d+ jobs? .* \[y/N\]: ")
+    asking.see(r"Delete \d+ jobs?, .*\? \[y/N\]: ")
     stand_in.end(other)
     asking.type("y\n")
-    asking.see(r"meanwhile others match, too")
-    asking.see(r"Delete \d+ jobs that are over, .* \[y/N\]: ")
+    asking.see(r"more jobs match now")
+    asking.see(r"Delete \d+ jobs, .*\? \[y/N\]: ")
     asking.type("n\n")
     assert asking.end() == ExitCode.FAILED
     assert all(stand_in.jobs.find(JobId(one)) for one in (job, other))
 
 
-def test_a_purge_that_ends_jobs_says_how_many(screen: Opened, stand_in: StandIn, job: str) -> None:
+def test_purge_force_says_that_it_kills(screen: Opened, stand_in: StandIn, job: str) -> None:
     stand_in.run(job)
     asking = screen("purge", "--status", "RUNNING", "--force")
-    asking.see("Delete 1 job, not over and ended at once, .*, checkpoints, too")
+    asking.see("Delete 1 job, .*, kill those that still run, and delete all their checkpoints")
     asking.interrupt()
     asking = screen("purge", "--status", "RUNNING")
-    asking.see("nothing to delete: no job that matches is over, 1 not over and left")
+    asking.see("nothing to delete: no matching job has ended, 1 job skipped")
     assert asking.end() == 0
 
 
-def test_a_secret_is_asked_for_in_words_and_not_shown(screen: Opened) -> None:
+def test_secret_prompt_hides_the_value(screen: Opened) -> None:
     typing = screen("secret", "set", "typed")
     typing.see(r"value of typed \(it is not shown\): ")
     assert typing.interrupt() == ExitCode.INTERRUPTED

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from integration.api.service import Service, StandIn
-from typer.testing import CliRunner
 
-from cli.__main__ import app
+from cli.main import app
 
 
 @pytest.fixture(autouse=True)
@@ -26,25 +26,16 @@ def test_what_is_missing_is_named_and_told_by_the_exit_code(stand_in: StandIn) -
     assert "no coordinator is running" in ill.output
 
 
-def test_services_for_other_data_are_not_ended_and_their_place_is_named(service: Service) -> None:
+def test_down_does_not_end_the_services_of_other_data(service: Service) -> None:
     down = CliRunner().invoke(app, ["down"])
     assert down.exit_code == 0
-    assert f"export MUSTER_DATA_DIR={service.files.root}\n" in down.output
+    assert "nothing runs for " in down.output
     assert service.process is not None
     assert service.process.poll() is None
-
-
-def test_a_secret_that_other_services_would_look_for_is_said_to_be_kept_here(
-    service: Service, tmp_path: Path
-) -> None:
-    kept = CliRunner().invoke(app, ["secret", "set", "key"], input="a long secret")
-    assert kept.exit_code == 0
-    assert f"kept in {tmp_path}/secrets; " in kept.output
-    assert f"for that: export MUSTER_DATA_DIR={service.files.root}\n" in kept.output
 
 
 def test_status_says_where_data_and_checkpoints_are(service: Service) -> None:
     said = CliRunner().invoke(app, ["status"]).output
     assert f"data         {service.files.root}\n" in said
     assert f"checkpoints  {service.root}/checkpoints\n" in said
-    assert f"for that: export MUSTER_DATA_DIR={service.files.root}\n" in said
+    assert f"for these: export MUSTER_DATA_DIR={service.files.root}\n" in said

@@ -1,4 +1,4 @@
-"""Event streams over a real socket: nothing is missed and nothing comes twice."""
+"""Event streams over a real socket have no gap and no repetition."""
 
 import contextlib
 import json
@@ -11,9 +11,9 @@ import pytest
 from integration.api.service import Agent, Service, StandIn
 from log_follower import Event, events
 
+from database.records import RankRecord
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import ProcessState
-from store.records import Worker
 
 
 def everything(
@@ -50,7 +50,7 @@ def test_history_then_live_lines_then_the_end(
         assert next(stream, None) is None
 
 
-def test_a_reader_who_has_seen_everything_is_told_not_to_come_back(
+def test_a_complete_reader_gets_204(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "one\ntwo\n")
@@ -65,7 +65,7 @@ def test_a_reader_who_has_seen_everything_is_told_not_to_come_back(
     assert [answer.status_code for answer in answers] == [204, 204]
 
 
-def test_a_job_without_a_line_ends_and_is_not_asked_again(
+def test_a_job_without_lines_ends_with_204(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.move(job, JobStatus.STOPPED)
@@ -75,7 +75,7 @@ def test_a_job_without_a_line_ends_and_is_not_asked_again(
     assert again.status_code == 204
 
 
-def test_one_rank_alone_has_no_prefix(
+def test_a_single_rank_has_no_prefix(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "zero\n")
@@ -85,7 +85,7 @@ def test_one_rank_alone_has_no_prefix(
     assert lines(found) == ["one"]
 
 
-def test_a_tail_begins_near_the_end(
+def test_a_tail_starts_near_the_end(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "0\n1\n2\n3\n", at_micros=1)
@@ -95,21 +95,21 @@ def test_a_tail_begins_near_the_end(
     assert lines(found) == ["[rank 0] 2", "[rank 0] 3"]
 
 
-def test_who_asks_for_the_end_is_told_where_that_is_before_there_is_a_line(
+def test_a_stream_starts_with_its_position(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "old\n")
     stand_in.run(job)
     path = f"/jobs/{job}/logs/stream"
     with client.stream("GET", path, params={"tail": 0}) as response:
-        told = next(line for line in response.iter_lines() if line.startswith("id: "))
-    agent.write(job, 0, "while nobody looked\n")
+        started = next(line for line in response.iter_lines() if line.startswith("id: "))
+    agent.write(job, 0, "without a reader\n")
     stand_in.move(job, JobStatus.COMPLETED)
-    with client.stream("GET", path, params={"after": told.removeprefix("id: ")}) as response:
-        assert lines(list(events(response.iter_raw()))) == ["[rank 0] while nobody looked"]
+    with client.stream("GET", path, params={"after": started.removeprefix("id: ")}) as response:
+        assert lines(list(events(response.iter_raw()))) == ["[rank 0] without a reader"]
 
 
-def test_history_is_in_the_order_of_time_across_ranks_and_incarnations(
+def test_history_is_merged_by_time(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "first\n", at_micros=10)
@@ -123,11 +123,11 @@ def test_history_is_in_the_order_of_time_across_ranks_and_incarnations(
     assert tail.text.splitlines() == expected
 
 
-def test_an_ended_incarnation_gives_up_its_unfinished_line(
+def test_an_exited_rank_ends_its_unfinished_line(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "dying wor")
-    exited = Worker(rank=0, incarnation=0, state=ProcessState.EXITED, process=None)
+    exited = RankRecord(rank=0, incarnation=0, state=ProcessState.EXITED, process=None)
     stand_in.run(job, exited)
     with client.stream("GET", f"/jobs/{job}/logs/stream") as response:
         stream = events(response.iter_raw())
@@ -136,7 +136,7 @@ def test_an_ended_incarnation_gives_up_its_unfinished_line(
         assert next(stream).data == ["[rank 0] reborn"]
 
 
-def test_a_carriage_return_ends_no_line(
+def test_a_carriage_return_does_not_end_a_line(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "10%\r20%\r\n")
@@ -157,7 +157,7 @@ def test_the_stream_of_a_deleted_job_ends(
         assert next(event for event in stream if event.kind).kind == "end"
 
 
-def test_a_reader_of_an_earlier_job_of_that_id_does_not_miss_the_beginning_of_this_one(
+def test_a_position_of_an_earlier_job_is_refused(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "of the first job\n")
@@ -179,7 +179,7 @@ def test_a_reader_of_an_earlier_job_of_that_id_does_not_miss_the_beginning_of_th
 
 
 @pytest.mark.parametrize("text", ["x", "0:1", "0.0:-1", "0.0:1,0.0:2", "0.0:1,", "9" * 30])
-def test_what_is_no_position_is_refused(client: httpx.Client, job: str, text: str) -> None:
+def test_an_invalid_position_is_refused(client: httpx.Client, job: str, text: str) -> None:
     stream = f"/jobs/{job}/logs/stream"
     refused = [
         client.get(stream, params={"after": text}),
@@ -188,10 +188,10 @@ def test_what_is_no_position_is_refused(client: httpx.Client, job: str, text: st
     assert [answer.status_code for answer in refused] == [422, 422]
 
 
-def test_killing_the_service_leaves_neither_gap_nor_repeat(
+def test_killing_the_service_leaves_no_gap(
     service: Service, client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
-    """A writer goes on while the service is killed twice; one reader resumes by its last id."""
+    """A writer continues while the service is killed twice; a reader resumes by its last id."""
     count = 3000
     kills = [count // 3, 2 * count // 3]
     back = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""The loads of `load_streams.py`, small: what was read is right, however long it took."""
+"""Small loads of `load_streams.py`: the lines are right, whatever time it takes."""
 
 import asyncio
 import socket
@@ -20,14 +20,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield running
 
 
-def test_a_crowd_gets_every_line_once_over_two_services(stage: Stage) -> None:
+def test_many_readers_get_each_line_once(stage: Stage) -> None:
     found = asyncio.run(follow(stage, clients=40, lines_per_second=100, seconds=1, seed=1))
     assert not found.faults
     assert found.exit_code == 0
     assert found.resumed >= 40
 
 
-def test_a_long_log_begins_to_arrive_whatever_is_asked_of_it(stage: Stage) -> None:
+def test_every_query_of_a_long_log_is_answered(stage: Stage) -> None:
     stage.run("long")
     files = stage.files("long")
     lines = write_log(files.log(0, 0), files.times(0, 0), 8 << 20)
@@ -36,7 +36,7 @@ def test_a_long_log_begins_to_arrive_whatever_is_asked_of_it(stage: Stage) -> No
     assert found.keys() == asked.keys()
 
 
-def test_a_stream_has_every_line_of_the_file(stage: Stage) -> None:
+def test_a_stream_has_every_line(stage: Stage) -> None:
     stage.run("whole")
     files = stage.files("whole")
     write_log(files.log(0, 0), files.times(0, 0), 4 << 20)
@@ -45,17 +45,17 @@ def test_a_stream_has_every_line_of_the_file(stage: Stage) -> None:
     assert lines_in(answer) == files.log(0, 0).read_text().splitlines()
 
 
-def test_readers_who_vanish_leave_nothing_behind(stage: Stage) -> None:
+def test_a_reset_stream_leaves_no_open_file(stage: Stage) -> None:
     stage.run("left")
     stage.files("left").log(0, 0).write_text("line\n" * 1000)
-    vanish(stage, after_bytes=1)  # the database is open, and all threads are there
+    read_and_reset(stage, after_bytes=1)  # the database is open, and all threads are there
     before = open_files(stage)
     for number in range(60):
-        vanish(stage, after_bytes=number % 3 * 1000)
+        read_and_reset(stage, after_bytes=number % 3 * 1000)
     await_value(lambda: open_files(stage) <= before, lambda: f"{open_files(stage)} > {before}")
 
 
-def vanish(stage: Stage, *, after_bytes: int) -> None:
+def read_and_reset(stage: Stage, *, after_bytes: int) -> None:
     """Begin to read a stream, and reset the connection."""
     with socket.create_connection(("127.0.0.1", stage.service.port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

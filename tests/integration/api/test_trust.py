@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from certificates import key_of, needs_openssl, own_certificate
+from click.testing import CliRunner
 from integration.api.service import Service
-from typer.testing import CliRunner
 
-from cli.__main__ import app
-from cli.exit_codes import code_of_error
+from cli.errors import exit_code_of
+from cli.main import app
 from muster import Client
 from muster.client import ClientError, Untrusted
 from muster.client.errors import HungUp
@@ -54,7 +54,7 @@ def test_who_proves_nothing_is_told_nothing(encrypted: Service) -> None:
         pytest.raises(Untrusted, match=r"self-signed certificate.*set MUSTER_CA_FILE") as caught,
     ):
         client.jobs().__next__()
-    assert code_of_error(caught.value) == 3
+    assert exit_code_of(caught.value) == 3
 
 
 def test_a_certificate_for_another_name_is_none(encrypted: Service, certificate: Path) -> None:

@@ -1,4 +1,4 @@
-"""The long poll: answered as soon as it is true, and no thread is held meanwhile."""
+"""Long polls: answered once the status is reached, without holding a thread."""
 
 import signal
 import socket
@@ -17,7 +17,7 @@ MORE_THAN_THREADS = 60
 """The server has 40 threads for its routes."""
 
 
-def test_what_is_true_already_is_answered_at_once(
+def test_a_reached_status_is_answered_at_once(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     assert client.get(f"/jobs/{job}?wait=60&until=QUEUED").json()["status"] == "QUEUED"
@@ -26,13 +26,11 @@ def test_what_is_true_already_is_answered_at_once(
         assert client.get(f"/jobs/{job}?wait=60{until}").json()["is_terminal"]
 
 
-def test_a_wait_that_is_in_vain_answers_with_the_job_as_it_is(
-    client: httpx.Client, job: str
-) -> None:
+def test_a_timed_out_wait_returns_the_job_as_it_is(client: httpx.Client, job: str) -> None:
     assert client.get(f"/jobs/{job}?wait=0.2").json()["status"] == "QUEUED"
 
 
-def test_many_who_wait_are_all_answered_and_hold_up_nobody(
+def test_many_waits_block_no_other_request(
     service: Service, client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     waiting = threading.Barrier(MORE_THAN_THREADS + 1)
@@ -51,7 +49,7 @@ def test_many_who_wait_are_all_answered_and_hold_up_nobody(
         assert {one.result() for one in asked} == {"RUNNING"}
 
 
-def test_the_end_of_a_job_ends_every_wait_and_its_deletion_too(
+def test_the_end_or_deletion_of_a_job_ends_every_wait(
     service: Service, client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.run(job)
@@ -64,13 +62,11 @@ def test_the_end_of_a_job_ends_every_wait_and_its_deletion_too(
 
 
 @pytest.mark.parametrize("query", ["wait=61", "wait=-1", "wait=nan", "until=never", "until="])
-def test_what_cannot_be_waited_for_is_refused(client: httpx.Client, job: str, query: str) -> None:
+def test_an_invalid_wait_is_refused(client: httpx.Client, job: str, query: str) -> None:
     assert client.get(f"/jobs/{job}?{query}").status_code == 422
 
 
-def test_who_waits_does_not_hold_up_the_end(
-    service: Service, client: httpx.Client, job: str
-) -> None:
+def test_a_wait_does_not_delay_shutdown(service: Service, client: httpx.Client, job: str) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=20) as waiting:
         head = f"GET /jobs/{job}?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
         waiting.sendall(head.encode())
@@ -80,7 +76,7 @@ def test_who_waits_does_not_hold_up_the_end(
     service.start()
 
 
-def test_who_has_left_waits_no_longer_and_can_wait_again(tmp_path: Path) -> None:
+def test_a_disconnected_client_frees_its_slot(tmp_path: Path) -> None:
     token = "f" * 64
     narrow = Service(tmp_path, MUSTER_TOKEN=token, MUSTER_REQUESTS_AT_ONCE="1")
     narrow.start()

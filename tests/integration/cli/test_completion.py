@@ -1,4 +1,4 @@
-"""What a shell is told when somebody presses Tab, and what an editor is told of a job file."""
+"""What a shell completes, and what an editor knows about a job file."""
 
 import json
 import os
@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.completion import fields
-
-COMMITTED = Path(__file__).parents[3] / "docs" / "job.schema.json"
-"""For the examples and for whoever has no Muster at hand."""
-
+SCHEMA = Path(__file__).parents[3] / "docs" / "job.schema.json"
 MUSTER = Path(sys.executable).with_name("muster")
 
 ASK = """
@@ -44,7 +40,7 @@ echo "${COMPREPLY[@]}"
 def test_bash_completes(before: str, word: str, offered: str) -> None:
     asked = subprocess.run(
         ["/bin/bash", "--norc", "-c", ASK, "bash", str(MUSTER), before, word],
-        env={**os.environ, "MUSTER_URL": "http://127.0.0.1:9"},  # nobody is there to be asked
+        env={**os.environ, "MUSTER_URL": "http://127.0.0.1:9"},  # no API: completion must not wait
         capture_output=True,
         text=True,
         check=False,
@@ -52,21 +48,16 @@ def test_bash_completes(before: str, word: str, offered: str) -> None:
     assert (asked.stdout, asked.stderr) == (f"{offered}\n", "")
 
 
-def test_every_field_of_a_job_file_is_offered() -> None:
-    described = json.loads(COMMITTED.read_text())["properties"]
-    assert {f"{name}=" for name in described} == set(fields(""))
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_its_script(shell: str) -> None:
-    said = subprocess.run([MUSTER, "completion", shell], capture_output=True, text=True, check=True)
-    assert "_MUSTER_COMPLETE" in said.stdout
+def test_each_shell_has_a_script(shell: str) -> None:
+    printed = subprocess.run([MUSTER, "completion", shell], capture_output=True, check=True)
+    assert b"_MUSTER_COMPLETE" in printed.stdout
 
 
-def test_the_schema_of_a_job_file_knows_the_fields_and_no_others() -> None:
-    said = subprocess.run([MUSTER, "schema"], capture_output=True, text=True, check=True)
-    schema = json.loads(said.stdout)
-    assert said.stdout == COMMITTED.read_text(), "muster schema > docs/job.schema.json"
+def test_schema_of_a_job_file_is_current() -> None:
+    printed = subprocess.run([MUSTER, "schema"], capture_output=True, text=True, check=True)
+    schema = json.loads(printed.stdout)
+    assert printed.stdout == SCHEMA.read_text(), "run: muster schema > docs/job.schema.json"
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert schema["additionalProperties"] is False
     assert schema["properties"]["world_size"]["minimum"] == 1

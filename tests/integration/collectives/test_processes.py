@@ -25,14 +25,14 @@ from numpy.random import default_rng
 from muster.collectives.errors import ChannelClosed
 from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
-from muster.collectives.rendezvous import meet
+from muster.collectives.rendezvous import rendezvous
 from muster.collectives.tree import Block
 
 facts = json.loads(sys.argv[1])
 rank, layout = facts["rank"], [[Block(*block) for block in blocks] for blocks in facts["layout"]]
 own = Membership(rank=rank, world_size=len(layout), generation=1, token=b"token")
 listener = socket.socket(fileno=facts["listener"]) if rank == 0 else None
-backend = meet(own, tuple(facts["address"]), listener=listener)
+backend = rendezvous(own, tuple(facts["address"]), listener=listener)
 
 reducer = MessageReducer(backend, numpy.zeros((2, facts["elements"]), numpy.float32))
 for slot, block in zip(reducer.slots, layout[rank]):
@@ -86,7 +86,7 @@ def test_the_bits_are_those_of_one_process_and_a_kill_is_noticed(
     assert [line(rank) for rank in ranks] == [hashlib.sha256(expected).hexdigest()] * WORLD_SIZE
     ranks[-1].kill()
     assert [line(rank) for rank in ranks[:2]] == [
-        "the channel to rank 2 is closed: its log says why, if it has ended"
+        "the channel to rank 2 is closed: if it has ended, its log says why"
     ] * 2
 
 

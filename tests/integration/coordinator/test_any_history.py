@@ -1,4 +1,4 @@
-"""No history whatever leads a job astray: random happenings at random times, and what must hold."""
+"""Random observations at random times: what must hold for every history of a job."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stories import Story
 
-from coordinator.actions import Announce, Start
-from coordinator.plan import plan, wake_at
-from coordinator.snapshot import AgentState, JobSnapshot, RankSnapshot
-from muster.contracts.endings import DO_NOT_RETRY_CODE, RETRIES
+from coordinator.decide.actions import PublishGroup, Start
+from coordinator.decide.plan import plan, wake_at
+from coordinator.decide.state import AgentState, JobSnapshot, RankSnapshot
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Warned
 from muster.contracts.pool import LIVING, TRANSITIONS, WorkerState
+from muster.contracts.retry import DO_NOT_RETRY_CODE, RETRIES
 
 RANKS: Final = 3
 BUDGETS: Final = {
@@ -26,37 +26,37 @@ BUDGETS: Final = {
 }
 MAX_WORKERS: Final = 4
 
-Deed = Callable[[Story, int], object]
+Step = Callable[[Story, int], object]
 
-OF_A_RANK: Final[dict[str, Deed]] = {
+OF_A_RANK: Final[dict[str, Step]] = {
     "executes": lambda story, rank: story.rank_says(rank, Executing()),
     "says hello": lambda story, rank: story.rank_says(rank, Hello()),
     "is spawned": lambda story, rank: story.is_spawned(rank),
     "beats": lambda story, rank: story.beats(rank, story.rank(rank).step + 1),
-    "beats in place": lambda story, rank: story.beats(rank, story.rank(rank).step),
-    "was told to go": lambda story, rank: story.beats(rank, stopping=True),
-    "stands still": lambda story, rank: story.stopped.add(rank),
-    "goes on": lambda story, rank: story.stopped.discard(rank),
+    "beats without a step": lambda story, rank: story.beats(rank, story.rank(rank).step),
+    "was asked to stop": lambda story, rank: story.beats(rank, stopping=True),
+    "is stopped (SIGSTOP)": lambda story, rank: story.stopped.add(rank),
+    "is continued": lambda story, rank: story.stopped.discard(rank),
     "warns": lambda story, rank: story.rank_says(rank, Warned(message="careful")),
     "exits well": lambda story, rank: story.exits(rank),
     "exits badly": lambda story, rank: story.exits(rank, code=1),
     "dies": lambda story, rank: story.dies(rank),
     "is terminated": lambda story, rank: story.is_ended(rank, signal=15),
     "lacks memory": lambda story, rank: story.is_ended(rank, signal=9, out_of_memory=True),
-    "wants no other try": lambda story, rank: story.exits(rank, code=DO_NOT_RETRY_CODE),
+    "forbids a retry": lambda story, rank: story.exits(rank, code=DO_NOT_RETRY_CODE),
     "fails in a step": lambda story, rank: story.fails_in_step(rank, story.rank(rank).step),
     "saves": lambda story, rank: story.beats(
         rank, story.rank(rank).step, last_checkpoint_step=story.rank(rank).step
     ),
-    "speaks from the past": lambda story, rank: story.rank_says(
-        rank, Hello(), story.rank(rank).incarnation - 1
+    "speaks as an earlier attempt": lambda story, rank: story.rank_says(
+        rank, Hello(), story.rank(rank).attempt - 1
     ),
     "refuses": lambda story, rank: story.refuses(rank, Reason.INVALID_PROGRAM, "no"),
 }
 
 OF_THE_JOB: Final[dict[str, Callable[[Story], object]]] = {
-    "agent joins": lambda story: _if_started(story, story.agent_joins),
-    "agent drops": lambda story: _if_connected(story, story.agent_drops),
+    "agent joins": lambda story: _if_started(story, story.agent_connects),
+    "agent drops": lambda story: _if_connected(story, story.agent_disconnects),
     "agent freezes": lambda story: story.agent_freezes(),
     "agent thaws": lambda story: story.agent_thaws(),
     "agent is lost": lambda story: story.agent_is_lost(),
@@ -64,21 +64,23 @@ OF_THE_JOB: Final[dict[str, Callable[[Story], object]]] = {
     "is interrupted": lambda story: _if_admitted(story, story.is_interrupted),
     "is stopped": lambda story: story.is_stopped(),
     "is stopped by force": lambda story: story.is_stopped(StopRequest.FORCED),
-    "is condemned": lambda story: _if_admitted(story, story.is_condemned),
-    "is let in": lambda story: story.job.status is JobStatus.QUEUED and story.is_admitted(),
+    "fails without data": lambda story: _if_admitted(story, story.fails_without_data),
+    "is admitted": lambda story: story.job.status is JobStatus.QUEUED and story.is_admitted(),
 }
 
-OF_A_POOLED_RANK: Final[dict[str, Deed]] = {
+OF_A_POOLED_RANK: Final[dict[str, Step]] = {
     "is ready": lambda story, rank: story.is_ready(rank),
-    "takes up": lambda story, rank: story.takes_up(rank),
-    "takes up what is past": lambda story, rank: story.takes_up(
-        rank, generation=max(0, story.job.layout.generation - 1)
+    "joins the group": lambda story, rank: story.joins_group(rank),
+    "joins an earlier round": lambda story, rank: story.joins_group(
+        rank, generation=max(0, story.job.group.round - 1)
     ),
-    "is stranded": lambda story, rank: story.is_stranded(rank),
-    "disputes another": lambda story, rank: story.disputes(rank, rank + 1),
+    "loses a peer": lambda story, rank: story.loses_peer(rank),
+    "reports a mismatch": lambda story, rank: story.reports_mismatch(rank, rank + 1),
     "takes the last step": lambda story, rank: story.beats(rank, 100),
-    "is to let go": lambda story, rank: story.is_to_let_go(rank),
-    "is to let the last go": lambda story, _: story.is_to_let_go(len(story.job.pool.members) - 1),
+    "is asked to leave": lambda story, rank: story.is_asked_to_leave(rank),
+    "the last worker is asked to leave": lambda story, _: story.is_asked_to_leave(
+        len(story.job.pool.members) - 1
+    ),
 }
 
 OF_A_POOL: Final[dict[str, Callable[[Story], object]]] = {
@@ -91,8 +93,8 @@ OF_A_POOL: Final[dict[str, Callable[[Story], object]]] = {
     "settles": lambda story: story.job.status is not JobStatus.QUEUED and story.settles(),
 }
 
-DEEDS_OF_A_RANK: Final = OF_A_RANK | OF_A_POOLED_RANK
-DEEDS_OF_THE_JOB: Final = OF_THE_JOB | OF_A_POOL
+STEPS_OF_A_RANK: Final = OF_A_RANK | OF_A_POOLED_RANK
+STEPS_OF_THE_JOB: Final = OF_THE_JOB | OF_A_POOL
 
 PROGRESS_TIMEOUTS: Final = st.sampled_from([None, 20.0])
 MOMENTS: Final = [0.0, 0.0, 0.1, 1.0, 4.9, 5.0, 10.0, 31.0, 61.0, 121.0]
@@ -104,48 +106,48 @@ MANY_HISTORIES: Final = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 
-# Endings are rare, or every history would be a short one.
+# Endings are rare, otherwise every history would be short.
 ENDINGS: Final = {
     "refuses",
-    "wants no other try",
+    "forbids a retry",
     "is stopped",
     "is stopped by force",
-    "is condemned",
+    "fails without data",
     "is interrupted",
 }
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happens, and how long after the one before; or only time that passes."""
+    """One step of a history, and the time since the one before."""
 
     seconds: float
-    deed: str
+    step: str
     rank: int
     plans_first: bool
 
 
-def _if_started(story: Story, deed: Callable[[], object]) -> None:
+def _if_started(story: Story, step: Callable[[], object]) -> None:
     if story.job.agent is not AgentState.ABSENT:
-        deed()
+        step()
 
 
-def _if_connected(story: Story, deed: Callable[[], object]) -> None:
+def _if_connected(story: Story, step: Callable[[], object]) -> None:
     if story.job.agent is AgentState.CONNECTED:
-        deed()
+        step()
 
 
-def _if_admitted(story: Story, deed: Callable[[], object]) -> None:
+def _if_admitted(story: Story, step: Callable[[], object]) -> None:
     if story.job.status is not JobStatus.QUEUED:
-        deed()
+        step()
 
 
-def histories(deeds: Collection[str], ranks: int) -> st.SearchStrategy[list[Event]]:
-    often = sorted(set(deeds) - ENDINGS)
+def histories(steps: Collection[str], ranks: int) -> st.SearchStrategy[list[Event]]:
+    often = sorted(set(steps) - ENDINGS)
     event = st.builds(
         Event,
         seconds=st.sampled_from(MOMENTS),
-        deed=st.sampled_from([*often * 3, *sorted(ENDINGS)]),
+        step=st.sampled_from([*often * 3, *sorted(ENDINGS)]),
         rank=st.integers(0, ranks - 1),
         plans_first=st.booleans(),
     )
@@ -158,10 +160,10 @@ def histories(deeds: Collection[str], ranks: int) -> st.SearchStrategy[list[Even
     histories(OF_A_RANK.keys() | OF_THE_JOB.keys(), RANKS),
     PROGRESS_TIMEOUTS,
 )
-def test_no_history_leads_a_job_astray(
+def test_any_history_keeps_a_job_sound(
     begin: Callable[..., Story], history: list[Event], progress: float | None
 ) -> None:
-    acts_out(
+    play(
         begin(world_size=RANKS, **BUDGETS, progress_timeout_seconds=progress),
         history,
     )
@@ -170,11 +172,11 @@ def test_no_history_leads_a_job_astray(
 @MANY_HISTORIES
 @given(
     st.sampled_from([Story.submitted, Story.starting, Story.training]),
-    histories(DEEDS_OF_A_RANK.keys() | DEEDS_OF_THE_JOB.keys(), MAX_WORKERS),
+    histories(STEPS_OF_A_RANK.keys() | STEPS_OF_THE_JOB.keys(), MAX_WORKERS),
     PROGRESS_TIMEOUTS,
     st.integers(1, RANKS),
 )
-def test_no_history_leads_a_pool_astray(
+def test_any_history_keeps_a_pool_sound(
     begin: Callable[..., Story], history: list[Event], progress: float | None, least: int
 ) -> None:
     story = begin(
@@ -185,7 +187,7 @@ def test_no_history_leads_a_pool_astray(
         **BUDGETS,
         progress_timeout_seconds=progress,
     )
-    acts_out(story, history)
+    play(story, history)
 
 
 @MANY_HISTORIES
@@ -193,34 +195,34 @@ def test_no_history_leads_a_pool_astray(
     st.sampled_from([Story.submitted, Story.starting, Story.running]),
     histories(OF_A_RANK.keys() | OF_THE_JOB.keys(), RANKS),
 )
-def test_no_history_leads_a_gang_astray(begin: Callable[..., Story], history: list[Event]) -> None:
+def test_any_history_keeps_a_gang_sound(begin: Callable[..., Story], history: list[Event]) -> None:
     gang = {"command": ("true",), "restart_scope": "gang"}
-    acts_out(begin(world_size=RANKS, **BUDGETS, **gang), history)
+    play(begin(world_size=RANKS, **BUDGETS, **gang), history)
 
 
-def acts_out(story: Story, history: list[Event]) -> None:
+def play(story: Story, history: list[Event]) -> None:
     for event in history:
         story.passes(event.seconds)
         if event.plans_first:
-            plans_soundly(story)
-        happens(story, event)
-        plans_soundly(story)
+            plan_and_check(story)
+        apply(story, event)
+        plan_and_check(story)
 
 
-def happens(story: Story, event: Event) -> None:
+def apply(story: Story, event: Event) -> None:
     before = story.job
-    if event.deed not in DEEDS_OF_A_RANK:
-        DEEDS_OF_THE_JOB[event.deed](story)
+    if event.step not in STEPS_OF_A_RANK:
+        STEPS_OF_THE_JOB[event.step](story)
     elif event.rank < len(before.ranks):
-        DEEDS_OF_A_RANK[event.deed](story, event.rank)
+        STEPS_OF_A_RANK[event.step](story, event.rank)
     if before.status in TERMINAL:
-        assert story.job.status is before.status, "what is over stays over"
-    if event.deed != "settles":
+        assert story.job.status is before.status, "a terminal status never changes"
+    if event.step != "settles":
         compare(before, story.job)
 
 
-def plans_soundly(story: Story) -> None:
-    """Carry out one plan after another, and look at each of them and at what it leads to."""
+def plan_and_check(story: Story) -> None:
+    """Take planned actions until nothing is due, and check every plan and its result."""
     for _ in range(10):
         actions = plan(story.job, story.now)
         if not actions:
@@ -235,22 +237,22 @@ def plans_soundly(story: Story) -> None:
             assert not before.is_ending
             assert before.agent is AgentState.CONNECTED
         if before.is_gang and targets:
-            assert [start.rank for start in targets] == list(range(RANKS)), "all or none"
+            assert [start.rank for start in targets] == list(range(RANKS)), "all ranks or none"
             assert not before.all_finished
         for action in actions:
-            if isinstance(action, Announce):
-                check_announcement(before, action)
-        assert len(actions) == len({repr(action) for action in actions}), "everything once"
+            if isinstance(action, PublishGroup):
+                check_group(before, action)
+        assert len(actions) == len({repr(action) for action in actions}), "no action twice"
         story.takes(*actions)
         compare(before, story.job)
     else:
         raise AssertionError(f"the plan does not come to rest: {actions}")
     check(story.job)
-    looks_ahead(story)
+    check_wake_at(story)
 
 
-def looks_ahead(story: Story) -> None:
-    """Until it wakes, the plan has nothing to do, so that nobody need ask."""
+def check_wake_at(story: Story) -> None:
+    """Before `wake_at` the plan must be empty."""
     moment = wake_at(story.job, story.now)
     assert moment > story.now
     if story.job.status is not JobStatus.QUEUED:
@@ -267,26 +269,26 @@ def check(job: JobSnapshot) -> None:
         assert job.agent is AgentState.ABSENT
     if job.status is JobStatus.COMPLETED:
         assert job.all_finished
-    if job.status is JobStatus.RUNNING and job.verdict is None and not job.done:
+    if job.status is JobStatus.RUNNING and job.failure is None and not job.done:
         assert not any(rank.trouble for rank in job.in_service)
-        # A newcomer to a pool disturbs nobody.
-        assert all(rank.is_well for rank in job.ranks if is_at_work(job, rank))
+        # A newcomer to a pool does not change the status.
+        assert all(rank.is_well for rank in job.ranks if is_working(job, rank))
     if job.is_synchronous:
         check_pool(job)
     if job.is_gang:
-        assert len({rank.incarnation for rank in job.ranks}) == 1, "they have met in one place"
+        assert len({rank.attempt for rank in job.ranks}) == 1, "all ranks are of the same attempt"
 
 
 def check_budgets(job: JobSnapshot, rank: RankSnapshot) -> None:
-    """No class may be overdrawn in a job that goes on, and none by more than the end that tells."""
+    """No budget is exceeded in a running job, and only by one end in a failed one."""
     for kind, retry in RETRIES.items():
         limit = getattr(job.spec, retry.budget)
-        assert rank.endings.get(kind, 0) <= limit + (job.verdict is not None)
+        assert rank.endings.get(kind, 0) <= limit + (job.failure is not None)
     assert rank.fruitless <= job.spec.max_fruitless
     assert rank.restarts <= sum(rank.endings.get(kind, 0) for kind in RETRIES)
 
 
-def is_at_work(job: JobSnapshot, rank: RankSnapshot) -> bool:
+def is_working(job: JobSnapshot, rank: RankSnapshot) -> bool:
     return not job.is_synchronous or job.pool.is_active(rank.worker_id)
 
 
@@ -296,19 +298,17 @@ def check_pool(job: JobSnapshot) -> None:
     assert job.pool.room >= 0
     assert len(job.in_service) <= MAX_WORKERS
     if job.done:
-        assert job.step >= 100, "nobody is done before the last step"
+        assert job.step >= 100, "the job is not done before the last step"
 
 
-def check_announcement(job: JobSnapshot, announced: Announce) -> None:
-    layout = announced.layout
-    assert layout.generation == job.layout.generation + 1
-    assert list(layout.workers) == sorted(set(layout.workers))
-    assert len(layout.workers) >= job.spec.min_workers
-    for worker, number, incarnation in zip(
-        layout.workers, layout.ranks, layout.incarnations, strict=True
-    ):
+def check_group(job: JobSnapshot, announced: PublishGroup) -> None:
+    group = announced.group
+    assert group.round == job.group.round + 1
+    assert list(group.workers) == sorted(set(group.workers))
+    assert len(group.workers) >= job.spec.min_workers
+    for worker, number, incarnation in zip(group.workers, group.ranks, group.attempts, strict=True):
         rank = job.ranks[number]
-        assert (rank.worker_id, rank.incarnation) == (worker, incarnation)
+        assert (rank.worker_id, rank.attempt) == (worker, incarnation)
         assert rank.is_alive
         assert rank.ready
         assert rank.in_service
@@ -317,18 +317,18 @@ def check_announcement(job: JobSnapshot, announced: Announce) -> None:
 
 def compare(before: JobSnapshot, after: JobSnapshot) -> None:
     assert after.generation >= before.generation
-    assert after.layout.generation - before.layout.generation in {0, 1}
-    assert len(after.ranks) >= len(before.ranks), "a place is for ever"
+    assert after.group.round - before.group.round in {0, 1}
+    assert len(after.ranks) >= len(before.ranks), "ranks are never removed"
     for old, new in zip(before.pool.members, after.pool.members, strict=False):
         assert new.worker_id == old.worker_id
         assert new.rank == old.rank
         assert new.state in reachable(old.state)
     for old, new in zip(before.ranks, after.ranks, strict=False):
-        assert new.incarnation - old.incarnation in {0, 1}, "they go up, one by one"
+        assert new.attempt - old.attempt in {0, 1}, "attempts rise one by one"
         assert new.restarts - old.restarts in {0, 1}
-        begins_anew = after.is_gang and new.incarnation > old.incarnation
-        assert new.finished >= old.finished or begins_anew, "what is done stays done"
-        if new.incarnation > old.incarnation:
+        is_restarted = after.is_gang and new.attempt > old.attempt
+        assert new.finished >= old.finished or is_restarted, "a finished rank stays finished"
+        if new.attempt > old.attempt:
             assert not old.is_alive, "one living process per rank"
 
 

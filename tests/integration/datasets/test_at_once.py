@@ -1,12 +1,12 @@
-"""What several ranks do to one data set at the same moment, with real processes."""
+"""Several processes use one data set at the same time."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from muster.contracts.position import HASH_MODULUS
-from muster.datasets.lines import line_hash
-from muster.datasets.listing import find_shards
+from muster.contracts.shards import HASH_MODULUS
+from muster.datasets.index import line_hash
+from muster.datasets.reader import find_shards
 
 DEADLINE_SECONDS = 60
 PROCESSES = 4
@@ -66,7 +66,7 @@ def test_four_ranks_index_one_shard_and_agree(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["shard_00000.idx", "shard_00000.txt"]
 
 
-def test_four_servers_make_the_default_data_set_and_one_of_them_wins(tmp_path: Path) -> None:
+def test_concurrent_servers_share_one_default_data_set(tmp_path: Path) -> None:
     directory = tmp_path / "synthetic"
     assert run_at_once(ENSURE, directory) == [f"{directory}\n"] * PROCESSES
     assert len(find_shards(directory)) == 8

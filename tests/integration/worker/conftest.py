@@ -10,7 +10,7 @@ from house import House
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
-from muster.processes import marked
+from muster.host.containment import tagged_processes
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path)
     yield house
-    house.nursery.send_all(signal.SIGKILL)
+    house.ranks.signal_all(signal.SIGKILL)
     house.lives_until_it_is_empty()
-    assert marked(f"{house.uid}/") == []
+    assert tagged_processes(f"{house.uid}/") == []
     house.close()

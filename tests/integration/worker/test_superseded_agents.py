@@ -1,4 +1,4 @@
-"""An agent, or a rank, whose successor is there ends what it holds and touches nothing else."""
+"""Agents and ranks that have been replaced while their machine was suspended."""
 
 import os
 import signal
@@ -9,42 +9,30 @@ from agent_stage import GENERATION, Stage
 from installation import await_value
 from takeovers import FOREVER, LONG, hear_said, started
 
-from muster.contracts.endings import REPLACED_CODE
-from muster.contracts.environ import MARK, mark
-from muster.contracts.messages import (
-    Beat,
-    Orphaned,
-)
-from muster.processes import is_running, mark_of
+from muster.contracts.environ import PROCESS_TAG, process_tag
+from muster.contracts.messages import Heartbeat, Orphaned
+from muster.contracts.retry import REPLACED_CODE
+from muster.host.containment import tag_of
 
 
-def test_an_agent_that_was_out_of_its_successors_reach_ends_what_it_holds(stage: Stage) -> None:
-    stage.start_agent()
-    agent = stage.meet()
-    spawned = started(stage, agent, FOREVER)
-    stage.files.agent_socket(GENERATION + 1).touch()
-    assert stage.exit_code() == REPLACED_CODE
-    assert not is_running(spawned.process)
-
-
-def test_a_rank_that_was_out_of_reach_says_so_and_exits(stage: Stage) -> None:
+def test_a_replaced_rank_reports_it_and_exits(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     agent = stage.meet()
     started(stage, agent, None, **LONG)
-    hear_said(agent, 0, Beat, lambda beat: beat.step > 0)
+    hear_said(agent, 0, Heartbeat, lambda beat: beat.step > 0)
     stage.signal_agent(signal.SIGSTOP)
     stage.files.agent_socket(GENERATION + 1).touch()
-    stage.await_log("has been replaced, and exits")
+    stage.await_log("has been replaced and exits")
     await_value(
-        lambda: not any(mark_of(it.pid) for it in stage.running(0)), lambda: f"{stage.running(0)}"
+        lambda: not any(tag_of(it.pid) for it in stage.running(0)), lambda: f"{stage.running(0)}"
     )
 
 
-def test_an_agent_that_is_started_after_its_successor_touches_nothing(stage: Stage) -> None:
-    """As by a coordinator that stood still between its decision and the deed."""
+def test_an_agent_started_after_its_successor_touches_nothing(stage: Stage) -> None:
+    """A suspended coordinator may start an agent late."""
     stage.files.agent_socket(GENERATION + 1).parent.mkdir(parents=True, exist_ok=True)
     stage.files.agent_socket(GENERATION + 1).touch()
-    environment = {**os.environ, MARK: mark(stage.uid, 0, 0)}
+    environment = {**os.environ, PROCESS_TAG: process_tag(stage.uid, 0, 0)}
     with subprocess.Popen(FOREVER, env=environment, start_new_session=True) as newer:
         await_value(lambda: stage.running(rank=0), lambda: "it does not run")
         stage.start_agent()
@@ -53,7 +41,7 @@ def test_an_agent_that_is_started_after_its_successor_touches_nothing(stage: Sta
         newer.kill()
 
 
-def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:
+def test_a_replaced_agent_starts_no_rank(stage: Stage) -> None:
     stage.start_agent()
     agent = stage.meet()
     agent.hear()
@@ -64,14 +52,16 @@ def test_an_agent_with_a_successor_starts_nobody(stage: Stage) -> None:
     assert not stage.files.log(0, 0).exists()
 
 
-def test_an_agent_that_finds_a_newer_ones_socket_touches_nothing_and_says_which(
+def test_a_replaced_agent_names_the_newer_socket(
     stage: Stage, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stage.start_agent()
     started(stage, stage.meet(), list(FOREVER))
     stage.files.agent_socket(GENERATION + 1).touch()
     assert stage.exit_code() == REPLACED_CODE
-    ends = "another agent has taken over this job: agent.0008.sock is there, what is left here ends"
+    ends = (
+        "another agent has taken over this job: agent.0008.sock is there, its ranks are killed here"
+    )
     assert ends in capfd.readouterr().err
     record = stage.record(0, 0)
     by = "its agent (agent.0008.sock is there, a newer one's)"

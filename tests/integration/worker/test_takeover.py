@@ -1,4 +1,4 @@
-"""An agent dies, its ranks live on, and another one adopts them."""
+"""An agent dies, its ranks go on, and the next agent adopts them."""
 
 import os
 import signal
@@ -11,51 +11,54 @@ from agent_stage import GENERATION, Stage, adopted
 from installation import await_value
 from takeovers import AT_A_GATE, FOREVER, LONG, TOGETHER, hear_said, open_gate, started, taken_over
 
-from muster.contracts.agent import AdoptedRank
-from muster.contracts.layout import TIME_MARK
 from muster.contracts.messages import (
-    Announce,
-    Beat,
+    AdoptedRank,
+    AnnounceGroup,
     Dismiss,
+    GroupMember,
+    Heartbeat,
     Hello,
+    JoinedGroup,
     KillRank,
-    Layout,
     RankExited,
     Ready,
     Saved,
-    Seat,
     TerminateRank,
-    TookUp,
+    WorkerGroup,
 )
-from muster.processes import identify, is_running, mark_of, send_signal
+from muster.contracts.paths import TIME_MARK
+from muster.host.containment import tag_of
+from muster.host.processes import identify, is_running, send_signal
 
 
-def announced(generation: int, *ranks: int) -> Announce:
-    seats = tuple(Seat(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
-    layout = Layout(generation=generation, token="", seats=seats, paused=False)
-    return Announce(layout=layout, incarnations=(0,) * len(ranks))
+def announced(generation: int, *ranks: int) -> AnnounceGroup:
+    seats = tuple(GroupMember(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
+    layout = WorkerGroup(generation=generation, token="", members=seats, paused=False)
+    return AnnounceGroup(layout=layout, incarnations=(0,) * len(ranks))
 
 
-def test_a_rank_trains_on_and_is_heard_by_the_next_agent(stage: Stage) -> None:
+def test_a_rank_trains_on_under_the_next_agent(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    before = hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    before = hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
     second = taken_over(stage, rank, is_managed=True)
     assert adopted(stage.uid, second.hear()) == rank
     assert is_running(rank.process)
     hear_said(second, 0, Hello, lambda _: True)
-    hear_said(second, 0, Beat, lambda beat: beat.step > before.step)
+    hear_said(second, 0, Heartbeat, lambda beat: beat.step > before.step)
     second.say(TerminateRank(rank=0, incarnation=0))
-    hear_said(second, 0, Beat, lambda beat: beat.stopping)
+    hear_said(second, 0, Heartbeat, lambda beat: beat.stopping)
     assert second.hear_of(RankExited, 0).exit_code == 0
     record = stage.record(0, 0)
     assert (record.pid, record.exited.exit_code) == (rank.process.pid, 0)
-    stopping = [said.message.stopping for said in record.said if isinstance(said.message, Beat)]
+    stopping = [
+        said.message.stopping for said in record.said if isinstance(said.message, Heartbeat)
+    ]
     assert stopping == [True]
 
 
-def test_ranks_that_train_together_take_up_the_next_layout_and_a_newcomer(stage: Stage) -> None:
+def test_an_adopted_group_takes_a_new_round_and_a_new_rank(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     ranks = []
@@ -67,20 +70,20 @@ def test_ranks_that_train_together_take_up_the_next_layout_and_a_newcomer(stage:
 
     second = taken_over(stage, *ranks, is_managed=True)
     second.say(announced(2, 0, 1))
-    hear_said(second, 0, TookUp, lambda took_up: took_up.generation == 2)
+    hear_said(second, 0, JoinedGroup, lambda took_up: took_up.generation == 2)
     assert hear_said(second, 0, Saved, lambda s: s.generation == 2).step > saved.step
     second.say(stage.order(None, rank=2, **TOGETHER))
     hear_said(second, 2, Ready, lambda _: True)
     second.say(announced(3, 0, 1, 2))
-    hear_said(second, 2, TookUp, lambda took_up: took_up.generation == 3)
-    hear_said(second, 2, Beat, lambda beat: beat.step > saved.step)
+    hear_said(second, 2, JoinedGroup, lambda took_up: took_up.generation == 3)
+    hear_said(second, 2, Heartbeat, lambda beat: beat.step > saved.step)
     assert all(is_running(rank.process) for rank in ranks)
     second.say(Dismiss())
     assert stage.exit_code() == 0
     assert not stage.running()
 
 
-def test_what_was_saved_while_no_agent_was_there_is_told(stage: Stage) -> None:
+def test_saves_without_an_agent_are_reported_later(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **TOGETHER)
@@ -88,7 +91,7 @@ def test_what_was_saved_while_no_agent_was_there_is_told(stage: Stage) -> None:
     first.say(announced(1, 0))
     last = hear_said(first, 0, Saved, lambda saved: saved.step > 0).step
     stage.kill_agent()
-    await_value(lambda: newest_step(stage) > last + 40, lambda: "it does not train any more")
+    await_value(lambda: newest_step(stage) > last + 40, lambda: "it does not train on")
     second = taken_over(stage, rank, is_managed=True)
     told = [hear_said(second, 0, Saved, lambda _: True).step]
     while told[-1] <= last + 40:
@@ -102,13 +105,13 @@ def newest_step(stage: Stage) -> int:
     return int(steps[-1]) if steps else 0
 
 
-def test_the_exit_code_of_an_adopted_command_is_told_and_its_log_goes_on(stage: Stage) -> None:
+def test_an_adopted_commands_exit_code_and_log_are_complete(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
     script = f"echo before; {AT_A_GATE} echo after; exit 3"
     rank = started(stage, first, ["sh", "-c", script])
     stage.await_log("before")
-    await_value(lambda: stage.files.times(0, 0).stat().st_size, lambda: "no time was noted")
+    await_value(lambda: stage.files.times(0, 0).stat().st_size, lambda: "the index is empty")
     second = taken_over(stage, rank)
     open_gate(stage)
     exited = second.hear_of(RankExited, 0)
@@ -119,7 +122,7 @@ def test_the_exit_code_of_an_adopted_command_is_told_and_its_log_goes_on(stage: 
     assert [size for size, _ in notes] == [len("before\n"), len("before\nafter\n")]
 
 
-def test_a_signal_reaches_the_group_of_an_adopted_rank_and_is_told(stage: Stage) -> None:
+def test_a_signal_reaches_the_group_of_an_adopted_rank(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
     rank = started(stage, first, ["sh", "-c", "sleep 600; exit 0"])
@@ -130,7 +133,7 @@ def test_a_signal_reaches_the_group_of_an_adopted_rank_and_is_told(stage: Stage)
     assert not stage.running(rank=0)
 
 
-def test_what_an_adopted_rank_has_started_is_gone_before_its_end_is_told(stage: Stage) -> None:
+def test_what_an_adopted_rank_started_is_gone_at_its_exit(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
     script = f"(setsid sleep 601 &); sleep 602 & echo ready; {AT_A_GATE} exit 0"
@@ -144,33 +147,33 @@ def test_what_an_adopted_rank_has_started_is_gone_before_its_end_is_told(stage: 
     assert is_running(bystander.process)
 
 
-def test_an_end_that_nobody_saw_is_told_as_such(stage: Stage) -> None:
+def test_an_unseen_exit_is_reported_as_unknown(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
     rank = started(stage, first, ["sh", "-c", "setsid sleep 601 & echo last words; sleep 600"])
     stage.await_log("last words")
     stage.kill_agent()
     send_signal(rank.process, signal.SIGKILL)
-    await_value(lambda: not exists(rank.process.pid), lambda: "nobody reaps it")
+    await_value(lambda: not exists(rank.process.pid), lambda: "it is not reaped")
     second = taken_over(stage, rank)
     exited = second.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (None, None)
     assert exited.last_lines == ("last words",)
     assert (stage.record(0, 0).exited.exit_code, stage.record(0, 0).exited.signal) == (None, None)
-    assert not stage.running(rank=0), "what it left is gone as well"
+    assert not stage.running(rank=0), "what it started is gone as well"
 
 
-def test_who_is_through_while_its_agent_stands_still_has_done_all_the_same(stage: Stage) -> None:
+def test_a_rank_that_completes_under_a_stopped_agent_is_done(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, sleep_sec=0.01, epochs=2)
-    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
     stage.signal_agent(signal.SIGSTOP)
-    await_value(lambda: not is_running(rank.process), lambda: "it is not through")
+    await_value(lambda: not is_running(rank.process), lambda: "it does not complete")
     stage.kill_agent()
-    await_value(lambda: not exists(rank.process.pid), lambda: "nobody reaps it")
+    await_value(lambda: not exists(rank.process.pid), lambda: "it is not reaped")
     second = taken_over(stage, rank, is_managed=True)
-    beat = hear_said(second, 0, Beat, lambda beat: beat.step == beat.total_steps)
+    beat = hear_said(second, 0, Heartbeat, lambda beat: beat.step == beat.total_steps)
     assert not beat.stopping
     exited = second.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (0, None)
@@ -181,7 +184,7 @@ def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_an_end_that_was_written_down_but_not_told_is_told(stage: Stage) -> None:
+def test_a_recorded_exit_is_reported_by_the_next_agent(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
     rank = started(stage, first, ["sh", "-c", "exit 4"])
@@ -192,19 +195,19 @@ def test_an_end_that_was_written_down_but_not_told_is_told(stage: Stage) -> None
     assert stage.record(0, 0) == written
 
 
-def test_whoever_had_saved_when_it_was_asked_to_go_is_not_taken_for_done(stage: Stage) -> None:
+def test_a_stopped_rank_is_not_taken_for_completed(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    hear_said(first, 0, Beat, lambda beat: beat.step > 0)
+    hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
     send_signal(rank.process, signal.SIGTERM)
     first.hear_of(RankExited, 0)
     second = taken_over(stage, rank, is_managed=True)
-    hear_said(second, 0, Beat, lambda beat: beat.stopping)
+    hear_said(second, 0, Heartbeat, lambda beat: beat.stopping)
     assert second.hear_of(RankExited, 0).exit_code == 0
 
 
-def test_a_process_that_has_got_the_pid_of_an_adopted_one_is_let_be(stage: Stage) -> None:
+def test_a_process_with_a_reused_pid_is_left_alone(stage: Stage) -> None:
     with subprocess.Popen(FOREVER, start_new_session=True) as decoy:
         try:
             record = identify(decoy.pid)
@@ -223,35 +226,37 @@ def test_a_process_that_has_got_the_pid_of_an_adopted_one_is_let_be(stage: Stage
             decoy.kill()
 
 
-def test_a_rank_that_nobody_has_heard_of_is_ended_before_another_can_start(stage: Stage) -> None:
+def test_an_unknown_rank_is_killed_before_another_starts(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
-    # What a rank starts may have lost all of the environment, and is its own all the same.
+    # What a rank starts belongs to it even without the environment.
     leaving = ["sh", "-c", "setsid env -i sleep 603 & echo ready; sleep 600"]
     known = started(stage, first, leaving)
     unknown = started(stage, first, leaving, rank=1)
     for rank in (0, 1):
         stage.await_log("ready", rank)
-        await_value(lambda rank=rank: len(stage.running(rank)) == 3, lambda: "it left nobody")
+        await_value(
+            lambda rank=rank: len(stage.running(rank)) == 3, lambda: "it has started nothing"
+        )
     before = stage.running(rank=0)
     second = taken_over(stage, known)
     assert not is_running(unknown.process)
     assert not stage.running(rank=1)
     assert stage.running(rank=0) == before
     again = started(stage, second, list(FOREVER), rank=1)
-    # While it becomes the command there is a moment when it shows no mark.
+    # During exec there is a moment without a tag.
     await_value(lambda: stage.running(rank=1) == [again.process], lambda: "it does not run")
 
 
-def test_a_template_dies_with_its_agent_and_takes_no_rank_along(stage: Stage) -> None:
+def test_a_prefork_server_ends_with_its_agent_only(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
     hear_said(first, 0, Hello, lambda _: True)
     stage.kill_agent()
     await_value(
-        lambda: [mark_of(record.pid) for record in stage.running()] == [rank.mark],
-        lambda: f"there are {[mark_of(record.pid) for record in stage.running()]}",
+        lambda: [tag_of(record.pid) for record in stage.running()] == [rank.mark],
+        lambda: f"there are {[tag_of(record.pid) for record in stage.running()]}",
     )
     second = taken_over(stage, rank, is_managed=True)
     other = started(stage, second, None, rank=1, **LONG)
@@ -272,10 +277,10 @@ except OSError as error:
 """
 
 
-def test_whoever_is_no_rank_is_not_received(stage: Stage) -> None:
+def test_only_ranks_can_connect_to_the_agents_socket(stage: Stage) -> None:
     stage.start_agent()
     stage.meet().hear()
-    await_value(stage.files.agent_socket(GENERATION).exists, lambda: "nobody listens")
+    await_value(stage.files.agent_socket(GENERATION).exists, lambda: "there is no listener")
     for user_id in {os.geteuid(), 65534 if os.geteuid() == 0 else os.geteuid()}:
         words = [
             sys.executable,

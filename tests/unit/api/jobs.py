@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 
+from database.records import Job
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.spec import JobSpec
-from store.records import Job
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -1,66 +1,76 @@
-"""What the service says of itself when something is missing."""
+"""Probes report what is missing, with details for callers only."""
 
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from fastapi import Request
 from structlog.testing import capture_logs
 
-from api.desk import FrontDesk
-from api.problems import Problem
+from api.dependencies import AppState
+from api.errors import Problem
 from api.routes import health as routes
-from api.routes.health import get_readiness, health
-from muster.contracts.layout import DataDirectory
-from store.errors import StoreUnavailable
+from api.routes.health import get_readiness
+from database.errors import DatabaseUnavailable
+from muster.contracts.paths import DataDir
+from muster.contracts.views import Health
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024  as shutil's own
 GIB = 1 << 30
 
 
-def desk(root: Path, *, database: str | None = None, coordinator: str | None = None) -> FrontDesk:
-    """Return what the routes of this module use, with something missing from it."""
+def app_state(
+    root: Path, *, database: str | None = None, coordinator: str | None = None
+) -> AppState:
+    """Return what these routes use, with something missing."""
 
     def check() -> None:
         if database is not None:
-            raise StoreUnavailable(database)
+            raise DatabaseUnavailable(database)
 
     parts: dict[str, Any] = {
         "database": SimpleNamespace(check=check),
         "coordinator": SimpleNamespace(absence=lambda: coordinator),
-        "files": DataDirectory(root),
+        "files": DataDir(root),
         "uptime_seconds": lambda: 1.0,
         "version": "1",
     }
-    return cast(FrontDesk, SimpleNamespace(**parts))
+    return cast(AppState, SimpleNamespace(**parts))
 
 
-def asked_by(caller: str | None) -> Request:
-    """Return the request of somebody known, or of nobody."""
+def request_of(caller: str | None) -> Request:
+    """Return a request, anonymous without a caller."""
     return Request({"type": "http", "state": {} if caller is None else {"caller": caller}})
 
 
-def test_readiness_tells_the_log_what_fails_and_nobody_else(tmp_path: Path) -> None:
-    assert get_readiness(desk(tmp_path, coordinator="none is running")).status == "ok"
+def health(state: AppState, request: Request) -> Health:
+    """Return the decoded answer."""
+    return msgspec.json.decode(routes.health(state, request).body, type=Health)
+
+
+def test_readiness_gives_its_reason_to_the_log_only(tmp_path: Path) -> None:
+    assert get_readiness(app_state(tmp_path, coordinator="none is running")).status_code == 200
     with pytest.raises(Problem) as refused, capture_logs() as logs:
-        get_readiness(desk(tmp_path, database="the disk is gone"))
+        get_readiness(app_state(tmp_path, database="the disk is gone"))
     assert (refused.value.status, refused.value.slug) == (503, "not-ready")
     assert "disk" not in refused.value.detail
     assert [log["reason"] for log in logs] == ["the disk is gone"]
 
 
-def test_who_may_not_read_is_told_no_more_than_what_is_well(tmp_path: Path) -> None:
-    gone = desk(tmp_path / "gone", database="sqlite:///secret")
-    found = health(gone, asked_by(None))
+def test_an_anonymous_caller_gets_no_details(tmp_path: Path) -> None:
+    gone = app_state(tmp_path / "gone", database="sqlite:///secret")
+    found = health(gone, request_of(None))
     assert (found.status, found.version) == ("degraded", None)
-    assert [(name, check.status, check.detail) for name, check in found.checks] == [
+    checks = {name: getattr(found.checks, name) for name in found.checks.__struct_fields__}
+    assert [(name, check.status, check.detail) for name, check in checks.items()] == [
         ("database", "degraded", ""),
         ("coordinator", "ok", ""),
         ("disk", "degraded", ""),
     ]
-    assert health(gone, asked_by("ci")).checks.database.detail == "sqlite:///secret"
+    assert health(gone, request_of("ci")).checks.database.detail == "sqlite:///secret"
 
 
 @pytest.mark.parametrize(
@@ -72,12 +82,12 @@ def test_who_may_not_read_is_told_no_more_than_what_is_well(tmp_path: Path) -> N
         (4 * GIB, GIB // 8, "degraded"),
     ],
 )
-def test_a_disk_that_is_nearly_full_degrades(
+def test_a_nearly_full_disk_degrades(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, status: str
 ) -> None:
     usage = Usage(total, total - free, free)
     monkeypatch.setattr(routes.shutil, "disk_usage", lambda _path: usage)
-    found = health(desk(tmp_path), asked_by("ci"))
+    found = health(app_state(tmp_path), request_of("ci"))
     assert found.status == found.checks.disk.status == status
     assert f"{free >> 20} MiB" in found.checks.disk.detail
 
@@ -86,18 +96,18 @@ def test_a_disk_that_is_nearly_full_degrades(
     ("total", "free", "status"),
     [(65_536, 3_276, "degraded"), (65_536, 3_277, "ok"), (10**8, 9_999, "degraded"), (0, 0, "ok")],
 )
-def test_a_disk_that_holds_few_more_files_degrades(
+def test_a_disk_without_inodes_degrades(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, status: str
 ) -> None:
     monkeypatch.setattr(routes.shutil, "disk_usage", lambda _path: Usage(100 * GIB, 0, 100 * GIB))
     files = SimpleNamespace(f_files=total, f_favail=free)
     monkeypatch.setattr(routes.os, "statvfs", lambda _path: files)
-    found = health(desk(tmp_path), asked_by("ci"))
+    found = health(app_state(tmp_path), request_of("ci"))
     assert found.status == found.checks.disk.status == status
     assert (f"only {free} more files" in found.checks.disk.detail) == (status == "degraded")
 
 
-def test_a_data_directory_that_is_gone_degrades(tmp_path: Path) -> None:
-    found = health(desk(tmp_path / "gone"), asked_by("ci"))
+def test_a_missing_data_directory_degrades(tmp_path: Path) -> None:
+    found = health(app_state(tmp_path / "gone"), request_of("ci"))
     assert (found.status, found.checks.database.status) == ("degraded", "ok")
     assert "gone" in found.checks.disk.detail

@@ -1,18 +1,29 @@
-"""Defaults filled in, paths absolute, and what cannot run refused with its field."""
+"""Defaults, absolute paths, refusals with the field's name, remarks, and the group commit."""
 
+import asyncio
 import os
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from unit.api.jobs import JOB
 
-from api.problems import Conflict, InvalidRequest
-from api.requests import JobRequest
-from api.submission import Submitter
-from muster.contracts.environ import ServiceSettings
+from api.errors import Conflict, InvalidRequest
+from api.submission import Outcomes, SubmissionQueue, Submitter, command_doubts
+from database.engine import Write
+from database.errors import DatabaseError, DatabaseUnavailable, JobExists
+from database.records import Job
 from muster.contracts.errors import InvalidSpec
-from muster.contracts.layout import DataDirectory
-from muster.contracts.spec import JobSpec
+from muster.contracts.job import JobId
+from muster.contracts.paths import DataDir
+from muster.contracts.settings import ServiceSettings
+from muster.contracts.spec import JobRequest
+
+TIMEOUT_SECONDS = 20.0
+SEARCH_PATH = "/usr/bin:/bin"
 
 
 @pytest.fixture
@@ -28,89 +39,78 @@ def submitter(tmp_path: Path) -> Submitter:
         clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         random_hex=lambda: "abcdef0123456789",
         checkpoint_dir_of={"before": str(tmp_path / "earlier")}.get,
-        search_path="/usr/bin:/bin",
+        search_path=SEARCH_PATH,
     )
 
 
 def refusal(submitter: Submitter, **fields: object) -> str:
     """Return the field that is refused."""
     with pytest.raises(InvalidRequest) as refused:
-        submitter.prepare(JobRequest.model_validate(fields))
+        submitter.prepare(JobRequest(**fields))
     (error,) = refused.value.errors
     return str(error.loc[-1])
 
 
-def test_a_made_id_sorts_by_time(submitter: Submitter) -> None:
+def test_a_generated_id_sorts_by_time(submitter: Submitter) -> None:
     assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-xmxt0u"
 
 
-def test_every_field_of_a_spec_can_be_asked_for() -> None:
-    assert set(JobRequest.model_fields) == {"job_id", *JobSpec.__struct_fields__}
-    asked = JobRequest().model_dump(exclude={"job_id"})
-    defaults = {name: getattr(JobSpec(), name) for name in JobSpec.__struct_fields__}
-    assert asked == defaults | {"mode": None}
+@pytest.mark.parametrize(
+    ("fields", "mode"),
+    [
+        ({}, "synchronous"),
+        ({"command": ("true",)}, "independent"),
+        ({"mode": "independent"}, "independent"),
+    ],
+)
+def test_a_job_without_a_command_is_synchronous(
+    submitter: Submitter, fields: dict[str, object], mode: str
+) -> None:
+    assert submitter.prepare(JobRequest(**fields)).spec.mode == mode
 
 
-def test_a_job_without_a_command_trains_on_all_ranks_together(submitter: Submitter) -> None:
-    assert submitter.prepare(JobRequest()).spec.mode == "synchronous"
-    assert submitter.prepare(JobRequest(command=["true"])).spec.mode == "independent"
-    assert submitter.prepare(JobRequest(mode="independent")).spec.mode == "independent"
-
-
-def test_relative_paths_are_the_servers(submitter: Submitter, tmp_path: Path) -> None:
+def test_relative_paths_start_at_the_servers_directory(
+    submitter: Submitter, tmp_path: Path
+) -> None:
     for name in ("mine", "work"):
         (tmp_path / name).mkdir()
-    asked = JobRequest(dataset_dir="mine", working_dir="work", checkpoint_dir="saved")
-    spec = submitter.prepare(asked).spec
+    request = JobRequest(dataset_dir="mine", working_dir="work", checkpoint_dir="saved")
+    spec = submitter.prepare(request).spec
     assert spec.dataset_dir == str(tmp_path / "mine")
     assert spec.working_dir == str(tmp_path / "work")
     assert spec.checkpoint_dir == str(tmp_path / "saved")
 
 
-def test_a_job_that_needs_more_slots_than_there_are_says_when_it_starts(
-    submitter: Submitter,
-) -> None:
-    assert submitter.settings.slots == 4
-    assert submitter.prepare(JobRequest(command=["true"], world_size=4)).message is None
-    assert submitter.prepare(JobRequest(command=["true"], world_size=100)).message == (
-        "100 ranks are more than the 4 slots there are (MUSTER_SLOTS): all of them start together, "
-        "when no other job runs"
+def test_remarks_become_the_message(submitter: Submitter) -> None:
+    assert submitter.prepare(JobRequest(command=("true",), world_size=4)).message is None
+    many = submitter.prepare(JobRequest(command=("true",), world_size=100)).message
+    assert many is not None
+    assert many.startswith("100 ranks are more than the 4 slots there are (MUSTER_SLOTS): ")
+    typo = JobRequest(command=("pyhton", "train.py"), env={"HF_TOKEN": "hf_1"})
+    assert submitter.prepare(typo).message == (
+        "env shows HF_TOKEN to everyone who may submit jobs: use secrets instead; "
+        "command: pyhton is not found in PATH"
     )
 
 
-def test_without_any_data_set_the_job_says_what_will_be_used(submitter: Submitter) -> None:
+def test_without_any_data_the_synthetic_set_is_announced(submitter: Submitter) -> None:
     submission = submitter.prepare(JobRequest())
     assert submission.message is not None
     assert "synthetic" in submission.message
     assert submission.spec.dataset_dir == str(
-        DataDirectory(submitter.settings.data_dir).synthetic_dataset
+        DataDir(submitter.settings.data_dir).synthetic_dataset
     )
 
 
-def test_what_will_probably_not_run_is_said_of_the_job(submitter: Submitter) -> None:
-    asked = {"env": {"HF_TOKEN": "hf_1"}, "command": ["sh", "train.py"]}
-    told = submitter.prepare(JobRequest(**asked)).message
-    shown = "env shows HF_TOKEN to whoever may submit jobs: secrets keeps it to the ranks"
-    assert told == shown
-    told = submitter.prepare(JobRequest(**asked | {"command": ["pyhton", "train.py"]})).message
-    assert told == f"{shown}; command: pyhton is not found in PATH"
-
-
-def test_a_default_data_set_that_cannot_be_read_is_refused(
-    submitter: Submitter, tmp_path: Path
-) -> None:
+def test_an_unreadable_default_data_set_is_refused(submitter: Submitter, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard_00000.txt").symlink_to(tmp_path / "gone")
     assert refusal(submitter) == "dataset_dir"
 
 
-def test_paths_are_said_to_be_the_servers() -> None:
-    assert "relative to the directory the server" in JobRequest.model_json_schema()["description"]
-
-
 @pytest.mark.parametrize("field", ["working_dir", "dataset_dir", "checkpoint_dir"])
 @pytest.mark.parametrize("path", ["a" * 300, "loop"])
-def test_a_path_that_the_system_does_not_take_is_refused_with_its_field(
+def test_a_path_the_system_rejects_is_refused(
     submitter: Submitter, tmp_path: Path, field: str, path: str
 ) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -119,7 +119,7 @@ def test_a_path_that_the_system_does_not_take_is_refused_with_its_field(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
 @pytest.mark.parametrize("field", ["working_dir", "dataset_dir", "checkpoint_dir"])
-def test_a_directory_that_is_closed_to_us_is_refused_with_its_field(
+def test_a_directory_without_access_is_refused(
     submitter: Submitter, tmp_path: Path, field: str
 ) -> None:
     closed = tmp_path / "closed"
@@ -132,12 +132,13 @@ def test_a_directory_that_is_closed_to_us_is_refused_with_its_field(
     [
         {"dataset_dir": "nowhere"},
         {"working_dir": "nowhere"},
-        {"resume_from": "nobody"},
+        {"resume_from": "unknown"},
         {"program": "nowhere.py:Net", "mode": "synchronous"},
         {"job_id": "summaries"},
+        {"secrets": {"KEY": "file:missing"}, "command": ("true",)},
     ],
 )
-def test_what_cannot_run_is_refused_with_its_field(
+def test_a_job_that_cannot_run_is_refused_by_its_field(
     submitter: Submitter, fields: dict[str, object]
 ) -> None:
     assert refusal(submitter, **fields) == next(iter(fields))
@@ -149,18 +150,17 @@ def test_a_program_is_looked_for_in_the_working_directory(
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").touch()
     for program in ("train.py:Net", "package.module:Net"):
-        asked = JobRequest(mode="synchronous", program=program, working_dir="work")
-        assert submitter.prepare(asked).spec.program == program
-    asked = {"mode": "synchronous", "program": "train.py:Net"}
-    assert refusal(submitter, **asked) == "program", "that is where the server was started"
+        request = JobRequest(mode="synchronous", program=program, working_dir="work")
+        assert submitter.prepare(request).spec.program == program
+    assert refusal(submitter, mode="synchronous", program="train.py:Net") == "program"
 
 
-def test_the_contract_has_the_last_word(submitter: Submitter) -> None:
+def test_fields_that_do_not_fit_together_are_refused(submitter: Submitter) -> None:
     with pytest.raises(InvalidSpec):
         submitter.prepare(JobRequest(world_size=2, min_workers=3))
 
 
-def test_leftovers_are_resumed_only_when_said_so(submitter: Submitter, tmp_path: Path) -> None:
+def test_leftover_checkpoints_need_resume_from(submitter: Submitter, tmp_path: Path) -> None:
     (tmp_path / "ckpt" / "a").mkdir(parents=True)
     (tmp_path / "ckpt" / "a" / ".FENCE.g0004.8d777f385d3dfec8").touch()
     submitter.prepare(JobRequest(job_id="a"))
@@ -173,9 +173,16 @@ def test_leftovers_are_resumed_only_when_said_so(submitter: Submitter, tmp_path:
     submitter.prepare(JobRequest(job_id="b", resume_from="a"))
 
 
-def test_a_job_goes_on_where_the_earlier_one_has_its_checkpoints(
+def test_checkpoints_of_a_stored_job_mean_that_its_id_is_taken(
     submitter: Submitter, tmp_path: Path
 ) -> None:
+    (tmp_path / "ckpt" / "before").mkdir(parents=True)
+    (tmp_path / "ckpt" / "before" / "LATEST").touch()
+    with pytest.raises(JobExists):
+        submitter.prepare(JobRequest(job_id="before"))
+
+
+def test_a_job_resumes_where_the_earlier_one_saved(submitter: Submitter, tmp_path: Path) -> None:
     (tmp_path / "earlier" / "before").mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="holds no checkpoints"):
         submitter.prepare(JobRequest(resume_from="before"))
@@ -184,15 +191,13 @@ def test_a_job_goes_on_where_the_earlier_one_has_its_checkpoints(
     assert spec.checkpoint_dir == str(tmp_path / "earlier")
 
 
-def test_a_refusal_to_resume_names_the_earlier_jobs_directory(
-    submitter: Submitter, tmp_path: Path
-) -> None:
+def test_a_refused_resume_names_the_earlier_directory(submitter: Submitter, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as refused:
         submitter.prepare(JobRequest(resume_from="before", checkpoint_dir="other"))
     (error,) = refused.value.errors
     assert error.msg == (
-        f"{tmp_path}/other/before holds no checkpoints; those of job before are kept in "
-        f"{tmp_path}/earlier/before: leave checkpoint_dir out to go on there"
+        f"{tmp_path}/other/before holds no checkpoints; job before saved to "
+        f"{tmp_path}/earlier/before: leave out checkpoint_dir to use it"
     )
 
 
@@ -203,11 +208,173 @@ def test_a_refusal_to_resume_names_the_earlier_jobs_directory(
         ("independent", "step_0000000042.g0003", "synchronous"),
     ],
 )
-def test_checkpoints_of_another_mode_are_not_gone_on_from(
+def test_checkpoints_of_another_mode_are_refused(
     submitter: Submitter, tmp_path: Path, mode: str, left: str, other: str
 ) -> None:
     (tmp_path / "ckpt" / "a" / left).mkdir(parents=True)
     for job_id in ("a", "b"):
-        with pytest.raises(Conflict, match=f"give mode {other}, or begin"):
+        with pytest.raises(Conflict, match=other) as refused:
             submitter.prepare(JobRequest(job_id=job_id, mode=mode, resume_from="a"))
+        assert refused.value.slug == "checkpoints-of-another-mode"
         submitter.prepare(JobRequest(job_id=job_id, mode=other, resume_from="a"))
+
+
+# Commands that will probably not run
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    (tmp_path / "loop.py").touch(mode=0o644)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/go").touch(mode=0o755)
+    (tmp_path / "bin/python3").touch(mode=0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["pyhton", "loop.py"], "command: pyhton is not found in PATH"),
+        (["loop.py"], "command: loop.py is not found in PATH: run it with python, or as ./loop.py"),
+        (["./loop.py"], "command: ./loop.py is not executable: "),
+        (["./nope"], "command: there is no ./nope in "),
+        (["bin/python3", "nope.py"], "command: there is no nope.py in "),
+        (["python loop.py"], "command: 'python loop.py' is one word: "),
+        (["\x1b[31mgo"], r"command: \x1b[31mgo is not found in PATH"),
+        (["bin/python3", "\x9d0;x\x07.py"], r"command: there is no \x9d0;x\x07.py in "),
+    ],
+)
+def test_a_command_that_cannot_run_is_doubted(
+    programs: Path, command: list[str], said: str
+) -> None:
+    (doubt,) = command_doubts(command, programs, SEARCH_PATH)
+    assert doubt.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bin/go", "nope.py"],
+        ["sh", "-c", "exit"],
+        ["bin/python3", "loop.py"],
+        ["bin/python3", "-m", "x.py"],
+        ["bin/python3"],
+        ["bin/python3", "x" * 300 + ".py"],
+    ],
+)
+def test_a_command_that_can_run_is_not_doubted(programs: Path, command: list[str]) -> None:
+    assert list(command_doubts(command, programs, SEARCH_PATH)) == []
+
+
+def test_a_program_is_looked_for_in_the_path_of_the_ranks(programs: Path) -> None:
+    assert list(command_doubts(["go"], programs, str(programs / "bin"))) == []
+
+
+# Group commit
+
+
+class Store:
+    """Stores the creations it receives, once it is released."""
+
+    def __init__(self) -> None:
+        self.stored: list[list[str]] = []
+        self.wakes = 0
+        self.begun = threading.Event()
+        self.released = threading.Event()
+        self.failure: BaseException | None = None
+        self.queue = SubmissionQueue(self._store, self._wake)
+
+    def _store(self, creations: Sequence[Write[Job]]) -> Outcomes:
+        self.begun.set()
+        assert self.released.wait(TIMEOUT_SECONDS)
+        if self.failure is not None:
+            raise self.failure
+        outcomes = [_outcome(creation) for creation in creations]
+        self.stored.append([job.job_id for job in outcomes if isinstance(job, Job)])
+        return outcomes
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    async def while_one_is_stored(self, *others: Write[Job]) -> list[Job | BaseException]:
+        """Submit `others` while the job "first" is being stored; return all results."""
+        first = asyncio.create_task(self.queue.store(creates("first")))
+        await asyncio.to_thread(self.begun.wait, TIMEOUT_SECONDS)
+        coming = [asyncio.create_task(self.queue.store(other)) for other in others]
+        await asyncio.sleep(0)
+        self.released.set()
+        return await asyncio.gather(first, *coming, return_exceptions=True)
+
+
+def _outcome(creation: Write[Job]) -> Job | Exception:
+    try:
+        return creation(None)  # type: ignore[arg-type]  # these need no connection
+    except DatabaseError as refusal:
+        return refusal
+
+
+def creates(name: str) -> Write[Job]:
+    return lambda _: replace(JOB, job_id=JobId(name))
+
+
+def refuses(refusal: DatabaseError) -> Write[Job]:
+    def create(_: object) -> Job:
+        raise refusal
+
+    return create
+
+
+def test_jobs_that_arrive_meanwhile_share_a_transaction() -> None:
+    store, exists = Store(), JobExists(JobId("b"))
+    results = asyncio.run(store.while_one_is_stored(creates("a"), refuses(exists), creates("c")))
+    assert store.stored == [["first"], ["a", "c"]]
+    assert store.wakes == 2
+    assert [job.job_id for job in results if isinstance(job, Job)] == ["first", "a", "c"]
+    assert results[2] is exists
+
+
+@pytest.mark.parametrize("failure", [DatabaseUnavailable("away"), RuntimeError("a bug")])
+def test_a_failed_store_fails_all_waiting_jobs_and_no_later_one(failure: Exception) -> None:
+    store = Store()
+    store.failure = failure
+
+    async def story() -> None:
+        results = await store.while_one_is_stored(creates("a"), creates("b"))
+        assert results == [failure] * 3
+        store.failure = None
+        assert (await store.queue.store(creates("c"))).job_id == "c"
+
+    asyncio.run(story())
+
+
+class Exit(BaseException):
+    """Ends a service."""
+
+
+def test_the_end_of_the_service_cancels_all_waiting_jobs() -> None:
+    store = Store()
+    store.failure = Exit()
+
+    async def story() -> None:
+        results = await store.while_one_is_stored(creates("a"))
+        assert [type(each) for each in results] == [asyncio.CancelledError] * 2
+        store.failure = None
+        assert (await store.queue.store(creates("b"))).job_id == "b"
+
+    asyncio.run(asyncio.wait_for(story(), TIMEOUT_SECONDS))
+
+
+def test_a_client_that_leaves_does_not_affect_others() -> None:
+    store = Store()
+
+    async def story() -> None:
+        leaving = asyncio.create_task(store.queue.store(creates("a")))
+        await asyncio.to_thread(store.begun.wait, TIMEOUT_SECONDS)
+        staying = asyncio.create_task(store.queue.store(creates("b")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        store.released.set()
+        assert (await staying).job_id == "b"
+
+    asyncio.run(story())
+    assert store.stored == [["a"], ["b"]]

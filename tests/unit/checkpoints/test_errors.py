@@ -8,11 +8,11 @@ from muster.checkpoints.errors import (
     CheckpointError,
     CheckpointFailed,
     CheckpointNotWritable,
-    mapped,
+    checkpoint_errors,
 )
 
 
-def test_the_tree_is_drawn_whole() -> None:
+def test_error_tree_in_docstring_is_complete() -> None:
     tree = errors.__doc__
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     for kind in kinds:
@@ -21,11 +21,11 @@ def test_the_tree_is_drawn_whole() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *LASTING])
-def test_an_error_of_the_system_says_what_failed_where_and_what_to_do(number: int) -> None:
+def test_os_error_becomes_checkpoint_error(number: int) -> None:
     expected = CheckpointNotWritable if number in LASTING else CheckpointFailed
     with (
         pytest.raises(expected, match=r"^saving in /place failed: .+\. .+") as caught,
-        mapped("saving in", "/place"),
+        checkpoint_errors("saving in", "/place"),
     ):
         raise OSError(number, "it broke")
     assert caught.value.__cause__.errno == number

@@ -1,18 +1,18 @@
-"""Arrays for other programs: whole, never pickled, never over something else."""
+"""Exports are complete, never pickled, and never overwrite."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from vaults import NOON, owner, position
+from checkpoint_ranks import NOON, owner, position
 
-from muster.checkpoints.errors import NotExported
+from muster.checkpoints.errors import ExportFailed
 from muster.checkpoints.export import REST, export
-from muster.checkpoints.filesystem import LocalFileSystem
+from muster.checkpoints.listing import checkpoint_dirs
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.reader import Checkpoint
-from muster.checkpoints.shelves import shelves
-from muster.checkpoints.vault import Vault
 
 STATE = {
     "layer/0": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -24,7 +24,7 @@ STATE = {
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
-    vault = Vault(
+    manager = CheckpointManager(
         files=LocalFileSystem(),
         directory=tmp_path / "job",
         owner=owner(),
@@ -32,13 +32,13 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
         clock=lambda: NOON,
         warn=pytest.fail,
     )
-    vault.save(5, position(5), STATE)
-    vault.close()
-    [shelf] = shelves(tmp_path / "job")
-    return shelf.newest()
+    manager.save(5, position(5), STATE)
+    manager.close()
+    [directory] = checkpoint_dirs(tmp_path / "job")
+    return directory.newest()
 
 
-def test_an_archive_has_the_arrays_by_their_names(tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_npz_holds_arrays_by_name(tmp_path: Path, checkpoint: Checkpoint) -> None:
     target = tmp_path / "model.npz"
     assert export(checkpoint, target) == 3
     with np.load(target, allow_pickle=False) as found:
@@ -46,7 +46,7 @@ def test_an_archive_has_the_arrays_by_their_names(tmp_path: Path, checkpoint: Ch
         assert all(np.array_equal(found[name], STATE[name]) for name in found.files)
 
 
-def test_a_directory_has_a_file_for_each_and_one_for_the_rest(
+def test_directory_holds_a_file_per_array_and_the_rest(
     tmp_path: Path, checkpoint: Checkpoint
 ) -> None:
     target = tmp_path / "model"
@@ -59,21 +59,21 @@ def test_a_directory_has_a_file_for_each_and_one_for_the_rest(
 
 
 @pytest.mark.parametrize("name", ["model.npz", "model"])
-def test_nothing_is_written_over(tmp_path: Path, checkpoint: Checkpoint, name: str) -> None:
+def test_export_refuses_existing_target(tmp_path: Path, checkpoint: Checkpoint, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(NotExported, match="is there already"):
+    with pytest.raises(ExportFailed, match="exists"):
         export(checkpoint, tmp_path / name)
     assert (tmp_path / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["model.npz", "model"])
-def test_nothing_half_is_left(
+def test_failed_export_leaves_nothing(
     tmp_path: Path, checkpoint: Checkpoint, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np.lib.format, "write_array", full)
-    with pytest.raises(NotExported, match="failed: No space left"):
+    with pytest.raises(ExportFailed, match="failed: No space left"):
         export(checkpoint, tmp_path / name)
     assert not (tmp_path / name).exists()

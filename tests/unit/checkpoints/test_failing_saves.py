@@ -1,19 +1,19 @@
-"""A save that fails, whatever the reason, is told and leaves the old checkpoint as it was."""
+"""A failed save raises and leaves the old checkpoint untouched."""
 
 import errno
 
 import numpy as np
 import pytest
-from vaults import Rank, position
+from checkpoint_ranks import Rank, position
 
+from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import (
     CheckpointError,
     CheckpointFailed,
     CheckpointNotWritable,
     UnsupportedState,
 )
-from muster.checkpoints.memory import MemoryFileSystem
-from muster.checkpoints.names import CheckpointName
+from muster.checkpoints.manifest import CheckpointName
 
 UNSUPPORTED = {
     "an object array": {"a": np.array([object()])},
@@ -37,33 +37,33 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("bad", UNSUPPORTED.values(), ids=list(UNSUPPORTED))
-def test_a_state_that_cannot_be_saved_is_refused_and_the_old_one_stays(
+def test_unsupported_state_is_refused_and_nothing_moves(
     bad: dict[str, object],
 ) -> None:
     rank = Rank()
     rank.save(1)
     before = rank.files.tree()
     with pytest.raises(UnsupportedState):
-        rank.vault.save(2, position(2), bad)
+        rank.manager.save(2, position(2), bad)
     assert rank.files.tree() == before
     assert rank.restored() == CheckpointName(0, 1)
 
 
-def test_what_cannot_be_saved_is_named_as_a_program_would_write_it() -> None:
+def test_unsupported_value_is_named_by_its_path() -> None:
     words = r'^state\["a"\]\["b"\]\[1\] is of the type object, '
     with pytest.raises(UnsupportedState, match=words):
-        Rank().vault.save(1, position(1), {"a": {"b": [0, object()]}})
+        Rank().manager.save(1, position(1), {"a": {"b": [0, object()]}})
 
 
-def test_a_state_that_contains_itself_is_refused() -> None:
+def test_recursive_state_is_refused() -> None:
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(UnsupportedState, match="contains itself"):
-        Rank().vault.save(1, position(1), {"loop": loop})
+        Rank().manager.save(1, position(1), {"loop": loop})
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_whichever_operation_fails_the_old_checkpoint_stays_and_the_failure_is_told(
+def test_any_failing_operation_keeps_the_old_checkpoint(
     number: int,
 ) -> None:
     calm = Rank()
@@ -80,23 +80,23 @@ def test_whichever_operation_fails_the_old_checkpoint_stays_and_the_failure_is_t
         except CheckpointFailed:
             pass
         else:
-            # Too late to matter, and said: only the deletion of an old one went wrong. Or LATEST
-            # could not be read before it was replaced.
+            # Only the deletion of an old checkpoint failed, with a warning, or LATEST could not be
+            # read before it was replaced.
             acknowledged = CheckpointName(0, 3)
             assert rank.warnings or files.operations[failing].name == "read"
         assert no_descriptor_was_trusted_after_its_failure(files)
         assert Rank(files).restored() >= acknowledged
-        # And when the disk is well again, so are we.
+        # Later saves work again.
         rank.save(4)
         again = Rank(files)
         assert again.restored() == CheckpointName(0, 4)
         assert again.warnings == []
-        rank.vault.close()
+        rank.manager.close()
         assert not [name for name in rank.on_disk() if name.endswith(".tmp")] or rank.warnings
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_a_failure_in_the_very_first_save_leaves_a_way_to_begin(number: int) -> None:
+def test_failed_first_save_can_be_retried(number: int) -> None:
     calm = Rank()
     calm.save(1)
     for failing in range(len(calm.files.operations)):
@@ -120,7 +120,7 @@ def no_descriptor_was_trusted_after_its_failure(files: MemoryFileSystem) -> bool
     return True
 
 
-def test_a_file_whose_fsync_failed_is_removed_and_written_anew() -> None:
+def test_file_with_failed_fsync_is_removed() -> None:
     calm = Rank()
     calm.save(1)
     fsyncs = [n for n, call in enumerate(calm.files.operations) if call.name == "fsync"]
@@ -134,13 +134,13 @@ def test_a_file_whose_fsync_failed_is_removed_and_written_anew() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
-def test_a_place_that_cannot_be_written_is_told_apart(number: int) -> None:
+def test_lasting_error_is_not_writable(number: int) -> None:
     files = MemoryFileSystem(errors=dict.fromkeys(range(100), number))
-    with pytest.raises(CheckpointNotWritable, match="name another one"):
+    with pytest.raises(CheckpointNotWritable, match="choose another one"):
         Rank(files).save(1)
 
 
-def test_short_writes_are_carried_on() -> None:
+def test_short_writes_are_continued() -> None:
     rank = Rank(MemoryFileSystem(largest_write_bytes=13))
     rank.save(1)
     assert rank.restored() == CheckpointName(0, 1)

@@ -1,12 +1,21 @@
 import msgspec
 import pytest
-from vaults import flipped
+from checkpoint_ranks import flipped
 from xxhash import xxh3_64_hexdigest
 
-from muster.checkpoints.durable import FileFacts
 from muster.checkpoints.errors import CheckpointDamaged
-from muster.checkpoints.manifest import Manifest, decode, sign
-from muster.contracts.position import Position
+from muster.checkpoints.manifest import (
+    CheckpointName,
+    FileFacts,
+    Manifest,
+    decode_manifest,
+    generation_of_temporary,
+    latest_line,
+    parse_latest,
+    sign,
+    temporary_latest,
+)
+from muster.contracts.shards import Position
 
 MANIFEST = Manifest(
     step=42,
@@ -23,37 +32,37 @@ MANIFEST = Manifest(
 
 
 def signed_anew(**changes: object) -> bytes:
-    """Return what a hostile or future writer would write: another manifest, rightly signed."""
+    """Return a correctly signed manifest with other fields."""
     fields = {**msgspec.to_builtins(MANIFEST), **changes}
     fields["manifest_xxh3"] = fields.pop("manifest_xxh3")
     unsigned = msgspec.json.encode(fields)
     return unsigned[:-2] + xxh3_64_hexdigest(unsigned).encode() + b'"}'
 
 
-def test_a_manifest_is_read_as_it_was_signed() -> None:
+def test_manifest_round_trips() -> None:
     manifest, content = sign(MANIFEST)
-    assert decode(content, "m") == manifest
+    assert decode_manifest(content, "m") == manifest
     assert msgspec.structs.replace(manifest, manifest_xxh3="") == MANIFEST
     assert msgspec.json.decode(content)["position"]["step"] == 42
 
 
-def test_every_flipped_bit_is_seen() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     _, content = sign(MANIFEST)
     for index in range(len(content)):
         for bit in range(8):
             with pytest.raises(CheckpointDamaged):
-                decode(flipped(content, index, bit), "m")
+                decode_manifest(flipped(content, index, bit), "m")
 
 
-def test_every_cut_is_seen() -> None:
+def test_every_truncation_is_detected() -> None:
     _, content = sign(MANIFEST)
     for length in range(len(content)):
         with pytest.raises(CheckpointDamaged):
-            decode(content[:length], "m")
+            decode_manifest(content[:length], "m")
 
 
 STRANGE = {
-    "a field nobody knows": {"extra": 1},
+    "an unknown field": {"extra": 1},
     "another format": {"format": 2},
     "a field of another type": {"step": "42"},
     "a file outside": {"files": {"../../secret": {"size_bytes": 1, "xxh3": "0" * 16}}},
@@ -62,14 +71,68 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("changes", STRANGE.values(), ids=list(STRANGE))
-def test_a_right_signature_does_not_make_a_manifest(changes: dict[str, object]) -> None:
-    assert decode(signed_anew(), "m").step == 42
+def test_signed_but_invalid_manifest_is_refused(changes: dict[str, object]) -> None:
+    assert decode_manifest(signed_anew(), "m").step == 42
     with pytest.raises(CheckpointDamaged):
-        decode(signed_anew(**changes), "m")
+        decode_manifest(signed_anew(**changes), "m")
 
 
-def test_a_manifest_nested_too_deeply_is_refused() -> None:
+def test_deeply_nested_manifest_is_refused() -> None:
     unsigned = b'{"values":' + b"[" * 100_000 + b',"manifest_xxh3":""}'
     content = unsigned[:-2] + xxh3_64_hexdigest(unsigned).encode() + b'"}'
     with pytest.raises(CheckpointDamaged):
-        decode(content, "m")
+        decode_manifest(content, "m")
+
+
+NAMES = {
+    "step_0000000042.g0003": CheckpointName(3, 42),
+    "step_0000000042.g0003.r0001": CheckpointName(3, 42, 1),
+    "step_0000000000.g0000": CheckpointName(0, 0),
+    "step_12345678901.g12345": CheckpointName(12345, 12345678901),
+}
+
+NO_NAMES = [
+    "",
+    "step_42.g3",
+    "step_0000000042",
+    "step_0000000042.g0003 ",
+    "step_0000000042.g0003\n",
+    "step_0000000042.g0003.r0000",
+    "step_00000000042.g0003",
+    "step_-000000042.g0003",
+    "step_000000004\u0662.g0003",
+    "../step_0000000042.g0003",
+    "step_0000000042.g0003/..",
+    ".step_0000000042.g0003.tmp",
+]
+
+
+@pytest.mark.parametrize(("text", "name"), NAMES.items())
+def test_checkpoint_name_round_trips(text: str, name: CheckpointName) -> None:
+    assert str(name) == text
+    assert CheckpointName.parse(text) == name
+    assert parse_latest(latest_line(name)) == name
+
+
+@pytest.mark.parametrize("text", NO_NAMES)
+def test_invalid_checkpoint_name_is_none(text: str) -> None:
+    assert CheckpointName.parse(text) is None
+
+
+def test_names_sort_by_generation_then_step_then_revision() -> None:
+    ordered = [
+        CheckpointName(0, 9),
+        CheckpointName(1, 1),
+        CheckpointName(1, 2),
+        CheckpointName(1, 2, 1),
+        CheckpointName(2, 0),
+    ]
+    assert sorted({*ordered}) == ordered
+
+
+def test_temporary_names_hold_the_generation() -> None:
+    assert generation_of_temporary(CheckpointName(7, 1).temporary) == 7
+    assert generation_of_temporary(CheckpointName(7, 1, 2).temporary) == 7
+    assert generation_of_temporary(temporary_latest(12)) == 12
+    for other in ("LATEST", ".LATEST.tmp", "step_0000000001.g0007.tmp", ".x.g0001.tmp"):
+        assert generation_of_temporary(other) is None

@@ -1,39 +1,41 @@
-"""A fault meets the rank that was named, or nobody."""
+"""A fault hits the rank that was named, or no process; what it causes is reported."""
 
 import os
 import platform
 import signal
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any, cast
 
 import pytest
-from summaries import job, rank
-from typer import BadParameter
+from summaries import RANK, job, rank, summary
 
-from cli.chaos import FaultRefused, NothingRuns, fault_named, process_of
-from muster.client.views import WorkerView
-from muster.contracts.environ import MARK
-from muster.processes import send_signal
+from cli import chaos
+from cli.chaos import FAULTS, FaultKind, FaultRefused, NotBack, NothingRuns, process_of, watch
+from muster.client import Job
+from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.views import EventView, SummaryView, WorkerView
+from muster.host.processes import send_signal
 
 JOB = job(job_uid="uid")
 
 
-def worker(**said: object) -> WorkerView:
-    return rank(**{"pid": None, "node": platform.node(), **said})
+def worker(**fields: object) -> WorkerView:
+    return rank(**{"pid": None, "node": platform.node(), **fields})
 
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that carries the mark of rank 0."""
-    mark = {MARK: "uid/0/3"}
-    with subprocess.Popen(["sleep", "60"], env={**os.environ, **mark}) as process:  # noqa: S607
+    """A process that carries the tag of rank 0."""
+    tag = {PROCESS_TAG: "uid/0/3"}
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, **tag}) as process:  # noqa: S607
         yield process
         process.kill()
 
 
-def test_a_rank_is_found_by_its_pid_and_proved_by_its_mark(
-    process: subprocess.Popen[bytes],
-) -> None:
+def test_process_is_found_by_pid_and_proved_by_tag(process: subprocess.Popen[bytes]) -> None:
     record = process_of(JOB, [worker(pid=process.pid)], 0)
     assert record.pid == process.pid
     assert send_signal(record, signal.SIGKILL)
@@ -41,37 +43,124 @@ def test_a_rank_is_found_by_its_pid_and_proved_by_its_mark(
 
 
 @pytest.mark.parametrize(
-    ("said", "word"),
+    ("fields", "word"),
     [
-        pytest.param({}, "no process", id="a rank between two processes"),
+        pytest.param({}, "no process", id="between two processes"),
         pytest.param({"pid": 1, "node": "elsewhere"}, "runs on elsewhere", id="another machine"),
-        pytest.param({"pid": 1}, "mark", id="a pid that is somebody else's by now"),
-        pytest.param({"pid": 2**22 + 1}, "mark", id="a pid that nobody has"),
+        pytest.param({"pid": 1}, "tag", id="the pid of another process"),
+        pytest.param({"pid": 2**22 + 1}, "tag", id="an unused pid"),
     ],
 )
-def test_what_is_not_certain_is_refused(said: dict[str, object], word: str) -> None:
+def test_uncertain_process_is_refused(fields: dict[str, object], word: str) -> None:
     with pytest.raises(FaultRefused, match=word):
-        process_of(JOB, [worker(**said)], 0)
+        process_of(JOB, [worker(**fields)], 0)
 
 
-def test_a_fault_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(BadParameter, match="'freeze' is none of kill, stop, term"):
-        fault_named("freeze")
-
-
-def test_the_mark_of_another_rank_or_job_is_not_enough(process: subprocess.Popen[bytes]) -> None:
+def test_tag_of_another_rank_or_job_is_refused(process: subprocess.Popen[bytes]) -> None:
     ranks = [worker(pid=process.pid, rank=number) for number in range(2)]
-    with pytest.raises(FaultRefused, match="mark of rank 1"):
+    with pytest.raises(FaultRefused, match="tag of rank 1"):
         process_of(JOB, ranks, 1)
-    with pytest.raises(FaultRefused, match="mark of rank 0"):
+    with pytest.raises(FaultRefused, match="tag of rank 0"):
         process_of(job(job_uid="u"), ranks, 0)
     assert process.poll() is None
 
 
-def test_a_job_that_is_over_and_a_rank_that_is_not_there_are_refused() -> None:
+def test_ended_job_and_missing_rank_are_refused() -> None:
     with pytest.raises(NothingRuns, match="is COMPLETED"):
         process_of(job(status="COMPLETED"), [worker()], 0)
-    with pytest.raises(FaultRefused, match="has no rank 7"):
-        process_of(JOB, [worker()], 7)
-    with pytest.raises(FaultRefused, match="ranks 0 to 1, choose with --rank"):
+    with pytest.raises(FaultRefused, match="has no rank 7: choose 0 to 1 with --rank"):
         process_of(JOB, [worker(), worker(rank=1)], 7)
+
+
+TICKS = count()
+BEFORE = {**RANK, "rank": 1, "worker_id": "1.0"}
+GONE = {**BEFORE, "state": "exited", "pid": None}
+BACK = {**BEFORE, "worker_id": "1.1", "pid": 9}
+
+
+class FakeJob:
+    """A job whose state moves on with every look at it."""
+
+    def __init__(self, *looks: tuple[str, dict[str, Any]]) -> None:
+        self._looks = iter(looks)
+        self._last = looks[-1]
+        self._events = [event("the job was submitted")]
+
+    def events(self) -> list[EventView]:
+        return list(self._events)
+
+    def summary(self) -> SummaryView:
+        status, worker = next(self._looks, self._last)
+        self._events.append(event(f"rank 1 is {worker['state']}"))
+        return summary(status=status, workers=[RANK, worker])
+
+
+def event(message: str) -> EventView:
+    at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=next(TICKS))
+    return EventView(at=at, kind="k", message=message, rank=1, incarnation=None)
+
+
+@pytest.fixture(autouse=True)
+def _fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+    monkeypatch.setattr(chaos, "time", Clock)
+
+
+def messages(fake: FakeJob) -> list[str]:
+    found = []
+    watching = watch(cast("Job", fake), rank(**BEFORE), fake.events(), FAULTS[FaultKind.TERM])
+    try:
+        found.extend(watching)
+    except NotBack as error:
+        found.append(f"not back: {error}")
+    return found
+
+
+def test_events_are_shown_until_the_rank_runs_again() -> None:
+    fake = FakeJob(("RUNNING", BEFORE), ("RECOVERING", GONE), ("RUNNING", BACK))
+    assert messages(fake) == [
+        "rank 1 is live",
+        "rank 1 is exited",
+        "rank 1 is live",
+        "rank 1 runs again, as pid 9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "worker"), [("FAILED", GONE), ("RUNNING", {**GONE, "state": "finished"})]
+)
+def test_rank_that_is_not_replaced_is_not_awaited(status: str, worker: dict[str, Any]) -> None:
+    found = messages(FakeJob((status, worker)))
+    assert found[1:] == ["rank 1 is not replaced: it is finished, or its job is over"]
+
+
+def test_rank_that_is_not_back_after_a_minute_is_an_error() -> None:
+    found = messages(FakeJob(("RECOVERING", GONE)))
+    assert found[-1] == "not back: rank 1 does not run again after 60 s"
+    assert len(found) - 1 <= chaos.WAIT_SECONDS / chaos.POLL_SECONDS + 1
+
+
+def test_process_that_survives_is_reported_early_and_explained() -> None:
+    found = messages(FakeJob(("RUNNING", BEFORE)))
+    assert found[-1].startswith("not back: rank 1 (pid 7) has not ended: it trains on.")
+    assert found.count("rank 1 (pid 7) has not ended yet") == 1
+    looks_before = found.index("rank 1 (pid 7) has not ended yet")
+    assert looks_before == pytest.approx(chaos.NOTICE_SECONDS / chaos.POLL_SECONDS, abs=2)
+
+
+def test_process_that_ends_late_still_counts_as_replaced() -> None:
+    looks = int(2 * chaos.NOTICE_SECONDS / chaos.POLL_SECONDS)
+    before = looks * [("RUNNING", BEFORE)]
+    found = messages(FakeJob(*before, ("RECOVERING", GONE), ("RUNNING", BACK)))
+    assert "rank 1 (pid 7) has not ended yet" in found
+    assert found[-1] == "rank 1 runs again, as pid 9"

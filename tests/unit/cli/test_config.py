@@ -1,95 +1,100 @@
-"""Settings as they are shown: all of them, where they are from, and no secret."""
+"""Settings: their values, their origin, the configuration file, and no secret shown."""
 
 import json
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner, Result
 
-import muster.contracts.environ
-from cli.__main__ import app
-from cli.office import sole_office
-from cli.origins import origin_of
-from cli.settings import values, variable_of
-from muster.contracts.environ import DoorSettings, ServiceSettings
-from muster.contracts.layout import DataDirectory
+from cli.config import (
+    MASK,
+    SETTINGS,
+    InvalidConfigFile,
+    apply_config_file,
+    config_file,
+    origin_of,
+    read_config_file,
+    reference_page,
+    setting_values,
+)
+from cli.main import app
+from cli.service_record import service_lock
+from muster.contracts.paths import DataDir
+from muster.contracts.settings import AccessSettings, ServiceSettings
 from muster.contracts.token import new_text
-from store.place import MASK
 
-FIELDS = [
-    field.name for kind in (ServiceSettings, DoorSettings) for field in msgspec.structs.fields(kind)
-]
-
-SECRET = "0123456789abcdef" * 4
+SECRET = "hunter2secretpw"  # noqa: S105  no secret
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in values({}):
-        monkeypatch.delenv(name, raising=False)
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment in which nothing is set but the places."""
+    own = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    own |= {"XDG_CONFIG_HOME": str(tmp_path), "MUSTER_DATA_DIR": str(tmp_path / "data")}
+    monkeypatch.setattr(os, "environ", own)
+    return own
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_setting_is_shown_by_the_variable_it_is_read_from(field: str) -> None:
-    assert variable_of(field) in values({})
-    source = Path(muster.contracts.environ.__file__).read_text()
-    assert f'"{variable_of(field)}"' in source
+def write_file(environ: dict[str, str], text: str, mode: int = 0o644) -> Path:
+    file = config_file(environ)
+    file.parent.mkdir()
+    file.write_text(text)
+    file.chmod(mode)
+    return file
 
 
-def test_what_is_set_is_told_from_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUSTER_PORT", "8100")
-    monkeypatch.setenv("MUSTER_SLOTS", "")
-    said = CliRunner().invoke(app, ["config", "show", "-o", "json"])
-    shown = {one["name"]: (one["value"], one["origin"]) for one in json.loads(said.stdout)}
-    assert shown["MUSTER_PORT"] == ("8100", "environment")
-    assert shown["MUSTER_SLOTS"][1] == "default"
-    assert shown["MUSTER_URL"] == ("http://127.0.0.1:8100", "default")
-    assert origin_of("MUSTER_SLOTS", {}, {}) == "default"
+def show(*words: str) -> Result:
+    return CliRunner().invoke(app, ["config", "show", *words])
 
 
-def test_what_commands_have_from_their_own_up_is_shown_as_what_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path))
+def shown() -> dict[str, tuple[str | None, str]]:
+    listed = json.loads(show("-o", "json").stdout)
+    return {one["name"]: (one["value"], one["origin"]) for one in listed}
+
+
+def test_every_field_of_the_services_is_a_setting() -> None:
+    fields = {*ServiceSettings.__struct_fields__, *AccessSettings.__struct_fields__}
+    # MUSTER_TOKEN is the setting of `token_sha256`.
+    assert {it.field for it in SETTINGS.values() if it.field} == fields - {"token_sha256"}
+
+
+def test_documented_defaults_are_the_defaults() -> None:
+    values = setting_values({})
+    for name, setting in SETTINGS.items():
+        literal = setting.default.strip("`")
+        if f"`{literal}`" == setting.default and not literal.startswith(("~", "./")):
+            assert values[name] == literal, name
+
+
+def test_reference_page_is_current() -> None:
+    assert PAGE.read_text() == reference_page(), "run: python -P -m cli.reference"
+
+
+def test_values_and_their_origin_are_shown(environ: dict[str, str]) -> None:
+    environ |= {"MUSTER_PORT": "8100", "MUSTER_SLOTS": ""}
+    found = shown()
+    assert list(found) == list(SETTINGS)
+    assert found["MUSTER_PORT"] == ("8100", "environment")
+    assert found["MUSTER_SLOTS"][1] == "default"
+    assert found["MUSTER_URL"] == ("http://127.0.0.1:8100", "default")
+    assert show().stdout.splitlines()[0].split() == ["name", "value"]
+    assert show("--origin").stdout.splitlines()[0].split() == ["name", "origin", "value"]
+
+
+def test_address_of_running_services_is_shown(tmp_path: Path, environ: dict[str, str]) -> None:
+    environ["MUSTER_PORT"] = "0"
+    assert shown()["MUSTER_URL"] == (None, "default")
     certificate = tmp_path / "certificate.pem"
     certificate.touch()
-    with sole_office(DataDirectory(tmp_path)) as office:
-        office.publish("https://127.0.0.1:8443", [], certificate)
-        said = CliRunner().invoke(app, ["config", "show", "-o", "json"])
-    shown = {one["name"]: (one["value"], one["origin"]) for one in json.loads(said.stdout)}
-    assert shown["MUSTER_URL"] == ("https://127.0.0.1:8443", "muster up")
-    assert shown["MUSTER_CA_FILE"] == (str(certificate), "muster up")
-    assert shown["MUSTER_PORT"] == ("8000", "default")
-
-
-def test_any_free_port_is_a_port_whose_url_only_up_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("MUSTER_PORT", "0")
-
-    def shown() -> tuple[int, dict[str, str | None]]:
-        said = CliRunner().invoke(app, ["config", "show", "-o", "json"])
-        return said.exit_code, {one["name"]: one["value"] for one in json.loads(said.stdout)}
-
-    code, found = shown()
-    assert (code, found["MUSTER_PORT"], found["MUSTER_URL"]) == (0, "0", None)
-    with sole_office(DataDirectory(tmp_path)) as office:
-        office.publish("http://127.0.0.1:40000", [], None)
-        assert shown()[1]["MUSTER_URL"] == "http://127.0.0.1:40000"
-    monkeypatch.setenv("MUSTER_URL", "http://there:8000")
-    assert shown()[1]["MUSTER_URL"] == "http://there:8000"
-
-
-def test_the_origin_is_a_column_of_its_own() -> None:
-    plain = CliRunner().invoke(app, ["config", "show"]).stdout.splitlines()
-    whole = CliRunner().invoke(app, ["config", "show", "--origin"]).stdout.splitlines()
-    assert plain[0].split() == ["name", "value"]
-    assert whole[0].split() == ["name", "origin", "value"]
-    assert max(map(len, [line for line in whole if line.endswith(" -")])) < 80
+    with service_lock(DataDir(tmp_path / "data")) as lock:
+        lock.publish("https://127.0.0.1:8443", [], certificate)
+        found = shown()
+    assert found["MUSTER_URL"] == ("https://127.0.0.1:8443", "muster up")
+    assert found["MUSTER_CA_FILE"] == (str(certificate), "muster up")
+    environ["MUSTER_URL"] = "http://there:8000"
+    assert shown()["MUSTER_URL"] == ("http://there:8000", "environment")
 
 
 @pytest.mark.parametrize(
@@ -98,64 +103,104 @@ def test_the_origin_is_a_column_of_its_own() -> None:
         f"postgresql://me:{SECRET}@there/db",
         f"postgresql://me:a@b{SECRET}@there/db",
         f"postgresql://me:a/{SECRET}@there/db",
+        f"postgresql://me:1/{SECRET}@there/db",
+        f"postgresql://me:1?{SECRET}@there/db",
         f"postgresql://there/db?user=me&password={SECRET}&sslmode=require",
         f"postgresql://me:{SECRET}",
+        f"mysql://me:{SECRET}@there/db",
+        f"sqlite:////data/muster.db?key={SECRET}",
+        f"me:{SECRET}",
     ],
 )
-def test_no_secret_is_shown_but_that_there_is_one(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MUSTER_DATABASE_URL", url)
-    monkeypatch.setenv("MUSTER_TOKEN", SECRET)
-    said = CliRunner().invoke(app, ["config", "show", "--origin"])
+def test_no_secret_is_shown(url: str, environ: dict[str, str]) -> None:
+    environ |= {"MUSTER_DATABASE_URL": url, "MUSTER_TOKEN": SECRET + 32 * "x"}
+    said = show("--origin")
     assert said.exit_code == 0
     assert SECRET not in said.output
-    assert [line.split() for line in said.stdout.splitlines() if "MUSTER_TOKEN" in line] == [
-        ["MUSTER_TOKEN", "environment", "***"]
-    ]
+    assert shown()["MUSTER_TOKEN"] == (MASK, "environment")
 
 
-def test_a_misspelt_setting_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUSTER_PROT", "8100")
-    said = CliRunner().invoke(app, ["config", "show"])
-    assert said.stderr == "MUSTER_PROT is no setting: did you mean MUSTER_PORT?\n"
+def test_database_without_a_secret_is_shown_as_it_is(environ: dict[str, str]) -> None:
+    for url in ("postgresql+psycopg://me@there:5432/db", "sqlite:////a@b/muster.db"):
+        environ["MUSTER_DATABASE_URL"] = url
+        assert shown()["MUSTER_DATABASE_URL"][0] == url
 
 
-def test_a_token_of_another_service_is_shown_as_one_as_well(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = new_text(os.urandom)
-    monkeypatch.setenv("MUSTER_TOKEN", text)
-    assert values({"MUSTER_TOKEN": text})["MUSTER_TOKEN"] == MASK
-    assert values({"MUSTER_TOKEN": ""})["MUSTER_TOKEN"] is None
-    said = CliRunner().invoke(app, ["config", "show"])
-    assert text not in said.output
+def test_token_that_a_service_issued_is_masked(environ: dict[str, str]) -> None:
+    environ["MUSTER_TOKEN"] = new_text(os.urandom)
+    assert environ["MUSTER_TOKEN"] not in show().output
 
 
-def test_a_value_that_cannot_be_meant_is_shown_with_what_is_wrong_and_where_it_is_from(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "muster" / "config.toml"
-    file.parent.mkdir()
-    file.write_text('MUSTER_SLOTS = "many"\n')
-    # What a command finds in the file it adds to the environment, which is not the next test's.
-    monkeypatch.setattr(os, "environ", {**os.environ, "USE_S3": "1", "MUSTER_TOKEN": "short"})
-    said = CliRunner().invoke(app, ["config", "show", "--origin"])
+def test_misspelt_setting_is_reported(environ: dict[str, str]) -> None:
+    environ["MUSTER_PROT"] = "8100"
+    assert show().stderr == "MUSTER_PROT is not a setting: did you mean MUSTER_PORT?\n"
+
+
+def test_invalid_values_are_shown_with_their_origin(environ: dict[str, str]) -> None:
+    file = write_file(environ, 'MUSTER_SLOTS = "many"\n')
+    environ |= {"USE_S3": "1", "MUSTER_TOKEN": "short"}
+    said = show("--origin")
     assert said.exit_code == 2
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.stdout.splitlines()}
-    assert set(values({})) < set(rows)
-    assert rows["MUSTER_SLOTS"].split(maxsplit=1) == ["file", "'many' is not a whole number"]
-    assert rows["USE_S3"].startswith("environment  '1' is not possible in this version")
+    assert set(SETTINGS) < set(rows)
+    assert rows["MUSTER_SLOTS"].startswith("file ")
+    assert "'many' is not " in rows["MUSTER_SLOTS"]
+    assert rows["USE_S3"].startswith("environment  '1' is not ")
     assert "short" not in said.output
-    slots = f"MUSTER_SLOTS='many' is not a whole number: correct it in {file} or take it out"
-    assert f"muster: {slots}\n" in said.stderr
-    assert (
-        "USE_S3='1' is not possible in this version, which saves to disk: correct it in the "
-        in (said.stderr)
-    )
-    listed = json.loads(CliRunner().invoke(app, ["config", "show", "-o", "json"]).stdout)
+    assert f"correct it in {file} or take it out" in said.stderr
+    listed = json.loads(show("-o", "json").stdout)
     assert [one["value"] for one in listed if one["problem"]] == ["many", "…", "1"]
-    monkeypatch.setattr(os, "environ", {**os.environ, "USE_S3": "", "MUSTER_TOKEN": ""})
-    for verb in ("status", "up"):
-        refused = CliRunner().invoke(app, [verb])
-        assert str(refused.exception) == slots
+    environ |= {"USE_S3": "", "MUSTER_TOKEN": ""}
+    refused = CliRunner().invoke(app, ["status"])
+    assert (refused.exit_code, f"correct it in {file}" in refused.stderr) == (2, True)
+
+
+def test_environment_wins_over_the_file(environ: dict[str, str]) -> None:
+    write_file(environ, 'MUSTER_PORT = 8100\nMUSTER_HOST = "::1"\nMUSTER_REQUIRE_TOKEN = true\n')
+    environ |= {"MUSTER_PORT": "8200", "MUSTER_HOST": ""}
+    apply_config_file(environ)
+    in_file = read_config_file(environ)
+    found = {
+        name: (environ[name], origin_of(name, environ, in_file))
+        for name in ("MUSTER_PORT", "MUSTER_HOST", "MUSTER_REQUIRE_TOKEN")
+    }
+    assert found == {
+        "MUSTER_PORT": ("8200", "environment"),
+        "MUSTER_HOST": ("", "default"),
+        "MUSTER_REQUIRE_TOKEN": ("1", "file"),
+    }
+
+
+def test_missing_file_sets_nothing(environ: dict[str, str]) -> None:
+    before = dict(environ)
+    apply_config_file(environ)
+    assert environ == before
+    assert config_file({"HOME": "/home/me"}) == Path("/home/me/.config/muster/config.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("MUSTER_PROT = 1", "MUSTER_PROT is not a setting: did you mean MUSTER_PORT?"),
+        ("colour = 1", "colour is not a setting: see muster config show"),
+        ("MUSTER_PORT = [1]", "MUSTER_PORT must be a string, a number, true or false"),
+        ("MUSTER_PORT =", "is not valid TOML: "),
+        ('MUSTER_TOKEN = "x"', "holds secrets and others may read it: chmod go= "),
+    ],
+)
+def test_invalid_file_is_refused_and_sets_nothing(
+    text: str, sentence: str, environ: dict[str, str]
+) -> None:
+    file = write_file(environ, text)
+    before = dict(environ)
+    with pytest.raises(InvalidConfigFile) as refused:
+        apply_config_file(environ)
+    assert str(refused.value).startswith(str(file))
+    assert sentence in str(refused.value)
+    assert environ == before
+
+
+def test_private_file_may_hold_a_secret(environ: dict[str, str]) -> None:
+    write_file(environ, 'MUSTER_TOKEN = "x"', mode=0o600)
+    apply_config_file(environ)
+    assert environ["MUSTER_TOKEN"] == "x"  # noqa: S105  no secret

@@ -1,14 +1,15 @@
-"""Where a field stands in a file, and what is no file of a job."""
+"""Job files, and how the command line and a file make one job."""
 
-import os
-import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli import job_file
-from cli.job_file import InvalidJobFile, JobFile, Place
+from cli.job_file import InvalidJobFile, JobDescription, JobFile, Location
+from muster.client.errors import FieldError
 
+HERE = Path("/home/me")
 TEXT = """\
 # a job
 name: points
@@ -21,101 +22,151 @@ labels: {a: b}
 """
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return Path("job.yaml")
 
 
+def read(text: str, name: str = "job.yaml") -> JobFile:
+    Path(name).write_text(text)
+    return JobFile.read(Path(name))
+
+
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("location", "position"),
     [
-        (("name",), "job.yaml:2:1"),
-        (("env", "LR"), "job.yaml:4:3"),
-        (("command", 1), "job.yaml:7:5"),
-        (("labels", "a", "deeper"), "job.yaml:8:10"),
-        (("elsewhere",), "job.yaml:1:1"),
-        ((), "job.yaml:1:1"),
+        (("name",), (2, 1)),
+        (("env", "LR"), (4, 3)),
+        (("command", 1), (7, 5)),
+        (("command", 9), (5, 1)),
+        (("labels", "a", "deeper"), (8, 10)),
+        (("elsewhere",), (2, 1)),
+        ((), (2, 1)),
     ],
 )
-def test_a_place_is_that_of_the_nearest_thing_that_has_one(
-    path: Path, place: Place, said: str
-) -> None:
-    path.write_text(TEXT)
-    assert JobFile.read(path).place(place) == said
+def test_position_is_of_the_nearest_field(location: Location, position: tuple[int, int]) -> None:
+    assert read(TEXT).position(location) == position
 
 
-def test_json_is_yaml(tmp_path: Path) -> None:
-    path = tmp_path / "job.json"
-    path.write_text('{"world_size": 4,\n "env": {"A": "b"}}')
-    found = JobFile.read(path)
+def test_json_is_yaml() -> None:
+    found = read('{"world_size": 4,\n "env": {"A": "b"}}', "job.json")
     assert found.fields == {"world_size": 4, "env": {"A": "b"}}
-    assert found.place(("env", "A")) == f"{path}:2:10"
+    assert found.position(("env", "A")) == (2, 10)
+
+
+def test_text_that_yaml_1_1_misreads_is_text() -> None:
+    found = read("env: {AT: 12:30, ON: yes, on: off}\n").fields["env"]
+    assert found == {"AT": "12:30", "ON": "yes", "on": "off"}
+
+
+def test_mapping_can_merge_another() -> None:
+    found = read("labels: &all {team: a}\nenv: {<<: *all, b: c}\n")
+    assert found.fields["env"] == {"team": "a", "b": "c"}
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (b"name: \xff\n", "cannot be read"),
-        (b"", "write fields of a job"),
-        (b"just words\n", "write fields of a job"),
-        (b"a: &x [*x]\n", "is no YAML"),
-        (b"born: 2026-13-45\n", "is no YAML"),
-        (b"a: [1,\nb: 2\n", r"nothing closes the bracket at 1:4"),
-        (b"a: [\n", r"job.yaml:2:1: .*nothing closes the bracket at 1:4"),
-        (b'a: "x\nb: 2\n', r"scalar that begins at 1:4"),
+        (b"name: \xff\n", "job.yaml cannot be read: "),
+        (b"", "job.yaml:1:1: expected fields of a job"),
+        (b"just words\n", "job.yaml:1:1: expected fields of a job"),
+        (b"- 1\n", "job.yaml:1:1: expected fields of a job"),
+        (b"born: 2026-13-45\n", "job.yaml: invalid YAML: "),
+        (b"a: [1,\nb: 2\n", r"job.yaml:3:1: .*flow sequence that begins at 1:4"),
+        (b'a: "x\nb: 2\n', r"job.yaml:3:1: .*scalar that begins at 1:4"),
+        (b"a: 1\nb: 2\na: 3\n", "job.yaml:3:1: found duplicate key"),
         (b"a: 1\n---\nb: 2\n", "job.yaml:2:1: "),
         (b"a: !python/object:os.system x\n", "job.yaml:1:4: could not determine a constructor"),
-        (b"a: !!bool perhaps\n", "job.yaml is no YAML: a value is not what its tag says"),
-        (b'a: !!int ""\n', "a value is not what its tag says"),
-        (b"a: !!timestamp x\n", "a value is not what its tag says"),
-        (b"seed: " + b"9" * 101, "job.yaml:1:7: a number has more than 100 characters"),
-        (b"labels: {on: 1, yes: 2}\n", "job.yaml:1:10: on is no text here: put it in quotes"),
-        (b"env:\n  1: a\n  0x1: b\n", "job.yaml:2:3: 1 is no text here"),
-        (b'a: [}\nb: "\\UFFFFFFFF"\n', "job.yaml:1:5: "),
     ],
 )
-def test_what_describes_no_job_is_refused(path: Path, content: bytes, said: str) -> None:
+def test_invalid_file_is_refused_with_its_place(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(InvalidJobFile, match=said):
+    with pytest.raises(InvalidJobFile, match=message):
         JobFile.read(path)
 
 
-def test_a_time_of_day_is_no_number(path: Path) -> None:
-    path.write_text("env: {AT: 12:30}\n")
-    assert JobFile.read(path).fields["env"] == {"AT": "12:30"}
-
-
-def test_a_mapping_takes_in_another(path: Path) -> None:
-    path.write_text("labels: &of_all {team: a}\nenv: {<<: *of_all, 'on': b}\n")
-    assert JobFile.read(path).fields["env"] == {"team": "a", "on": "b"}
-
-
-def test_a_file_that_is_not_there_is_named_once(path: Path) -> None:
+def test_missing_file_is_named_once(path: Path) -> None:
     with pytest.raises(InvalidJobFile) as refused:
         JobFile.read(path)
     assert str(refused.value) == "job.yaml cannot be read: No such file or directory"
 
 
-def test_a_script_is_told_what_to_say_instead() -> None:
+def test_script_is_refused_with_the_command_to_type() -> None:
     with pytest.raises(InvalidJobFile, match=r"muster submit -- python train\.py"):
         JobFile.read(Path("train.py"))
 
 
-def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
-    pipe = tmp_path / "job.yaml"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=("world_size: 4\n",))
-    writer.start()
-    assert JobFile.read(pipe).fields == {"world_size": 4}
-    writer.join()
+def described(
+    file: str | None = None, env: Mapping[str, str] | None = None, **typed: object
+) -> JobDescription:
+    found = None if file is None else read(file)
+    return JobDescription(file=found, typed=typed, mappings={"env": env or {}})
 
 
-def test_a_pipe_that_nobody_writes_to_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("file", "env", "typed", "body"),
+    [
+        (None, {}, {}, {}),
+        ("seed: 1\nepochs: 2", {}, {"seed": 3}, {"seed": 3, "epochs": 2}),
+        ("max_workers: 4", {}, {"max_workers": None}, {"max_workers": None}),
+        ("env: {A: a, B: b}", {"B": "c"}, {}, {"env": {"A": "a", "B": "c"}}),
+        ("env:", {"B": "c"}, {}, {"env": {"B": "c"}}),
+        ("env: [A=1]", {"B": "c"}, {}, {"env": ["A=1"]}),
+        (None, {}, {"dataset_dir": "a/../b"}, {"dataset_dir": "/home/me/b"}),
+        ("checkpoint_dir: /saved", {}, {}, {"checkpoint_dir": "/saved"}),
+        (None, {}, {"dataset_dir": 7}, {"dataset_dir": 7}),
+        (None, {}, {"command": ["a"]}, {"command": ["a"], "working_dir": "/home/me"}),
+        (None, {}, {"program": "a.py:B"}, {"program": "a.py:B", "working_dir": "/home/me"}),
+        (
+            "working_dir: x",
+            {},
+            {"command": ["a"]},
+            {"command": ["a"], "working_dir": "/home/me/x"},
+        ),
+    ],
+)
+def test_command_line_overrides_the_file(
+    file: str | None, env: dict[str, str], typed: dict[str, Any], body: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(job_file, "PATIENCE_SECONDS", 0.01)
-    pipe = tmp_path / "job.yaml"
-    os.mkfifo(pipe)
-    with pytest.raises(InvalidJobFile, match="it is a pipe that nobody writes to"):
-        JobFile.read(pipe)
+    assert described(file, env, **typed).body(HERE) == body
+
+
+@pytest.mark.parametrize(
+    ("loc", "line"),
+    [
+        (("body", "epochs"), "job.yaml:2:1: epochs: wrong (did you mean 'x'?)"),
+        (("body", "epochs", 3), "job.yaml:2:1: epochs.3: wrong (did you mean 'x'?)"),
+        (("body", "seed"), "muster: seed: wrong (did you mean 'x'?)"),
+        (("body", "name"), "muster: name: wrong (did you mean 'x'?)"),
+        (("body",), "muster: body: wrong (did you mean 'x'?)"),
+    ],
+    ids=["of the file", "within a field of it", "of both", "of neither", "of the whole"],
+)
+def test_field_error_names_its_place(loc: tuple[str | int, ...], line: str) -> None:
+    job = described("seed: 1\nepochs: 2", seed=3)
+    wrong = FieldError(loc=loc, msg="wrong", type="t", hint="did you mean 'x'?")
+    assert list(job.error_lines([wrong])) == [line]
+
+
+def test_field_errors_come_in_the_order_of_the_file() -> None:
+    job = described("seed: 1\nepochs: 2", name=3)
+    wrong = [
+        FieldError(loc=("body", name), msg="no", type="t") for name in ("name", "epochs", "seed")
+    ]
+    fields = [line.split(": ")[1] for line in job.error_lines(wrong)]
+    assert fields == ["seed", "epochs", "name"]
+
+
+@pytest.mark.parametrize(
+    ("loc", "kind", "hint"),
+    [
+        (("foo",), "extra_forbidden", " (muster schema lists the fields)"),
+        (("env", "LR"), "string_type", ' (write "0.10")'),
+        (("secrets", "KEY"), "string_type", ""),
+    ],
+)
+def test_field_error_says_what_to_write(loc: tuple[str, ...], kind: str, hint: str) -> None:
+    job = described("foo: 1\nenv: {LR: 0.10}\nsecrets: {KEY: 4711}\n")
+    (line,) = job.error_lines([FieldError(loc=("body", *loc), msg="no", type=kind)])
+    assert line.partition(": no")[2] == hint

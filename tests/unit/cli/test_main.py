@@ -1,23 +1,104 @@
-"""How an error ends a command: a sentence, an exit code, and where it came from on demand."""
+"""The table of commands, and how a command ends."""
 
+import inspect
+import json
 import sys
+from collections.abc import Iterator
 
+import click
 import pytest
-import typer
+from click.testing import CliRunner, Result
 
-import cli.version
-from cli.__main__ import main
+from cli import reference
+from cli.main import ALIASES, COMMANDS, HEADINGS, OTHER_TOOLS, app, main
 from muster.client.errors import Unreachable
 from muster.contracts.errors import MusterError
 
+LINE = 80
 
-def ended(monkeypatch: pytest.MonkeyPatch, error: BaseException, *options: str) -> object:
-    """Return the exit code of a command that this error ends."""
 
+def muster(*words: str) -> Result:
+    return CliRunner().invoke(app, words, prog_name="muster")
+
+
+def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    for below, one in command.commands.items():
+        yield from leaves(f"{name} {below}", one)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_is_where_the_table_says(name: str) -> None:
+    command = app.get_command(click.Context(app), name)
+    assert isinstance(command, click.Command)
+    first_line = (command.help or "").splitlines()[0]
+    assert first_line == COMMANDS[name].help
+    for path, one in leaves(name, command):
+        assert (one.help or "").splitlines()[0].endswith("."), path
+
+
+def test_names_aliases_and_foreign_words_do_not_overlap() -> None:
+    assert len(COMMANDS) == sum(map(len, HEADINGS.values()))
+    assert set(ALIASES.values()) <= set(COMMANDS)
+    assert not set(ALIASES) & set(COMMANDS)
+    assert not set(OTHER_TOOLS) & (set(COMMANDS) | set(ALIASES))
+    assert all(ours in COMMANDS or not ours.isalpha() for ours in OTHER_TOOLS.values())
+
+
+def test_help_lists_every_command_on_one_line() -> None:
+    lines = CliRunner().invoke(app, ["--help"], terminal_width=LINE).output.splitlines()
+    assert all(len(line) < LINE for line in lines)
+    for name, entry in COMMANDS.items():
+        assert [line for line in lines if line.split()[:1] == [name] and entry.help in line]
+
+
+@pytest.mark.parametrize("path", [[], ["ps"], ["checkpoint"], ["checkpoint", "ls"]])
+def test_short_help_option_is_the_long_one(path: list[str]) -> None:
+    short, long = muster(*path, "-h"), muster(*path, "--help")
+    assert (short.exit_code, short.output) == (0, long.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list"], "No such command 'list'. Try muster ps."),
+        (["restart", "a"], "muster submit --set resume_from=JOB"),
+        (["sumbit"], "Did you mean 'submit'?"),
+        (["checkpoint", "veryfy"], "Did you mean 'verify'?"),
+        (["ps", "--statsu"], "Did you mean '--status'?"),
+        (["ps", "-o", "jsno"], "'jsno' is not one of 'table', 'json', 'yaml', 'name'"),
+        (["scale", "a", "0"], "0 is not in the range x>=1"),
+        (["rm"], "Missing argument 'JOB...'"),
+        (["logs", "a", "--since", "soon"], "'soon' is not a time such as 10m"),
+        (["logs", "a", "--since", "1h", "-f"], "--since cannot be used with -f"),
+        (["events", "a", "-f", "-o", "json"], "-o cannot be used with -f"),
+        (["wait", "a", "--until", "DONE"], "'DONE' is not one of terminal, QUEUED"),
+        (["submit", "--set", "seed"], "'seed' is not FIELD=VALUE"),
+        (["submit", "--set", "seed=["], "'[' is invalid YAML: "),
+        (["submit", "--lr", "1", "python"], "To run a command, write -- before it."),
+        (["submit", "job.yaml", "train.py"], "To run a command, write -- before it."),
+    ],
+)
+def test_wrong_words_exit_with_2_and_a_hint(words: list[str], message: str) -> None:
+    refused = muster(*words)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert message in refused.stderr
+
+
+def test_version_is_json_on_request() -> None:
+    assert set(json.loads(muster("version", "-o", "json").stdout)) == {"version"}
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException, *options: str) -> object:
+    """Return the exit code of a command that raises this error."""
+
+    @click.command()
     def version() -> None:
         raise error
 
-    monkeypatch.setattr(cli.version, "version", version)
+    monkeypatch.setattr(reference, "version", version)
     monkeypatch.setattr(sys, "argv", ["muster", *options, "version"])
     with pytest.raises(SystemExit) as end:
         main()
@@ -25,44 +106,57 @@ def ended(monkeypatch: pytest.MonkeyPatch, error: BaseException, *options: str) 
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
-        (MusterError("it is so"), 1, "muster: it is so\n"),
-        (Unreachable("http://there"), 3, "muster: nobody answers at http://there: "),
-        (KeyError("x"), 1, "muster: an error of its own, KeyError: 'x'; "),
-        (OSError(20, "Not a directory", "/dev/null/x"), 2, "muster: '/dev/null/x' cannot be used:"),
-        (OSError(28, "No space left on device", "/x"), 1, "muster: '/x' cannot be used: No space"),
-        (OSError(28, "No space left on device"), 1, "muster: what this writes or reads cannot be:"),
-        (OSError(2, "No such file or directory"), 2, "muster: the working directory is no more"),
-        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogate"), 2, "muster: this is no text in"),
+        (MusterError("it is so \x1b"), 1, "muster: it is so \\x1b\n"),
+        (Unreachable("http://there"), 3, "muster: "),
+        (KeyError("x"), 1, "muster: internal error: KeyError: 'x'; see the traceback with: "),
+        (NotADirectoryError(20, "Not a directory", "/x/y"), 2, "muster: /x/y: Not a directory\n"),
+        (OSError(28, "No space left", "/x"), 1, "muster: /x: No space left\n"),
+        (OSError(28, "No space left"), 1, "muster: [Errno 28] No space left\n"),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogate"), 2, "muster: 'utf-8' codec"),
     ],
 )
-def test_an_error_is_a_sentence_and_a_code(
+def test_error_is_one_line_and_an_exit_code(
     error: Exception,
     code: int,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert ended(monkeypatch, error) == code
+    assert fail(monkeypatch, error) == code
     errors = capsys.readouterr().err
-    assert errors.startswith(said)
+    assert errors.startswith(message)
     assert errors.count("\n") == 1
 
 
-def test_where_an_error_came_from_is_shown_to_whoever_asks(
+def test_debug_prints_the_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ended(monkeypatch, KeyError("x"), "--debug") == 1
+    assert fail(monkeypatch, KeyError("x"), "--debug") == 1
     errors = capsys.readouterr().err
     assert errors.startswith("Traceback (most recent call last):\n")
-    assert errors.splitlines()[-1].startswith("muster: an error of its own, KeyError: 'x'; ")
+    assert errors.splitlines()[-1].startswith("muster: internal error: KeyError: 'x'; ")
 
 
-@pytest.mark.parametrize("end", [typer.Exit(7), KeyboardInterrupt()])
-def test_an_end_that_is_no_error_has_its_code_and_no_traceback(
-    end: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(click.exceptions.Exit(7), 7), (KeyboardInterrupt(), 130), (click.Abort(), 130)],
+)
+def test_end_without_an_error_is_silent(
+    end: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code = 7 if isinstance(end, typer.Exit) else 130
-    assert ended(monkeypatch, end, "--debug") == code
+    assert fail(monkeypatch, end, "--debug") == code
     assert capsys.readouterr().err == ""
+
+
+def test_reference_page_is_current() -> None:
+    page = (reference.DIRECTORY / "cli.md").read_text()
+    assert page == reference.cli_page(), "run: python -P -m cli.reference"
+
+
+def test_group_help_is_its_docstring() -> None:
+    assert inspect.cleandoc(app.help or "") in muster("--help").output

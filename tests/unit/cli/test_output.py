@@ -1,27 +1,130 @@
-"""What others have named so that a terminal would obey it."""
+"""Answers as tables, JSON, YAML and names; times and sizes as people read them."""
 
 import json
+import threading
+from datetime import UTC, datetime
+from threading import Event, Timer
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
-from cli.output import Output, show
+from cli import output
+from cli.output import (
+    Output,
+    cropped,
+    facts,
+    moment_of,
+    notice_if_slow,
+    plural,
+    seconds_of,
+    shortened,
+    show,
+    size,
+    table,
+)
 
-NAME = "\x1b]0;done\x07\x1b[2J\x7f\x9bm"
+CONTROLS = "\x1b]0;done\x07\x1b[2J\x7f\x9bm"
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("output", Output)
+@pytest.mark.parametrize("form", Output)
 def test_no_control_character_reaches_a_terminal(
-    output: Output, capsys: pytest.CaptureFixture[str]
+    form: Output, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(output, {"name": NAME}, [f"name  {NAME}", "größe"], [NAME])
+    show(form, {"name": CONTROLS}, [f"name  {CONTROLS}", "größe"], [CONTROLS])
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 
-@pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_a_program_gets_all_that_was_said(
-    output: str, read: object, capsys: pytest.CaptureFixture[str]
+def test_json_and_yaml_keep_every_value(capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"name": f"{CONTROLS} größe", "none": None, "list": [1, 0.5, True, "12:30"]}
+    show(Output.JSON, body, [], [])
+    assert json.loads(capsys.readouterr().out) == body
+    show(Output.YAML, body, [], [])
+    text = capsys.readouterr().out
+    assert YAML(typ="safe", pure=True).load(text) == body
+    assert text.startswith("name: "), "the order is that of the API"
+
+
+def test_table_aligns_numbers_right_and_text_left() -> None:
+    rows = [("höst", 7, None), ("b", 1234, None)]
+    assert list(table(("node", "step", "pid"), rows)) == [
+        "node  step  pid",
+        "höst     7  -",
+        "b     1234  -",
+    ]
+    assert list(table(("a", "bb"), [])) == ["a  bb"]
+
+
+def test_facts_omit_unknown_values() -> None:
+    assert list(facts([("job", "a"), ("message", None), ("ranks", "2")])) == [
+        "job    a",
+        "ranks  2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "middle"),
+    [
+        ("four", "four", "four"),
+        ("fives", "fiv…", "fi…s"),
+        ("", "", ""),
+    ],
+)
+def test_long_text_is_cut_with_an_ellipsis(text: str, end: str, middle: str) -> None:
+    assert (shortened(text, 4), cropped(text, 4)) == (end, middle)
+
+
+def test_sizes_and_counts_have_units() -> None:
+    sizes = [size(count) for count in (0, 999, 11_800, 5 * 10**9, 10**16)]
+    assert sizes == ["0 B", "999 B", "11.8 kB", "5.0 GB", "10000.0 TB"]
+    assert [plural(count, "rank") for count in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("12h", 43_200), ("2d", 172_800), ("5", None), ("-1m", None)],
+)
+def test_duration_has_a_unit(text: str, seconds: int | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("10m", datetime(2026, 3, 1, 11, 50, tzinfo=UTC)),
+        ("2026-03-01T13:00+02:00", datetime(2026, 3, 1, 11, tzinfo=UTC)),
+        ("2026-03-01T13:00Z", datetime(2026, 3, 1, 13, tzinfo=UTC)),
+        ("yesterday", None),
+        ("9999999999d", None),
+    ],
+)
+def test_time_is_relative_or_iso_8601(text: str, time: datetime | None) -> None:
+    assert moment_of(text, NOON) == time
+
+
+def test_slow_work_prints_a_notice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert callable(read)
-    show(Output(output), {"name": f"{NAME} größe"}, [], [])
-    assert read(capsys.readouterr().out) == {"name": f"{NAME} größe"}
+    printed = Event()
+    print_stderr = output.print_stderr
+
+    def print_and_tell(sentence: str) -> None:
+        print_stderr(sentence)
+        printed.set()
+
+    monkeypatch.setattr(output, "print_stderr", print_and_tell)
+    monkeypatch.setattr(output, "NOTICE_SECONDS", 0.0)
+    with notice_if_slow("waiting"):
+        assert printed.wait(60)
+    assert capsys.readouterr().err == "muster: waiting\n"
+
+
+def test_quick_work_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "NOTICE_SECONDS", 3600.0)
+    with notice_if_slow("waiting"):
+        (timer,) = [one for one in threading.enumerate() if isinstance(one, Timer)]
+    timer.join(60)
+    assert not timer.is_alive()
+    assert capsys.readouterr().err == ""

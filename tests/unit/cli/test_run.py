@@ -1,99 +1,236 @@
-"""From the words of a command line to a job."""
+"""`muster run`: its command line, the logs it shows, and a standard output that is blocked."""
 
+import io
+import os
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TextIO
 
+import click
 import pytest
-from typer import BadParameter
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from cli.__main__ import app
+from cli.main import app
 from cli.run import (
-    as_torchrun_spells_it,
-    command_of,
-    module_of,
-    new_id,
-    ranks_named,
-    set_by_caller,
+    CHUNK_BYTES,
+    ROUNDS,
+    LogRelay,
+    StandardOutput,
+    module_command,
+    new_job_id,
+    parse_ranks,
+    run,
+    script_command,
+    visible_gpus,
 )
+from muster.contracts.paths import JobFiles
 from muster.contracts.spec_problems import checked_job_id
 
+CONTEXT = click.Context(run)
 
-def test_a_script_is_run_by_this_python_and_anything_else_is_a_command(tmp_path: Path) -> None:
+
+def ranks(word: str) -> int:
+    return parse_ranks(CONTEXT, run.params[1], word)
+
+
+def test_script_runs_with_this_python_anything_else_is_a_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     words = ["train.py", "--lr", "-n", "3"]
-    assert command_of(words, tmp_path) == (sys.executable, *words)
-    assert command_of([str(tmp_path / "train.py")], Path("/"))[0] == sys.executable
-    assert command_of(["bash", "train.sh"], tmp_path) == ("bash", "train.sh")
+    assert script_command(words, tmp_path) == (sys.executable, *words)
+    assert script_command([str(tmp_path / "train.py")], Path("/"))[0] == sys.executable
+    assert script_command(["bash", "train.sh"], tmp_path) == ("bash", "train.sh")
+    with pytest.raises(click.BadParameter, match=r"there is no script train\.py in"):
+        script_command(["train.py"], Path("/"))
 
 
-def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadParameter, match=r"there is no script train\.py in"):
-        command_of(["train.py"], tmp_path)
-
-
-def test_a_module_is_run_by_this_python(tmp_path: Path) -> None:
+def test_module_runs_with_this_python_and_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     words = ["package.train", "-m", "3"]
-    assert module_of(words, tmp_path) == (sys.executable, "-m", *words)
-    assert module_of(["json.tool"], tmp_path) == (sys.executable, "-m", "json.tool")
+    assert module_command(words, tmp_path) == (sys.executable, "-m", *words)
+    assert module_command(["json.tool"], tmp_path) == (sys.executable, "-m", "json.tool")
     assert "package" not in sys.modules
+    with pytest.raises(click.BadParameter, match="there is no module nope in"):
+        module_command(["nope.train"], tmp_path)
 
 
-def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadParameter, match="there is no module nope in"):
-        module_of(["nope.train"], tmp_path)
-
-
-@pytest.mark.parametrize("word", ["4", "cpu", "auto"])
-def test_a_number_of_ranks_may_be_a_word_of_torchruns(word: str) -> None:
-    assert ranks_named(word) >= 1
-
-
-def test_a_rank_for_each_gpu_is_one_for_each_that_a_rank_may_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_number_of_ranks_may_be_a_word_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks("4") == 4
     monkeypatch.setattr("cli.run.visible_gpus", lambda _: 2)
-    assert (ranks_named("gpu"), ranks_named("auto")) == (2, 2)
+    assert (ranks("gpu"), ranks("auto")) == (2, 2)
     monkeypatch.setattr("cli.run.visible_gpus", lambda _: 0)
-    with pytest.raises(BadParameter, match="there is no GPU here"):
-        ranks_named("gpu")
-    assert ranks_named("auto") == ranks_named("cpu")
+    assert ranks("auto") == ranks("cpu") >= 1
+    with pytest.raises(click.BadParameter, match="has no GPU"):
+        ranks("gpu")
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "many"])
-def test_what_is_no_number_of_ranks_is_refused(word: str) -> None:
-    with pytest.raises(BadParameter, match="is no number of ranks"):
-        ranks_named(word)
+def test_invalid_number_of_ranks_is_refused(word: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected 4, auto, cpu or gpu"):
+        ranks(word)
 
 
-def test_what_torchrun_needs_for_several_machines_has_no_effect_on_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_torchrun_options_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["--rdzv_backend=c10d", "--rdzv-endpoint", "localhost:0", "--node_rank", "0"]
-    refused = CliRunner().invoke(app, ["run", *options, "--tee", "3", "nowhere.py"])
-    assert "there is no script nowhere.py" in refused.output  # so the options were taken
+    words = ["--nproc_per_node", "2", "--standalone", "--tee", "3", "nowhere.py", "--rank", "x"]
+    refused = CliRunner().invoke(app, ["run", *options, *words])
+    assert "there is no script nowhere.py" in refused.output  # so the options were accepted
 
 
-def test_options_may_be_spelt_as_torchrun_spells_them() -> None:
-    assert as_torchrun_spells_it("--nproc_per_node") == "--nproc-per-node"
-
-
-def test_ranks_of_several_machines_are_refused_and_nothing_is_run(
+def test_several_machines_are_refused_and_nothing_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path / "data"))
     refused = CliRunner().invoke(app, ["run", "--nnodes", "2", "--max_restarts", "0", "true"])
-    assert (refused.exit_code, "on this machine alone" in refused.output) == (2, True)
+    assert (refused.exit_code, "on this machine only" in refused.output) == (2, True)
     assert not (tmp_path / "data").exists()
 
 
-def test_what_the_caller_has_set_holds_where_there_is_a_default() -> None:
-    environ = {"OMP_NUM_THREADS": "8", "PYTHONUNBUFFERED": "", "RANK": "7", "HOME": "/home"}
-    assert set_by_caller(environ) == {"OMP_NUM_THREADS": "8", "PYTHONUNBUFFERED": ""}
-
-
-def test_an_id_that_nobody_chose_is_an_id_and_another_each_time() -> None:
-    first, second = new_id(), new_id()
+def test_new_job_id_is_valid_and_unique() -> None:
+    first, second = new_job_id(), new_job_id()
     assert checked_job_id(first) == first != second
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        (None, 4),
+        ("", 0),
+        ("0,1", 2),
+        (" 2 , 0", 2),
+        ("0,4,1", 1),
+        ("0,-1,1", 1),
+        ("1,1", 0),
+        ("GPU-8932f937,GPU-5f2cd0a1", 2),
+        ("MIG-8932f937", 1),
+        ("NoDevFiles", 0),
+        ("9" * 5000, 0),
+    ],
+)
+def test_gpus_are_counted_as_cuda_counts_them(
+    tmp_path: Path, visible: str | None, count: int
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environ, tmp_path) == count
+    if visible:
+        assert visible_gpus(environ, tmp_path / "none") == 0
+
+
+class Logs:
+    """The logs of a job, a relay that follows them, and what it wrote."""
+
+    def __init__(self, root: Path) -> None:
+        self.files = JobFiles(root)
+        self.files.logs.mkdir()
+        self.written: list[str] = []
+
+    def relay(self) -> LogRelay:
+        return LogRelay(self.files.logs, self.written.append)
+
+    def append(self, rank: int, text: str, attempt: int = 0) -> None:
+        with self.files.log(rank, attempt).open("a") as log:
+            log.write(text)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Logs:
+    return Logs(tmp_path)
+
+
+def test_each_line_is_shown_once_with_its_rank(logs: Logs) -> None:
+    logs.append(0, "before\n")
+    relay = logs.relay()
+    logs.append(0, "one\ntwo\n")
+    logs.append(11, "ü\n\n")
+    relay.pass_on()
+    relay.pass_on()
+    assert logs.written == ["[0] one\n[0] two", "[11] ü\n[11] "]
+    logs.append(0, "three\n")
+    logs.append(0, "of the next process\n", attempt=1)
+    relay.pass_on()
+    assert logs.written[2:] == ["[0] three", "[0] of the next process"]
+
+
+def test_unfinished_line_is_shown_at_the_end_only(logs: Logs) -> None:
+    relay = logs.relay()
+    logs.append(0, "one\ntw")
+    relay.pass_on()
+    assert logs.written == ["[0] one"]
+    logs.append(0, "o\nthree")
+    relay.finish()
+    relay.finish()
+    assert logs.written == ["[0] one", "[0] two", "[0] three"]
+
+
+def test_very_long_line_is_shown_in_pieces(logs: Logs) -> None:
+    relay = logs.relay()
+    logs.append(0, "x" * (2 * CHUNK_BYTES + 1))
+    relay.pass_on()
+    assert [len(piece) for piece in logs.written] == [CHUNK_BYTES + len("[0] ")] * 2
+    relay.finish()
+    assert logs.written[2:] == ["[0] x"]
+
+
+def test_flood_of_one_rank_does_not_hold_up_another(logs: Logs) -> None:
+    relay = logs.relay()
+    line = "x" * (CHUNK_BYTES - 1) + "\n"
+    logs.append(0, (ROUNDS + 1) * line)
+    logs.append(1, "me too\n")
+    relay.pass_on()
+    assert len(logs.written) == ROUNDS + 1
+    assert logs.written[1] == "[1] me too"
+    relay.finish()
+    assert len(logs.written) == ROUNDS + 2
+
+
+def test_other_files_and_deleted_logs_are_ignored(logs: Logs) -> None:
+    logs.append(0, "here\n")
+    relay = logs.relay()
+    (logs.files.logs / "mine.log").write_text("not a rank's\n")
+    logs.files.log(0, 0).unlink()
+    relay.finish()
+    assert logs.written == []
+    LogRelay(logs.files.root / "none", pytest.fail).finish()
+
+
+LINES = "\n".join(f"line {number} of ü" for number in range(50_000))
+"""Many times what a pipe holds."""
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, TextIO]]:
+    """The reading end of a pipe, and a non-blocking file on its writing end."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(writing, "w", encoding="utf-8") as output:  # noqa: PTH123  a descriptor has no path
+        yield reading, output
+
+
+def test_full_pipe_is_awaited(pipe: tuple[int, TextIO]) -> None:
+    reading, output = pipe
+    with ThreadPoolExecutor(1) as pool, open(reading, encoding="utf-8") as reader:  # noqa: PTH123
+        writing = pool.submit(StandardOutput(output, pytest.fail).write, LINES)
+        read = [reader.readline() for _ in range(LINES.count("\n") + 1)]
+        writing.result()
+    assert "".join(read) == f"{LINES}\n"
+
+
+def test_closed_output_is_reported_once(pipe: tuple[int, TextIO]) -> None:
+    reading, output = pipe
+    messages: list[str] = []
+    broken = StandardOutput(output, messages.append)
+    os.close(reading)
+    broken.write("one")
+    broken.write("two")
+    assert len(messages) == 1
+    assert "only in their logs from now on" in messages[0]
+    assert "Broken pipe" in messages[0]
+    closed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    closed.close()
+    StandardOutput(closed, messages.append).write("one")
+    assert len(messages) == 2
+    StandardOutput(None, pytest.fail).write("one")

@@ -1,20 +1,20 @@
-"""A job that a script holds: waited for it is, and no other one, and for as long as was said."""
+"""Waiting for a job: for the right one, and not longer than asked."""
 
 import httpx
 import pytest
 import summaries
 from scene import Late, Scene, job, problem
 
-from muster.client.connection import LATE_SECONDS, LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
 from muster.client.errors import Replaced, Unreachable, WaitTimedOut
-from muster.client.job import BREATH_SECONDS
+from muster.client.http import LATE_SECONDS, LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
+from muster.client.job import PAUSE_SECONDS
 
 
 def over() -> httpx.Response:
     return job(status="COMPLETED", is_terminal=True)
 
 
-def test_a_wait_is_a_question_that_is_answered_late() -> None:
+def test_a_wait_is_a_long_poll() -> None:
     scene = Scene(job(), job(), over())
     assert scene.client().job("a").wait(until="running").is_terminal
     assert [str(request.url) for request in scene.requests[1:]] == [
@@ -26,23 +26,23 @@ def test_a_wait_is_a_question_that_is_answered_late() -> None:
 
 
 @pytest.mark.parametrize("timeout_seconds", [0, 0.3, 5, 70])
-def test_a_wait_has_its_end_though_nobody_is_there_to_say_so(timeout_seconds: float) -> None:
+def test_a_wait_times_out_without_an_answer(timeout_seconds: float) -> None:
     scene = Scene(job(), httpx.ConnectError)
     held = scene.client(retry_seconds=80).job("a")
-    with pytest.raises(WaitTimedOut, match=r"a was QUEUED when last seen.* nobody answers") as told:
+    with pytest.raises(WaitTimedOut, match=r"a was QUEUED when last seen.* no answer") as caught:
         held.wait(timeout_seconds=timeout_seconds)
-    assert isinstance(told.value.lost, Unreachable)
+    assert isinstance(caught.value.lost, Unreachable)
     assert scene.now == pytest.approx(timeout_seconds)
 
 
-def test_a_wait_has_its_end_though_it_cannot_be_drawn() -> None:
+def test_a_wait_times_out_without_progress() -> None:
     scene = Scene(job(), job(), httpx.ConnectError)
     with pytest.raises(WaitTimedOut):
         scene.client(retry_seconds=60).job("a").wait(timeout_seconds=5, progress=True)
     assert scene.now == pytest.approx(5)
 
 
-def test_nothing_of_a_wait_may_take_longer_than_it() -> None:
+def test_no_request_takes_longer_than_the_wait() -> None:
     summary = httpx.Response(200, json=summaries.SUMMARY)
     scene = Scene(job(), Late(4.0, job()), summary, httpx.ConnectTimeout)
     with pytest.raises(WaitTimedOut):
@@ -53,33 +53,33 @@ def test_nothing_of_a_wait_may_take_longer_than_it() -> None:
     assert max(longest[2:]) <= 1 + LATE_SECONDS
 
 
-def test_a_wait_that_has_long_to_go_is_given_up_where_nobody_answers() -> None:
+def test_a_long_wait_ends_when_the_service_is_gone() -> None:
     scene = Scene(job(), httpx.ConnectError)
     with pytest.raises(Unreachable):
         scene.client(retry_seconds=10).job("a").wait(timeout_seconds=60)
     assert scene.now <= 10
 
 
-def test_who_wants_to_be_asked_after_the_end_of_a_wait_is_not_asked_again() -> None:
+def test_a_retry_after_beyond_the_wait_ends_it() -> None:
     scene = Scene(job(), problem(429, **{"Retry-After": "30"}))
     with pytest.raises(WaitTimedOut, match="Not so"):
         scene.client().job("a").wait(timeout_seconds=5)
     assert (len(scene.requests), scene.now) == (2, 5.0)
 
 
-def test_an_api_that_goes_away_in_the_middle_of_a_long_answer_is_missed_from_then_on() -> None:
+def test_retries_count_from_the_loss_of_a_long_answer() -> None:
     scene = Scene(job(), Late(25.0, httpx.ReadError), httpx.ConnectError, over())
     assert scene.client(retry_seconds=10).job("a").wait().is_terminal
 
 
-def test_an_api_that_says_nothing_is_missed_from_the_beginning() -> None:
+def test_retries_count_from_the_start_of_a_silence() -> None:
     scene = Scene(Late(TIMEOUT_SECONDS, httpx.ReadTimeout))
     with pytest.raises(Unreachable):
         scene.client(retry_seconds=10).job("a")
     assert len(scene.requests) == 1
 
 
-def test_what_was_waited_for_is_so_though_it_cannot_be_drawn(
+def test_a_successful_wait_ignores_a_lost_progress(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     scene = Scene(job(), over(), httpx.ConnectError)
@@ -87,7 +87,7 @@ def test_what_was_waited_for_is_so_though_it_cannot_be_drawn(
     assert (len(scene.requests), capsys.readouterr().err) == (3, "")
 
 
-def test_a_server_that_answers_too_early_is_not_asked_without_a_breath() -> None:
+def test_early_answers_do_not_cause_a_busy_loop() -> None:
     def happened(*events: dict[str, object]) -> httpx.Response:
         return httpx.Response(200, json={"job_id": "a", "events": events})
 
@@ -95,10 +95,10 @@ def test_a_server_that_answers_too_early_is_not_asked_without_a_breath() -> None
     ended = happened({**event, "rank": None, "incarnation": None, "event_id": 1})
     scene = Scene(job(), job(), happened(), job(), happened(), over(), ended, over(), happened())
     assert [each.message for each in scene.client().job("a").follow_events()] == ["it is over"]
-    assert scene.now == pytest.approx(3 * BREATH_SECONDS)
+    assert scene.now == pytest.approx(3 * PAUSE_SECONDS)
 
 
-def test_another_job_of_the_same_id_is_not_taken_for_this_one() -> None:
+def test_another_job_with_the_same_id_is_an_error() -> None:
     scene = Scene(job(), job(job_uid="another"))
     with scene.client() as client:
         held = client.job("a")

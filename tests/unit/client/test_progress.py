@@ -1,11 +1,13 @@
-"""How far a job is, in one line: drawn over on a terminal, now and then elsewhere."""
+"""Progress as one line, redrawn on a terminal; and new events."""
 
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
 from summaries import summary
 
-from muster.client.progress import QUIET_SECONDS, Progress, duration, line_of
+from muster.client.progress import QUIET_SECONDS, Progress, duration, line_of, news
+from muster.contracts.views import EventView
 
 UNKNOWN = {
     "step": 0,
@@ -22,7 +24,7 @@ class Terminal(StringIO):
         return True
 
 
-def test_a_line_says_what_is_known() -> None:
+def test_a_line_shows_what_is_known() -> None:
     assert line_of(summary()) == (
         "a  RUNNING  step 5/20  loss 0.2500  2.5/s  ETA 1m15s  0/2 ranks  1 restart"
     )
@@ -31,17 +33,17 @@ def test_a_line_says_what_is_known() -> None:
 
 
 @pytest.mark.parametrize("status", ["QUEUED", "STARTING", "RECOVERING", "PAUSED", "STOPPING"])
-def test_why_it_does_not_run_is_said_in_place_of_speed(status: str) -> None:
+def test_the_reason_replaces_the_speed(status: str) -> None:
     said = line_of(summary(status=status, message="rank 1 was killed\n  its log"))
     assert said == f"a  {status}  step 5/20  0/2 ranks  1 restart  rank 1 was killed"
 
 
-def test_what_others_have_said_of_a_job_is_spelt_out() -> None:
+def test_control_characters_are_escaped() -> None:
     said = line_of(summary(**UNKNOWN, status="QUEUED", message="no \x1b]0;owned\x07 here"))
     assert said == r"a  QUEUED  0/2 ranks  no \x1b]0;owned\x07 here"
 
 
-def test_80_columns_are_enough_for_large_numbers_and_long_names() -> None:
+def test_a_line_fits_80_columns() -> None:
     far = {"step": 100_000, "total_steps": 128_000, "throughput_steps_per_sec": 100.5}
     large = summary(**far, job_id="a" * 63, eta_seconds=8_300, restarts=12, world_size=8)
     assert line_of(large, 79) == (
@@ -63,11 +65,11 @@ def test_80_columns_are_enough_for_large_numbers_and_long_names() -> None:
         (-1.0, "0s"),
     ],
 )
-def test_a_time_has_two_units(seconds: float, words: str) -> None:
+def test_a_duration_has_two_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_a_terminal_is_drawn_over_and_no_line_is_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_is_redrawn_within_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     out = Terminal()
     progress = Progress(out, lambda: 0.0)
@@ -84,7 +86,7 @@ def test_a_terminal_is_drawn_over_and_no_line_is_wider(monkeypatch: pytest.Monke
     ]
 
 
-def test_elsewhere_there_is_no_colour_and_a_line_now_and_then() -> None:
+def test_a_file_gets_a_plain_line_at_intervals() -> None:
     out, now = StringIO(), [0.0]
     progress = Progress(out, lambda: now[0])
     for step in range(1, 8):
@@ -95,3 +97,15 @@ def test_elsewhere_there_is_no_colour_and_a_line_now_and_then() -> None:
     lines = out.getvalue().splitlines()
     assert [line.split()[3] for line in lines] == ["1/20", "4/20", "7/20", "9/20"]
     assert "\x1b" not in out.getvalue()
+
+
+def event(number: int) -> EventView:
+    at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=number)
+    return EventView(at=at, kind="k", message=str(number), rank=None, incarnation=None)
+
+
+@pytest.mark.parametrize(("last", "new"), [(None, [3, 4, 5]), (3, [4, 5]), (5, []), (1, [3, 4, 5])])
+def test_an_event_is_new_once(last: int | None, new: list[int]) -> None:
+    known = [event(number) for number in (3, 4, 5)]
+    found = news(known, None if last is None else event(last))
+    assert list(found) == [event(number) for number in new]

@@ -86,7 +86,7 @@ def test_an_arena_is_made_once(memory: int) -> None:
 @pytest.mark.parametrize("content", [b"", b"\0" * 9000, b"garbage!" * 2000])
 def test_what_is_no_arena_is_refused(memory: int, content: bytes) -> None:
     os.write(memory, content)
-    with pytest.raises(PeerRefused, match="no arena"):
+    with pytest.raises(PeerRefused, match="not an arena"):
         Arena.attach(memory)
 
 

@@ -12,7 +12,7 @@ from muster.collectives.arena import PUBLISHED, SUMMED
 from muster.collectives.arena_reducer import ArenaReducer
 from muster.collectives.errors import ChannelClosed, TimedOut
 from muster.collectives.flags import Flags
-from muster.collectives.tree import Block, deal
+from muster.collectives.tree import Block, assign_blocks
 
 LENGTHS = [1, 1000, 4096, 4097, 10_000]
 """Short and long ones, and the two at the border."""
@@ -33,7 +33,7 @@ def group(world_size: int, elements: int, **options: object) -> tuple[Host, list
 def test_the_bits_do_not_depend_on_who_has_what(world_size: int, elements: int) -> None:
     chance = random.Random(world_size * elements)  # noqa: S311  repeatable, not secret
     leaves = leaves_of(elements)
-    layouts = [deal([()] * world_size, LEAVES), layout_by_chance(world_size, chance)] * 2
+    layouts = [assign_blocks([()] * world_size, LEAVES), layout_by_chance(world_size, chance)] * 2
 
     def train(rank: int, reducer: ArenaReducer) -> list[bytes]:
         results = []
@@ -54,7 +54,7 @@ def test_the_bits_do_not_depend_on_who_has_what(world_size: int, elements: int) 
 
 @pytest.mark.parametrize("elements", [10, 5000])
 def test_a_result_may_be_read_until_the_next_call(elements: int) -> None:
-    layout = deal([()] * 4, 4)
+    layout = assign_blocks([()] * 4, 4)
 
     def train(rank: int, reducer: ArenaReducer) -> None:
         for step in range(200):
@@ -70,7 +70,7 @@ def test_a_result_may_be_read_until_the_next_call(elements: int) -> None:
 
 @pytest.mark.parametrize("elements", [10, 5000])
 def test_a_call_that_timed_out_goes_on_when_it_is_repeated(elements: int) -> None:
-    layout = deal([()] * 2, 2)
+    layout = assign_blocks([()] * 2, 2)
     host, flags = group(2, elements)
     first, second = host.reducers(flags)
     for step in range(3):
@@ -125,7 +125,7 @@ def test_a_peer_that_closed_is_not_waited_for(elements: int) -> None:
     first, _ = host.reducers(flags)
     flags[1].close()
     with pytest.raises(ChannelClosed) as raised:
-        first.all_reduce(deal([()] * 2, 2))
+        first.all_reduce(assign_blocks([()] * 2, 2))
     assert raised.value.rank == 1
 
 
@@ -143,7 +143,7 @@ def test_a_short_sum_of_slots_that_changed_under_it_is_not_returned(
 
     monkeypatch.setattr(arena_reducer, "add_piece", add_late)
     with pytest.raises(ChannelClosed):
-        first.all_reduce(deal([()] * 2, 2))
+        first.all_reduce(assign_blocks([()] * 2, 2))
 
 
 def test_a_long_sum_of_slots_that_changed_under_it_is_not_returned(
@@ -178,7 +178,7 @@ def test_a_rank_of_an_old_generation_that_runs_on_changes_nothing_for_the_new(
     stale = host.reducers(old)[1]
     members = [0, 2, 3]
     new = host.reducers([host.flags(rank, generation=2, members=members) for rank in members])
-    layout = deal([()] * 3, 4)
+    layout = assign_blocks([()] * 3, 4)
 
     def write_everything() -> None:
         host.own[1].slots[:] = 666

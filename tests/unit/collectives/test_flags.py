@@ -106,10 +106,10 @@ def test_a_generation_has_to_go_up_and_else_nothing_moves(generation: int) -> No
 
 
 def test_what_attention_raises_ends_a_wait() -> None:
-    def attention() -> None:
+    def on_wait() -> None:
         raise LayoutChanged
 
-    first = Host(2).flags(0, attention=attention)
+    first = Host(2).flags(0, on_wait=on_wait)
     with pytest.raises(LayoutChanged):
         first.wait_for_all(BARRIER, 1, soon())
 
@@ -154,12 +154,12 @@ def test_what_a_peer_did_before_it_died_counts(
     host = Host(2)
     second = host.flags(1)
 
-    def attention() -> None:
+    def on_wait() -> None:
         second.raise_to(BARRIER, 1)
         process.kill()
         process.wait()
 
-    first = host.flags(0, pidfds={1: pidfd}, attention=attention)
+    first = host.flags(0, pidfds={1: pidfd}, on_wait=on_wait)
     first.raise_to(BARRIER, 1)
     first.wait_for_all(BARRIER, 1, soon())
 
@@ -202,4 +202,4 @@ def test_more_ranks_than_places_are_refused() -> None:
 
 
 def flags_of(arenas: list[Arena], rank: int) -> Flags:
-    return Flags(arenas=arenas, rank=rank, generation=1, pidfds={}, attention=lambda: None)
+    return Flags(arenas=arenas, rank=rank, generation=1, pidfds={}, on_wait=lambda: None)

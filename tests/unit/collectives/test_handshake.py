@@ -39,7 +39,7 @@ def test_another_group_is_refused(caller: Membership) -> None:
 
 
 def test_a_caller_that_wants_another_rank_is_refused() -> None:
-    with pytest.raises(PeerRefused, match="looks for rank 2"):
+    with pytest.raises(PeerRefused, match="asked for rank 2"):
         talk(ONE, ZERO, peer=2)
 
 

@@ -8,7 +8,7 @@ from unit.collectives.leaves import LEAVES, Layout, layout_by_chance, leaves_of,
 from muster.collectives.backend import Backend, Vector
 from muster.collectives.message_reducer import MessageReducer, rounds_of
 from muster.collectives.simulated import SimulatedGroup, run_ranks
-from muster.collectives.tree import Block, deal
+from muster.collectives.tree import Block, assign_blocks
 
 
 def slots_of(count: int, elements: int) -> NDArray[np.float32]:
@@ -35,7 +35,7 @@ def test_the_bits_do_not_depend_on_who_has_what(world_size: int, elements: int) 
         sum_of(leaves).tobytes(),
         sum_of([leaf * np.float32(-3) for leaf in leaves]).tobytes(),
     ]
-    for layout in (deal([()] * world_size, LEAVES), layout_by_chance(world_size, chance)):
+    for layout in (assign_blocks([()] * world_size, LEAVES), layout_by_chance(world_size, chance)):
         group = SimulatedGroup(world_size)
         results = run_ranks(group.backends(), lambda backend: reduce(backend, layout, leaves))  # noqa: B023  run before the next turn
         assert results == [expected] * world_size

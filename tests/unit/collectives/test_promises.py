@@ -20,7 +20,7 @@ from muster.collectives.errors import (
 from muster.collectives.gathering import all_gather, broadcast
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.simulated import run_ranks
-from muster.collectives.tree import deal
+from muster.collectives.tree import assign_blocks
 
 pytestmark = pytest.mark.slow
 
@@ -320,7 +320,7 @@ def test_gathering_takes_no_longer_than_it_may(make: Make) -> None:
 @pytest.mark.slow
 def test_a_sum_has_the_same_bits_over_every_transport(make: Make) -> None:
     leaves = np.random.default_rng(0).standard_normal((8, 700_000)).astype(np.float32)
-    layout = deal([()] * 3, 8)
+    layout = assign_blocks([()] * 3, 8)
 
     def tree(start: int, stop: int) -> np.ndarray:
         middle = (start + stop) // 2

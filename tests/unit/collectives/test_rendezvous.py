@@ -15,8 +15,8 @@ from muster.collectives.errors import (
     TransportFailed,
 )
 from muster.collectives.handshake import Membership
-from muster.collectives.lobby import STRANGERS_LIMIT
-from muster.collectives.rendezvous import Address, meet
+from muster.collectives.pending_peers import PENDING_LIMIT
+from muster.collectives.rendezvous import Address, rendezvous
 from muster.collectives.simulated import run_ranks
 from muster.collectives.tcp import TcpBackend
 
@@ -41,13 +41,13 @@ class Party:
         listener = listening()
         self.address: Address = listener.getsockname()
         self._coming = [
-            self._threads.submit(meet, member(0, world_size), self.address, listener=listener)
+            self._threads.submit(rendezvous, member(0, world_size), self.address, listener=listener)
         ]
 
     def complete(self) -> list[TcpBackend]:
         """Let the others come; return the backends once all have met."""
         self._coming += [
-            self._threads.submit(meet, member(rank, self._world_size), self.address)
+            self._threads.submit(rendezvous, member(rank, self._world_size), self.address)
             for rank in range(1, self._world_size)
         ]
         with self._threads:
@@ -74,8 +74,8 @@ def test_rank_0_may_come_last() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(meet, member(1, 2), address)
-        zero = threads.submit(meet, member(0, 2), address)
+        one = threads.submit(rendezvous, member(1, 2), address)
+        zero = threads.submit(rendezvous, member(0, 2), address)
         all_talk([zero.result(), one.result()])
 
 
@@ -101,7 +101,7 @@ def test_when_there_are_too_many_strangers_the_first_goes_and_nobody_is_disturbe
     with ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(party.address))
-            for _ in range(STRANGERS_LIMIT + 1)
+            for _ in range(PENDING_LIMIT + 1)
         ]
         assert strangers[0].recv(1) == b""
         all_talk(party.complete())
@@ -116,7 +116,7 @@ def test_who_knows_another_group_is_turned_away_and_the_others_meet(
 ) -> None:
     party = Party(3)
     with pytest.raises(PeerRefused):
-        meet(replace(member(1, 3), **changed), party.address)
+        rendezvous(replace(member(1, 3), **changed), party.address)
     all_talk(party.complete())
 
 
@@ -132,13 +132,15 @@ def test_a_rank_takes_nobody_for_rank_0_who_does_not_know_the_token() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PeerRefused, match="token"):
-            meet(member(1, 2), impostor.getsockname())
+            rendezvous(member(1, 2), impostor.getsockname())
         thread.join()
 
 
 def test_the_token_is_never_sent() -> None:
     with listening() as impostor, ThreadPoolExecutor(1) as threads:
-        caller = threads.submit(meet, member(1, 2), impostor.getsockname(), timeout_seconds=SOON)
+        caller = threads.submit(
+            rendezvous, member(1, 2), impostor.getsockname(), timeout_seconds=SOON
+        )
         connection, _ = impostor.accept()
         with connection:
             assert TOKEN not in connection.recv(4096)
@@ -148,35 +150,35 @@ def test_the_token_is_never_sent() -> None:
 @pytest.mark.slow
 def test_not_waiting_for_ever_for_who_does_not_come() -> None:
     with pytest.raises(TimedOut):
-        meet(member(0, 2), ("127.0.0.1", 0), listener=listening(), timeout_seconds=SOON)
+        rendezvous(member(0, 2), ("127.0.0.1", 0), listener=listening(), timeout_seconds=SOON)
     with listening() as listener:
         address = listener.getsockname()
     with pytest.raises(TimedOut, match=str(address[1])):
-        meet(member(1, 2), address, timeout_seconds=SOON)
+        rendezvous(member(1, 2), address, timeout_seconds=SOON)
 
 
 def test_what_has_become_more_important_ends_the_wait() -> None:
     class NewLayoutError(Exception):
         pass
 
-    def attention() -> None:
+    def on_wait() -> None:
         raise NewLayoutError
 
     with pytest.raises(NewLayoutError):
-        meet(member(0, 2), ("127.0.0.1", 0), listener=listening(), attention=attention)
+        rendezvous(member(0, 2), ("127.0.0.1", 0), listener=listening(), on_wait=on_wait)
     with pytest.raises(NewLayoutError):
-        meet(member(1, 2), ("127.0.0.1", 1), attention=attention)
+        rendezvous(member(1, 2), ("127.0.0.1", 1), on_wait=on_wait)
 
 
 def test_a_group_that_cannot_be_is_refused_and_the_listener_closed() -> None:
     listener = listening()
     with pytest.raises(InvalidWorldSize):
-        meet(member(0, 1), listener.getsockname(), listener=listener)
+        rendezvous(member(0, 1), listener.getsockname(), listener=listener)
     assert listener.fileno() == -1
     with pytest.raises(InvalidRank):
-        meet(member(2, 2), ("127.0.0.1", 1))
+        rendezvous(member(2, 2), ("127.0.0.1", 1))
 
 
 def test_an_address_that_is_taken_is_said() -> None:
     with listening() as other, pytest.raises(TransportFailed, match=str(other.getsockname()[1])):
-        meet(member(0, 2), other.getsockname())
+        rendezvous(member(0, 2), other.getsockname())

@@ -104,11 +104,11 @@ def test_a_size_that_cannot_be_meant_allocates_nothing() -> None:
 def test_a_rank_that_waits_hears_that_the_layout_has_changed() -> None:
     changed = Event()
 
-    def attention() -> None:
+    def on_wait() -> None:
         if changed.is_set():
             raise LayoutChanged
 
-    backends = host(2).backends(attention=attention)
+    backends = host(2).backends(on_wait=on_wait)
     changed.set()
     with pytest.raises(LayoutChanged):
         backends[0].receive(1, 5)

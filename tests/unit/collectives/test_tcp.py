@@ -15,13 +15,12 @@ def test_what_becomes_more_important_ends_a_wait_and_harms_nothing() -> None:
     ends = connected(2)
     layouts: list[int] = []
 
-    def attention() -> None:
+    def on_wait() -> None:
         if layouts:
             raise NewLayoutError
 
     zero, one = (
-        TcpBackend(rank, 2, ends[rank], generation=GENERATION, attention=attention)
-        for rank in (0, 1)
+        TcpBackend(rank, 2, ends[rank], generation=GENERATION, on_wait=on_wait) for rank in (0, 1)
     )
     layouts.append(1)
     for wait in (lambda: zero.receive(1, 4), zero.barrier):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from muster.collectives.tree import Block, blocks_of_range, deal, gaps, isolate, root_of
+from muster.collectives.tree import Block, assign_blocks, blocks_of_range, gaps, isolate, root_of
 from muster.contracts.shards import ranges
 
 
@@ -40,7 +40,7 @@ def test_a_range_is_the_fewest_blocks(start: int, stop: int, blocks: list[Block]
 @pytest.mark.parametrize("ranks", range(1, 9))
 @pytest.mark.parametrize("leaves", [1, 2, 8, 32, 64])
 def test_where_nobody_holds_anything_each_gets_a_contiguous_range(leaves: int, ranks: int) -> None:
-    dealt = deal([()] * ranks, leaves)
+    dealt = assign_blocks([()] * ranks, leaves)
     expected = [list(range(start, stop)) for start, stop in ranges(leaves, ranks)]
     assert [leaves_of(list(blocks)) for blocks in dealt] == expected
 
@@ -48,10 +48,10 @@ def test_where_nobody_holds_anything_each_gets_a_contiguous_range(leaves: int, r
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_held_stays_first_and_the_rest_is_dealt_once(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311  repeatable, not secret
-    before = deal([()] * (draw.randint(1, 6) + 1), 32)
+    before = assign_blocks([()] * (draw.randint(1, 6) + 1), 32)
     survivors = before[1:]
     held = [tuple(block for block in blocks if draw.random() < 0.6) for blocks in survivors]
-    dealt = deal(held, 32)
+    dealt = assign_blocks(held, 32)
     assert sorted(leaves_of([block for blocks in dealt for block in blocks])) == list(range(32))
     for kept, blocks in zip(held, dealt, strict=True):
         assert blocks[: len(kept)] == kept

@@ -4,18 +4,15 @@ from pathlib import Path
 import pytest
 
 from muster.contracts.environ import (
-    MARK,
+    PROCESS_TAG,
     Assignment,
-    DoorSettings,
     RankSettings,
-    ServiceSettings,
-    api_url,
-    is_clients_token,
-    mark,
+    process_tag,
     rank_environment,
     spec_from_environment,
 )
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.settings import AccessSettings, ServiceSettings, api_url, is_issued_token
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import sha256_of
 
@@ -59,7 +56,7 @@ def read_rank(environ: Mapping[str, str], world_size: int = 4) -> RankSettings:
 # What is written is what is read
 
 
-def test_a_rank_reads_what_its_coordinator_wrote() -> None:
+def test_rank_settings_round_trip() -> None:
     settings = read_rank(rank_environment(SPEC, ASSIGNMENT))
     assert settings == RankSettings(
         job_id="job",
@@ -93,7 +90,7 @@ def test_a_rank_reads_what_its_coordinator_wrote() -> None:
 @pytest.mark.parametrize(
     "field", sorted(set(JobSpec.__struct_fields__) & set(RankSettings.__struct_fields__))
 )
-def test_no_field_of_the_spec_is_lost_or_changed_on_the_way(field: str) -> None:
+def test_every_job_field_round_trips(field: str) -> None:
     if field in {"dataset_dir", "checkpoint_dir"}:
         return
     of_spec = "effective_batch_size" if field == "batch_size" else field
@@ -112,19 +109,19 @@ def test_no_field_of_the_spec_is_lost_or_changed_on_the_way(field: str) -> None:
         ({"MUSTER_MODE": "independent", "MUSTER_BATCH_SIZE": "7"}, 7),
     ],
 )
-def test_the_batch_size_is_what_the_mode_makes_of_it(environ: dict[str, str], size: int) -> None:
+def test_default_batch_size_depends_on_mode(environ: dict[str, str], size: int) -> None:
     assert read_rank(environ).batch_size == size
     told = {"MUSTER_MODE": "independent"} | environ
     assert spec_from_environment(told).effective_batch_size == size
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 0.2), (5.0, 1.0), (10.0, 2.0), (1e6, 2.0)])
-def test_a_rank_beats_several_times_within_the_timeout(timeout: float, seconds: float) -> None:
+def test_heartbeat_interval_follows_the_timeout(timeout: float, seconds: float) -> None:
     spec = JobSpec(heartbeat_timeout=timeout)
     assert read_rank(rank_environment(spec, ASSIGNMENT)).heartbeat_seconds == seconds
 
 
-def test_an_unmodified_script_finds_the_names_of_torchrun() -> None:
+def test_torchrun_variables_are_set() -> None:
     environ = rank_environment(SPEC, ASSIGNMENT)
     wanted = {
         "RANK": "2",
@@ -147,19 +144,19 @@ def test_an_unmodified_script_finds_the_names_of_torchrun() -> None:
     assert {name: environ[name] for name in wanted} == wanted
 
 
-def test_a_persons_variables_are_given_but_never_move_a_rank() -> None:
+def test_job_env_cannot_replace_our_variables() -> None:
     environ = rank_environment(SPEC, ASSIGNMENT)
     assert environ["A"] == "b"
     assert environ["RANK"] == "2"
-    assert environ["OMP_NUM_THREADS"] == "2", "a person knows better than a default"
+    assert environ["OMP_NUM_THREADS"] == "2", "the job's env wins over a default"
     assert environ["OPENBLAS_NUM_THREADS"] == environ["MKL_NUM_THREADS"] == "1"
     assert environ["PYTHONUNBUFFERED"] == ""
     assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
     assert environ["GLOO_SOCKET_IFNAME"] == "lo"
-    assert environ[MARK] == mark("uid", 2, 5) == "uid/2/5"
+    assert environ[PROCESS_TAG] == process_tag("uid", 2, 5) == "uid/2/5"
 
 
-def test_what_was_not_asked_for_hides_what_the_service_has_in_its_own_environment() -> None:
+def test_unset_fields_hide_the_services_variables() -> None:
     environ = rank_environment(JobSpec(), ASSIGNMENT)
     unsaid = ("MUSTER_COMMAND", "MUSTER_RESUME_FROM", "MUSTER_PROGRAM", "MUSTER_REPLAY_EVERY")
     assert [environ[name] for name in unsaid] == ["", "", "", ""]
@@ -169,28 +166,22 @@ def test_what_was_not_asked_for_hides_what_the_service_has_in_its_own_environmen
 
 
 @pytest.mark.parametrize("name", ["JOB_ID", "MUSTER_RESUME_FROM"])
-def test_an_id_that_would_leave_its_directory_is_refused(name: str) -> None:
+def test_job_id_with_a_path_is_refused(name: str) -> None:
     with pytest.raises(InvalidEnvironment, match=name):
         read_rank({name: "../../elsewhere"})
 
 
-def test_a_store_that_is_not_there_yet_is_refused_and_not_ignored() -> None:
+def test_s3_is_refused() -> None:
     with pytest.raises(InvalidEnvironment, match="USE_S3"):
         read_rank({"USE_S3": "true"})
     assert read_rank({"USE_S3": "false"}).rank == 0
-
-
-def test_no_value_can_break_an_environment() -> None:
-    for name, value in rank_environment(SPEC, ASSIGNMENT).items():
-        assert "\0" not in name + value
-        assert "=" not in name
 
 
 # Defaults
 
 
 @pytest.mark.parametrize("environ", [{}, {"RANK": "", "WORLD_SIZE": "", "JOB_ID": ""}])
-def test_a_rank_started_by_hand_has_the_documented_defaults(environ: dict[str, str]) -> None:
+def test_defaults_of_a_rank_started_by_hand(environ: dict[str, str]) -> None:
     settings = read_rank(environ)
     assert (settings.job_id, settings.rank, settings.world_size) == ("local", 0, 4)
     assert (settings.checkpoint_every, settings.sleep_sec) == (5, 0.0)
@@ -200,11 +191,11 @@ def test_a_rank_started_by_hand_has_the_documented_defaults(environ: dict[str, s
     assert (settings.command, settings.resume_from) == (None, None)
 
 
-def test_a_script_by_itself_is_rank_0_of_1() -> None:
+def test_script_alone_is_rank_0_of_1() -> None:
     assert read_rank({}, world_size=1).world_size == 1
 
 
-def test_the_public_names_describe_a_job() -> None:
+def test_public_names_describe_a_job() -> None:
     environ = {
         "WORLD_SIZE": "2",
         "CHECKPOINT_DIR": "/c",
@@ -239,18 +230,18 @@ def test_the_public_names_describe_a_job() -> None:
     )
 
 
-def test_no_name_at_all_is_a_job_of_defaults() -> None:
+def test_empty_environment_is_a_default_job() -> None:
     assert spec_from_environment({}) == JobSpec(mode="synchronous")
     commanded = spec_from_environment({"MUSTER_COMMAND": '["true"]'})
     assert commanded == JobSpec(mode="independent", command=("true",))
 
 
-def test_a_command_may_be_a_gang() -> None:
+def test_restart_scope_gang_is_read() -> None:
     told = {"MUSTER_COMMAND": '["true"]', "MUSTER_RESTART_SCOPE": "gang"}
     assert spec_from_environment(told) == JobSpec(command=("true",), restart_scope="gang")
 
 
-def test_a_service_has_its_defaults() -> None:
+def test_service_defaults() -> None:
     settings = ServiceSettings.read({"HOME": "/home/ada"}, cores=4)
     assert settings.data_dir == Path("/home/ada/.local/share/muster")
     assert settings.database_url == "sqlite:////home/ada/.local/share/muster/muster.db"
@@ -258,7 +249,7 @@ def test_a_service_has_its_defaults() -> None:
     assert settings.orphan_timeout_seconds == 120
 
 
-def test_a_service_obeys_its_names() -> None:
+def test_service_settings_are_read() -> None:
     settings = ServiceSettings.read(
         {
             "MUSTER_DATA_DIR": "here",
@@ -292,7 +283,7 @@ def test_a_service_obeys_its_names() -> None:
         ({"MUSTER_HOST": "localhost"}, "http://localhost:8000"),
         ({"MUSTER_HOST": "::1", "MUSTER_PORT": "1"}, "http://[::1]:1"),
         ({"MUSTER_HOST": "192.0.2.7"}, "http://192.0.2.7:8000"),
-        ({"MUSTER_HOST": "0.0.0.0"}, "http://127.0.0.1:8000"),  # noqa: S104  nobody listens
+        ({"MUSTER_HOST": "0.0.0.0"}, "http://127.0.0.1:8000"),  # noqa: S104  no listener
         ({"MUSTER_HOST": "0"}, "http://127.0.0.1:8000"),
         ({"MUSTER_HOST": "::"}, "http://[::1]:8000"),
         ({"MUSTER_HOST": "0:0:0:0:0:0:0:0"}, "http://[::1]:8000"),
@@ -304,21 +295,21 @@ def test_a_service_obeys_its_names() -> None:
         ({"MUSTER_TLS_CERTFILE": "c.pem", "MUSTER_HOST": "::1"}, "https://[::1]:8000"),
     ],
 )
-def test_a_client_finds_the_api(environ: dict[str, str], url: str) -> None:
+def test_api_url(environ: dict[str, str], url: str) -> None:
     assert api_url(environ) == url
 
 
-def test_a_door_has_its_defaults() -> None:
-    door = DoorSettings.read({"MUSTER_TOKEN": "", "MUSTER_ALLOWED_HOSTS": ""})
+def test_access_defaults() -> None:
+    door = AccessSettings.read({"MUSTER_TOKEN": "", "MUSTER_ALLOWED_HOSTS": ""})
     assert (door.token_sha256, door.require_token, door.allow_plain_http) == (None, False, False)
     assert (door.allowed_hosts, door.tls_certfile, door.tls_keyfile) == (frozenset(), None, None)
     limits = (door.requests_per_second, door.requests_at_once, door.connections_at_once)
     assert limits == (100, 64, 128)
 
 
-def test_a_door_obeys_its_names_and_keeps_no_token() -> None:
+def test_access_settings_are_read_without_the_token() -> None:
     token = "x1" * 16
-    door = DoorSettings.read(
+    door = AccessSettings.read(
         {
             "MUSTER_TOKEN": token,
             "MUSTER_REQUIRE_TOKEN": "yes",
@@ -331,7 +322,7 @@ def test_a_door_obeys_its_names_and_keeps_no_token() -> None:
             "MUSTER_CONNECTIONS_AT_ONCE": "3",
         }
     )
-    assert door == DoorSettings(
+    assert door == AccessSettings(
         token_sha256=sha256_of(token),
         require_token=True,
         allowed_hosts=frozenset({"a.example", "b.example"}),
@@ -346,18 +337,18 @@ def test_a_door_obeys_its_names_and_keeps_no_token() -> None:
 
 
 @pytest.mark.parametrize("token", ["short", "with spaces, though it is long enough", "ü" * 40])
-def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused_unsaid(token: str) -> None:
+def test_weak_token_is_refused_and_not_shown(token: str) -> None:
     with pytest.raises(InvalidEnvironment, match="32 or more letters and digits") as caught:
-        DoorSettings.read({"MUSTER_TOKEN": token})
+        AccessSettings.read({"MUSTER_TOKEN": token})
     assert token not in str(caught.value)
 
 
-def test_a_token_that_a_service_made_is_not_one_more_of_another() -> None:
+def test_issued_token_is_not_accepted_as_admin_token() -> None:
     environ = {"MUSTER_TOKEN": f"mst_{'a' * 12}_{'b' * 64}"}
-    assert DoorSettings.read(environ).token_sha256 is None
-    assert is_clients_token(environ)
-    assert not is_clients_token({})
-    assert not is_clients_token({"MUSTER_TOKEN": "x1" * 16})
+    assert AccessSettings.read(environ).token_sha256 is None
+    assert is_issued_token(environ)
+    assert not is_issued_token({})
+    assert not is_issued_token({"MUSTER_TOKEN": "x1" * 16})
 
 
 # Values that cannot be meant
@@ -371,7 +362,6 @@ WRONG = [
     (read_rank, "RANK", "-1"),
     (read_rank, "RANK", "4"),
     (read_rank, "RANK", "one"),
-    (read_rank, "RANK", "1.0"),
     (read_rank, "WORLD_SIZE", "0"),
     (read_rank, "WORLD_SIZE", "9" * 5000),
     (read_rank, "CHECKPOINT_EVERY", "0"),
@@ -409,10 +399,10 @@ WRONG = [
     (spec_from_environment, "MAX_RESTARTS", "-1"),
     (spec_from_environment, "MUSTER_COMMAND", "{}"),
     (spec_from_environment, "MUSTER_RESTART_SCOPE", "all"),
-    (DoorSettings.read, "MUSTER_REQUIRE_TOKEN", "perhaps"),
-    (DoorSettings.read, "MUSTER_ALLOW_PLAIN_HTTP", "2"),
-    (DoorSettings.read, "MUSTER_TLS_KEYFILE", "k.pem"),
-    (DoorSettings.read, "MUSTER_REQUESTS_PER_SECOND", "0"),
+    (AccessSettings.read, "MUSTER_REQUIRE_TOKEN", "perhaps"),
+    (AccessSettings.read, "MUSTER_ALLOW_PLAIN_HTTP", "2"),
+    (AccessSettings.read, "MUSTER_TLS_KEYFILE", "k.pem"),
+    (AccessSettings.read, "MUSTER_REQUESTS_PER_SECOND", "0"),
     (api_url, "MUSTER_PORT", "0"),
     (read_service, "MUSTER_PORT", "65536"),
     (read_service, "MUSTER_PORT", "http"),
@@ -422,7 +412,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("read", "name", "value"), WRONG)
-def test_a_value_that_cannot_be_meant_is_refused_by_its_name(
+def test_invalid_value_is_refused_by_name(
     read: Callable[[Mapping[str, str]], object], name: str, value: str
 ) -> None:
     with pytest.raises(InvalidEnvironment) as caught:
@@ -448,7 +438,7 @@ def test_a_value_that_cannot_be_meant_is_refused_by_its_name(
         "http://localhost:8000/#hunter2",
     ],
 )
-def test_where_no_client_could_ask_is_refused_and_never_repeated(url: str) -> None:
+def test_invalid_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(InvalidEnvironment, match="is not a URL such as http://host:8000") as caught:
         api_url({"MUSTER_URL": url})
     assert caught.value.name == "MUSTER_URL"
@@ -456,14 +446,28 @@ def test_where_no_client_could_ask_is_refused_and_never_repeated(url: str) -> No
 
 
 @pytest.mark.parametrize("size", ["32", "65", "1000"])
-def test_a_batch_that_cannot_be_cut_into_virtual_shards_is_refused(size: str) -> None:
+def test_batch_size_must_fit_virtual_shards(size: str) -> None:
     environ = {"MUSTER_MODE": "synchronous", "MUSTER_BATCH_SIZE": size}
     with pytest.raises(InvalidEnvironment, match="is not a multiple of 32, 64 or more: correct"):
         read_rank(environ)
     assert read_rank(environ | {"MUSTER_MODE": "independent"}).batch_size == int(size)
 
 
-def test_a_rank_is_judged_by_the_world_size_beside_it() -> None:
+def test_rank_must_be_below_world_size() -> None:
     assert read_rank({"RANK": "7", "WORLD_SIZE": "8"}).rank == 7
-    with pytest.raises(InvalidEnvironment, match="RANK='7' is not between 0 and 6"):
+    with pytest.raises(InvalidEnvironment, match=r"RANK='7' is not in \[0, 7\)"):
         read_rank({"RANK": "7", "WORLD_SIZE": "7"})
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("SLEEP_SEC", "a number from 0 to 3600"),
+        ("TORCHELASTIC_RESTART_COUNT", "an integer, 0 or more"),
+        ("MUSTER_BACKEND", "one of auto, shared_memory, tcp"),
+        ("MUSTER_COMMAND", "a JSON list of words"),
+    ],
+)
+def test_refusal_says_what_is_expected(name: str, wanted: str) -> None:
+    with pytest.raises(InvalidEnvironment, match=f"{name}='x' is not {wanted}"):
+        read_rank({name: "x"})

@@ -1,34 +1,27 @@
+"""The error tree, and printable text."""
+
 import re
 from pathlib import Path
 
-from api import problems
 from muster.contracts import errors
+from muster.contracts.errors import printable
 
-ROOT = Path(errors.__file__).parents[2]
-PACKAGES = ("muster", "store", "api", "coordinator", "worker", "cli")
-
-
-def test_the_tree_of_problems_is_drawn_whole() -> None:
-    found = set()
-    branches = {"Problem"}
-    modules = [module.read_text() for module in (ROOT / "api").rglob("*.py")]
-    while branches:
-        parents = "|".join(branches)
-        branches = {
-            branch
-            for text in modules
-            for branch in re.findall(rf"^class (\w+)\((?:{parents})\)", text, re.MULTILINE)
-        }
-        found |= branches
-    assert set(re.findall(r"[├└]── (\w+)", problems.__doc__ or "")) == found
+LIBRARY = Path(errors.__file__).parents[1]
 
 
-def test_the_tree_that_is_drawn_is_the_tree_there_is() -> None:
+def test_error_tree_in_docstring_is_complete() -> None:
     branches = {
         branch
-        for package in PACKAGES
-        for module in (ROOT / package).rglob("*.py")
+        for folder in ("contracts", "checkpoints", "collectives", "datasets")
+        for module in (LIBRARY / folder).glob("*.py")
         for branch in re.findall(r"^class (\w+)\(MusterError\)", module.read_text(), re.MULTILINE)
     }
-    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
-    assert sorted(drawn) == sorted(branches)
+    assert set(re.findall(r"[├└]── (\w+)", errors.__doc__ or "")) == branches
+
+
+def test_printable_text_is_unchanged() -> None:
+    assert printable("größe 🎉\nof two lines") == "größe 🎉\nof two lines"
+
+
+def test_control_characters_are_escaped() -> None:
+    assert printable("\x1b[2J\x9b1m\r\u202e\udcff") == r"\x1b[2J\x9b1m\r\u202e\udcff"

@@ -1,16 +1,16 @@
-"""References, and nothing that only looks like one."""
+"""References to secrets, and the variables that a service shares."""
 
 import pytest
 
-from muster.contracts.environ import names_lent
 from muster.contracts.errors import InvalidEnvironment, InvalidSpec
-from muster.contracts.secrets import LENT, Reference, secrets_in_the_clear
+from muster.contracts.secrets import SHARED_VARIABLES, Reference, plaintext_secrets
+from muster.contracts.settings import shared_variables
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked
 
 
 @pytest.mark.parametrize("text", ["env:HF_TOKEN", "file:hf-token", "file:a.b_c", "file:_"])
-def test_a_reference_is_read_as_it_is_written(text: str) -> None:
+def test_secret_reference_round_trips(text: str) -> None:
     reference = Reference.parse(text)
     assert reference is not None
     assert str(reference) == text
@@ -36,43 +36,46 @@ def test_a_reference_is_read_as_it_is_written(text: str) -> None:
         "file:ä",
     ],
 )
-def test_what_is_no_reference_is_refused_and_not_repeated(text: str) -> None:
+def test_invalid_reference_is_refused_and_not_shown(text: str) -> None:
     assert Reference.parse(text) is None
     with pytest.raises(InvalidSpec) as refused:
         checked(JobSpec(secrets={"TOKEN": text}))
-    assert "secrets: what 'TOKEN' is given is no reference: write file:NAME" in str(refused.value)
+    assert "secrets: the value of 'TOKEN' is not a reference: write file:NAME" in str(refused.value)
     assert not text or repr(text) not in str(refused.value)
 
 
-def test_a_variable_is_set_in_one_way_only() -> None:
+def test_variable_in_env_and_secrets_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="'TOKEN' is in env as well"):
         checked(JobSpec(env={"TOKEN": "x"}, secrets={"TOKEN": "file:token"}))
 
 
-def test_a_secret_is_a_variable_and_has_the_name_of_one() -> None:
+def test_secret_needs_a_variable_name() -> None:
     with pytest.raises(InvalidSpec, match="'MY TOKEN' is not the name of an environment variable"):
         checked(JobSpec(secrets={"MY TOKEN": "file:token"}))
 
 
-def test_a_service_lends_what_it_names() -> None:
-    assert names_lent({}) == frozenset()
-    assert names_lent({LENT: "HF_TOKEN, WANDB_API_KEY,"}) == {"HF_TOKEN", "WANDB_API_KEY"}
+def test_shared_variables_are_read() -> None:
+    assert shared_variables({}) == frozenset()
+    assert shared_variables({SHARED_VARIABLES: "HF_TOKEN, WANDB_API_KEY,"}) == {
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+    }
 
 
 @pytest.mark.parametrize("own", ["MUSTER_TOKEN", "MUSTER_DATABASE_URL"])
-def test_a_service_lends_nobody_its_own_keys(own: str) -> None:
-    with pytest.raises(InvalidEnvironment, match=f"a list without {own}, which is no job's"):
-        names_lent({LENT: f"HF_TOKEN,{own}"})
+def test_services_own_variables_are_not_shared(own: str) -> None:
+    with pytest.raises(InvalidEnvironment, match=f"a list without {own}"):
+        shared_variables({SHARED_VARIABLES: f"HF_TOKEN,{own}"})
 
 
-def test_what_is_no_name_cannot_be_lent() -> None:
-    with pytest.raises(InvalidEnvironment, match="separated by commas"):
-        names_lent({LENT: "HF_TOKEN WANDB_API_KEY"})
+def test_invalid_shared_name_is_refused() -> None:
+    with pytest.raises(InvalidEnvironment, match="comma-separated"):
+        shared_variables({SHARED_VARIABLES: "HF_TOKEN WANDB_API_KEY"})
 
 
-def test_names_tell_what_is_a_secret_in_the_clear() -> None:
+def test_plaintext_secrets_are_found_by_name() -> None:
     env = dict.fromkeys(
         ["HF_TOKEN", "PASSWORD", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "apikey"], "x"
     )
     innocent = dict.fromkeys(["TOKENIZERS_PARALLELISM", "KEYS", "MAX_TOKENS", "MONKEY"], "x")
-    assert secrets_in_the_clear({**env, **innocent, "EMPTY_TOKEN": ""}) == list(env)
+    assert plaintext_secrets({**env, **innocent, "EMPTY_TOKEN": ""}) == list(env)

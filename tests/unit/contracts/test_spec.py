@@ -3,10 +3,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.encoding import encode
 from muster.contracts.environ import Assignment, rank_environment
 from muster.contracts.errors import InvalidSpec
-from muster.contracts.framing import frame
 from muster.contracts.messages import StartRank
 from muster.contracts.spec import (
     COMMAND_LIMIT,
@@ -19,6 +17,7 @@ from muster.contracts.spec import (
     JobSpec,
 )
 from muster.contracts.spec_problems import checked, checked_job_id, problems
+from muster.contracts.wire import encode, frame
 
 NAN = float("nan")
 INFINITY = float("inf")
@@ -276,12 +275,12 @@ def test_every_problem_is_told_at_once() -> None:
         (JobSpec(min_workers=5), "5 is more than the world size 4"),
         (JobSpec(max_workers=3), "3 is less than the world size 4"),
         (JobSpec(name=""), "is empty: leave it out instead"),
-        (JobSpec(program="a:B"), "needs mode synchronous; a script goes into command"),
+        (JobSpec(program="a:B"), "needs mode synchronous; put a script into command"),
         (JobSpec(mode="synchronous", program="a"), "use file.py:Name or package.module:Name"),
         (JobSpec(virtual_shards=48), "48 is not a power of two"),
         (
             JobSpec(mode="synchronous", command=("true",)),
-            "ranks of a synchronous job are managed: name a program, or use mode independent",
+            "a synchronous job has no command: name a program, or use mode independent",
         ),
         (JobSpec(command=()), "names no program: give at least one word, or leave it out"),
     ],

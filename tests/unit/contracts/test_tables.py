@@ -1,4 +1,4 @@
-"""Every pair of every state machine: what is in the table moves, anything else is refused."""
+"""Every pair of states of every state machine against its table."""
 
 from collections.abc import Callable, Collection
 from enum import StrEnum
@@ -41,12 +41,12 @@ RANK_MOVES = allowed_moves(
 
 
 @pytest.mark.parametrize(("current", "target"), JOB_PAIRS)
-def test_a_job_moves_by_its_table_alone(current: JobStatus, target: JobStatus) -> None:
+def test_job_moves_follow_the_table(current: JobStatus, target: JobStatus) -> None:
     assert_moves_by(JOB_MOVES, job.move, current, target)
 
 
 @pytest.mark.parametrize(("current", "target"), RANK_PAIRS)
-def test_a_process_moves_by_its_table_alone(current: ProcessState, target: ProcessState) -> None:
+def test_process_moves_follow_the_table(current: ProcessState, target: ProcessState) -> None:
     assert_moves_by(RANK_MOVES, rank.move, current, target)
 
 
@@ -68,12 +68,12 @@ def assert_moves_by(
 
 
 @pytest.mark.parametrize("status", list(JobStatus))
-def test_a_job_is_over_exactly_where_no_move_is_left(status: JobStatus) -> None:
+def test_terminal_job_states_have_no_moves(status: JobStatus) -> None:
     assert (status in TERMINAL) == (not job.TRANSITIONS[status])
 
 
 @pytest.mark.parametrize("status", [status for status in JobStatus if status not in TERMINAL])
-def test_every_job_can_come_to_an_end(status: JobStatus) -> None:
+def test_every_job_state_reaches_an_end(status: JobStatus) -> None:
     reached, new = set[JobStatus](), {status}
     while new:
         reached |= new

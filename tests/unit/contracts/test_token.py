@@ -1,4 +1,4 @@
-"""Scopes cover one another, and only what looks like a token is one."""
+"""Scopes, and the text, hash and validity of tokens."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -12,12 +12,12 @@ TEXT = new_text(lambda size: bytes(range(160, 160 + size)))
 
 
 @pytest.mark.parametrize(("scope", "needed"), list(product(Scope, repeat=2)))
-def test_a_scope_covers_itself_and_what_is_less(scope: Scope, needed: Scope) -> None:
+def test_scope_covers_itself_and_lower_ones(scope: Scope, needed: Scope) -> None:
     words = ["read", "submit", "admin"]
     assert scope.covers(needed) is (words.index(scope) >= words.index(needed))
 
 
-def test_a_new_token_is_found_by_the_id_in_its_text() -> None:
+def test_new_token_holds_its_id() -> None:
     identity = id_in(TEXT)
     assert identity is not None
     assert TEXT.startswith(f"mst_{identity}_")
@@ -27,17 +27,17 @@ def test_a_new_token_is_found_by_the_id_in_its_text() -> None:
 @pytest.mark.parametrize(
     "text", ["", "mst_", TEXT[:-1], TEXT + "0", f" {TEXT}", f"{TEXT}\n", TEXT.upper(), "x" + TEXT]
 )
-def test_what_does_not_look_like_a_token_is_none(text: str) -> None:
+def test_invalid_token_text_has_no_id(text: str) -> None:
     assert id_in(text) is None
 
 
-def test_only_the_text_itself_matches_what_is_kept_of_it() -> None:
+def test_only_the_same_text_matches_the_hash() -> None:
     assert matches(TEXT, sha256_of(TEXT))
     for other in ("", TEXT[:-1], "ü", "\udcff"):
         assert not matches(other, sha256_of(TEXT))
 
 
-def test_a_token_opens_nothing_once_it_is_expired_or_revoked() -> None:
+def test_expired_or_revoked_token_is_invalid() -> None:
     day = timedelta(days=1)
     for expires_at, revoked_at, is_valid in [
         (None, None, True),

@@ -1,6 +1,6 @@
 import pytest
 
-from coordinator.admission import Claim, admit
+from coordinator.decide.admission import Claim, admit
 
 
 def claims(*slots: int) -> list[Claim]:
@@ -17,23 +17,25 @@ def claims(*slots: int) -> list[Claim]:
         ([4], 4, 8, 1),
         ([5], 4, 8, 0),
         ([8], 1, 8, 0),
-        ([8, 1], 1, 8, 0),  # nobody overtakes
+        ([8, 1], 1, 8, 0),  # no overtaking
         ([1, 8, 1], 0, 8, 1),
         ([9], 0, 8, 1),  # larger than all slots, but alone
         ([9, 1], 0, 8, 1),
         ([9], 1, 8, 0),
         ([1, 9], 0, 8, 1),
-        ([1], 9, 8, 0),  # a giant runs
+        ([1], 9, 8, 0),  # a job larger than all slots runs
         ([1], 8, 8, 0),
     ],
 )
-def test_jobs_are_let_in_by_turn(waiting: list[int], used: int, slots: int, admitted: int) -> None:
+def test_jobs_are_admitted_in_order(
+    waiting: list[int], used: int, slots: int, admitted: int
+) -> None:
     count, waits = admit(claims(*waiting), holding=claims(used), slots=slots)
     assert count == admitted
-    assert len(waits) == len(waiting) - admitted, "each of the others is told why it waits"
+    assert len(waits) == len(waiting) - admitted, "every other job gets a reason"
 
 
-def test_thousands_at_once_are_looked_at_a_few_times_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admission_of_thousands_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
     def slots(_: Claim) -> int:
@@ -47,9 +49,9 @@ def test_thousands_at_once_are_looked_at_a_few_times_each(monkeypatch: pytest.Mo
     assert looks <= 5 * 3000
 
 
-def test_each_that_waits_is_told_why() -> None:
+def test_every_waiting_job_gets_a_reason() -> None:
     _, waits = admit(claims(4, 2, 2, 1), holding=claims(6), slots=8)
-    assert [wait.message for wait in waits] == [
+    assert waits == [
         "waits for 4 of 8 slots (MUSTER_SLOTS); 2 are free, job0 holds the others",
         "waits for 2 of 8 slots; 1 job is ahead of it",
         "waits for 2 of 8 slots; 2 jobs are ahead of it",
@@ -57,18 +59,16 @@ def test_each_that_waits_is_told_why() -> None:
     ]
 
 
-def test_a_job_larger_than_all_slots_is_told_when_it_runs() -> None:
+def test_a_job_larger_than_all_slots_waits_for_an_empty_machine() -> None:
     _, (wait,) = admit(claims(9), holding=claims(1), slots=8)
-    assert wait.message == (
+    assert wait == (
         "needs 9 slots, more than the 8 there are (MUSTER_SLOTS): it starts when no other job runs"
     )
 
 
-def test_less_than_nothing_is_never_free() -> None:
+def test_overcommitted_slots_show_none_free() -> None:
     _, (wait,) = admit(claims(2), holding=claims(12), slots=8)
-    assert wait.message == (
-        "waits for 2 of 8 slots (MUSTER_SLOTS); 0 are free, job0 holds the others"
-    )
+    assert wait == ("waits for 2 of 8 slots (MUSTER_SLOTS); 0 are free, job0 holds the others")
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,11 @@ def test_less_than_nothing_is_never_free() -> None:
         (5, "job0, job1, job2 and 2 more hold the others"),
     ],
 )
-def test_who_waits_is_told_whom_for(held: int, said: str) -> None:
+def test_a_waiting_job_names_the_holders(held: int, said: str) -> None:
     _, (wait,) = admit(claims(8), holding=claims(*[1] * held), slots=8)
-    assert wait.message.endswith(f"free, {said}")
+    assert wait.endswith(f"free, {said}")
 
 
-def test_who_was_let_in_just_now_holds_slots_as_well() -> None:
+def test_a_job_admitted_just_now_holds_slots() -> None:
     _, (wait,) = admit(claims(2, 8), holding=[], slots=8)
-    assert (
-        wait.message == "waits for 8 of 8 slots (MUSTER_SLOTS); 6 are free, job0 holds the others"
-    )
+    assert wait == "waits for 8 of 8 slots (MUSTER_SLOTS); 6 are free, job0 holds the others"

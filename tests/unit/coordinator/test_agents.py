@@ -3,16 +3,16 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from coordinator.agents import AgentServer, token_digest, token_fits
-from muster.contracts.encoding import decode_coordinator_message, encode
-from muster.contracts.framing import FrameReader, frame
+from coordinator.agents import AgentServer, is_token_valid, keep_address_published, token_digest
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AgentHello,
     AgentMessage,
+    CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
     Hello,
@@ -20,8 +20,10 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
-from muster.peers import user_of
-from muster.socket_owners import plain
+from muster.contracts.wire import FrameReader, decode_coordinator_message, encode, frame
+from muster.host.files import read_coordinator_address
+from muster.host.peers import normalize_address, uid_of_connection
+from muster.host.processes import this_process
 
 HELLO = AgentHello(job_uid="uid", generation=3, token="right")  # noqa: S106  for a test
 NEWS = RankSaid(rank=1, incarnation=0, message=Hello())
@@ -30,20 +32,20 @@ PATIENCE_SECONDS = 20.0
 
 @dataclass
 class Notebook:
-    """A listener that writes down what it is told."""
+    """A listener that collects what it gets."""
 
     entries: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
 
-    def expects(self, hello: AgentHello) -> bool:
+    def is_expected(self, hello: AgentHello) -> bool:
         return hello == HELLO
 
-    def joined(self, uid: JobUid, generation: int) -> None:
+    def on_connected(self, uid: JobUid, generation: int) -> None:
         self.entries.put_nowait(("joined", uid, generation))
 
-    def dropped(self, uid: JobUid, generation: int) -> None:
+    def on_disconnected(self, uid: JobUid, generation: int) -> None:
         self.entries.put_nowait(("dropped", uid, generation))
 
-    def said(self, uid: JobUid, generation: int, message: AgentMessage) -> None:
+    def on_message(self, uid: JobUid, generation: int, message: AgentMessage) -> None:
         self.entries.put_nowait((message, uid, generation))
 
 
@@ -66,11 +68,16 @@ class Peer:
             heard += map(decode_coordinator_message, self.frames.feed(data))
         return heard
 
-    def sees_whom_it_talks_to(self) -> bool:
-        """Ask the kernel, as an agent does, whether a process of ours holds the other end."""
+    def can_identify_its_peer(self) -> bool:
+        """Ask the kernel, as an agent does, whether our user holds the other end."""
         ends = (self.writer.get_extra_info(name) for name in ("peername", "sockname"))
         (host, port), (own_host, own_port) = ends
-        return user_of((plain(host), port), (plain(own_host), own_port)) == os.geteuid()
+        return (
+            uid_of_connection(
+                (normalize_address(host), port), (normalize_address(own_host), own_port)
+            )
+            == os.geteuid()
+        )
 
     async def is_hung_up_on(self) -> list[CoordinatorMessage]:
         return [
@@ -114,7 +121,7 @@ def play(story: Callable[[Stage], Awaitable[None]]) -> None:
     asyncio.run(told())
 
 
-def test_an_agent_that_is_expected_is_welcome_and_heard_and_told() -> None:
+def test_an_expected_agent_can_talk_both_ways() -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
             agent.sends(HELLO, NEWS)
@@ -126,7 +133,7 @@ def test_an_agent_that_is_expected_is_welcome_and_heard_and_told() -> None:
             await stage.server.flush()
             assert await agent.hears(1) == [order]
         assert await stage.entry() == ("dropped", "uid", 3)
-        stage.server.send(JobUid("uid"), order)  # to nobody
+        stage.server.send(JobUid("uid"), order)  # without a connection
 
     play(story)
 
@@ -139,19 +146,19 @@ def test_an_agent_that_is_expected_is_welcome_and_heard_and_told() -> None:
         AgentHello(job_uid="other", generation=3, token="right"),  # noqa: S106  for a test
     ],
 )
-def test_any_other_agent_is_told_to_end_what_it_holds(hello: AgentHello) -> None:
+def test_any_other_agent_is_dismissed(hello: AgentHello) -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
             stranger.sends(hello, NEWS)
             assert await stranger.hears(2) == [Welcome(epoch=5), Dismiss()]
-            assert stranger.sees_whom_it_talks_to(), "it obeys nobody else"
-        assert stage.notebook.entries.empty(), "not a word of it is believed"
+            assert stranger.can_identify_its_peer(), "it obeys only a peer it can identify"
+        assert stage.notebook.entries.empty(), "it is not believed"
 
     play(story)
 
 
-def test_who_was_sent_away_and_does_not_go_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.agents.PARTING_SECONDS", 0.0)
+def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.agents.DISMISSAL_TIMEOUT_SECONDS", 0.0)
 
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
@@ -166,11 +173,11 @@ def test_who_was_sent_away_and_does_not_go_is_hung_up_on(monkeypatch: pytest.Mon
     [
         b"GET / HTTP/1.1\r\n\r\n",
         frame(b"no message"),
-        frame(encode(NEWS)),  # before it has said who it is
+        frame(encode(NEWS)),  # before the hello
         b"\xff" * 8,
     ],
 )
-def test_whoever_does_not_say_hello_first_is_hung_up_on(words: bytes) -> None:
+def test_a_peer_without_a_hello_is_disconnected(words: bytes) -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
             stranger.writer.write(words)
@@ -180,7 +187,7 @@ def test_whoever_does_not_say_hello_first_is_hung_up_on(words: bytes) -> None:
     play(story)
 
 
-def test_an_agent_that_breaks_the_protocol_is_dropped_and_may_come_again() -> None:
+def test_a_protocol_error_disconnects_until_the_next_hello() -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
             agent.sends(HELLO)
@@ -194,7 +201,7 @@ def test_an_agent_that_breaks_the_protocol_is_dropped_and_may_come_again() -> No
     play(story)
 
 
-def test_the_end_of_a_replaced_connection_is_no_drop() -> None:
+def test_a_replaced_connection_reports_no_disconnect() -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as second:
             async with stage.peer() as first:
@@ -209,10 +216,35 @@ def test_the_end_of_a_replaced_connection_is_no_drop() -> None:
     play(story)
 
 
-def test_a_token_is_kept_as_its_digest() -> None:
+def test_a_token_is_stored_as_its_digest() -> None:
     digest = token_digest("right")
     assert "right" not in digest
-    assert token_fits("right", digest)
-    assert not token_fits("wrong", digest)
-    assert not token_fits("", digest)
-    assert not token_fits("right", None)
+    assert is_token_valid("right", digest)
+    assert not is_token_valid("wrong", digest)
+    assert not is_token_valid("", digest)
+    assert not is_token_valid("right", None)
+
+
+def test_the_address_is_published_until_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.agents.ADDRESS_LOOK_SECONDS", 0.001)
+    file = tmp_path / "data" / "address.json"
+    file.parent.touch()  # no directory can be created there yet
+    ours = CoordinatorAddress(host="here", port=1, process=this_process())
+
+    async def is_published() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while read_coordinator_address(file) != ours:  # noqa: ASYNC110  a file: there is no event
+                await asyncio.sleep(0.001)
+
+    async def publish_and_lose() -> None:
+        publishing = asyncio.ensure_future(keep_address_published(ours, file))
+        await asyncio.sleep(0.01)
+        file.parent.unlink()
+        await is_published()
+        file.unlink()
+        await is_published()
+        publishing.cancel()
+
+    asyncio.run(publish_and_lose())

@@ -1,4 +1,4 @@
-"""One job without a service: what is stored of it, and a database that is away now and then."""
+"""One job without a service: what is stored of it, what is shown of it, and how it resumes."""
 
 import asyncio
 import os
@@ -10,30 +10,27 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from store_samples import bring_to
+from database_samples import bring_to
 
 from coordinator import foreground
-from coordinator.attention import Attention
-from coordinator.foreground import Audience, Narrator
-from muster.contracts.endings import INTERRUPTED_CODE
-from muster.contracts.environ import ServiceSettings
-from muster.contracts.errors import BegunOtherwise
+from coordinator.foreground import Display, EventPrinter
+from database.engine import Database
+from database.errors import DatabaseUnavailable
+from database.jobs import Jobs, append_event
+from database.records import Event, Job
+from database.workers import Ranks
+from muster.contracts.errors import JobDiffers
 from muster.contracts.job import JobId, JobStatus
-from muster.contracts.layout import DataDirectory, JobFiles
+from muster.contracts.paths import DataDir, JobFiles
+from muster.contracts.retry import INTERRUPTED_CODE
+from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
-from store.database import Database
-from store.errors import StoreUnavailable
-from store.events import Events
-from store.jobs import Jobs
-from store.records import Event, Job
-from store.rows import append_event
-from store.workers import Workers
 
 PATH = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.COMPLETED)
 
 
 class Service:
-    """Stands in for a coordinator: completes the job as soon as `may_complete` says so."""
+    """Stands in for a coordinator: completes the job as soon as `may_complete` is set."""
 
     may_complete = asyncio.Event()
 
@@ -50,17 +47,6 @@ class Service:
         self._asked_to_end.set()
 
 
-@pytest.fixture
-def may_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    event = asyncio.Event()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Service, "may_complete", event)
-    monkeypatch.setattr(foreground, "Service", Service)
-    monkeypatch.setattr(foreground, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # it is ours, and all tests'
-    return event
-
-
 class Interrupted(Service):
     """Ends before the job does."""
 
@@ -69,14 +55,25 @@ class Interrupted(Service):
 
 
 class Interruptible(Service):
-    """Works until somebody asks for an end."""
+    """Works until it is asked to end."""
 
     async def run(self) -> None:
         await self._asked_to_end.wait()
 
 
-class Listener(Narrator):
-    """Hears what the events say; nobody else does."""
+@pytest.fixture
+def may_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    event = asyncio.Event()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Service, "may_complete", event)
+    monkeypatch.setattr(foreground, "Service", Service)
+    monkeypatch.setattr(foreground, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # it is that of all tests
+    return event
+
+
+class Listener(EventPrinter):
+    """Collects the events' messages."""
 
     heard: ClassVar[list[str]] = []
 
@@ -85,13 +82,13 @@ class Listener(Narrator):
 
 
 def begin(
-    tmp_path: Path, audience: Callable[[JobFiles], Audience] = Listener, **fields: object
+    tmp_path: Path, display: Callable[[JobFiles], Display] = Listener, **fields: object
 ) -> int:
-    """Run a job of this spec, or go on with it."""
+    """Run a job of this spec, or resume it."""
     spec = JobSpec(**{"command": ("true",), "world_size": 1, **fields})
     environ = {"MUSTER_DATA_DIR": str(tmp_path / "state")}
     settings = ServiceSettings.read(environ, cores=2)
-    return foreground.play(JobId("one"), spec, settings, environ, audience)
+    return foreground.play(JobId("one"), spec, settings, environ, display)
 
 
 def run(tmp_path: Path) -> int:
@@ -99,9 +96,7 @@ def run(tmp_path: Path) -> int:
     return foreground.run(ServiceSettings.read(environ, cores=2), environ)
 
 
-def test_the_job_is_complete_before_it_is_stored(
-    tmp_path: Path, may_complete: asyncio.Event
-) -> None:
+def test_the_stored_job_is_complete(tmp_path: Path, may_complete: asyncio.Event) -> None:
     may_complete.set()
     assert run(tmp_path) == 0
     own = tmp_path / "state" / "foreground" / "one"
@@ -114,7 +109,7 @@ def test_the_job_is_complete_before_it_is_stored(
     assert job.spec.working_dir == str(tmp_path)
 
 
-def test_a_database_that_is_away_for_a_while_does_not_end_the_job(
+def test_the_job_outlives_an_outage_of_its_database(
     tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get = Jobs.get
@@ -122,12 +117,12 @@ def test_a_database_that_is_away_for_a_while_does_not_end_the_job(
 
     def away(jobs: Jobs, job_id: JobId) -> Job:
         nonlocal refusals
-        # `run` and the coordinator begin well; it is the looks in between that fail.
+        # The first look is that of `run`; only the following ones fail.
         if 0 < refusals < 4:
             refusals += 1
             if refusals == 4:
                 loop.call_soon_threadsafe(may_complete.set)
-            raise StoreUnavailable("away")
+            raise DatabaseUnavailable("away")
         refusals = refusals or 1
         return get(jobs, job_id)
 
@@ -140,55 +135,55 @@ def test_a_database_that_is_away_for_a_while_does_not_end_the_job(
     loop: asyncio.AbstractEventLoop
     monkeypatch.setattr(foreground, "Service", Starting)
     monkeypatch.setattr(Jobs, "get", away)
-    monkeypatch.setattr(Workers, "of_job", away)
+    monkeypatch.setattr(Ranks, "of_job", away)
     assert run(tmp_path) == 0
     assert refusals == 4
 
 
-OTHERWISE = [
-    ({"max_restarts": 0}, "another max_restarts, and"),
-    ({"restart_scope": "gang", "command": ("false",)}, "another command, restart_scope, and"),
-    ({"env": {"A": "b"}}, "another env, and"),
-    ({"world_size": 2}, "another world_size, and"),
-    ({"dataset_dir": "/elsewhere"}, "another dataset_dir, and"),
+OTHER_SPECS = [
+    ({"max_restarts": 0}, "max_restarts"),
+    ({"restart_scope": "gang", "command": ("false",)}, "command, restart_scope"),
+    ({"env": {"A": "b"}}, "env"),
+    ({"world_size": 2}, "world_size"),
+    ({"dataset_dir": "/elsewhere"}, "dataset_dir"),
 ]
 
 
 @pytest.mark.usefixtures("may_complete")
-def test_a_job_that_is_not_over_goes_on_only_as_it_has_begun(
+def test_an_unfinished_job_resumes_only_with_its_own_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreground, "Service", Interrupted)
     assert begin(tmp_path) == INTERRUPTED_CODE
-    for fields, sentence in OTHERWISE:
-        with pytest.raises(BegunOtherwise, match=sentence):
+    for fields, names in OTHER_SPECS:
+        with pytest.raises(JobDiffers, match=names):
             begin(tmp_path, **fields)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(BegunOtherwise, match="another working_dir, and"):
+    with pytest.raises(JobDiffers, match="working_dir"):
         begin(tmp_path)
 
 
 @pytest.mark.usefixtures("may_complete")
-def test_who_stores_the_same_job_a_moment_later_goes_on_with_it(
+def test_the_slower_of_two_calls_resumes_the_same_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreground, "Service", Interrupted)
     assert begin(tmp_path) == INTERRUPTED_CODE
-    monkeypatch.setattr(Jobs, "find", lambda *_: None)  # it was not there when they looked
+    monkeypatch.setattr(Jobs, "find", lambda *_: None)  # it did not exist when they looked
     assert begin(tmp_path) == INTERRUPTED_CODE
-    with pytest.raises(BegunOtherwise, match="another world_size, and"):
+    with pytest.raises(JobDiffers, match="world_size"):
         begin(tmp_path, world_size=2)
 
 
-def test_who_replaces_the_same_job_a_moment_later_goes_on_with_the_new_one(
+def test_the_slower_of_two_replacements_keeps_the_new_job(
     tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_complete.set()
     assert begin(tmp_path) == 0
     monkeypatch.setattr(foreground, "Service", Interrupted)
     find = Jobs.find
-    begun = DataDirectory(tmp_path / "state" / "foreground" / "one").job("one").run
+    begun = DataDir(tmp_path / "state" / "foreground" / "one").job("one").run
 
     def find_too_early(jobs: Jobs, job_id: JobId) -> Job | None:
         earlier = find(jobs, job_id)
@@ -199,12 +194,10 @@ def test_who_replaces_the_same_job_a_moment_later_goes_on_with_the_new_one(
 
     monkeypatch.setattr(Jobs, "find", find_too_early)
     assert begin(tmp_path) == INTERRUPTED_CODE
-    assert begun.exists(), "it is the new job's"
-    with pytest.raises(BegunOtherwise, match="another world_size, and"):
-        begin(tmp_path, world_size=2)
+    assert begun.exists(), "it belongs to the new job"
 
 
-def test_what_was_told_is_not_told_again_by_a_run_that_goes_on(
+def test_a_resumed_run_does_not_repeat_events(
     tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
@@ -217,141 +210,78 @@ def test_what_was_told_is_not_told_again_by_a_run_that_goes_on(
     assert begin(tmp_path) == 0
     assert heard == ["the job was submitted"]
     assert begin(tmp_path) == 0
-    assert heard == ["the job was submitted"] * 2, "another job, of the same id"
+    assert heard == ["the job was submitted"] * 2, "another job with the same id"
 
 
-class Asleep(Narrator):
-    """Looks at nothing until it is woken; what it hears and learns is noted down."""
+class Blocked(EventPrinter):
+    """A terminal that does not read until `reads` is set."""
 
     def __init__(self, files: JobFiles) -> None:
         super().__init__(files)
-        self.awake = threading.Event()
-        self.noted: list[str] = []
+        self.reads = threading.Event()
+        self.shown: list[str] = []
 
     def look(self) -> None:
-        self.awake.wait()
-
-    see_rest = look
+        self.reads.wait()
 
     def miss_rest(self) -> None:
-        self.noted.append("there is more")
+        self.shown.append("there is more")
 
     def hear(self, event: Event) -> None:
-        self.noted.append(event.message)
+        self.shown.append(event.message)
 
     def conclude(self, job: Job) -> None:
-        self.noted.append(job.status)
+        self.shown.append(job.status)
 
 
-class Ending(Asleep):
-    """Asks for an end of all that it hears of."""
-
-    def hear(self, event: Event) -> None:
-        super().hear(event)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_what_happens_is_heard_while_nobody_looks(
-    tmp_path: Path, may_complete: asyncio.Event
+def test_a_terminal_that_reads_late_shows_everything(
+    tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Woken(Asleep):
-        def hear(self, event: Event) -> None:
-            super().hear(event)
-            self.awake.set()
-
-    audience = Woken(JobFiles(tmp_path))
-    may_complete.set()
-    assert begin(tmp_path, lambda _: audience) == 0
-    assert audience.noted == ["the job was submitted", JobStatus.COMPLETED]
-
-
-@pytest.mark.usefixtures("may_complete")
-def test_who_asks_for_an_end_has_it_although_nobody_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(foreground, "Service", Interruptible)
-    audience = Ending(JobFiles(tmp_path))
-    monkeypatch.setattr(foreground, "FAREWELL_SECONDS", foreground.LAST_WORDS_SECONDS)
-    try:
-        assert begin(tmp_path, lambda _: audience) == INTERRUPTED_CODE
-        assert audience.noted[0] == "the job was submitted"
-        assert audience.noted[-2:] == ["there is more", JobStatus.QUEUED]
-    finally:
-        audience.awake.set()
-
-
-@pytest.mark.usefixtures("may_complete")
-def test_the_patience_with_who_neither_looks_nor_hears_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Deaf(Ending):
-        def hear(self, event: Event) -> None:
-            super().hear(event)
-            self.awake.wait()
-
-    patience: list[float] = []
-    wait = Attention.wait
-
-    async def noted(attention: Attention, patience_seconds: float | None = None) -> None:
-        if patience_seconds not in {None, foreground.LOOK_SECONDS}:
-            patience.append(patience_seconds)
-        await wait(attention, patience_seconds)
-
-    monkeypatch.setattr(Attention, "wait", noted)
-    monkeypatch.setattr(foreground, "Service", Interruptible)
-    monkeypatch.setattr(foreground, "FAREWELL_SECONDS", 0.06)
-    monkeypatch.setattr(foreground, "LAST_WORDS_SECONDS", 0.02)
-    audience = Deaf(JobFiles(tmp_path))
-    try:
-        assert begin(tmp_path, lambda _: audience) == INTERRUPTED_CODE
-    finally:
-        audience.awake.set()
-    for_sight, for_hearing = patience
-    assert for_sight == pytest.approx(0.04)
-    assert for_hearing < 0.021
-
-
-@pytest.mark.parametrize("counted", [["0", "1", "2", "3", "4"], []], ids=["there", "away"])
-def test_who_hears_late_hears_all_that_can_be_told(
-    tmp_path: Path,
-    may_complete: asyncio.Event,
-    monkeypatch: pytest.MonkeyPatch,
-    counted: list[str],
-) -> None:
-    class Late(Asleep):
-        """Does not hear the first thing to its end until all is over."""
-
-        def look(self) -> None:
-            """See nothing, at once."""
-
-        def see_rest(self) -> None:
-            if not counted:
-                monkeypatch.setattr(Events, "following", away)
-            self.awake.set()
-
-        def hear(self, event: Event) -> None:
-            super().hear(event)
-            loop.call_soon_threadsafe(may_complete.set)
-            self.awake.wait()
+    display = Blocked(JobFiles(tmp_path))
 
     class Eventful(Service):
         async def run(self) -> None:
-            nonlocal loop
-            loop = asyncio.get_running_loop()
-            await self.may_complete.wait()
             job = Jobs(self._database).get(JobId("one"))
             with self._database.writing() as connection:
                 for number in range(5):
-                    told = Event(at=job.created_at, kind="counted", message=str(number))
-                    append_event(connection, job.job_id, told)
+                    event = Event(at=job.created_at, kind="counted", message=str(number))
+                    append_event(connection, job.job_id, event)
+            asyncio.get_running_loop().call_later(0.1, display.reads.set)
             await super().run()
 
-    def away(*_: object) -> list[Event]:
-        raise StoreUnavailable("away")
-
-    loop: asyncio.AbstractEventLoop
+    may_complete.set()
     monkeypatch.setattr(foreground, "Service", Eventful)
     monkeypatch.setattr(foreground, "EVENTS_LIMIT", 2)
-    audience = Late(JobFiles(tmp_path))
-    assert begin(tmp_path, lambda _: audience) == 0
-    assert audience.noted == ["the job was submitted", *counted, JobStatus.COMPLETED]
+    assert begin(tmp_path, lambda _: display) == 0
+    assert display.shown == ["the job was submitted", *"01234", JobStatus.COMPLETED]
+
+
+@pytest.mark.usefixtures("may_complete")
+def test_a_terminal_that_never_reads_delays_no_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending(Interruptible):
+        async def run(self) -> None:
+            asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+            await super().run()
+
+    monkeypatch.setattr(foreground, "Service", Ending)
+    monkeypatch.setattr(foreground, "LAST_OUTPUT_SECONDS", 0.1)
+    display = Blocked(JobFiles(tmp_path))
+    try:
+        assert begin(tmp_path, lambda _: display) == INTERRUPTED_CODE
+        assert display.shown == ["there is more", JobStatus.QUEUED]
+    finally:
+        display.reads.set()
+
+
+def test_a_broken_display_does_not_end_the_job(
+    tmp_path: Path, may_complete: asyncio.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Listener):
+        def look(self) -> None:
+            raise ValueError("no terminal")
+
+    may_complete.set()
+    assert begin(tmp_path, Broken) == 0
+    assert capsys.readouterr().err.count("no terminal") == 1

@@ -1,48 +1,48 @@
-"""What is believed of what ranks say, and what is counted of it, told as stories."""
+"""Messages of ranks: stale ones are ignored, progress is recorded."""
 
 import pytest
 from stories import Story, exited
 
 from muster.contracts.messages import Executing, Hello, RankSaid, RankSpawned, Warned
 
-# Messages that are not to be believed
+# Stale messages
 
 
 @pytest.mark.parametrize("incarnation", [-1, 0, 2])
-def test_a_stale_incarnations_message_changes_nothing(incarnation: int) -> None:
+def test_messages_of_another_attempt_are_ignored(incarnation: int) -> None:
     story = Story.running(world_size=2).dies(1)
     story.plans()
     story.wakes()
-    assert story.rank(1).incarnation == 1
+    assert story.rank(1).attempt == 1
     before = story.job
     story.rank_says(1, Hello(), incarnation).rank_says(1, Executing(), incarnation)
     story.rank_says(1, Warned(message="late"), incarnation)
-    story.hears(exited(1, incarnation, code=0)).hears(exited(1, incarnation, signal=9))
-    story.hears(
+    story.observes(exited(1, incarnation, code=0)).observes(exited(1, incarnation, signal=9))
+    story.observes(
         RankSpawned(rank=1, incarnation=incarnation, pid=1, start_ticks=1, boot_id="b", node="n")
     )
     assert story.job is before
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 4096])
-def test_a_rank_that_does_not_exist_cannot_speak(rank: int) -> None:
+def test_messages_of_unknown_ranks_are_ignored(rank: int) -> None:
     story = Story.running(world_size=2)
     before = story.job
-    story.hears(RankSaid(rank=rank, incarnation=0, message=Hello()))
-    story.hears(exited(rank, 0, code=0))
+    story.observes(RankSaid(rank=rank, incarnation=0, message=Hello()))
+    story.observes(exited(rank, 0, code=0))
     assert story.job is before
 
 
-def test_a_death_that_is_told_twice_is_counted_once() -> None:
+def test_a_repeated_exit_counts_once() -> None:
     story = Story.running(world_size=1).dies(0)
     before = story.job
     assert story.dies(0).job is before
 
 
-# Figures
+# Progress
 
 
-def test_a_beat_says_where_the_rank_is() -> None:
+def test_a_heartbeat_updates_the_progress() -> None:
     story = Story.running(world_size=1)
     story.beats(
         0,
@@ -62,7 +62,7 @@ def test_a_beat_says_where_the_rank_is() -> None:
     assert (rank.checkpoints_saved, rank.last_checkpoint_step) == (2, 10)
 
 
-def test_checkpoints_are_counted_over_all_incarnations() -> None:
+def test_checkpoints_are_counted_over_all_attempts() -> None:
     story = Story.running(world_size=1).beats(0, step=10, checkpoints_saved=2).dies(0)
     story.plans()
     story.wakes()
@@ -70,7 +70,7 @@ def test_checkpoints_are_counted_over_all_incarnations() -> None:
     assert story.rank(0).checkpoints_before + story.rank(0).checkpoints_saved == 3
 
 
-def test_throughput_is_steps_over_time_and_nothing_for_a_rank_that_is_gone() -> None:
+def test_throughput_is_steps_per_second() -> None:
     story = Story.running(world_size=1)
     for step in range(0, 100, 10):
         story.beats(0, step=step).passes(1)
@@ -79,6 +79,6 @@ def test_throughput_is_steps_over_time_and_nothing_for_a_rank_that_is_gone() -> 
     assert story.rank(0).throughput_steps_per_sec == 0
 
 
-def test_steps_that_come_again_after_a_recovery_are_no_negative_throughput() -> None:
+def test_repeated_steps_are_no_negative_throughput() -> None:
     story = Story.running(world_size=1).beats(0, step=100).passes(2).beats(0, step=3)
     assert story.rank(0).throughput_steps_per_sec == 0

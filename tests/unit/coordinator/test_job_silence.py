@@ -1,27 +1,27 @@
-"""What the silence of a rank means, and its lack of progress, told as stories."""
+"""Silent ranks, and ranks without progress."""
 
 import pytest
 from stories import Story, kills
 
-from coordinator.actions import Suspect
+from coordinator.decide.actions import Suspect
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import Executing
 from muster.contracts.rank import ProcessState
 
 
-def test_a_late_heartbeat_makes_a_suspect_and_a_beat_makes_it_live_again() -> None:
+def test_a_late_heartbeat_makes_a_suspect_for_a_while() -> None:
     story = Story.running(world_size=2)
     story.passes(5).beats(0)
     assert story.plans() == [Suspect(rank=1)]
     assert story.rank(1).process is ProcessState.SUSPECT
-    assert story.job.status is JobStatus.RUNNING, "a suspect is no corpse"
+    assert story.job.status is JobStatus.RUNNING, "a suspect may live"
     assert story.plans() == []
     story.beats(1)
     assert story.rank(1).process is ProcessState.LIVE
     assert story.plans() == []
 
 
-def test_silence_beyond_the_timeout_kills_and_the_reason_is_heartbeat_timeout() -> None:
+def test_a_silent_rank_is_killed() -> None:
     story = Story.running(world_size=2, heartbeat_timeout=10)
     story.passes(5).beats(0).plans()
     story.passes(4.9).beats(0)
@@ -42,9 +42,9 @@ def test_silence_beyond_the_timeout_kills_and_the_reason_is_heartbeat_timeout() 
 
 
 @pytest.mark.parametrize("limit", [None, 30.0])
-def test_a_beating_rank_without_progress_is_replaced_only_if_asked_for(limit: float | None) -> None:
+def test_a_rank_without_progress_is_killed_if_limited(limit: float | None) -> None:
     story = Story.running(world_size=2, progress_timeout_seconds=limit)
-    killed = kills(story.goes_on(40))
+    killed = kills(story.runs_for(40))
     if limit is None:
         assert killed == {}
     else:
@@ -54,23 +54,23 @@ def test_a_beating_rank_without_progress_is_replaced_only_if_asked_for(limit: fl
         }
 
 
-def test_a_step_now_and_then_is_progress() -> None:
+def test_an_occasional_step_is_progress() -> None:
     story = Story.running(world_size=1, progress_timeout_seconds=30)
     for step in range(1, 5):
-        assert kills(story.goes_on(28)) == {}
+        assert kills(story.runs_for(28)) == {}
         story.beats(0, step=step)
 
 
-def test_the_time_it_takes_to_start_is_no_lack_of_progress() -> None:
+def test_the_start_does_not_count_as_lack_of_progress() -> None:
     story = Story.starting(world_size=1, progress_timeout_seconds=30, start_grace_seconds=120)
     story.passes(20).rank_says(0, Executing()).passes(40).says_hello(0)
     assert kills(story.plans()) == {}
-    assert kills(story.goes_on(29)) == {}
-    assert kills(story.goes_on(2))[0].reason is Reason.NO_PROGRESS
+    assert kills(story.runs_for(29)) == {}
+    assert kills(story.runs_for(2))[0].reason is Reason.NO_PROGRESS
 
 
-def test_a_greeting_that_is_told_again_is_no_progress() -> None:
+def test_a_repeated_hello_is_no_progress() -> None:
     story = Story.running(world_size=1, progress_timeout_seconds=30)
-    story.goes_on(20)
+    story.runs_for(20)
     story.says_hello(0)
-    assert kills(story.goes_on(11))[0].reason is Reason.NO_PROGRESS
+    assert kills(story.runs_for(11))[0].reason is Reason.NO_PROGRESS

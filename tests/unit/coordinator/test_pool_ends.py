@@ -1,9 +1,9 @@
-"""How a pool ends, by its last step or from outside, told as stories."""
+"""How a pool ends, by its last step or from outside."""
 
-from stories import Story, kills, layouts, terminations
-from unit.coordinator.pooled import ACTIVE, DRAINING, LAST_STEP, LEFT, members, states
+from stories import Story, groups, kills, terminations
+from unit.coordinator.pool_states import ACTIVE, DRAINING, LAST_STEP, LEFT, members, states
 
-from coordinator.plan import PARTING_SECONDS
+from coordinator.decide.plan import EXIT_SECONDS
 from muster.contracts.job import JobStatus, StopRequest
 
 # The last step
@@ -12,17 +12,17 @@ from muster.contracts.job import JobStatus, StopRequest
 def test_a_rank_that_exits_after_the_last_step_ends_the_job() -> None:
     story = Story.training(world_size=3).all_beat(LAST_STEP).exits(1)
     assert story.job.done
-    assert story.plans() == [], "the others have only to exit"
+    assert story.plans() == [], "the others only have to exit"
     story.exits(0).exits(2).plans()
     assert story.job.status is JobStatus.COMPLETED
     assert states(story) == [LEFT, LEFT, LEFT]
 
 
-def test_who_hangs_after_the_last_step_is_told_and_then_killed() -> None:
+def test_a_rank_that_hangs_after_the_last_step_is_killed() -> None:
     story = Story.training(world_size=2, stop_grace_seconds=30).all_beat(LAST_STEP).exits(1)
-    assert terminations(story.passes(PARTING_SECONDS).plans()) == [0]
-    assert story.goes_on(27) == []
-    assert set(kills(story.goes_on(1))) == {0}
+    assert terminations(story.passes(EXIT_SECONDS).plans()) == [0]
+    assert story.runs_for(27) == []
+    assert set(kills(story.runs_for(1))) == {0}
     story.dies(0).plans()
     assert story.job.status is JobStatus.COMPLETED
 
@@ -34,7 +34,7 @@ def test_a_rank_that_dies_after_the_last_step_is_not_replaced() -> None:
     assert story.rank(0).restarts == 0
 
 
-def test_the_end_of_a_job_is_no_shortage_of_workers() -> None:
+def test_the_end_of_a_job_does_not_pause_it() -> None:
     story = Story.training(world_size=2, min_workers=2).all_beat(LAST_STEP).exits(1)
     assert story.plans() == []
     assert story.job.status is JobStatus.RUNNING
@@ -50,7 +50,7 @@ def test_a_job_that_lost_a_worker_after_the_last_step_still_ends() -> None:
     assert story.job.status is JobStatus.COMPLETED
 
 
-def test_code_0_in_the_middle_of_the_training_is_a_failure() -> None:
+def test_code_0_before_the_last_step_is_a_failure() -> None:
     story = Story.training(world_size=2).all_beat(LAST_STEP - 1).exits(1)
     story.plans()
     assert not story.job.done
@@ -60,7 +60,7 @@ def test_code_0_in_the_middle_of_the_training_is_a_failure() -> None:
     )
 
 
-def test_code_0_of_a_program_that_never_trained_is_a_failure() -> None:
+def test_code_0_without_training_is_a_failure() -> None:
     story = Story.gathering(world_size=1).says_hello(0).exits(0)
     story.plans()
     assert story.rank(0).restarts == 1
@@ -71,7 +71,7 @@ def test_code_0_of_a_program_that_never_trained_is_a_failure() -> None:
 # Ends from outside
 
 
-def test_at_a_stop_the_one_that_saves_goes_first() -> None:
+def test_on_a_stop_the_saver_exits_first() -> None:
     story = Story.training(world_size=3).is_stopped()
     assert terminations(story.plans()) == [0]
     assert story.plans() == []
@@ -82,38 +82,38 @@ def test_at_a_stop_the_one_that_saves_goes_first() -> None:
     assert states(story) == [LEFT, LEFT, LEFT]
 
 
-def test_a_stop_loses_no_work_when_the_one_that_saves_dies() -> None:
+def test_a_stop_replaces_a_dying_saver() -> None:
     story = Story.training(world_size=3).is_stopped()
     story.plans()
-    (last,) = layouts(story.dies(0).plans())
+    (last,) = groups(story.dies(0).plans())
     assert members(last) == {1: 1, 2: 2}
     assert last.paused
-    assert story.plans() == [], "nobody goes before somebody can save"
-    assert terminations(story.all_take_up(step=7).plans()) == [1]
+    assert story.plans() == [], "no rank exits before one can save"
+    assert terminations(story.all_join_group(step=7).plans()) == [1]
     assert terminations(story.exits(1).plans()) == [2]
     story.exits(2).plans()
     assert story.job.status is JobStatus.STOPPED
 
 
-def test_a_stop_loses_no_work_when_the_one_that_saves_has_just_died() -> None:
+def test_a_stop_replaces_a_dead_saver() -> None:
     story = Story.training(world_size=2, min_workers=2).dies(0).is_stopped()
-    (last,) = layouts(story.plans())
+    (last,) = groups(story.plans())
     assert members(last) == {1: 1}
-    assert terminations(story.all_take_up(step=7).plans()) == [1]
+    assert terminations(story.all_join_group(step=7).plans()) == [1]
 
 
-def test_a_stop_waits_for_nobody_where_there_is_nothing_to_save() -> None:
+def test_a_stop_with_nothing_to_save_ends_all_at_once() -> None:
     story = Story.gathering(world_size=2).is_ready(0, 1).is_stopped()
     assert terminations(story.plans()) == [0, 1]
 
 
-def test_a_stop_before_a_layout_is_in_force_replaces_one_with_a_dead_member() -> None:
+def test_a_stop_replaces_a_round_with_a_dead_member() -> None:
     story = Story.training(world_size=3).dies(2)
     story.plans()
     story.dies(1).is_stopped()
-    (last,) = layouts(story.plans())
+    (last,) = groups(story.plans())
     assert members(last) == {0: 0}
-    assert terminations(story.all_take_up(step=7).plans()) == [0]
+    assert terminations(story.all_join_group(step=7).plans()) == [0]
 
 
 def test_a_paused_job_can_be_stopped() -> None:
@@ -124,7 +124,7 @@ def test_a_paused_job_can_be_stopped() -> None:
     assert story.job.status is JobStatus.STOPPED
 
 
-def test_who_does_not_go_within_the_grace_is_killed() -> None:
+def test_a_member_that_outstays_the_grace_is_killed() -> None:
     story = Story.training(world_size=2).is_stopped(StopRequest.GRACEFUL, 5)
     story.plans()
     story.exits(0)
@@ -133,23 +133,23 @@ def test_who_does_not_go_within_the_grace_is_killed() -> None:
     assert story.job.status is JobStatus.STOPPED
 
 
-def test_an_interrupted_job_goes_back_to_the_queue_and_on_with_new_workers() -> None:
+def test_an_interrupted_pool_resumes_with_new_workers() -> None:
     story = Story.training(world_size=2).is_interrupted()
     story.settles()
     assert story.job.status is JobStatus.QUEUED
     assert states(story) == [LEFT, LEFT]
-    before = story.job.layout.generation
+    before = story.job.group.round
     story.is_admitted().plans()
-    story.agent_joins().plans()
+    story.agent_connects().plans()
     story.settles()
     assert story.job.status is JobStatus.RUNNING
-    assert story.job.layout.workers == (2, 3)
-    assert story.job.layout.generation > before
+    assert story.job.group.workers == (2, 3)
+    assert story.job.group.round > before
 
 
-def test_somebody_elses_request_to_go_costs_nothing() -> None:
+def test_a_preempted_worker_costs_no_restart() -> None:
     story = Story.training(world_size=2).beats(1, 5, stopping=True)
-    assert [layout.workers for layout in layouts(story.plans())] == [(0,)]
+    assert [group.workers for group in groups(story.plans())] == [(0,)]
     story.exits(1).plans()
     assert states(story) == [ACTIVE, LEFT]
     assert story.rank(1).restarts == 0

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 from stories import queued_job
 
-from coordinator.snapshot import Cause, Ending, RankSnapshot
-from coordinator.wording import describe_exit, describe_recovery, quote_end, quote_lines
-from muster.contracts.endings import RetryClass, describe_status
+from coordinator.decide.events import describe_exit, describe_recovery, quote_end, quote_lines
+from coordinator.decide.state import AttemptEnd, Cause, RankSnapshot
 from muster.contracts.job import Reason
+from muster.contracts.retry import RetryClass, describe_status
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,9 @@ from muster.contracts.job import Reason
         (None, None, "ended unseen"),
     ],
 )
-def test_an_end_is_a_verb_phrase(code: int | None, signal: int | None, words: str) -> None:
+def test_an_exit_is_described_by_a_verb_phrase(
+    code: int | None, signal: int | None, words: str
+) -> None:
     assert describe_exit(RankSnapshot(rank=0, exit_code=code, exit_signal=signal)) == words
 
 
@@ -40,21 +42,21 @@ def test_a_negative_status_is_a_signal(status: int, words: str) -> None:
         (RetryClass.HANG, 1, "rank 3 died; restart 1 of 7 after a hang"),
     ],
 )
-def test_a_recovery_says_who_why_and_how_often(
+def test_a_recovery_names_rank_cause_and_budget(
     kind: RetryClass | None, count: int, sentence: str
 ) -> None:
     job = queued_job(max_restarts=5, max_hangs=7)
     cause = Cause(reason=Reason.WORKER_EXITED, message="died")
-    ending = kind and Ending(retry_class=kind, reason=cause.reason, message=cause.message)
+    ending = kind and AttemptEnd(retry_class=kind, reason=cause.reason, message=cause.message)
     rank = RankSnapshot(rank=3, ending=ending, endings={kind: count} if kind else {})
     assert describe_recovery(job, rank, cause) == sentence
 
 
-def test_only_a_checkpoint_that_is_known_is_gone_on_from() -> None:
+def test_a_rank_resumes_from_a_known_checkpoint() -> None:
     job = queued_job()
     cause = Cause(reason=Reason.AGENT_LOST, message="died")
     saved = replace(job.ranks[0], last_checkpoint_step=20)
-    sentence = "rank 0 died; it goes on from its last checkpoint"
+    sentence = "rank 0 died; it resumes from its last checkpoint"
     assert describe_recovery(job.with_rank(saved), saved, cause) == sentence
 
 
@@ -69,23 +71,23 @@ def test_only_a_checkpoint_that_is_known_is_gone_on_from() -> None:
     ],
     ids=["a typing error", "after a checkpoint", "the last restart", "as near", "not its doing"],
 )
-def test_the_nearest_limit_is_the_one_that_is_named(
+def test_the_nearer_limit_is_named(
     restarts: int, fruitless: int, signal: int | None, words: str
 ) -> None:
     cause = Cause(reason=Reason.WORKER_EXITED, message="died")
     rank = RankSnapshot(
         rank=0,
         exit_signal=signal,
-        ending=Ending(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message),
+        ending=AttemptEnd(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message),
         endings={RetryClass.CRASH: restarts},
         fruitless=fruitless,
     )
     assert describe_recovery(queued_job(), rank, cause) == f"rank 0 died; {words}"
 
 
-def test_a_gang_is_told_which_rank_failed_so_often() -> None:
+def test_a_gang_names_the_rank_that_keeps_failing() -> None:
     cause = Cause(reason=Reason.WORKER_EXITED, message="died")
-    ending = Ending(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message)
+    ending = AttemptEnd(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message)
     rank = RankSnapshot(rank=1, ending=ending, endings={RetryClass.CRASH: 2}, fruitless=2)
     gang = queued_job(restart_scope="gang", mode="independent", command=("a",))
     assert describe_recovery(gang, rank, cause) == (
@@ -94,7 +96,7 @@ def test_a_gang_is_told_which_rank_failed_so_often() -> None:
     )
 
 
-def test_a_log_is_quoted_without_what_a_terminal_would_obey() -> None:
+def test_a_quoted_log_has_no_control_characters() -> None:
     lines = ("50 %\r100 %", "\x1b]0;done\x07\x1b[2J\x9b1mlost")
     assert quote_end(lines) == " ( ]0;done  [2J 1mlost)"
     assert quote_lines(lines).splitlines()[1:] == ["  50 % 100 %", "   ]0;done  [2J 1mlost"]

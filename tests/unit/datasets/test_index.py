@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.position import HASH_MODULUS
-from muster.datasets.errors import DatasetNotWritable, ShardChanged
-from muster.datasets.index import ShardIndex, index_beside, totals_of
-from muster.datasets.lines import line_hash
+from muster.contracts.shards import HASH_MODULUS
+from muster.datasets import index
+from muster.datasets.errors import DatasetNotWritable, InvalidSample, ShardChanged, ShardUnreadable
+from muster.datasets.index import (
+    ShardIndex,
+    blocks_of_shard,
+    fingerprint_of,
+    index_beside,
+    line_hash,
+    totals_of,
+)
 
 LINES = [b"first", b"", b"with a return\r", b"\xff\x00", b"x" * 300_000, b"last"]
 
@@ -30,7 +37,7 @@ def hash_sum(lines: list[bytes]) -> int:
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
-def test_an_index_counts_sums_and_finds_every_line(shard: Path, end: bytes) -> None:
+def test_index_counts_sums_and_finds_lines(shard: Path, end: bytes) -> None:
     content = b"\n".join(LINES) + end
     shard.write_bytes(content)
     index = ShardIndex.open(shard)
@@ -43,17 +50,17 @@ def test_an_index_counts_sums_and_finds_every_line(shard: Path, end: bytes) -> N
         index.offset(len(LINES) + 1)
 
 
-def test_the_index_of_an_empty_shard_is_empty(shard: Path) -> None:
+def test_index_of_an_empty_shard_is_empty(shard: Path) -> None:
     shard.write_bytes(b"")
     index = ShardIndex.open(shard)
     assert (index.lines, index.hash_sum, index.offset(0)) == (0, 0, 0)
 
 
-def test_the_hash_is_xxh3_for_ever() -> None:
+def test_line_hash_never_changes() -> None:
     assert line_hash(b'{"x":[0.5],"y":1}') == 0x90D5DEE51B626EBF
 
 
-def test_an_index_is_built_once(shard: Path) -> None:
+def test_index_is_built_once(shard: Path) -> None:
     built = ShardIndex.open(shard)
     before = written(index_beside(shard))
     assert ShardIndex.open(shard) == built
@@ -66,7 +73,7 @@ def written(path: Path) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
 
 
-def test_nothing_but_the_index_is_left_beside_the_shard(shard: Path) -> None:
+def test_build_leaves_only_the_index(shard: Path) -> None:
     ShardIndex.open(shard)
     assert names_in(shard.parent) == ["shard_00000.idx", "shard_00000.txt"]
 
@@ -96,7 +103,7 @@ def overwrite_the_index(shard: Path) -> None:
     "spoil",
     [change_the_size, change_the_time, cut_the_index, cut_the_header, overwrite_the_index],
 )
-def test_a_stale_or_damaged_index_is_replaced(shard: Path, spoil: Callable[[Path], None]) -> None:
+def test_stale_or_damaged_index_is_rebuilt(shard: Path, spoil: Callable[[Path], None]) -> None:
     ShardIndex.open(shard)
     spoil(shard)
     lines = shard.read_bytes().split(b"\n")
@@ -106,17 +113,15 @@ def test_a_stale_or_damaged_index_is_replaced(shard: Path, spoil: Callable[[Path
     assert index.offset(1) == len(LINES[0]) + 1
 
 
-def test_an_index_held_while_another_content_is_indexed_refuses_to_answer(shard: Path) -> None:
+def test_replaced_index_refuses_look_ups(shard: Path) -> None:
     held = ShardIndex.open(shard)
     shard.write_bytes(b"a\nb\nc\nd\ne\nf")
     ShardIndex.open(shard)
-    with pytest.raises(ShardChanged, match="indexed anew"):
+    with pytest.raises(ShardChanged, match="indexed again"):
         held.offset(1)
 
 
-def test_where_the_data_set_cannot_be_written_the_index_goes_to_a_private_place(
-    shard: Path, tmp_path: Path
-) -> None:
+def test_read_only_data_set_gets_a_private_index(shard: Path, tmp_path: Path) -> None:
     # A directory in its place stops even root, whom permissions do not.
     index_beside(shard).mkdir()
     private = tmp_path / "private"
@@ -130,7 +135,7 @@ def test_where_the_data_set_cannot_be_written_the_index_goes_to_a_private_place(
     assert names_in(shard.parent) == ["shard_00000.idx", "shard_00000.txt"]
 
 
-def test_a_private_place_that_others_may_write_to_is_refused(shard: Path, tmp_path: Path) -> None:
+def test_shared_private_directory_is_refused(shard: Path, tmp_path: Path) -> None:
     index_beside(shard).mkdir()
     private = tmp_path / "private"
     private.mkdir()
@@ -149,7 +154,7 @@ def test_totals_add_up_over_shards(shard: Path) -> None:
 
 
 @pytest.mark.slow
-def test_building_takes_no_memory_in_proportion_to_the_shard(shard: Path) -> None:
+def test_index_memory_is_bounded(shard: Path) -> None:
     shard.write_bytes((b"x" * 999 + b"\n") * 50_000)
     tracemalloc.start()
     try:
@@ -158,3 +163,80 @@ def test_building_takes_no_memory_in_proportion_to_the_shard(shard: Path) -> Non
     finally:
         tracemalloc.stop()
     assert peak_bytes < 4_000_000
+
+
+CONTENTS = {
+    b"": [],
+    b"\n": [b""],
+    b"a": [b"a"],
+    b"a\n": [b"a"],
+    b"a\nb": [b"a", b"b"],
+    b"one\r\ntwo\r\n": [b"one\r", b"two\r"],
+    b"a\n\nb\n": [b"a", b"", b"b"],
+    b"\xff\xfe\x00\nlonger than a block\n": [b"\xff\xfe\x00", b"longer than a block"],
+}
+
+
+def flat(shard: Path, offset: int = 0) -> list[bytes]:
+    blocks = blocks_of_shard(shard, fingerprint_of(shard), offset=offset)
+    return [line for block in blocks for line in block]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, index.BLOCK_BYTES])
+@pytest.mark.parametrize("content", list(CONTENTS))
+def test_lines_are_split_at_any_block_size(
+    shard: Path, content: bytes, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "BLOCK_BYTES", block_bytes)
+    shard.write_bytes(content)
+    assert flat(shard) == CONTENTS[content]
+
+
+def test_long_line_is_one_line(shard: Path) -> None:
+    long = b"x" * 5_000_000
+    shard.write_bytes(b"short\n" + long + b"\nshort")
+    assert flat(shard) == [b"short", long, b"short"]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_endless_line_is_refused_by_number(
+    shard: Path, end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "LINE_LIMIT_BYTES", 100)
+    monkeypatch.setattr(index, "BLOCK_BYTES", 16)
+    shard.write_bytes(b"first\n" + b"x" * 101 + end)
+    with pytest.raises(InvalidSample, match=r"shard_00000.txt:2: longer than 100 bytes"):
+        flat(shard)
+
+
+def test_offset_inside_a_line_is_refused(shard: Path) -> None:
+    shard.write_bytes(b"abc\ndef\n")
+    assert flat(shard, offset=4) == [b"def"]
+    with pytest.raises(ShardChanged, match="no line that begins at byte 5"):
+        flat(shard, offset=5)
+
+
+def test_growing_shard_is_detected(shard: Path) -> None:
+    shard.write_bytes(b"0123456789\n" * 100_000)
+    blocks = blocks_of_shard(shard, fingerprint_of(shard))
+    next(blocks)
+    with shard.open("ab") as file:
+        file.write(b"one more\n")
+    with pytest.raises(ShardChanged, match="changed while it was being read"):
+        next(blocks)
+
+
+def test_shrinking_shard_is_detected(shard: Path) -> None:
+    shard.write_bytes(b"abc\ndef\n")
+    blocks = blocks_of_shard(shard, fingerprint_of(shard))
+    assert next(blocks) == [b"abc", b"def"]
+    shard.write_bytes(b"abc\n")
+    with pytest.raises(ShardChanged):
+        next(blocks)
+
+
+def test_unreadable_shard_names_its_path(tmp_path: Path) -> None:
+    directory = tmp_path / "shard_00000.txt"
+    directory.mkdir()
+    with pytest.raises(ShardUnreadable, match=r"shard_00000.txt cannot be read \(Is a directory\)"):
+        flat(directory)

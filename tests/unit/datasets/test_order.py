@@ -14,19 +14,19 @@ def order(samples: int, *, seed: int = 0, epoch: int = 0) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_every_sample_comes_once_in_every_epoch_of_every_size() -> None:
+def test_every_sample_comes_once_per_epoch() -> None:
     for samples in range(1, 301):
         for epoch in range(3):
             found = order(samples, epoch=epoch)
             assert np.array_equal(np.sort(found), np.arange(samples)), (samples, epoch)
 
 
-def test_every_sample_of_a_large_data_set_comes_once() -> None:
+def test_every_sample_of_a_large_set_comes_once() -> None:
     assert np.array_equal(np.sort(order(1_000_003)), np.arange(1_000_003))
 
 
 @pytest.mark.parametrize("samples", BIG)
-def test_no_sample_of_a_huge_data_set_comes_twice(samples: int) -> None:
+def test_no_sample_of_a_huge_set_comes_twice(samples: int) -> None:
     middle = samples // 2
     found = np.concatenate(
         [
@@ -39,7 +39,7 @@ def test_no_sample_of_a_huge_data_set_comes_twice(samples: int) -> None:
     assert found.max() < samples
 
 
-def test_any_part_of_the_order_is_that_part_of_the_whole() -> None:
+def test_any_part_of_the_order_matches_the_whole() -> None:
     whole = order(1000, seed=3, epoch=4)
     for start, stop in pairwise([0, 0, 1, 64, 65, 500, 1000]):
         part = positions(1000, seed=3, epoch=4, start=start, stop=stop)
@@ -48,36 +48,36 @@ def test_any_part_of_the_order_is_that_part_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (3, 2), (0, 11), (11, 11)])
-def test_a_place_that_is_not_in_the_epoch_is_refused(start: int, stop: int) -> None:
+def test_position_outside_the_epoch_is_refused(start: int, stop: int) -> None:
     with pytest.raises(ValueError, match="is not within"):
         positions(10, seed=0, epoch=0, start=start, stop=stop)
 
 
-def test_an_empty_data_set_has_an_empty_order() -> None:
+def test_empty_set_has_an_empty_order() -> None:
     assert order(0).tolist() == []
 
 
-def test_the_order_is_the_same_for_ever() -> None:
+def test_order_never_changes() -> None:
     assert order(10, seed=1, epoch=2).tolist() == [0, 9, 6, 4, 2, 3, 5, 8, 7, 1]
     far = positions(10**12, seed=1, epoch=2, start=5, stop=8)
     assert far.tolist() == [152689912782, 564646125551, 19169213003]
 
 
-def test_every_seed_and_every_epoch_has_an_order_of_its_own() -> None:
+def test_orders_of_seeds_and_epochs_differ() -> None:
     keys = [(seed, epoch) for seed in range(20) for epoch in range(20)] + [(2**63 - 1, 0)]
     orders = {order(50, seed=seed, epoch=epoch).tobytes() for seed, epoch in keys}
     assert len(orders) == len(keys)
 
 
 @pytest.mark.parametrize(("samples", "orders"), [(2, 2), (3, 6), (4, 24)])
-def test_a_tiny_data_set_comes_in_every_order_there_is(samples: int, orders: int) -> None:
+def test_tiny_set_comes_in_every_order(samples: int, orders: int) -> None:
     seen = {order(samples, epoch=epoch).tobytes() for epoch in range(30 * orders)}
     assert len(seen) == orders
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [7, 16, 64, 100])
-def test_every_sample_is_as_likely_at_every_place(samples: int) -> None:
+def test_samples_are_uniform_over_positions(samples: int) -> None:
     counts = np.zeros((samples, samples), np.int64)
     for epoch in range(20 * samples):
         counts[np.arange(samples), order(samples, seed=9, epoch=epoch)] += 1
@@ -85,7 +85,7 @@ def test_every_sample_is_as_likely_at_every_place(samples: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_pair_is_as_likely_at_two_places() -> None:
+def test_pairs_are_uniform_over_positions() -> None:
     counts = np.zeros((16, 16), np.int64)
     for epoch in range(5000):
         first, second = positions(16, seed=4, epoch=epoch, start=0, stop=2)
@@ -94,7 +94,7 @@ def test_every_pair_is_as_likely_at_two_places() -> None:
 
 
 @pytest.mark.parametrize("samples", [100, 4096, 100_000])
-def test_neighbours_do_not_stay_together(samples: int) -> None:
+def test_neighbours_are_separated(samples: int) -> None:
     found = order(samples, seed=5)
     steps = np.diff(found)
     assert np.count_nonzero(np.abs(steps) == 1) < 12, "about 2 pairs by chance"
@@ -112,15 +112,13 @@ def chi_square_per_freedom(counts: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("samples", "batch_size", "steps"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2), (128, 64, 2)]
 )
-def test_an_epoch_has_as_many_steps_as_cover_every_sample(
-    samples: int, batch_size: int, steps: int
-) -> None:
+def test_steps_per_epoch_cover_all_samples(samples: int, batch_size: int, steps: int) -> None:
     assert steps_per_epoch(samples, batch_size) == steps
 
 
 @pytest.mark.parametrize("samples", [1, 7, 8, 9, 63, 64, 65, 100, 128])
 @pytest.mark.parametrize("virtual_shards", [1, 2, 8, 32])
-def test_the_shards_of_all_steps_read_every_place_once(samples: int, virtual_shards: int) -> None:
+def test_steps_read_every_position_once(samples: int, virtual_shards: int) -> None:
     read: list[int] = []
     for step in range(steps_per_epoch(samples, 64)):
         for shard in range(virtual_shards):
@@ -137,7 +135,7 @@ def test_the_shards_of_all_steps_read_every_place_once(samples: int, virtual_sha
     assert read == list(range(samples))
 
 
-def test_where_the_data_ends_the_rest_of_the_batch_is_padding() -> None:
+def test_end_of_data_is_padding() -> None:
     parts = [
         shard_samples(1, shard, batch_size=8, virtual_shards=4, samples=11) for shard in range(4)
     ]

@@ -2,13 +2,26 @@ import tracemalloc
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from muster.contracts.position import Position
-from muster.datasets.errors import InvalidSample, ShardChanged, ShardUnreadable
-from muster.datasets.index import ShardIndex, index_beside, totals_of
-from muster.datasets.lines import line_hash
-from muster.datasets.reader import read_lines
+from muster.contracts.shards import Position
+from muster.datasets.errors import (
+    DatasetEmpty,
+    DatasetMissing,
+    InvalidSample,
+    ShardChanged,
+    ShardUnreadable,
+)
+from muster.datasets.index import ShardIndex, index_beside, line_hash, totals_of
+from muster.datasets.reader import (
+    find_shards,
+    parse_sample,
+    read_lines,
+    shard_name,
+    sorted_shard_names,
+)
+from muster.datasets.schema import LabelledSample
 
 START = Position()
 CONTENTS = [
@@ -36,7 +49,7 @@ def at(shard_idx: int, line_idx: int) -> Position:
     return Position(shard_idx=shard_idx, line_idx=line_idx)
 
 
-def test_every_line_comes_once_with_the_position_after_it(shards: list[Path]) -> None:
+def test_lines_come_once_with_the_position_after(shards: list[Path]) -> None:
     assert list(read_lines(shards, START)) == [
         (b"a", 0, 1),
         (b"b", 0, 2),
@@ -49,7 +62,7 @@ def test_every_line_comes_once_with_the_position_after_it(shards: list[Path]) ->
     ]
 
 
-def test_from_every_position_exactly_the_rest_is_read(shards: list[Path]) -> None:
+def test_reading_resumes_at_every_position(shards: list[Path]) -> None:
     everything = list(read_lines(shards, START))
     for number, (_, shard_idx, line_idx) in enumerate(everything, start=1):
         assert list(read_lines(shards, at(shard_idx, line_idx))) == everything[number:]
@@ -58,26 +71,24 @@ def test_from_every_position_exactly_the_rest_is_read(shards: list[Path]) -> Non
         assert list(read_lines(shards, at(shard_idx, 0))) == rest
 
 
-def test_a_rank_without_shards_has_nothing_to_do() -> None:
+def test_rank_without_shards_reads_nothing() -> None:
     assert list(read_lines([], START)) == []
 
 
-def test_what_is_read_adds_up_to_the_index(shards: list[Path]) -> None:
+def test_lines_read_add_up_to_the_index(shards: list[Path]) -> None:
     lines = [line for line, _, _ in read_lines(shards, START)]
     totals = totals_of(shards)
     assert totals.lines == len(lines)
     assert totals.hash_sum == sum(map(line_hash, lines)) % 2**64
 
 
-def test_no_index_is_needed_to_begin_at_a_beginning(shards: list[Path]) -> None:
+def test_start_of_a_shard_needs_no_index(shards: list[Path]) -> None:
     list(read_lines(shards, at(1, 0)))
     assert not any(index_beside(shard).exists() for shard in shards)
 
 
 @pytest.mark.parametrize("blank", [b"", b"\r"])
-def test_a_blank_line_is_named_after_all_lines_before_it_were_read(
-    tmp_path: Path, blank: bytes
-) -> None:
+def test_blank_line_is_refused_after_earlier_lines(tmp_path: Path, blank: bytes) -> None:
     shards = write(tmp_path, b"a\nb\n" + blank + b"\nc\n")
     reading = read_lines(shards, START)
     assert list(islice(reading, 2)) == [(b"a", 0, 1), (b"b", 0, 2)]
@@ -88,14 +99,14 @@ def test_a_blank_line_is_named_after_all_lines_before_it_were_read(
         list(read_lines(shards, at(0, 2)))
 
 
-def test_a_shard_with_fewer_lines_than_were_consumed_has_changed(shards: list[Path]) -> None:
+def test_shard_shorter_than_position_has_changed(shards: list[Path]) -> None:
     ShardIndex.open(shards[0])
     shards[0].write_bytes(b"a\n")
     with pytest.raises(ShardChanged, match="has 1 lines, but 3 of them were already consumed"):
         list(read_lines(shards, at(0, 3)))
 
 
-def test_a_shard_that_is_gone_is_reported_when_the_reading_gets_there(shards: list[Path]) -> None:
+def test_missing_shard_raises_when_reached(shards: list[Path]) -> None:
     shards[2].unlink()
     reading = read_lines(shards, START)
     assert len(list(islice(reading, 3))) == 3
@@ -104,15 +115,13 @@ def test_a_shard_that_is_gone_is_reported_when_the_reading_gets_there(shards: li
 
 
 @pytest.mark.parametrize("position", [at(6, 0), at(5, 1)])
-def test_a_position_behind_the_last_shard_is_refused(
-    shards: list[Path], position: Position
-) -> None:
+def test_position_behind_the_last_shard_is_refused(shards: list[Path], position: Position) -> None:
     with pytest.raises(ShardChanged, match="lost shards"):
         list(read_lines(shards, position))
 
 
 @pytest.mark.slow
-def test_reading_takes_no_memory_in_proportion_to_the_shard(tmp_path: Path) -> None:
+def test_reading_memory_is_bounded(tmp_path: Path) -> None:
     shards = write(tmp_path, (b"x" * 999 + b"\n") * 50_000)
     tracemalloc.start()
     try:
@@ -121,3 +130,94 @@ def test_reading_takes_no_memory_in_proportion_to_the_shard(tmp_path: Path) -> N
     finally:
         tracemalloc.stop()
     assert peak_bytes < 3_000_000
+
+
+def test_only_shards_are_listed(tmp_path: Path) -> None:
+    for name in ("shard_00010.txt", "shard_00002.txt", "shard_00001.idx", "test.jsonl", "x.txt"):
+        (tmp_path / name).write_text("{}\n")
+    assert [path.name for path in find_shards(tmp_path)] == ["shard_00002.txt", "shard_00010.txt"]
+
+
+def test_shard_names_sort_by_number() -> None:
+    names = [shard_name(number) for number in (0, 9, 10, 99_999)]
+    assert sorted_shard_names(reversed(names)) == names
+
+
+def test_temporary_files_are_no_shards() -> None:
+    assert sorted_shard_names([".shard_00000.txt.ab12.tmp", "shard_.txt", "ashard_1.txt"]) == []
+
+
+def test_missing_data_set_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(DatasetMissing, match=r"does not exist: .*muster dataset digits --out .*no"):
+        find_shards(tmp_path / "no")
+
+
+def test_file_is_no_data_set(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(DatasetMissing, match="is not a directory"):
+        find_shards(file)
+
+
+def test_directory_without_shards_is_empty(tmp_path: Path) -> None:
+    with pytest.raises(DatasetEmpty, match=r"holds no shard file.*muster dataset digits"):
+        find_shards(tmp_path)
+
+
+def test_shards_without_lines_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "shard_00000.txt").touch()
+    (tmp_path / "shard_00001.txt").touch()
+    with pytest.raises(DatasetEmpty, match="2 shards without a single line"):
+        find_shards(tmp_path)
+    (tmp_path / "shard_00002.txt").write_text("x")
+    assert len(find_shards(tmp_path)) == 3
+
+
+def test_dangling_link_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "shard_00000.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(ShardUnreadable, match="shard_00000"):
+        find_shards(tmp_path)
+
+
+SHARD = Path("data/shard_00003.txt")
+LABELLED = msgspec.json.Decoder(LabelledSample)
+
+
+def test_sample_is_decoded() -> None:
+    line = b'{"x":[0,0.5],"y":3}\r'
+    expected = LabelledSample(x=[0.0, 0.5], y=3)
+    assert parse_sample(line, LABELLED, shard=SHARD, line_number=1) == expected
+    assert parse_sample(b"[1]", msgspec.json.Decoder(), shard=SHARD, line_number=1) == [1]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"x":[1],"y":', "truncated"),
+        (b'{"x":[1]}', "`y`"),
+        (b'{"x":["a"],"y":1}', "Expected `float`, got `str`"),
+        (b'{"x":[NaN],"y":1}', "malformed"),
+        (b"[" * 100_000, "Expected `object`"),
+        (b"no json", "malformed"),
+    ],
+)
+def test_invalid_sample_names_its_line(line: bytes, problem: str) -> None:
+    with pytest.raises(InvalidSample, match=problem) as caught:
+        parse_sample(line, LABELLED, shard=SHARD, line_number=17)
+    assert str(caught.value).startswith("data/shard_00003.txt:17: invalid sample")
+    assert (caught.value.path, caught.value.line_number) == (SHARD, 17)
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'["\xff\xfe"]'])
+def test_nesting_and_invalid_utf8_are_refused(line: bytes) -> None:
+    with pytest.raises(InvalidSample, match="invalid sample"):
+        parse_sample(line, msgspec.json.Decoder(), shard=SHARD, line_number=1)
+
+
+def test_excerpt_is_short_and_escaped() -> None:
+    with pytest.raises(InvalidSample) as caught:
+        parse_sample(b"\x1b[31m" + b"z" * 500, LABELLED, shard=SHARD, line_number=1)
+    message = str(caught.value)
+    assert "\x1b" not in message
+    assert "z" * 70 in message
+    assert "z" * 80 not in message

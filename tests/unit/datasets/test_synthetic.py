@@ -1,14 +1,15 @@
 import hashlib
+import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from muster.datasets.errors import DatasetNotWritable
-from muster.datasets.listing import find_shards
-from muster.datasets.samples import LabelledSample
-from muster.datasets.synthetic import ensure_synthetic, synthetic
+from muster.datasets.errors import DatasetNotWritable, DigitsUnavailable
+from muster.datasets.reader import find_shards
+from muster.datasets.schema import LabelledSample
+from muster.datasets.synthetic import digits, ensure_synthetic, synthetic
 
 
 def names_in(directory: Path) -> list[str]:
@@ -20,7 +21,7 @@ def samples_of(lines: list[bytes]) -> list[LabelledSample]:
     return [decoder.decode(line) for line in lines]
 
 
-def test_the_default_data_set_is_the_same_bytes_for_ever(tmp_path: Path) -> None:
+def test_default_data_set_never_changes(tmp_path: Path) -> None:
     ensure_synthetic(tmp_path / "synthetic")
     shards = find_shards(tmp_path / "synthetic")
     content = b"".join(shard.read_bytes() for shard in shards)
@@ -32,18 +33,18 @@ def test_the_default_data_set_is_the_same_bytes_for_ever(tmp_path: Path) -> None
     )
 
 
-def test_the_arguments_shape_the_samples() -> None:
+def test_arguments_set_the_schema() -> None:
     samples = samples_of(list(synthetic(samples=500, features=3, classes=5, seed=7).lines))
     assert len(samples) == 500
     assert {len(sample.x) for sample in samples} == {3}
     assert {sample.y for sample in samples} == set(range(5))
 
 
-def test_another_seed_makes_other_samples() -> None:
+def test_seed_changes_the_samples() -> None:
     assert list(synthetic(seed=1).lines) != list(synthetic(seed=2).lines)
 
 
-def test_a_nearest_centre_learns_it() -> None:
+def test_nearest_centre_learns_it() -> None:
     samples = samples_of(list(synthetic().lines))
     x = np.array([sample.x for sample in samples])
     y = np.array([sample.y for sample in samples])
@@ -52,12 +53,12 @@ def test_a_nearest_centre_learns_it() -> None:
     assert (distances.argmin(axis=1) == y[1024:]).mean() > 0.95
 
 
-def test_lines_are_made_while_they_are_read() -> None:
+def test_lines_are_generated_lazily() -> None:
     lines = iter(synthetic(samples=10**10).lines)
     assert next(lines).startswith(b'{"x":[')
 
 
-def test_a_complete_data_set_is_left_alone(tmp_path: Path) -> None:
+def test_complete_data_set_is_kept(tmp_path: Path) -> None:
     directory = ensure_synthetic(tmp_path / "deep" / "synthetic")
     before = {path.name: path.stat() for path in directory.iterdir()}
     assert ensure_synthetic(directory) == directory
@@ -65,17 +66,56 @@ def test_a_complete_data_set_is_left_alone(tmp_path: Path) -> None:
     assert names_in(directory.parent) == ["synthetic"]
 
 
-def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
+def test_empty_directory_is_filled(tmp_path: Path) -> None:
     directory = tmp_path / "synthetic"
     directory.mkdir()
     assert len(find_shards(ensure_synthetic(directory))) == 8
 
 
-def test_a_directory_with_something_else_in_it_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_other_content_is_refused_and_untouched(tmp_path: Path) -> None:
     directory = ensure_synthetic(tmp_path / "synthetic")
     (directory / "shard_00003.txt").unlink()
     before = names_in(directory)
-    with pytest.raises(DatasetNotWritable, match="no complete data set: remove it"):
+    with pytest.raises(DatasetNotWritable, match="not a complete data set: remove it"):
         ensure_synthetic(directory)
     assert names_in(directory) == before
     assert names_in(tmp_path) == ["synthetic"]
+
+
+pytestmark = pytest.mark.slow
+
+
+def sha256(lines: list[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()
+
+
+@pytest.mark.slow
+def test_digits_of_a_seed_never_change() -> None:
+    facts, lines, held_out = digits(shards=8, seed=0)
+    assert (facts.samples, facts.held_out, facts.shards) == (1438, 359, 8)
+    assert sha256(list(lines)) == "40ddd5c470a1918bd32957ceac4f8eddb376c9239f52c18dcd631f07bdd99641"
+    assert (
+        sha256(list(held_out)) == "4308a8bdd48c65856771512cda86f7ef5523f35ef45b1fbd947fd5cd41964ce6"
+    )
+
+
+@pytest.mark.slow
+def test_seed_selects_the_held_out_digits() -> None:
+    one, other = digits(shards=8, seed=1), digits(shards=8, seed=2)
+    assert list(one.held_out) != list(other.held_out)
+    assert sorted([*one.lines, *one.held_out]) == sorted([*other.lines, *other.held_out])
+
+
+def test_digit_has_64_features_in_0_to_1() -> None:
+    contents = digits(shards=8, seed=0)
+    decoder = msgspec.json.Decoder(LabelledSample)
+    samples = [decoder.decode(line) for line in contents.lines]
+    assert {len(sample.x) for sample in samples} == {64}
+    assert {sample.y for sample in samples} == set(range(10))
+    assert (min(min(s.x) for s in samples), max(max(s.x) for s in samples)) == (0.0, 1.0)
+
+
+def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DigitsUnavailable, match=r"pip install 'muster-train\[digits\]'"):
+        digits(shards=8, seed=0)

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.position import Position
-from muster.datasets.contents import Contents, DatasetFacts, read_facts
+from muster.contracts.shards import Position
 from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
-from muster.datasets.listing import find_shards
-from muster.datasets.reader import read_lines
+from muster.datasets.reader import find_shards, read_lines
+from muster.datasets.schema import Contents, DatasetFacts, read_facts
 from muster.datasets.writer import replace_dataset, write_dataset
 
 
@@ -35,7 +34,7 @@ def files_in(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_lines_are_dealt_out_in_even_contiguous_runs(tmp_path: Path) -> None:
+def test_shards_get_even_contiguous_runs(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "data"
     write_dataset(directory, contents(10, shards=3, held_out=2))
     assert lines_in(directory) == [f"line {number}".encode() for number in range(10)]
@@ -44,7 +43,7 @@ def test_lines_are_dealt_out_in_even_contiguous_runs(tmp_path: Path) -> None:
     assert read_facts(directory) == contents(10, shards=3, held_out=2).facts
 
 
-def test_indexes_are_written_beside_their_shards_and_fresh(tmp_path: Path) -> None:
+def test_indexes_are_written_beside_shards(tmp_path: Path) -> None:
     write_dataset(tmp_path, contents(4, shards=2))
     for shard in find_shards(tmp_path):
         before = index_beside(shard).stat()
@@ -53,7 +52,7 @@ def test_indexes_are_written_beside_their_shards_and_fresh(tmp_path: Path) -> No
         assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_a_directory_that_holds_shards_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_existing_shards_are_refused_and_untouched(tmp_path: Path) -> None:
     (tmp_path / "shard_00007.txt").write_bytes(b"mine\n")
     before = files_in(tmp_path)
     with pytest.raises(DatasetNotWritable, match=r"already holds shards.*--force"):
@@ -61,7 +60,7 @@ def test_a_directory_that_holds_shards_is_refused_and_untouched(tmp_path: Path) 
     assert files_in(tmp_path) == before
 
 
-def test_replacing_takes_away_all_of_the_old_and_nothing_else(tmp_path: Path) -> None:
+def test_replacing_removes_only_the_old_data_set(tmp_path: Path) -> None:
     write_dataset(tmp_path, contents(9, shards=3, held_out=1, word="old"))
     (tmp_path / "notes.md").write_bytes(b"mine")
     replace_dataset(tmp_path, contents(4, shards=2, word="new"))
@@ -85,7 +84,7 @@ def breaking_off() -> Iterator[bytes]:
     raise Interrupted
 
 
-def test_a_writer_that_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_data_set(tmp_path: Path) -> None:
     write_dataset(tmp_path, contents(4, shards=2, word="old"))
     before = files_in(tmp_path)
     broken = contents(4, shards=2)._replace(lines=breaking_off())
@@ -94,7 +93,7 @@ def test_a_writer_that_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:
     assert files_in(tmp_path) == before
 
 
-def test_a_file_in_place_of_the_directory_is_a_sentence(tmp_path: Path) -> None:
+def test_file_instead_of_directory_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(DatasetNotWritable, match=r"cannot write to .*file: .*another directory"):
@@ -102,13 +101,13 @@ def test_a_file_in_place_of_the_directory_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not stop root")
-def test_a_directory_without_write_permission_is_a_sentence(tmp_path: Path) -> None:
+def test_read_only_directory_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(DatasetNotWritable, match="Permission denied"):
         write_dataset(tmp_path, contents(1, shards=1))
 
 
-def test_a_directory_without_readable_facts_is_no_finished_data_set(tmp_path: Path) -> None:
+def test_directory_without_facts_is_incomplete(tmp_path: Path) -> None:
     assert read_facts(tmp_path) is None
     (tmp_path / "dataset.json").write_text('{"kind":')
     assert read_facts(tmp_path) is None

@@ -1,0 +1,181 @@
+"""Pages of lists with keyset cursors, and conditional requests with entity tags.
+
+A job's own tag is strong: it is the version of its row, so a change can be made conditional on it.
+Other tags are weak: they are equal if the data behind the response is equal.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+import xxhash
+from fastapi import Depends, Header, Query, Request, Response
+from msgspec import Meta
+from msgspec.json import Decoder
+
+from api.dependencies import AppState
+from api.errors import InvalidRequest, Problem, invalid_field
+from api.parameters import SelectedJobs
+from api.schema import reply
+from database.jobs import JobQuery
+from database.records import Job, RowVersion
+from muster.contracts.job import JobId
+from muster.contracts.spec import JOB_ID_PATTERN
+from muster.contracts.views import View
+
+DEFAULT_LIMIT: Final = 1000
+"""High, so that small clients never page."""
+
+Place: TypeAlias = tuple[datetime, JobId]
+"""The end of a page of jobs: creation time and id of the last one."""
+
+PLACES: Final[Decoder[Place]] = Decoder(
+    tuple[datetime, Annotated[JobId, Meta(pattern=f"^{JOB_ID_PATTERN}$")]]
+)
+
+AnyPlace = TypeVar("AnyPlace", bound=tuple[Any, ...])
+
+PageLimit = Annotated[int, Query(ge=1, le=DEFAULT_LIMIT, description="Most items of one response.")]
+Cursor = Annotated[str | None, Query(description="From the Link header of the previous page.")]
+IfNoneMatch = Annotated[
+    str | None,
+    Header(description="The ETag of an earlier response: 304 without a body if it is current."),
+]
+IfMatch = Annotated[
+    str | None,
+    Header(description="The ETag of the job as you know it: 412 if it has changed since."),
+]
+
+_TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
+
+
+class Changed(Problem):
+    """The job has changed since the client saw it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            HTTPStatus.PRECONDITION_FAILED,
+            "job-changed",
+            "The job has changed since you looked: GET it again, and repeat with its new ETag.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A requested page of jobs."""
+
+    selection: JobQuery
+    limit: int
+    after: Place | None
+
+
+async def _page(
+    selection: SelectedJobs, limit: PageLimit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> Page:
+    return Page(selection=selection, limit=limit, after=decode_cursor(cursor, PLACES))
+
+
+RequestedPage = Annotated[Page, Depends(_page)]
+
+
+def jobs_of(page: Page, desk: AppState, request: Request) -> tuple[list[Job], dict[str, str]]:
+    """Return the jobs of a page, and the headers with their number and the next page."""
+    jobs = desk.jobs.page(page.selection, page.limit + 1, page.after)  # one more: is there a next?
+    headers = {"X-Total-Count": str(desk.jobs.count(page.selection))}
+    if len(jobs) > page.limit:
+        last = jobs[page.limit - 1]
+        filters = [
+            (name, value)
+            for name, value in request.query_params.multi_items()
+            if name not in {"limit", "cursor"}
+        ]
+        headers["Link"] = link_next(request, filters, page.limit, (last.created_at, last.job_id))
+    return jobs[: page.limit], headers
+
+
+def link_next(
+    request: Request, filters: Sequence[tuple[str, str]], limit: int, place: tuple[Any, ...]
+) -> str:
+    """Return the Link header of the page after `place`."""
+    query = [*filters, ("limit", str(limit)), ("cursor", encode_cursor(place))]
+    return f'<{request.scope["path"]}?{urlencode(query)}>; rel="next"'
+
+
+def encode_cursor(place: tuple[Any, ...]) -> str:
+    """Return `place`, which begins with a time, as an opaque word."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def decode_cursor(text: str | None, places: Decoder[AnyPlace]) -> AnyPlace | None:
+    """Return the end of the previous page; raise `InvalidRequest` for an invalid cursor."""
+    if text is None:
+        return None
+    try:
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        place = places.decode(raw)
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        raise _invalid_cursor() from None
+    if place[0].tzinfo is None:
+        raise _invalid_cursor()
+    return place
+
+
+def _invalid_cursor() -> InvalidRequest:
+    return invalid_field(
+        "query", "cursor", "is not a valid cursor: follow the Link header, or leave it out"
+    )
+
+
+def job_tag(job: Job) -> str:
+    """Return the strong tag of a job."""
+    return f'"{job.uid}.{job.version}"'
+
+
+def weak_tag(request: Request, *parts: Any) -> str:  # noqa: ANN401  all that msgspec can encode
+    """Return the tag of the response to `request` that is made from `parts`."""
+    asked = request.scope["path"], request.query_params.multi_items()
+    data = msgspec.json.encode([asked, *parts])
+    return f'W/"{xxhash.xxh3_128_hexdigest(data)}"'
+
+
+def reply_tagged(
+    tag: str,
+    known: str | None,
+    view: Callable[[], View],
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return `view` under its tag, or 304 if the client knows that tag."""
+    # no-cache: a cache must ask every time.
+    headers = {**(headers or {}), "ETag": tag, "Cache-Control": "no-cache"}
+    if known is not None and _is_among(tag, known):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return reply(view(), headers=headers)
+
+
+def required_version(job: Job, wanted: str | None) -> RowVersion | None:
+    """Return the row version that a change requires; None if it requires none.
+
+    Raises `Changed` if `job` does not match the header If-Match.
+    """
+    if wanted is None or wanted.strip() == "*":
+        return None
+    if job_tag(job) not in (tag for is_weak, tag in _tags(wanted) if not is_weak):
+        raise Changed
+    return job.row_version
+
+
+def _is_among(tag: str, known: str) -> bool:
+    value = tag.removeprefix("W/")
+    return known.strip() == "*" or value in (other for _, other in _tags(known))
+
+
+def _tags(header: str) -> Iterator[tuple[bool, str]]:
+    for found in _TAG.finditer(header):
+        yield found[1] is not None, f'"{found[2]}"'

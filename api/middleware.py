@@ -1,0 +1,276 @@
+"""ASGI middleware: admits or refuses each request before any route sees it.
+
+A web page in the user's browser can reach a loopback port. The list of host names stops DNS
+rebinding; the origin check and the JSON content type stop forged requests (CSRF).
+"""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+
+from api.auth import (
+    CHANGING_METHODS,
+    Authenticator,
+    Caller,
+    client_name,
+    log_refusal,
+    logging_changes,
+    printable,
+    require_scope,
+)
+from api.dependencies import PREFIX
+from api.errors import MethodNotAllowed, Problem, problem_response
+from api.rate_limits import RateLimiter
+from muster.contracts import token
+from muster.contracts.settings import LOOPBACK_NAMES
+from muster.host.peers import normalize_address, uid_of_connection
+
+BODY_LIMIT_BYTES: Final = 1 << 20
+"""A job with 256 variables and 1024 words is far below."""
+
+BARE_PROBES: Final = frozenset({"/healthz", "/livez", "/readyz"})
+"""These answer yes or no only, under any host name: a container's monitor knows just an address."""
+
+PROBES: Final = BARE_PROBES | {"/health"}
+"""Open without a token; they tell nothing about any job."""
+
+_REQUEST_ID_LIMIT: Final = 128
+
+_SINGLE_HEADERS: Final = (
+    b"host",
+    b"origin",
+    b"sec-fetch-site",
+    b"sec-fetch-mode",
+    b"content-type",
+    b"content-length",
+    b"authorization",
+    b"idempotency-key",
+)
+"""Headers that decide about a request. A proxy may have looked at another one than we do."""
+
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
+
+_LOG: Final = structlog.get_logger("api")
+
+
+class AccessMiddleware:
+    """Names, checks, authenticates and limits each request.
+
+    It sets `request_id`, `caller_uid` and, where known, `caller` and `authenticate` in the
+    request's state.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authenticator: Authenticator,
+        limiter: RateLimiter,
+        hosts: Collection[str],
+        uid_of: Callable[[Scope], int | None],
+    ) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._limiter = limiter
+        self._hosts = {*LOOPBACK_NAMES, *map(str.lower, hosts)}
+        self._uid_of = uid_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            headers = Headers(scope=scope)
+            request_id = _request_id(headers)
+            scope.setdefault("state", {})["request_id"] = request_id
+            with bound_contextvars(request_id=request_id):
+                await self._handle(scope, headers, receive, _with_request_id(send, request_id))
+
+    async def _handle(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        scope["state"]["caller_uid"] = self._uid_of(scope)
+        try:
+            client = await self._admit(scope, headers)
+            with self._limiter.admit(client):
+                _refuse_idle_change(scope)
+                await self._app(scope, receive, logging_changes(send, scope))
+        except Problem as problem:
+            log_refusal(problem, scope)
+            await problem_response(problem, scope)(scope, receive, send)
+        except Exception:  # noqa: BLE001  the client was answered by `api.error_handlers`
+            _LOG.exception(
+                "a request failed unexpectedly",
+                action="request_failed",
+                path=printable(scope["path"]),
+            )
+
+    async def _admit(self, scope: Scope, headers: Headers) -> str | None:
+        """Return the client whose limits apply, None for no limits; raise `Problem`.
+
+        A refused request counts against the client's limits as well.
+        """
+        is_own_user = self._authenticator.is_own_user(scope["state"]["caller_uid"])
+        try:
+            self._check_headers(scope, headers)
+            caller = await self._authenticate(scope, headers)
+        except Problem:
+            if not is_own_user:
+                self._limiter.charge(client_name(scope))
+            raise
+        if caller is None:
+            return None if is_own_user else client_name(scope)
+        scope["state"]["caller"] = caller
+        return caller.name if caller.is_limited else None
+
+    async def _authenticate(self, scope: Scope, headers: Mapping[str, str]) -> Caller | None:
+        """Return the caller; None for an anonymous request to a probe."""
+        if _is_in(BARE_PROBES, scope):
+            return None
+        authenticate = partial(
+            self._authenticator.authenticate,
+            scope["state"]["caller_uid"],
+            headers.get("authorization"),
+        )
+        scope["state"]["authenticate"] = authenticate
+        try:
+            return await authenticate()
+        except Problem:
+            if _is_in(PROBES, scope):
+                return None
+            raise
+
+    def _check_headers(self, scope: Scope, headers: Headers) -> None:
+        names = [name for name, _ in headers.raw]
+        for name in _SINGLE_HEADERS:
+            if names.count(name) > 1:
+                detail = f"The header {name.decode().title()} may be sent only once."
+                raise Problem(HTTPStatus.BAD_REQUEST, "header-given-twice", detail)
+        if _host_name(headers) not in self._hosts and not _is_in(BARE_PROBES, scope):
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                "foreign-host",
+                "This service is not known by the name in the Host header. Use localhost or "
+                "127.0.0.1 on its own machine, or ask its operator to add the name to "
+                "MUSTER_ALLOWED_HOSTS.",
+            )
+        _check_origin(scope, headers)
+        _check_body(scope, headers)
+
+
+class HeadAsGet:
+    """ASGI middleware: answers HEAD with the headers of GET and without a body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        answered = asyncio.Event()
+
+        async def send_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+            elif not answered.is_set():
+                answered.set()
+                await send({"type": "http.response.body"})
+
+        async def disconnect() -> Message:
+            await answered.wait()  # ends a stream after its headers
+            return {"type": "http.disconnect"}
+
+        await self._app({**scope, "method": "GET"}, disconnect, send_headers)
+
+
+def peer_uid(scope: Scope) -> int | None:
+    """Return the user id of a client on this machine; None for a client elsewhere.
+
+    Asked for each request (about 50 µs): uvicorn has no documented hook for connections, and a
+    port may belong to another user a moment later.
+    """
+    if not scope.get("client") or not scope.get("server") or scope["server"][1] is None:
+        return None
+    (host, port), (server_host, server_port) = scope["client"], scope["server"]
+    client, server = normalize_address(host), normalize_address(server_host)
+    if not client.is_loopback and client != server:
+        return None
+    return uid_of_connection((client, port), (server, server_port))
+
+
+def _is_in(probes: Collection[str], scope: Scope) -> bool:
+    return scope["path"].removeprefix(PREFIX) in probes
+
+
+def _refuse_idle_change(scope: Scope) -> None:
+    """Refuse a change that no route allows this caller, before its body is read."""
+    if scope["method"] in CHANGING_METHODS:
+        if _is_in(PROBES, scope):
+            raise MethodNotAllowed({"Allow": "GET"})
+        require_scope(scope["state"]["caller"], token.Scope.SUBMIT)
+
+
+def _check_origin(scope: Scope, headers: Mapping[str, str]) -> None:
+    origin = headers.get("origin")
+    is_foreign = origin is not None and _origin_host(origin) != headers.get("host", "").lower()
+    # A GET that a browser sends for a page has no Origin, but Sec-Fetch-Site. Following a link to
+    # us is allowed.
+    is_link = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    site = headers.get("sec-fetch-site", "none")
+    if is_foreign or (site not in {"none", "same-origin"} and not is_link):
+        detail = "Web pages of another origin may not use this service."
+        raise Problem(HTTPStatus.FORBIDDEN, "foreign-origin", detail)
+
+
+def _check_body(scope: Scope, headers: Mapping[str, str]) -> None:
+    if "content-length" in headers and "transfer-encoding" in headers:
+        # A proxy may go by the other one than we do (request smuggling).
+        detail = "A body has either a Content-Length or a Transfer-Encoding."
+        raise Problem(HTTPStatus.BAD_REQUEST, "bad-request", detail)
+    length_bytes = int(headers.get("content-length", "0"))  # the HTTP parser admits digits only
+    has_body = length_bytes > 0 or "transfer-encoding" in headers
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if scope["method"] in CHANGING_METHODS and has_body and media_type != "application/json":
+        detail = "The body must be JSON. Send the header `Content-Type: application/json`."
+        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not-json", detail)
+    if length_bytes > BODY_LIMIT_BYTES:  # a body without a length is limited by FastAPI
+        detail = f"The body is longer than {BODY_LIMIT_BYTES} bytes."
+        raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body-too-large", detail)
+
+
+def _host_name(headers: Mapping[str, str]) -> str | None:
+    found = _HOST.fullmatch(headers.get("host", "").lower())
+    return (found[1] or found[2]) if found else None
+
+
+def _origin_host(origin: str) -> str | None:
+    """Return host and port of an Origin header; None for "null"."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
+
+
+def _request_id(headers: Mapping[str, str]) -> str:
+    given = headers.get("x-request-id", "")
+    if 0 < len(given) <= _REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex
+
+
+def _with_request_id(send: Send, request_id: str) -> Send:
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            message["headers"] = headers
+        await send(message)
+
+    return send_with_id

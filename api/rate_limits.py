@@ -1,0 +1,78 @@
+"""How many requests one client may send: a token bucket for the rate, a count of those open.
+
+The bucket fills at a steady rate and a full one is a burst. An open stream is an open request.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from api.errors import Problem
+
+BURST_SECONDS: Final = 10
+"""The size of a bucket: a script that starts sends many requests at once."""
+
+CLIENTS_LIMIT: Final = 10_000
+"""How many buckets are kept; the least recently used one goes first."""
+
+
+class TooManyRequests(Problem):
+    """`Retry-After` says when to try again."""
+
+    def __init__(self, slug: str, detail: str, retry_after_seconds: int) -> None:
+        headers = {"Retry-After": str(retry_after_seconds)}
+        super().__init__(HTTPStatus.TOO_MANY_REQUESTS, slug, detail, headers=headers)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    updated_at: float
+
+
+class RateLimiter:
+    """The limits of all clients. To be used by the event loop's thread only."""
+
+    def __init__(self, *, per_second: int, at_once: int, monotonic: Callable[[], float]) -> None:
+        self._per_second = per_second
+        self._at_once = at_once
+        self._monotonic = monotonic
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._open: Counter[str] = Counter()
+
+    def charge(self, client: str) -> None:
+        """Count one request; raise `TooManyRequests` if the bucket is empty."""
+        now, size = self._monotonic(), float(self._per_second * BURST_SECONDS)
+        bucket = self._buckets.setdefault(client, _Bucket(size, now))
+        self._buckets.move_to_end(client)
+        if len(self._buckets) > CLIENTS_LIMIT:
+            self._buckets.popitem(last=False)
+        elapsed_seconds, bucket.updated_at = now - bucket.updated_at, now
+        bucket.level = min(size, bucket.level + elapsed_seconds * self._per_second)
+        if bucket.level < 1:
+            detail = f"You send more than {self._per_second} requests a second. Slow down."
+            retry_after_seconds = math.ceil((1 - bucket.level) / self._per_second)
+            raise TooManyRequests("too-many-requests", detail, retry_after_seconds)
+        bucket.level -= 1
+
+    @contextmanager
+    def admit(self, client: str | None) -> Iterator[None]:
+        """Count one request, open while inside; raise `TooManyRequests`. None has no limits."""
+        if client is None:
+            yield
+            return
+        self.charge(client)
+        if self._open[client] >= self._at_once:
+            detail = f"You have {self._at_once} open requests. Wait for one, or close a stream."
+            raise TooManyRequests("too-many-at-once", detail, 1)
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]

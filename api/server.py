@@ -1,0 +1,214 @@
+"""The service process: settings, database, application, uvicorn."""
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import structlog
+import uvicorn
+from anyio import CapacityLimiter
+
+from api.app import build
+from api.auth import Authenticator, TokenCache
+from api.coordinator_link import CoordinatorWaker, CoordinatorWatch
+from api.dependencies import AppState
+from api.middleware import AccessMiddleware, peer_uid
+from api.rate_limits import RateLimiter
+from api.startup_checks import check_certificate, check_exposure, check_token
+from api.streams import JobCache, JobState, LogBroadcast
+from api.submission import SubmissionQueue, Submitter
+from database.engine import Database
+from database.idempotency import Answers
+from database.jobs import Jobs
+from database.leases import COORDINATOR_LEASE, Leases
+from database.records import Lease, utc_now
+from database.tokens import Tokens
+from database.workers import Attempts, CheckpointLog, Events, Members, Ranks
+from muster.contracts.errors import MusterError
+from muster.contracts.job import JobId
+from muster.contracts.paths import DataDir
+from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
+from muster.host import processes
+from muster.runtime import service_log
+from muster.runtime.stderr_messages import print_stderr
+
+_LOG: Final = structlog.get_logger("api")
+
+LOG_READERS: Final = 8
+"""Threads that read logs for streams, so that these do not hold up other routes."""
+
+LOG_SEARCHES: Final = 4
+"""Threads that search logs; one search may take two seconds."""
+
+CONNECTIONS_LIMIT: Final = 640
+"""uvicorn answers 503 beyond. The usual limit of open files is 1024, and logs need some as well."""
+
+HEADERS_LIMIT_BYTES: Final = 1 << 17
+"""The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
+
+SHUTDOWN_SECONDS: Final = 4
+"""For answers on their way after SIGTERM; streams end at once."""
+
+_SERVICE_TOKEN: Final = (
+    f"api: {TOKEN} is a token that a Muster service created, so this service ignores it. Unset it "
+    "here, or choose a token of your own (`openssl rand -hex 32`)"
+)
+
+
+class PortTaken(MusterError):
+    """The address is in use."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        super().__init__(
+            f"cannot listen on {host} port {port} ({error.strerror}): stop the process that "
+            "listens there, or choose another port with MUSTER_PORT"
+        )
+
+
+def serve() -> int:
+    """Serve until SIGTERM or Ctrl-C; return the exit code."""
+    processes.exit_with_parent(os.environ)
+    service_log.configure("api")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit)
+    processes.unblock_sigint()
+    try:
+        settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+        access = AccessSettings.read(os.environ)
+        if is_issued_token(os.environ):
+            print_stderr(_SERVICE_TOKEN)
+        if access.tls_certfile is not None:
+            check_certificate(access.tls_certfile, access.tls_keyfile)
+        database = Database.open(settings.database_url)
+        try:
+            _run(settings, access, database)
+        finally:
+            database.close()
+    except MusterError as error:
+        print_stderr(f"api: {error}")
+        return 1
+    return 0
+
+
+def _run(settings: ServiceSettings, access: AccessSettings, database: Database) -> None:
+    tokens = TokenCache(database, time.monotonic)
+    listener = _listen(settings, access, tokens)
+    state = _build_state(settings, database, tokens, is_closing=lambda: server.should_exit)
+    app = AccessMiddleware(
+        build(state),
+        authenticator=Authenticator(
+            tokens,
+            utc_now,
+            own_uid=os.geteuid(),
+            require_token=access.require_token,
+            token_sha256=access.token_sha256,
+        ),
+        limiter=RateLimiter(
+            per_second=access.requests_per_second,
+            at_once=access.requests_at_once,
+            monotonic=time.monotonic,
+        ),
+        hosts={settings.host, *access.allowed_hosts},
+        uid_of=peer_uid,
+    )
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        h11_max_incomplete_event_size=HEADERS_LIMIT_BYTES,
+        limit_concurrency=CONNECTIONS_LIMIT,
+        ws="none",
+        proxy_headers=False,  # callers are identified by address, which no header may replace
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level=logging.WARNING,
+        ssl_certfile=access.tls_certfile,
+        ssl_keyfile=access.tls_keyfile,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if access.tls_certfile else "http"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    _LOG.info(f"listens on {url}", action="listening", url=url)
+    # A garbage collection through everything that was imported would take a tenth of a second.
+    gc.freeze()
+    server.run(sockets=[listener])
+
+
+def _listen(settings: ServiceSettings, access: AccessSettings, tokens: Tokens) -> socket.socket:
+    host, port = settings.host, settings.port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        check_token(access, tokens.is_any_valid)
+        check_exposure(host, str(address[0]), access, tokens.is_any_valid)
+        return socket.create_server(address, family=family, backlog=1024)
+    except OSError as error:
+        raise PortTaken(host, port, error) from error
+
+
+def _build_state(
+    settings: ServiceSettings, database: Database, tokens: Tokens, is_closing: Callable[[], bool]
+) -> AppState:
+    started = time.monotonic()
+    jobs, workers, leases = Jobs(database), Ranks(database), Leases(database)
+    files = DataDir(settings.data_dir)
+
+    def read_lease() -> Lease | None:
+        return leases.current(COORDINATOR_LEASE)
+
+    def read_state(job_id: JobId) -> JobState | None:
+        job = jobs.find(job_id)
+        return JobState(job, workers.of_job(job_id)) if job else None
+
+    def checkpoint_dir_of(job_id: JobId) -> str | None:
+        job = jobs.find(job_id)
+        return job.spec.checkpoint_dir if job else None
+
+    job_cache = JobCache(read_state, time.monotonic)
+    wake_coordinator = CoordinatorWaker(read_lease, time.monotonic)
+    readers = CapacityLimiter(LOG_READERS)
+    return AppState(
+        database=database,
+        jobs=jobs,
+        workers=workers,
+        members=Members(database),
+        incarnations=Attempts(database),
+        commits=CheckpointLog(database),
+        events=Events(database),
+        answers=Answers(database),
+        tokens=tokens,
+        job_cache=job_cache,
+        log_broadcast=LogBroadcast(files, job_cache, is_closing=is_closing, readers=readers),
+        log_searches=CapacityLimiter(LOG_SEARCHES),
+        coordinator=CoordinatorWatch(read_lease, time.monotonic),
+        wake_coordinator=wake_coordinator,
+        submitter=Submitter(
+            settings=settings,
+            working_dir=Path.cwd(),
+            clock=utc_now,
+            random_hex=lambda: uuid.uuid4().hex,
+            checkpoint_dir_of=checkpoint_dir_of,
+            search_path=os.environ.get("PATH"),
+        ),
+        intake=SubmissionQueue(jobs.create_all, wake_coordinator),
+        files=files,
+        is_closing=is_closing,
+        clock=utc_now,
+        uptime_seconds=lambda: time.monotonic() - started,
+        version=version("muster-train"),
+    )
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)

@@ -1,0 +1,184 @@
+"""What must be true before the service listens; also run by ``python -P -m api --check``.
+
+A loopback address is reachable from this machine only. Any other address needs a token, and TLS so
+that the token cannot be read on the way. Checking changes nothing: no database is created.
+"""
+
+import ipaddress
+import json
+import os
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from muster.contracts.errors import MusterError
+from muster.contracts.settings import AccessSettings, ServiceSettings
+from muster.contracts.token import Scope
+from muster.host.ports import AddressNotLocal
+
+if TYPE_CHECKING:
+    from database.engine import Inspection
+
+_CREATE_ONE: Final = "create one with `muster token create NAME --scope admin`"
+
+
+class StartupProblem(MusterError):
+    """The service cannot start with these settings."""
+
+    def __init__(self, check: str, what: str, why: str, next_step: str) -> None:
+        self.check = check
+        """What was checked: "settings", "address", "tls", "token", "exposure" or "database"."""
+        self.what = what
+        self.why = why
+        self.next_step = next_step
+        super().__init__(f"{what}: {why}; {next_step}")
+
+
+def check_certificate(certfile: Path, keyfile: Path | None) -> None:
+    """Raise `StartupProblem` unless a server can load these files."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # With a password, OpenSSL does not ask for one at the terminal.
+        context.load_cert_chain(certfile, keyfile, password="")
+    except OSError as error:
+        raise StartupProblem(
+            "tls",
+            f"cannot load the certificate {certfile} and its key {keyfile or certfile}",
+            error.strerror or str(error),
+            "set MUSTER_TLS_CERTFILE to a PEM file with the certificate chain, and "
+            "MUSTER_TLS_KEYFILE to one with its key, without a password",
+        ) from error
+
+
+def check_token(access: AccessSettings, has_token: Callable[[], bool]) -> None:
+    """Raise `StartupProblem` if tokens are required and there is none."""
+    if access.require_token and access.token_sha256 is None and not has_token():
+        raise StartupProblem(
+            "token",
+            "refusing to start with MUSTER_REQUIRE_TOKEN",
+            "there is no token, so no one could use the service or create a token",
+            f"{_CREATE_ONE} while the service runs without MUSTER_REQUIRE_TOKEN, or set "
+            "MUSTER_TOKEN",
+        )
+
+
+def check_exposure(
+    host: str, address: str, access: AccessSettings, has_token: Callable[[], bool]
+) -> None:
+    """Raise `StartupProblem` unless it is safe to listen on `address`, to which `host` resolves."""
+    if ipaddress.ip_address(address).is_loopback:
+        return
+    what = f"refusing to listen on {host}, which other machines can reach"
+    if access.token_sha256 is None and not has_token():
+        raise StartupProblem(
+            "exposure",
+            what,
+            "there is no token",
+            f"{_CREATE_ONE} while the service runs on 127.0.0.1, or set MUSTER_TOKEN; or leave "
+            "MUSTER_HOST unset and use an SSH tunnel",
+        )
+    if access.tls_certfile is None and not access.allow_plain_http:
+        raise StartupProblem(
+            "exposure",
+            what,
+            "tokens would cross the network unencrypted",
+            "set MUSTER_TLS_CERTFILE and MUSTER_TLS_KEYFILE, or set MUSTER_ALLOW_PLAIN_HTTP=1 if "
+            "a proxy does TLS",
+        )
+
+
+def check_listening(settings: ServiceSettings, access: AccessSettings) -> str:
+    """Return the address that the service would listen on.
+
+    Raises `StartupProblem`, `NotHere` for a host without an address, and `StoreError` if the
+    database with the tokens cannot be read.
+    """
+    if access.tls_certfile is not None:
+        check_certificate(access.tls_certfile, access.tls_keyfile)
+    try:
+        address = str(socket.getaddrinfo(settings.host, None)[0][4][0])
+    except OSError as error:
+        raise AddressNotLocal(settings.host, error) from error
+
+    def has_token() -> bool:
+        inspect_database(settings.database_url)  # raises if the database is unavailable
+        return _has_token(settings.database_url, Scope.READ)
+
+    check_token(access, has_token)
+    check_exposure(settings.host, address, access, has_token)
+    return address
+
+
+def inspect_database(url: str) -> "Inspection":
+    """Return the schema revision of a database; raise `StoreError` if it cannot be read."""
+    from database.engine import inspect  # noqa: PLC0415  imports SQLAlchemy
+
+    return inspect(url)
+
+
+def run_checks(environ: Mapping[str, str]) -> int:
+    """Print the result of all checks as one JSON object; return 1 if there is a problem."""
+    problems: list[dict[str, str]] = []
+    address: str | None = None
+    database: dict[str, str | None] | None = None
+    has_admin_token = False
+    try:
+        settings = ServiceSettings.read(environ, cores=os.cpu_count() or 1)
+        access = AccessSettings.read(environ)
+    except MusterError as error:
+        problems.append(_described(error, "settings"))
+    else:
+        try:
+            database = _check_database(settings.database_url)
+            has_admin_token = access.token_sha256 is not None or _has_token(
+                settings.database_url, Scope.ADMIN
+            )
+        except MusterError as error:
+            hint = "check MUSTER_DATABASE_URL; unset, it is a file in the data directory"
+            problems.append(_described(error, "database", hint))
+        try:
+            address = check_listening(settings, access)
+        except (StartupProblem, AddressNotLocal) as error:
+            problems.append(_described(error, "address"))
+        except MusterError:
+            pass  # the database is unavailable, which was reported above
+    report = {
+        "problems": problems,
+        "address": address,
+        "database": database,
+        "has_admin_token": has_admin_token,
+    }
+    print(json.dumps(report))  # noqa: T201  the result of this command
+    return 1 if problems else 0
+
+
+def _described(error: MusterError, check: str, next_step: str = "") -> dict[str, str]:
+    if isinstance(error, StartupProblem):
+        return {
+            "check": error.check,
+            "what": error.what,
+            "why": error.why,
+            "next": error.next_step,
+        }
+    return {"check": check, "what": str(error), "why": "", "next": next_step}
+
+
+def _check_database(url: str) -> dict[str, str | None]:
+    found = inspect_database(url)
+    if found.revision is not None and found.revision > found.wanted:
+        raise StartupProblem(
+            "database",
+            f"the database has schema {found.revision}",
+            f"this version of Muster knows schemas up to {found.wanted}",
+            "upgrade Muster",
+        )
+    kind = url.partition(":")[0].partition("+")[0]
+    return {"kind": kind, "revision": found.revision, "expected_revision": found.wanted}
+
+
+def _has_token(url: str, scope: Scope) -> bool:
+    from database.tokens import is_any_token  # noqa: PLC0415  imports SQLAlchemy
+
+    return is_any_token(url, scope)

@@ -1,0 +1,311 @@
+"""Live streams: one reader per job for all clients that follow its logs, and a cache of job states.
+
+Any number of streams and long polls of one job cost one query every tenth of a second, and its
+logs are read and encoded once.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakValueDictionary
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+
+from api.logs.follow import IsOver, JobFollower
+from api.logs.position import Position, format_event_id
+from api.logs.tail import tail_position
+from database.errors import DatabaseUnavailable
+from database.records import Job, RankRecord
+from muster.contracts.job import JobId, JobUid
+from muster.contracts.paths import DataDir, JobFiles, LogName
+from muster.contracts.rank import ProcessState
+
+POLL_SECONDS: Final = 0.1
+"""How often logs are read; adds this much delay to a line."""
+
+FRESH_SECONDS: Final = 0.1
+"""How old a cached job state may be; adds this much delay to the end of a stream."""
+
+FORGET_SECONDS: Final = 60.0
+"""A job state that was not read for this long is dropped."""
+
+IDLE_SECONDS: Final = 10.0
+"""A stream without events wakes up this often, so that its caller's token can be checked."""
+
+BACKLOG_BYTES: Final = 1 << 20
+"""How much of its last events a feed keeps. A reader further behind reads the files again."""
+
+PLACE_BYTES: Final = 136
+"""What one rank's place takes in the position of an event, as measured."""
+
+RETRY_MILLISECONDS: Final = 2000
+"""How long a client waits before it reconnects."""
+
+
+def encode_start(event_id: str) -> bytes:
+    """Return the start of a stream, from which a client resumes that saw no event."""
+    return f"id: {event_id}\nretry: {RETRY_MILLISECONDS}\n\n".encode()
+
+
+def encode_event(event_id: str, text: str, name: str | None = None) -> bytes:
+    """Return a server-sent event; log lines have no name. `text` has no carriage return."""
+    event = "" if name is None else f"event: {name}\n"
+    data = text.replace("\n", "\ndata: ")
+    return f"id: {event_id}\n{event}data: {data}\n\n".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job and its ranks at one moment."""
+
+    job: Job
+    workers: Sequence[RankRecord]
+
+
+def finished_logs(state: JobState | None) -> IsOver:
+    """Return which logs will not grow any more; all of them if the job is deleted or over."""
+    if state is None or state.job.is_terminal:
+        return lambda _name: True
+    latest = {worker.rank: worker for worker in state.workers}
+
+    def is_over(name: LogName) -> bool:
+        worker = latest.get(name.rank)
+        if worker is None or name.incarnation > worker.incarnation:
+            return False
+        return name.incarnation < worker.incarnation or worker.state == ProcessState.EXITED
+
+    return is_over
+
+
+class JobCache:
+    """The latest known states of the jobs that clients watch. For one event loop."""
+
+    def __init__(
+        self, read: Callable[[JobId], JobState | None], monotonic: Callable[[], float]
+    ) -> None:
+        self._read = read
+        self._monotonic = monotonic
+        self._states: dict[JobId, tuple[float, JobState | None]] = {}
+        """With the time at which the query began."""
+        self._locks: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
+
+    async def get(self, job_id: JobId) -> JobState | None:
+        """Return the job as it was at most `FRESH_SECONDS` ago, or None if it does not exist.
+
+        Returns the last known state while the database is unavailable; raises `StoreUnavailable`
+        if there is none.
+        """
+        return await self._get(job_id, self._monotonic() - FRESH_SECONDS, may_be_stale=True)
+
+    async def get_current(self, job_id: JobId) -> JobState | None:
+        """Return the job as it is now; the id may belong to another job than a moment ago.
+
+        Raises `StoreUnavailable`.
+        """
+        return await self._get(job_id, self._monotonic(), may_be_stale=False)
+
+    async def _get(
+        self, job_id: JobId, not_before: float, *, may_be_stale: bool
+    ) -> JobState | None:
+        lock = self._locks.setdefault(job_id, asyncio.Lock())
+        async with lock:  # all who wait for one query share the next
+            known = self._states.get(job_id)
+            if known is not None and known[0] > not_before:
+                return known[1]
+            began = self._monotonic()
+            try:
+                state = await run_sync(self._read, job_id)
+            except DatabaseUnavailable:
+                if known is not None and may_be_stale:
+                    return known[1]
+                raise
+            self._states[job_id] = began, state
+            self._forget_old(began)
+            return state
+
+    def _forget_old(self, now: float) -> None:
+        for job_id in [
+            job_id for job_id, (at, _) in self._states.items() if at < now - FORGET_SECONDS
+        ]:
+            del self._states[job_id]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """Encoded log lines, and the position after them."""
+
+    encoded: bytes
+    position: Position
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory it takes, at most."""
+        return len(self.encoded) + PLACE_BYTES * len(self.position)
+
+
+class LogFeed:
+    """Reads the logs of a job, all ranks or one, for all who follow them.
+
+    It starts at the end of the logs. A reader gets what is before that from the files, then the
+    feed's events; one that falls behind the kept events reads the files again. So a slow reader
+    costs the others nothing, and has no gap.
+    """
+
+    def __init__(
+        self,
+        uid: JobUid,
+        files: JobFiles,
+        rank: int | None,
+        look: Callable[[], Awaitable[JobState | None]],
+        is_closing: Callable[[], bool],
+        readers: CapacityLimiter,
+    ) -> None:
+        self._uid = uid
+        self._files = files
+        self._rank = rank
+        self._look = look
+        self._is_closing = is_closing
+        self._readers = readers
+        self._count = 0
+        """How many events there were."""
+        self._position: Position = {}
+        """After the last event."""
+        self._kept: deque[LogEvent] = deque()
+        self._kept_bytes = 0
+        self._moved = asyncio.Event()
+        self._opened = asyncio.Event()
+        self.listeners = 0
+        self.is_over = False
+        self._reading = asyncio.create_task(self._read_on())
+
+    def close(self) -> None:
+        self._reading.cancel()
+
+    async def final_state(self) -> JobState | None:
+        """Return the job's last state, once there is nothing more to read."""
+        return await asyncio.shield(self._reading)
+
+    async def events(self, position: Position) -> AsyncIterator[LogEvent | None]:
+        """Yield everything after `position`, until the job is over or the service stops.
+
+        Also yields None, at least every `IDLE_SECONDS` without an event.
+        """
+        await self._opened.wait()
+        while True:
+            number, until = self._count, self._position
+            reader = JobFollower(self._files, self._rank, position, until)
+            while event := await self._next(reader, lambda _name: True):
+                yield event
+                if self._is_closing():
+                    return
+            position, is_ahead = reader.position, reader.is_ahead
+            # Unless the reader is ahead, it now has exactly what lies below `until`.
+            while not (is_ahead and number < self._count):
+                if number < self._count - len(self._kept):
+                    break  # too far behind: read the files again
+                if number < self._count:
+                    event = self._kept[number - self._count]
+                    position, number = event.position, number + 1
+                    yield event
+                elif self.is_over:
+                    return
+                else:
+                    await self._moved.wait()
+                    yield None
+
+    async def _read_on(self) -> JobState | None:
+        try:
+            self._position = await run_sync(
+                tail_position, self._files, self._rank, 0, limiter=self._readers
+            )
+            self._opened.set()
+            reader = JobFollower(self._files, self._rank, self._position)
+            clock = asyncio.get_running_loop().time
+            woken_at = clock()
+            while True:
+                # Before the files are read: a log that is over by now is complete.
+                state = await self._look()
+                while event := await self._next(reader, finished_logs(state)):
+                    self._publish(event)
+                    if self._is_closing():
+                        return state
+                if state is None or state.job.is_terminal or self._is_closing():
+                    return state
+                if clock() - woken_at >= IDLE_SECONDS:
+                    woken_at = clock()
+                    self._wake_readers()
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            self.is_over = True
+            self._opened.set()
+            self._moved.set()
+
+    def _publish(self, event: LogEvent) -> None:
+        self._kept.append(event)
+        self._kept_bytes += event.size_bytes
+        while self._kept_bytes > BACKLOG_BYTES:
+            self._kept_bytes -= self._kept.popleft().size_bytes
+        self._count += 1
+        self._position = event.position
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def _next(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
+        return await run_sync(self._read_event, reader, is_over, limiter=self._readers)
+
+    def _read_event(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
+        batch = reader.next_batch(is_over)
+        if batch is None:
+            return None
+        event_id = format_event_id(self._uid, batch.position)
+        return LogEvent(encode_event(event_id, batch.text), batch.position)
+
+
+class LogBroadcast:
+    """The feeds of one event loop: one for each job, or rank of a job, that clients follow."""
+
+    def __init__(
+        self,
+        files: DataDir,
+        jobs: JobCache,
+        *,
+        is_closing: Callable[[], bool],
+        readers: CapacityLimiter,
+    ) -> None:
+        self._files = files
+        self._jobs = jobs
+        self._is_closing = is_closing
+        self._readers = readers
+        self._feeds: dict[tuple[JobUid, int | None], LogFeed] = {}
+
+    @asynccontextmanager
+    async def subscribe(self, job: Job, rank: int | None) -> AsyncIterator[LogFeed]:
+        """Give the feed of a job, all ranks or one; it is closed when its last reader leaves."""
+        key = (job.uid, rank)
+        feed = self._feeds.get(key)
+        if feed is None or feed.is_over:
+            feed = self._feeds[key] = self._open(job, rank)
+        feed.listeners += 1
+        try:
+            yield feed
+        finally:
+            feed.listeners -= 1
+            if not feed.listeners:
+                feed.close()
+                if self._feeds.get(key) is feed:
+                    del self._feeds[key]
+
+    def _open(self, job: Job, rank: int | None) -> LogFeed:
+        async def look() -> JobState | None:
+            state = await self._jobs.get(job.job_id)
+            return state if state is not None and state.job.uid == job.uid else None
+
+        files = self._files.job(job.job_id)
+        return LogFeed(job.uid, files, rank, look, self._is_closing, self._readers)

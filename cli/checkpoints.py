@@ -1,0 +1,403 @@
+"""``muster checkpoint`` and ``digest``: look at saved checkpoints without disturbing a job.
+
+They are read from the disk. Where a directory is named, no service has to run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from cli.connection import complete_jobs, connected
+from cli.errors import ExitCode, Misuse
+from cli.output import Cell, Output, facts, moment, output_option, plural, show, size, table
+from muster.checkpoints.errors import CheckpointMissing
+from muster.checkpoints.manifest import CheckpointName
+from muster.contracts.paths import checkpoints_of_job
+
+if TYPE_CHECKING:
+    from muster.checkpoints.comparison import Difference
+    from muster.checkpoints.listing import CheckpointDir, ListedCheckpoint
+    from muster.checkpoints.reader import Checkpoint
+
+# Numpy and msgspec are imported inside the functions: `--help` does not need them.
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_HEADER: Final = ("whose", "step", "epoch", "size", "saved at (UTC)", "age", "state")
+_DIFFERENCES_HEADER: Final = ("name", "first", "second", "elements", "largest")
+_ARRAYS_HEADER: Final = ("array", "dtype", "shape", "bytes", "sha256")
+_DIGITS: Final = 16
+"""Of a SHA-256 in a table: enough to tell two apart."""
+
+_WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
+_PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
+
+
+class RankRequired(Misuse):
+    """Each rank has its own checkpoints, and the command names no rank."""
+
+
+def digests(directory: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield (whose, step, sha256) of the newest checkpoints below a job's directory.
+
+    There is one per rank, or one of all ranks of a synchronous job. Raises a `CheckpointError` if
+    there is none, or if one is damaged.
+    """
+    from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
+
+    yield from map(_digest, checkpoint_dirs(directory))
+
+
+def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
+    """Return a verified checkpoint; raises a `MusterError`.
+
+    `word` is ``WHERE``, ``WHERE:STEP``, or the directory of one checkpoint.
+    """
+    path = Path(word)
+    if _is_directory(word) and (name := CheckpointName.parse(path.name)):
+        return _checkpoint_dir(f"{path.parent}/", rank).reader.load(name)
+    found = _WITH_STEP.fullmatch(word)
+    if found is None or path.is_dir():
+        return _checkpoint_dir(word, rank).newest()
+    return _checkpoint_dir(found[1], rank).of_step(int(found[2]))
+
+
+def _checkpoint_dir(word: str, rank: int | None) -> CheckpointDir:
+    directory, found = _checkpoint_dirs(word)
+    ranks = [place.rank for place in found]
+    if rank is None and len(ranks) > 1:
+        raise RankRequired(
+            f"in {directory} each of the ranks {ranks[0]} to {ranks[-1]} has its own checkpoints: "
+            "choose one with --rank"
+        )
+    if rank is not None and rank not in ranks:
+        known = ", ".join(map(str, ranks))
+        raise CheckpointMissing(f"{directory} has checkpoints of rank {known} only")
+    return found[0 if rank is None else ranks.index(rank)]
+
+
+def _checkpoint_dirs(word: str) -> tuple[Path, Sequence[CheckpointDir]]:
+    """Return a job's directory and its checkpoints, by rank."""
+    from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
+
+    directory, uid = (Path(word), None) if _is_directory(word) else _directory_of_job(word)
+    return directory, checkpoint_dirs(directory, uid)
+
+
+def _is_directory(word: str) -> bool:
+    return "/" in word or word in {".", ".."}
+
+
+def _directory_of_job(word: str) -> tuple[Path, str]:
+    with connected() as client:
+        job = client.job(word).view
+    directory = checkpoints_of_job(Path(job.spec["checkpoint_dir"]), job.job_id)
+    if not directory.is_dir():
+        reason = (
+            "only a command that saves with `import muster` writes there"
+            if job.spec["command"]
+            else "it has saved none yet, or it saves on another machine"
+        )
+        raise CheckpointMissing(
+            f"{job.job_id} has no checkpoints in {directory}: {reason}. "
+            "Run this command on the machine of the job"
+        )
+    return directory, job.job_uid
+
+
+def _examined(
+    directory: Path, places: Sequence[CheckpointDir]
+) -> list[tuple[CheckpointDir, ListedCheckpoint]]:
+    """Return every checkpoint after reading all its bytes."""
+    from muster.checkpoints.listing import examine  # noqa: PLC0415
+
+    found = [(place, one) for place in places for one in examine(place)]
+    if not found:
+        raise CheckpointMissing(f"{directory} has no checkpoint yet")
+    return found
+
+
+def _dangling_latest(places: Sequence[CheckpointDir]) -> Iterator[tuple[str, str]]:
+    """Yield path and description of each LATEST that does not name a checkpoint.
+
+    A restart takes the newest checkpoint that is there, yet something was lost.
+    """
+    for place in places:
+        latest, names = place.reader.latest(), place.reader.names()
+        # A running job may have replaced the file since `names` was read.
+        if names and latest not in names and place.reader.latest() == latest:
+            lost = "is missing or unreadable" if latest is None else f"names {latest}, not there"
+            path = f"{place.reader.directory}/LATEST"
+            yield path, f"{place.label}  {path} {lost}"
+
+
+def _digest(place: CheckpointDir) -> tuple[str, int, str]:
+    from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
+
+    checkpoint = place.newest()
+    return place.label, checkpoint.step, identity_of(checkpoint)
+
+
+_where_argument = click.argument(
+    "where", metavar="WHERE", shell_complete=complete_jobs, help=f"{_PLACE}."
+)
+_rank_option = click.option(
+    "--rank", type=click.IntRange(min=0), help="The rank, if each has its own checkpoints."
+)
+
+
+def _which_argument(name: str) -> Callable[[_Function], _Function]:
+    return click.argument(
+        name,
+        metavar="WHERE[:STEP]",
+        shell_complete=complete_jobs,
+        help=f"{_PLACE}, or what ls -o name prints. Without a step: the current checkpoint.",
+    )
+
+
+@click.group()
+def checkpoint() -> None:
+    """List, verify, compare and export checkpoints.
+
+    They are read from the disk, so run this on the machine that has them.
+    """
+
+
+@checkpoint.command()
+@_where_argument
+@output_option
+def ls(where: str, output: Output) -> None:
+    """List a job's checkpoints, the current one first.
+
+    Every byte is read. The states are current (a restart resumes from it),
+    intact, damaged, and another job's, which used the same directory. With
+    -o name it prints paths, which show accepts.
+    """
+    found = _examined(*_checkpoint_dirs(where))
+    show(
+        output,
+        [_entry(*each) for each in found],
+        table(_HEADER, [_row(*each) for each in found]),
+        (_path(*each) for each in found),
+    )
+
+
+@checkpoint.command("show")
+@_which_argument("which")
+@_rank_option
+@output_option
+def show_checkpoint(which: str, rank: int | None, output: Output) -> None:
+    """Show the contents of a checkpoint.
+
+    That is its position, its values, and its arrays with their SHA-256.
+    """
+    body = _document(find_checkpoint(which, rank))
+    show(output, body, _document_lines(body), (array["name"] for array in body["arrays"]))
+
+
+@checkpoint.command()
+@_where_argument
+@output_option
+def verify(where: str, output: Output) -> None:
+    """Look for damage in a job's checkpoints.
+
+    Every byte is compared with what was saved. Exit code 1 if a file is damaged
+    or LATEST names no checkpoint. With -o name it prints the paths of these.
+    """
+    directory, places = _checkpoint_dirs(where)
+    found, dangling = _examined(directory, places), dict(_dangling_latest(places))
+    damaged = [_path(place, one) for place, one in found if one.damage]
+    lines = (
+        f"{place.label}  step {it.name.step}  {it.damage or it.condition}" for place, it in found
+    )
+    show(
+        output,
+        {"checkpoints": [_entry(*each) for each in found], "strays": [*dangling.values()]},
+        chain(lines, dangling.values()),
+        chain(damaged, dangling),
+    )
+    if damaged or dangling:
+        sys.exit(ExitCode.FAILED)
+
+
+@checkpoint.command()
+@_which_argument("first")
+@_which_argument("second")
+@_rank_option
+@output_option
+def diff(first: str, second: str, rank: int | None, output: Output) -> None:
+    """Compare two checkpoints bit by bit.
+
+    Exit code 1 if they differ. For example:
+    muster checkpoint diff my-job:40 my-job:45
+    """
+    import msgspec  # noqa: PLC0415
+
+    from muster.checkpoints.comparison import differences  # noqa: PLC0415
+
+    states = []
+    for which in (first, second):
+        found = find_checkpoint(which, rank)
+        position = msgspec.to_builtins(found.position)
+        states.append({**found.state, **{f"position.{at}": n for at, n in position.items()}})
+    unequal = differences(*states)
+    if unequal:
+        lines: Iterable[str] = table(_DIFFERENCES_HEADER, map(_difference_row, unequal))
+    else:
+        lines = [f"equal bits: {len(states[0])} entries, including the position"]
+    body = {"equal": not unequal, "differences": msgspec.to_builtins(unequal)}
+    show(output, body, lines, (one.name for one in unequal))
+    if unequal:
+        sys.exit(ExitCode.FAILED)
+
+
+@checkpoint.command()
+@_which_argument("which")
+@click.argument(
+    "target",
+    metavar="TARGET",
+    type=click.Path(path_type=Path),
+    help="A new .npz file, or a new directory.",
+)
+@_rank_option
+def export(which: str, target: Path, rank: int | None) -> None:
+    """Write a checkpoint's arrays for other programs.
+
+    They go to one .npz file, or to a directory of .npy files, where
+    checkpoint.json holds the position and the other values.
+    """
+    from muster.checkpoints.export import ARCHIVE  # noqa: PLC0415
+    from muster.checkpoints.export import export as write  # noqa: PLC0415
+
+    if target.suffix not in ("", ARCHIVE):  # a name such as model.pt does not mean a directory
+        raise click.BadParameter(
+            f"{target.suffix} is not supported: name a new {ARCHIVE} file, or a new directory",
+            param_hint="TARGET",
+        )
+    found = find_checkpoint(which, rank)
+    count = write(found, target)
+    kind = "file" if target.suffix else "directory"
+    arrays = plural(count, "array")
+    click.echo(f"the {kind} {target} holds {arrays} of step {found.step}", err=True)
+
+
+@click.command()
+@_where_argument
+@output_option
+def digest(where: str, output: Output) -> None:
+    """Print the SHA-256 of a job's newest state.
+
+    The newest checkpoint of every rank is verified first. Equal digests mean
+    equal bits: weights, optimizer state and position in the data.
+    """
+    found = [*map(_digest, _checkpoint_dirs(where)[1])]
+    show(
+        output,
+        [{"whose": whose, "step": step, "sha256": digest} for whose, step, digest in found],
+        (f"{whose}  step {step}  sha256 {digest}" for whose, step, digest in found),
+        (digest for _, _, digest in found),
+    )
+
+
+def _path(place: CheckpointDir, one: ListedCheckpoint) -> str:
+    return f"{place.reader.directory}/{one.name}"
+
+
+def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
+    manifest = one.manifest
+    return {
+        "whose": place.label,
+        "rank": place.rank,
+        "path": _path(place, one),
+        "step": one.name.step,
+        "generation": one.name.generation,
+        "epoch": manifest and manifest.position.epoch,
+        "saved_at": manifest and manifest.time,
+        "size_bytes": manifest and sum(file.size_bytes for file in manifest.files.values()),
+        "state": one.condition.value,
+        "damage": one.damage or None,
+    }
+
+
+def _row(place: CheckpointDir, one: ListedCheckpoint) -> tuple[Cell, ...]:
+    from muster.client.progress import duration  # noqa: PLC0415
+
+    entry = _entry(place, one)
+    saved: tuple[Cell, ...] = (None, None, None)
+    if one.manifest is not None:
+        time = one.manifest.time
+        age_seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+        saved = (size(entry["size_bytes"]), moment(time), duration(max(0.0, age_seconds)))
+    return (entry["whose"], entry["step"], entry["epoch"], *saved, entry["state"])
+
+
+def _document(found: Checkpoint) -> dict[str, Any]:
+    import msgspec  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
+
+    manifest = found.manifest
+    return {
+        "job_id": manifest.job_id,
+        "job_uid": manifest.job_uid,
+        "rank": manifest.rank,
+        "world_size": manifest.world_size,
+        "step": manifest.step,
+        "generation": manifest.generation,
+        "saved_at": manifest.time,
+        "sha256": identity_of(found),
+        "position": msgspec.to_builtins(manifest.position),
+        "values": manifest.values,
+        "arrays": [
+            {
+                "name": name,
+                "dtype": str(value.dtype),
+                "shape": list(value.shape),
+                "size_bytes": value.nbytes,
+                "sha256": sha256(np.ascontiguousarray(value).data).hexdigest(),
+            }
+            for name, value in sorted(found.state.items())
+            if isinstance(value, np.ndarray)
+        ],
+    }
+
+
+def _document_lines(body: Mapping[str, Any]) -> Iterator[str]:
+    values = ((f"value {name}", json.dumps(it)) for name, it in sorted(body["values"].items()))
+    yield from facts(
+        [
+            ("job", body["job_id"]),
+            ("rank", f"{body['rank']} of {body['world_size']}"),
+            ("step", f"{body['step']}, saved by generation {body['generation']}"),
+            ("saved at", f"{moment(body['saved_at'])} UTC"),
+            ("sha256", body["sha256"]),
+            ("position", json.dumps(body["position"])[1:-1].replace('"', "")),
+            *values,
+        ]
+    )
+    if body["arrays"]:
+        yield ""
+        yield from table(_ARRAYS_HEADER, map(_array_row, body["arrays"]))
+
+
+def _array_row(array: Mapping[str, Any]) -> tuple[Cell, ...]:
+    from muster.checkpoints.comparison import shape  # noqa: PLC0415
+
+    digest = f"{array['sha256'][:_DIGITS]}…"
+    return (array["name"], array["dtype"], shape(array["shape"]), array["size_bytes"], digest)
+
+
+def _difference_row(one: Difference) -> tuple[Cell, ...]:
+    largest = None if one.largest is None else f"{one.largest:.3g}"
+    return (one.name, one.first, one.second, one.elements, largest)

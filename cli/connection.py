@@ -1,0 +1,99 @@
+"""A command's connection to the API, and the arguments that name jobs.
+
+HTTP is imported when a command runs, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import click
+
+if TYPE_CHECKING:
+    from muster import Client
+    from muster.client import Job
+
+CONNECT_SECONDS: Final = 2.0
+"""How long a command retries while the API does not answer. A person who forgot `muster up` should
+not wait longer; while `muster up` restarts its API, `cli.own_up` waits longer."""
+
+ATTACHED_SECONDS: Final = 60.0
+"""The same for a command that has already reached the API, which may restart meanwhile."""
+
+_COMPLETION_SECONDS: Final = 1.0
+_COMPLETION_JOBS: Final = 50
+
+
+@contextmanager
+def connected(retry_seconds: float = CONNECT_SECONDS) -> Iterator[Client]:
+    """Open a client of the API; wait for the API if `muster up` is just restarting it."""
+    from cli.service_record import address_of, await_restart, find_own_services  # noqa: PLC0415
+    from muster import Client  # noqa: PLC0415  imports httpx
+
+    up = find_own_services()
+    if up is not None:
+        await_restart(up)
+    url, ca_file = address_of(up)
+    with Client(url, retry_seconds=retry_seconds, ca_file=ca_file) as client:
+        yield client
+
+
+@contextmanager
+def attached(word: str) -> Iterator[Job]:
+    """Find the job that `word` names and keep talking to it while its API restarts."""
+    with connected() as client:
+        found = client.job(word).view
+    with connected(ATTACHED_SECONDS) as client:
+        yield client.job_of(found)
+
+
+def complete_jobs(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the ids of the newest jobs that start with `incomplete`, if the API answers."""
+    from cli.config import apply_config_file  # noqa: PLC0415
+    from cli.service_record import address_of, find_own_services  # noqa: PLC0415
+    from muster import Client  # noqa: PLC0415  imports httpx
+    from muster.contracts.errors import MusterError  # noqa: PLC0415
+
+    found = ["@latest"]
+    try:
+        apply_config_file(os.environ)
+        url, ca_file = address_of(find_own_services())
+        with Client(
+            url, timeout_seconds=_COMPLETION_SECONDS, retry_seconds=0, ca_file=ca_file
+        ) as client:
+            found += [job.id for job in client.jobs(limit=_COMPLETION_JOBS)]
+    except MusterError:
+        pass
+    return [word for word in found if word.startswith(incomplete)]
+
+
+def complete_statuses(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the job statuses that start with `incomplete`, in the same case."""
+    from muster.contracts.job import JobStatus  # noqa: PLC0415
+
+    words = [word.lower() if incomplete.islower() else word.value for word in JobStatus]
+    return [word for word in words if word.startswith(incomplete)]
+
+
+_EXACT: Final = "Full id or name, or @latest."
+# What cannot be undone is never done to a job that was named by a prefix.
+
+job_argument: Final = click.argument(
+    "job", metavar="JOB", shell_complete=complete_jobs, help="Id, prefix, name, or @latest."
+)
+exact_job_argument: Final = click.argument(
+    "job", metavar="JOB", shell_complete=complete_jobs, help=_EXACT
+)
+exact_jobs_argument: Final = click.argument(
+    "jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_jobs, help=_EXACT
+)
+status_option: Final = click.option(
+    "-s",
+    "--status",
+    multiple=True,
+    shell_complete=complete_statuses,
+    help="Only jobs with this status; may be repeated.",
+)

@@ -1,0 +1,387 @@
+"""``muster doctor``: check machine, settings and places, and say what to do about each problem."""
+
+import errno
+import ipaddress
+import os
+import platform
+import resource
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+import psutil
+
+from cli.config import service_settings, with_origin
+from cli.errors import ExitCode
+from cli.output import Output, output_option, plural, show
+from cli.run import visible_gpus
+from cli.service_record import read_record
+from muster.contracts.errors import InvalidEnvironment, MusterError
+from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full
+from muster.contracts.settings import AccessSettings, ServiceSettings
+from muster.contracts.token import WAY_TO_ADMIN
+from muster.host.containment import cgroup_of
+from muster.host.ports import AddressNotLocal, PortUnavailable, is_port_free
+from muster.runtime.secrets import SecretStore
+from muster.runtime.stderr_messages import print_stderr
+
+DESCRIPTORS_MIN: Final = 1024
+DESCRIPTORS_WANTED: Final = 4096
+"""An agent holds a few for each rank, the API one for each stream and each log that is read."""
+
+TASKS_PER_RANK: Final = 20
+"""Threads count as processes, and numerical libraries start some."""
+
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  only looked at
+SHARED_MEMORY_WANTED_BYTES: Final = 1 << 30
+"""Containers get 64 MiB by default, too little for the workers of a torch DataLoader."""
+
+MEMORY_WANTED_BYTES: Final = 1 << 30
+
+SLOW_WRITE_SECONDS: Final = 0.05
+"""A disk that takes longer for a small durable write slows every submission and checkpoint."""
+
+WRITES: Final = 5
+PROBE_BYTES: Final = 1 << 16
+"""More than the rest of a block that is already allocated."""
+
+REMOTE_FILE_SYSTEMS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs", "lustre"}
+)
+"""SQLite cannot rely on their locks."""
+
+_DISK_FIXES: Final = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota of this user",
+    errno.EROFS: "mount it for writing",
+}
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works, with a disadvantage."""
+    PROBLEM = "problem"
+    """Part of Muster does not work."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check; `fix` says what to do about a warning or a problem."""
+
+    about: str
+    verdict: Verdict
+    seen: str
+    fix: str = ""
+
+
+class StartReport(msgspec.Struct, frozen=True):
+    """The output of ``python -P -m api --check``."""
+
+    problems: list[dict[str, str]]
+    """check, what, why, next; `why` and `next` may be empty."""
+    address: str | None
+    database: dict[str, Any] | None
+    """kind, revision (None: no tables yet), expected_revision; None if it cannot be read."""
+    has_admin_token: bool
+
+
+class CannotStart(MusterError):
+    """The API would not start with these settings."""
+
+
+@click.command()
+@output_option
+def validate(*, output: Output) -> None:
+    """Check this installation and suggest repairs.
+
+    Exit code 1 if there is a problem. Nothing is changed, and services need not run.
+    """
+    findings = list(_findings(os.environ))
+    names = [finding.about for finding in findings if finding.verdict is not Verdict.OK]
+    show(output, msgspec.to_builtins(findings), _lines(findings), names)
+    problems, warnings = (
+        sum(finding.verdict is verdict for finding in findings)
+        for verdict in (Verdict.PROBLEM, Verdict.WARNING)
+    )
+    click.echo(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}", err=True)
+    sys.exit(ExitCode.FAILED if problems else ExitCode.OK)
+
+
+def require_startable(environ: Mapping[str, str]) -> None:
+    """Raise `CannotStart` if the API would refuse to start; changes nothing."""
+    report = start_report(environ)
+    if report.problems:
+        raise CannotStart("\n".join(map(_sentence, report.problems)))
+    if AccessSettings.read(environ).require_token and not report.has_admin_token:
+        print_stderr(
+            f"muster: MUSTER_REQUIRE_TOKEN is set, but no admin token is valid: {WAY_TO_ADMIN}"
+        )
+
+
+def start_report(environ: Mapping[str, str]) -> StartReport:
+    """Ask the API whether it would start; raises `CannotStart` if it cannot say."""
+    # A process of its own: the CLI itself knows neither database nor web framework.
+    asked = subprocess.run(
+        [sys.executable, "-P", "-m", "api", "--check"],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    try:
+        return msgspec.json.decode(asked.stdout, type=StartReport)
+    except msgspec.MsgspecError as error:
+        raise CannotStart(f"python -P -m api --check failed: {error}") from error
+
+
+def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        settings = service_settings()
+        door = AccessSettings.read(environ)
+    except InvalidEnvironment as error:
+        yield from _check_machine(1)
+        seen = str(with_origin(error, environ))
+        yield _problem("settings", seen, "muster config show --origin lists them all")
+        return
+    yield from _check_machine(settings.slots)
+    yield _ok("settings", "all can be read; see: muster config show")
+    yield from _check_places(settings)
+    yield _check_port(settings, environ)
+    try:
+        report = start_report(environ)
+    except CannotStart as error:
+        yield _problem("start", str(error), "see the error above")
+        return
+    yield _check_database(report)
+    yield _check_door(report, door)
+
+
+def _check_machine(slots: int) -> Iterator[Finding]:
+    release = f"{platform.system()} {platform.release()}"
+    has_calls = hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
+    if has_calls and Path("/proc/self/stat").exists():
+        yield _ok("kernel", release)
+    else:
+        fix = "run it on Linux 5.3 or newer, with /proc mounted; a container is fine"
+        yield _problem("kernel", release, fix)
+    yield _ok("python", f"{platform.python_version()} at {sys.executable}")
+    yield _check_descriptors()
+    cgroup = cgroup_of("")
+    yield _check_processes(slots, cgroup)
+    available = psutil.virtual_memory().available
+    if available >= MEMORY_WANTED_BYTES:
+        yield _ok("memory", f"{available >> 20} MiB available")
+    else:
+        fix = "a rank takes 50 MiB and its model: run fewer at once"
+        yield _warning("memory", f"{available >> 20} MiB available", fix)
+    yield _check_shared_memory()
+    if cgroup is not None and os.access(cgroup.parent, os.W_OK):
+        yield _ok("cgroups", "each rank gets its own")
+    else:
+        yield _warning(
+            "cgroups",
+            "none can be created: processes that a rank leaves behind are found by their tag",
+            "run Muster under systemd (systemd-run --user --scope -p Delegate=yes), or as root "
+            "with cgroup v2",
+        )
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed, and not needed"
+    yield _ok("torch", f"{torch}; {plural(visible_gpus(os.environ), 'GPU')}")
+
+
+def _check_descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    seen = f"{_limit(soft)} open files, {_limit(hard)} at most"
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_MIN:
+        return _problem("descriptors", seen, f"ulimit -n {DESCRIPTORS_WANTED}")
+    if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS_WANTED:
+        fix = f"for jobs of many ranks raise the hard limit to {DESCRIPTORS_WANTED} (nofile)"
+        return _warning("descriptors", seen, fix)
+    return _ok("descriptors", seen)
+
+
+def _check_processes(slots: int, cgroup: Path | None) -> Finding:
+    limits = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is exempt
+        limits.append(soft)
+    pids_max = cgroup.parent / "pids.max" if cgroup else None
+    if pids_max and pids_max.exists() and (text := pids_max.read_text().strip()) != "max":
+        limits.append(int(text))
+    limit = min(limits, default=resource.RLIM_INFINITY)
+    wanted = slots * TASKS_PER_RANK
+    seen = f"{_limit(limit)} processes and threads for {plural(slots, 'rank')}"
+    if limit == resource.RLIM_INFINITY or limit >= wanted:
+        return _ok("processes", seen)
+    fix = f"raise ulimit -u or pids.max to {wanted}, or lower MUSTER_SLOTS"
+    return _warning("processes", seen, fix)
+
+
+def _check_shared_memory() -> Finding:
+    if not Path(SHARED_MEMORY).is_dir():
+        return _warning(SHARED_MEMORY, "missing", "mount a tmpfs there: torch needs one")
+    size = shutil.disk_usage(SHARED_MEMORY).total
+    if size < SHARED_MEMORY_WANTED_BYTES:
+        fix = "in a container, start it with --shm-size=1g"
+        return _warning(SHARED_MEMORY, f"{size >> 20} MiB", fix)
+    return _ok(SHARED_MEMORY, f"{size >> 20} MiB")
+
+
+def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
+    data = _check_writable("data", settings.data_dir, "MUSTER_DATA_DIR")
+    yield data
+    present = _existing(settings.data_dir)
+    if data.verdict is Verdict.OK:
+        yield _check_disk(present)
+    usage, files = shutil.disk_usage(present), os.statvfs(present)
+    seen = f"{usage.free >> 20} MiB of {usage.total >> 20} are free"
+    is_short_of_files = has_few_files_left(files.f_favail, files.f_files)
+    if is_short_of_files:
+        seen += f", but only {files.f_favail} more files (inodes)"
+    if is_short_of_files or is_nearly_full(usage.free, usage.total):
+        yield _warning("room", seen, "make room, or delete old jobs: muster purge --help")
+    else:
+        yield _ok("room", seen)
+    yield _check_writable("checkpoints", settings.checkpoint_dir, "CHECKPOINT_DIR")
+    secrets = SecretStore(DataDir(settings.data_dir).secrets)
+    try:
+        faults, count = list(secrets.faults()), len(secrets.names())
+    except OSError as error:
+        faults, count = [str(error)], 0
+    if faults:
+        yield _problem("secrets", "; ".join(faults), "store it again: muster secret set NAME")
+    else:
+        yield _ok("secrets", f"{count} in {secrets.directory}")
+
+
+def _check_writable(about: str, directory: Path, variable: str) -> Finding:
+    present = _existing(directory)
+    try:
+        # Only writing tells: the disk may be full.
+        with tempfile.TemporaryFile(dir=present) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+    except OSError as error:
+        fix = _DISK_FIXES.get(error.errno or 0, "make it writable for this user")
+        return _problem(about, f"{directory}: {error.strerror}", f"{fix}, or set {variable}")
+    return _ok(about, f"{directory}" if present == directory else f"{directory}, to be created")
+
+
+def _check_disk(directory: Path) -> Finding:
+    mounts = [
+        mount
+        for mount in psutil.disk_partitions(all=True)
+        if directory.resolve().is_relative_to(mount.mountpoint)
+    ]
+    kind = max(mounts, key=lambda it: len(it.mountpoint)).fstype if mounts else "disk"
+    durations = []
+    for _ in range(WRITES):
+        began = time.monotonic()
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        durations.append(time.monotonic() - began)
+    seconds = statistics.median(durations)
+    seen = f"{kind}, a durable write takes {seconds * 1000:.1f} ms"
+    if kind in REMOTE_FILE_SYSTEMS:
+        return _warning("disk", seen, "SQLite needs a local disk: set MUSTER_DATA_DIR")
+    if seconds > SLOW_WRITE_SECONDS:
+        return _warning("disk", seen, "put MUSTER_DATA_DIR on a faster disk")
+    return _ok("disk", seen)
+
+
+def _check_port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
+    where = f"{settings.host} port {settings.port}"
+    record = read_record(DataDir(settings.data_dir))
+    if record is not None:
+        return _ok("port", f"Muster is up, at {record.url}")
+    try:
+        if settings.port == 0 or is_port_free(settings.host, settings.port):
+            return _ok("port", f"{where} is free")
+    except (AddressNotLocal, PortUnavailable) as error:
+        return _problem("port", str(error), "set MUSTER_HOST and MUSTER_PORT")
+    if environ.get("MUSTER_PORT"):
+        fix = "stop what listens there, or choose another with MUSTER_PORT"
+        return _problem("port", f"{where} is taken", fix)
+    return _warning("port", f"{where} is taken", "muster up takes another, and says which")
+
+
+def _check_database(report: StartReport) -> Finding:
+    for problem in report.problems:
+        if problem["check"] == "database":
+            fix = "MUSTER_DATABASE_URL names it; unset, it is a file in the data directory"
+            return _problem("database", _what(problem), problem["next"] or fix)
+    found = report.database
+    if found is None:
+        return _warning("database", "not checked", "correct the other problems first")
+    name = f"SQLite {sqlite3.sqlite_version}" if found["kind"] == "sqlite" else "PostgreSQL"
+    if found["revision"] is None:
+        return _ok("database", f"{name}, its tables to be created")
+    is_current = found["revision"] == found["expected_revision"]
+    update = "" if is_current else ": the next start migrates it"
+    return _ok("database", f"{name}, schema {found['revision']}{update}")
+
+
+def _check_door(report: StartReport, door: AccessSettings) -> Finding:
+    for problem in report.problems:
+        if problem["check"] != "database":
+            return _problem("door", _what(problem), problem["next"] or "see SECURITY.md")
+    if door.require_token and not report.has_admin_token:
+        seen = "MUSTER_REQUIRE_TOKEN is set, but no token of scope admin is valid"
+        return _warning("door", seen, WAY_TO_ADMIN)
+    if report.address and ipaddress.ip_address(report.address).is_loopback:
+        who = "with a token" if door.require_token else "for this user"
+        return _ok("door", f"open on this machine, {who}")
+    return _ok("door", f"open to other machines, {'with' if door.tls_certfile else 'without'} TLS")
+
+
+def _lines(findings: list[Finding]) -> Iterator[str]:
+    left = len(Verdict.PROBLEM)
+    width = max(len(finding.about) for finding in findings)
+    for finding in findings:
+        yield f"{finding.verdict:<{left}}  {finding.about:<{width}}  {finding.seen}"
+        if finding.fix:
+            yield f"{'':<{left}}  {'':<{width}}  -> {finding.fix}"
+
+
+def _ok(about: str, seen: str) -> Finding:
+    return Finding(about, Verdict.OK, seen)
+
+
+def _warning(about: str, seen: str, fix: str) -> Finding:
+    return Finding(about, Verdict.WARNING, seen, fix)
+
+
+def _problem(about: str, seen: str, fix: str) -> Finding:
+    return Finding(about, Verdict.PROBLEM, seen, fix)
+
+
+def _what(problem: Mapping[str, str]) -> str:
+    return f"{problem['what']}: {problem['why']}" if problem["why"] else problem["what"]
+
+
+def _sentence(problem: Mapping[str, str]) -> str:
+    return f"{_what(problem)}; {problem['next']}" if problem["next"] else _what(problem)
+
+
+def _limit(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def _existing(directory: Path) -> Path:
+    """Return the directory, or its nearest parent that exists."""
+    return next(place for place in (directory, *directory.parents) if place.exists())

@@ -1,0 +1,295 @@
+"""``muster wait``, ``scale``, ``pause``, ``resume``, ``stop``, ``rm`` and ``purge``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cli.connection import (
+    attached,
+    complete_statuses,
+    connected,
+    exact_jobs_argument,
+    job_argument,
+    status_option,
+)
+from cli.errors import ExitCode, Misuse, exit_code_of, exit_code_of_job
+from cli.output import notice_if_slow, plural, size
+from muster.client.errors import Ambiguous, Refused, Replaced
+from muster.contracts.errors import printable
+from muster.contracts.job import JobStatus
+from muster.runtime.stderr_messages import print_stderr
+
+if TYPE_CHECKING:
+    from muster import Client
+    from muster.client import Job
+    from muster.contracts.views import Purged
+
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
+
+
+def _complete_until(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    words = [word for word in ("terminal",) if word.startswith(incomplete)]
+    return words + complete_statuses(ctx, param, incomplete)
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--until",
+    metavar="STATUS",
+    default="terminal",
+    shell_complete=_complete_until,
+    help="The status to wait for, such as RUNNING. Default: any end.",
+)
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait. Default: no limit.")
+def wait(job: str, until: str, timeout: float | None) -> None:
+    """Wait until a job ends.
+
+    Exit code 0 if the job completed or reached the status of --until, 1 if it
+    failed, 7 if the timeout expired, 8 if it was stopped.
+    """
+    if until != "terminal" and until.upper() not in JobStatus.__members__:
+        raise click.BadParameter(f"{until!r} is not one of terminal, {', '.join(JobStatus)}")
+    with attached(job) as found:
+        sys.exit(watch_to_end(found, until, timeout))
+
+
+def watch_to_end(
+    job: Job, until: str = "terminal", timeout_seconds: float | None = None
+) -> ExitCode:
+    """Wait for a job, show its progress, and return the exit code of the command.
+
+    Ctrl-C and SIGTERM detach and leave the job running. Raises `ClientError`.
+    """
+    try:
+        with _sigterm_as_interrupt():
+            job.wait(until, timeout_seconds, progress=True)
+    except KeyboardInterrupt:
+        click.echo(f"detached: {job.id} continues", err=True)
+        click.echo(f"attach again:  muster wait {job.id}", err=True)
+        click.echo(f"its logs:      muster logs -f {job.id}", err=True)
+        click.echo(f"stop it:       muster stop {job.id}", err=True)
+        return ExitCode.INTERRUPTED  # not 0: the job has not ended
+    if not job.is_terminal:
+        return ExitCode.OK
+    # The message of a completed job was printed when it was submitted.
+    explains = job.view.message and job.status != JobStatus.COMPLETED
+    reason = f": {job.view.message}" if explains else ""
+    click.echo(printable(f"{job.id} is {job.status}{reason}"), err=True)
+    return exit_code_of_job(job.status)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@click.command()
+@job_argument
+@click.argument("ranks", metavar="N", type=click.IntRange(min=1), help="Number of ranks.")
+def scale(job: str, ranks: int) -> None:
+    """Change the number of ranks of a job.
+
+    The job has to be synchronous; it keeps training meanwhile.
+    """
+    with connected() as client:
+        found = client.job(job).scale(ranks)
+    wanted = plural(found.view.world_size, "rank")
+    click.echo(f"{found.id} will continue with {wanted}; see: muster workers {found.id}")
+
+
+@click.command()
+@job_argument
+def pause(job: str) -> None:
+    """Pause a job; its ranks stay.
+
+    The job has to be synchronous. It takes no further step until it is resumed.
+    """
+    with connected() as client:
+        found = client.job(job).pause()
+    click.echo(f"{found.id} will pause; resume it with: muster resume {found.id}")
+
+
+@click.command()
+@job_argument
+def resume(job: str) -> None:
+    """Resume a paused job."""
+    with connected() as client:
+        found = client.job(job)
+        was_paused = found.view.pause_requested
+        found.resume()
+    result = "resumes" if was_paused else f"is not paused: it is {found.status}"
+    click.echo(f"{found.id} {result}")
+
+
+@click.command()
+@exact_jobs_argument
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    help="Seconds from SIGTERM to SIGKILL. Default: the job's stop_grace_seconds.",
+)
+@click.option("--reason", metavar="TEXT", help="Why; the job's events show it.")
+def stop(jobs: Sequence[str], grace: float | None, reason: str | None) -> None:
+    """Save a last checkpoint and stop jobs."""
+    with connected() as client:
+
+        def stop_one(word: str) -> None:
+            job = client.named(word).stop(grace, reason)
+            result = f"is already {job.status}" if job.is_terminal else "is stopping"
+            click.echo(f"{job.id} {result}")
+
+        _for_each(jobs, stop_one)
+
+
+def _deletion_options(verb: _Verb) -> _Verb:
+    """Add the options that ``rm`` and ``purge`` share."""
+    for option in (
+        click.option("--keep-logs", is_flag=True, help="Move the files to JOB.UID beside them."),
+        click.option(
+            "--force", is_flag=True, help="Kill what has not ended; also delete checkpoints."
+        ),
+        click.option("--stop", is_flag=True, help="Stop what has not ended, gracefully."),
+    ):
+        verb = option(verb)
+    return verb
+
+
+@click.command()
+@exact_jobs_argument
+@_deletion_options
+def rm(jobs: Sequence[str], *, stop: bool, force: bool, keep_logs: bool) -> None:
+    """Delete jobs that have ended, with their logs."""
+    with connected() as client:
+
+        def delete_one(word: str) -> None:
+            job = client.named(word)
+            with _stop_notice(job) if stop and not force else nullcontext():
+                found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
+            too = ", with its checkpoints" if found.checkpoints_deleted else ""
+            click.echo(f"{job.id} is deleted{too}")
+            if keep_logs:
+                logs = f"jobs/{job.id}.{job.view.job_uid}"
+                click.echo(f"its logs: {logs} in the service's data directory", err=True)
+
+        _for_each(jobs, delete_one)
+
+
+def _stop_notice(job: Job) -> AbstractContextManager[None]:
+    if job.is_terminal:
+        return nullcontext()
+    grace_seconds = job.view.spec["stop_grace_seconds"]
+    return notice_if_slow(f"{job.id} saves and stops first; it is killed after {grace_seconds:g} s")
+
+
+def _for_each(words: Sequence[str], act: Callable[[str], None]) -> None:
+    """Act on every job like rm(1) on files: print a refusal and continue with the next.
+
+    Exits with the code of the first refusal. Raises `ClientError` if the API cannot be asked.
+    """
+    codes = []
+    for word in words:
+        try:
+            act(word)
+        except (Refused, Ambiguous, Replaced) as error:
+            print_stderr(printable(f"muster: {error}"))
+            codes.append(exit_code_of(error))
+    if codes:
+        sys.exit(codes[0])
+
+
+@click.command()
+@status_option
+@click.option(
+    "--older-than-hours", type=click.FloatRange(min=0), help="Only jobs that ended longer ago."
+)
+@_deletion_options
+@click.option("--dry-run", is_flag=True, help="Only list the jobs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def purge(
+    *,
+    status: Sequence[str],
+    older_than_hours: float | None,
+    stop: bool,
+    force: bool,
+    keep_logs: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Delete every job that matches a filter.
+
+    Without a filter, delete all jobs that have ended.
+    """
+    wanted: dict[str, Any] = {
+        "status": status or None,
+        "older_than_hours": older_than_hours,
+        "delete_logs": not keep_logs,
+        "stop_running": stop,
+        "force": force,
+    }
+    asks = not (yes or dry_run)
+    if asks and not sys.stdin.isatty():
+        raise Misuse("cannot ask for confirmation without a terminal: add --yes")
+    notice = (
+        "running jobs save and stop first, and are killed after their grace period"
+        if stop and not force
+        else "deleting the jobs"
+    )
+    with connected() as client:
+        if asks:
+            _confirm_purge(client, wanted)
+        with notice_if_slow(notice):
+            found = client.purge(**wanted, dry_run=dry_run)
+    for job_id in found.job_ids:
+        click.echo(job_id)
+    done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
+    click.echo(f"{done}, {size(found.freed_bytes)}{_skipped(found)}", err=True)
+    for one in found.failed:
+        click.echo(printable(f"{one.job_id} was not deleted: {one.detail}"), err=True)
+    if found.failed:
+        sys.exit(ExitCode.FAILED)
+
+
+def _confirm_purge(client: Client, wanted: dict[str, Any]) -> None:
+    """Ask until the person has agreed to every job that matches; exit if there is none."""
+    found = client.purge(**wanted, dry_run=True)
+    if not found.job_ids:
+        click.echo(f"nothing to delete: no matching job has ended{_skipped(found)}", err=True)
+        sys.exit()
+    agreed: set[str] = set()
+    while not agreed.issuperset(found.job_ids):
+        if agreed:
+            click.echo("more jobs match now", err=True)
+        if not click.confirm(_purge_question(found, wanted), err=True):
+            click.echo("nothing is deleted", err=True)
+            sys.exit(ExitCode.FAILED)
+        agreed = set(found.job_ids)
+        # Jobs may have been submitted, or have ended, while the person read.
+        found = client.purge(**wanted, dry_run=True)
+
+
+def _purge_question(found: Purged, wanted: dict[str, Any]) -> str:
+    jobs = plural(len(found.job_ids), "job")
+    if wanted["force"]:
+        how = ", kill those that still run, and delete all their checkpoints"
+    elif wanted["stop_running"]:
+        how = ", and stop those that still run first"
+    else:
+        how = ""
+    return f"Delete {jobs}, {size(found.freed_bytes)}{how}?"
+
+
+def _skipped(found: Purged) -> str:
+    if not found.skipped:
+        return ""
+    return f", {plural(len(found.skipped), 'job')} skipped that are running (--stop includes them)"

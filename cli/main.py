@@ -1,0 +1,194 @@
+"""``muster``: the table of commands, and the entry point that runs one of them."""
+
+import io
+import os
+import shlex
+import sys
+import traceback
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from cli.errors import ExitCode, exit_code_of
+from muster.contracts.errors import InvalidEnvironment, MusterError, printable
+from muster.runtime.stderr_messages import print_stderr
+
+
+class Entry(NamedTuple):
+    """Where a command is, as ``module:name``, and the first line of its help."""
+
+    home: str
+    help: str
+
+
+HEADINGS: Final = {
+    "Services": {
+        "up": Entry("cli.services:up", "Run the API and the coordinator on this machine."),
+        "down": Entry("cli.services:down", "Stop the services; every rank saves first."),
+        "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
+        "validate": Entry("cli.doctor:validate", "Check this installation and suggest repairs."),
+        "config": Entry("cli.config:config", "Show every setting and its origin."),
+        "token": Entry("cli.admin:token", "Create, list and revoke API tokens."),
+        "secret": Entry("cli.admin:secret", "Store secrets that jobs may use."),
+    },
+    "Jobs": {
+        "submit": Entry("cli.submit:submit", "Submit a job and watch it until it ends."),
+        "run": Entry("cli.run:run", "Run a script on several ranks here, like torchrun."),
+        "ps": Entry("cli.jobs:ps", "List jobs, newest first."),
+        "top": Entry("cli.top:top", "Watch all jobs live."),
+        "show": Entry("cli.jobs:show_job", "Show one job and each of its ranks."),
+        "logs": Entry("cli.logs:logs", "Show what the ranks of a job have printed."),
+        "events": Entry("cli.logs:events", "Show what happened to a job, and why."),
+        "wait": Entry("cli.lifecycle:wait", "Wait until a job ends."),
+        "scale": Entry("cli.lifecycle:scale", "Change the number of ranks of a job."),
+        "pause": Entry("cli.lifecycle:pause", "Pause a job; its ranks stay."),
+        "resume": Entry("cli.lifecycle:resume", "Resume a paused job."),
+        "stop": Entry("cli.lifecycle:stop", "Save a last checkpoint and stop jobs."),
+        "rm": Entry("cli.lifecycle:rm", "Delete jobs that have ended, with their logs."),
+        "purge": Entry("cli.lifecycle:purge", "Delete every job that matches a filter."),
+    },
+    "Inside a job": {
+        "workers": Entry("cli.workers:workers", "List the workers of a job's pool."),
+        "incarnations": Entry(
+            "cli.workers:incarnations", "List every process of a job and how it ended."
+        ),
+        "audit": Entry("cli.workers:audit", "Check that every sample was read exactly once."),
+        "chaos": Entry("cli.chaos:chaos", "Kill one rank and watch the job recover."),
+    },
+    "Data": {
+        "dataset": Entry("cli.dataset:dataset", "Create a data set to train on."),
+        "checkpoint": Entry(
+            "cli.checkpoints:checkpoint", "List, verify, compare and export checkpoints."
+        ),
+        "digest": Entry("cli.checkpoints:digest", "Print the SHA-256 of a job's newest state."),
+    },
+    "Tools": {
+        "demo": Entry("cli.demo:demo", "Kill ranks while a model trains; the bits stay the same."),
+        "schema": Entry("cli.reference:schema", "Print the JSON schema of a job file."),
+        "completion": Entry("cli.reference:completion", "Print a shell's completion script."),
+        "version": Entry("cli.reference:version", "Show the version."),
+    },
+}
+
+COMMANDS: Final = {name: entry for group in HEADINGS.values() for name, entry in group.items()}
+
+ALIASES: Final = {"doctor": "validate", "ls": "ps"}
+"""Other names of a command, which help does not list."""
+
+_FOREIGN_NAMES: Final = {
+    "ps": "list jobs get squeue",
+    "submit": "sbatch",
+    "run": "torchrun",
+    "rm": "delete remove",
+    "stop": "cancel kill scancel",
+    "show": "describe",
+    "logs": "tail",
+    "wait": "attach",
+    "status": "sinfo",
+    "up": "serve server start",
+    "--help": "help",
+    "down, then muster up; or for one job: muster submit --set resume_from=JOB": "restart",
+}
+OTHER_TOOLS: Final = {
+    name: ours for ours, names in _FOREIGN_NAMES.items() for name in names.split()
+}
+"""What other tools call a command. They are suggestions, not aliases: ours may differ in detail."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is used: help and completion read the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        entry = COMMANDS.get(ALIASES.get(cmd_name, cmd_name))
+        if entry is None:
+            return None
+        module, _, name = entry.home.partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ours := OTHER_TOOLS.get(args[0]):
+            ctx.fail(f"No such command {args[0]!r}. Try muster {ours}.")
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            name = error.command_name
+            raise click.exceptions.NoSuchCommand(name, possibilities=COMMANDS, ctx=ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        width = max(map(len, COMMANDS))
+        for heading, entries in HEADINGS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<{width}}", it.help) for name, it in entries.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [
+            CompletionItem(name, help=entry.help)
+            for name, entry in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  as click declares it
+        """Run a command; an error becomes a message and an exit code."""
+        from cli.config import apply_config_file  # noqa: PLC0415  not needed for --help
+
+        try:
+            apply_config_file(os.environ)
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
+        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+            raise  # click has its own way to end for these
+        except Exception as error:
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            print_stderr(f"muster: {printable(_message_of(error))}")
+            raise click.exceptions.Exit(exit_code_of(error)) from error
+
+
+def _message_of(error: Exception) -> str:
+    match error:
+        case InvalidEnvironment():
+            from cli.config import with_origin  # noqa: PLC0415  not needed for --help
+
+            return str(with_origin(error, os.environ))
+        case MusterError() | UnicodeError():
+            return str(error)
+        case OSError():
+            return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        case _:
+            again = shlex.join(["muster", "--debug", *sys.argv[1:]])
+            kind = type(error).__name__
+            return f"internal error: {kind}: {error}; see the traceback with: {again}"
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    epilog="To begin: muster up -d, then muster submit -n 2 -- python train.py",
+)
+@click.version_option(None, "--version", package_name="muster-train", message="muster %(version)s")
+@click.option(
+    "--debug", is_flag=True, help="Print the traceback of an error; write it before the command."
+)
+def app(*, debug: bool) -> None:
+    """A fault-tolerant, elastic runtime for distributed training."""
+
+
+def main() -> None:
+    """Run the command that the arguments of this process name."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without UTF-8
+    app(prog_name="muster")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""``muster workers``, ``incarnations`` and ``audit``: the inside of a job."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cli.connection import connected, job_argument
+from cli.output import (
+    NAME_WIDTH,
+    UNKNOWN,
+    Cell,
+    Output,
+    moment,
+    output_option,
+    plural,
+    shortened,
+    show,
+    table,
+)
+from muster.client import job_path
+from muster.contracts.job import TERMINAL
+
+if TYPE_CHECKING:
+    from muster.contracts.views import JobView, SummaryView
+
+AUDIT_UNKNOWN: Final = 2
+"""Exit code of an audit that can say neither yes nor no."""
+
+HASH_WIDTH: Final = 16
+"""Of a digest in a table: enough to tell two apart."""
+
+_WORKER_HEADER: Final = ("worker", "rank", "state", "step", "joined", "pid", "node", "beat")
+_ATTEMPT_HEADER: Final = ("rank", "process", "pid", "started (UTC)", "seconds", "steps", "class")
+_EPOCH_HEADER: Final = ("epoch", "samples", "of", "hash", "expected", "once")
+_CHECKPOINT_HEADER: Final = ("step", "epoch", "generation", "ranks' hash", "saved at (UTC)")
+_HASH_NOTE: Final = "(the ranks' hash covers their memory; for the checkpoint: muster digest)"
+_ALIVE: Final = "alive"
+_INDENT: Final = "      "
+
+_AGENT_NOTES: Final = {
+    "stopped": "the agent of the ranks is stopped (SIGSTOP); another one will replace it",
+    "gone": "the agent of the ranks is gone; another one will replace it",
+}
+
+
+@click.command()
+@job_argument
+@output_option
+def workers(job: str, output: Output) -> None:
+    """List the workers of a job's pool.
+
+    Workers that have left the pool are listed as well.
+    """
+    with connected() as client:
+        whole = client.job(job)
+        found = client.connection.get(job_path(whole.id, "workers"))
+    names = (worker["worker_id"] for worker in found["workers"])
+    show(output, found, _pool_lines(whole.view, found), names)
+
+
+def _pool_lines(job: JobView, found: Mapping[str, Any]) -> Iterator[str]:
+    yield from table(_WORKER_HEADER, map(_worker_row, found["workers"]))
+    wanted = plural(found["world_size"], "rank")
+    if job.is_terminal:
+        yield f"{job.job_id} is {job.status}, world_size was {wanted}"
+        return
+    yield f"world_size is {wanted}"
+    # An older server does not send the state of the agent.
+    if note := _AGENT_NOTES.get(found.get("agent") or ""):
+        yield note
+
+
+def _worker_row(worker: Mapping[str, Any]) -> tuple[Cell, ...]:
+    age = worker["last_heartbeat_age_seconds"]
+    return (
+        worker["worker_id"],
+        worker["rank"],
+        worker["state"],
+        worker["step"],
+        worker["joined_step"],
+        worker["pid"],
+        shortened(worker["node"], NAME_WIDTH),
+        None if age is None else f"{age:.1f} s",
+    )
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--last", type=click.IntRange(1, 1000), default=20, help="Most processes to show. Default: 20."
+)
+@output_option
+def incarnations(job: str, last: int, output: Output) -> None:
+    """List every process of a job and how it ended.
+
+    The newest process comes first.
+    """
+    with connected() as client:
+        whole = client.job(job)
+        found = client.connection.get(job_path(whole.id, "incarnations"), {"limit": last})
+        summary = whole.summary()
+    attempts = found["incarnations"]
+    names = (f"{one['rank']}.{one['incarnation']}" for one in attempts)
+    show(output, found, attempt_lines(summary, attempts), names)
+
+
+def attempt_lines(job: SummaryView, attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the job's status, then a row per attempt with the reason of its end below it."""
+    reason = f" ({job.reason})" if job.reason else ""
+    message = f": {job.message}" if job.message else ""
+    yield f"{job.job_id} is {job.status}{reason}{message}"
+    if not attempts:
+        yield "no process was started" if job.status in TERMINAL else "no process yet"
+        return
+    steps = {worker.worker_id: worker.step for worker in job.workers}
+    header, *rows = table(_ATTEMPT_HEADER, (_attempt_row(one, steps) for one in attempts))
+    yield header
+    for row, one in zip(rows, attempts, strict=True):
+        yield row
+        if one["message"]:
+            yield textwrap.indent(one["message"], _INDENT)
+
+
+def _attempt_row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[Cell, ...]:
+    began, ended = (
+        None if one[name] is None else datetime.fromisoformat(one[name])
+        for name in ("started_at", "ended_at")
+    )
+    first, last = one["step_at_start"], one["step_at_end"]
+    # Before an attempt reports its first step, the worker's step is that of the previous attempt.
+    if ended is None and first is not None:
+        last = steps.get(f"{one['rank']}.{one['incarnation']}", last)
+    span = " to ".join(UNKNOWN if step is None else str(step) for step in (first, last))
+    return (
+        one["rank"],
+        one["incarnation"],
+        one["pid"],
+        None if began is None else f"{began:%m-%d %H:%M:%S}",
+        None if began is None or ended is None else round((ended - began).total_seconds()),
+        None if first is None and last is None else span,
+        _ALIVE if ended is None else one["retry_class"],
+    )
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--last",
+    type=click.IntRange(1, 1000),
+    default=10,
+    help="Most epochs and checkpoints to show. Default: 10.",
+)
+@output_option
+def audit(job: str, last: int, output: Output) -> None:
+    """Check that every sample was read exactly once.
+
+    Exit code 0 if so, 1 if not, 2 if unknown: while the job runs, if it ended
+    early, or if its ranks train independently.
+    """
+    with connected() as client:
+        whole = client.job(job).view
+        found = client.connection.get(job_path(whole.job_id, "audit"), {"limit": last})
+    sentence, code = verdict_of(whole, found)
+    show(output, found, [*_audit_lines(found), sentence], [whole.job_id])
+    sys.exit(code)
+
+
+def verdict_of(job: JobView, audit: Mapping[str, Any]) -> tuple[str, int]:
+    """Return whether `job` read every sample exactly once, as a sentence and an exit code."""
+    name, status = job.job_id, job.status
+    if job.spec["mode"] == "independent":
+        return f"{name} trains its ranks independently: there is nothing to audit", AUDIT_UNKNOWN
+    if audit["exactly_once"] is not None:
+        did = "read" if audit["exactly_once"] else "did NOT read"
+        return f"{name} {did} every sample exactly once", int(not audit["exactly_once"])
+    # Earlier epochs may be omitted; a later epoch begins only after a whole one.
+    has_whole_epoch = any(epoch["exactly_once"] or epoch["epoch"] for epoch in audit["epochs"])
+    durable = (
+        "every sample of every durable whole epoch was read exactly once"
+        if has_whole_epoch
+        else "no whole epoch is durable"
+    )
+    if job.is_terminal:
+        return f"{name} is {status} before its last epoch: {durable}", AUDIT_UNKNOWN
+    return f"{name} is {status}: {durable}; ask again later", AUDIT_UNKNOWN
+
+
+def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    if found["epochs"]:
+        yield from table(_EPOCH_HEADER, map(_epoch_row, found["epochs"]))
+        yield from _omitted(found.get("epochs_omitted", 0), "epoch")
+        yield ""
+    if found["checkpoints"]:
+        yield from table(_CHECKPOINT_HEADER, map(_checkpoint_row, found["checkpoints"]))
+        yield from _omitted(found.get("checkpoints_omitted", 0), "checkpoint")
+        yield _HASH_NOTE
+        yield ""
+
+
+def _omitted(count: int, noun: str) -> Iterator[str]:
+    if count:
+        yield f"({plural(count, f'earlier {noun}')} not shown: --last)"
+
+
+def _epoch_row(epoch: Mapping[str, Any]) -> tuple[Cell, ...]:
+    return (
+        epoch["epoch"],
+        epoch["samples"],
+        epoch["expected_samples"],
+        epoch["hash"],
+        epoch["expected_hash"],
+        {True: "yes", False: "NO", None: None}[epoch["exactly_once"]],
+    )
+
+
+def _checkpoint_row(checkpoint: Mapping[str, Any]) -> tuple[Cell, ...]:
+    return (
+        checkpoint["step"],
+        checkpoint["epoch"],
+        checkpoint["generation"],
+        shortened(checkpoint["digest"], HASH_WIDTH),
+        moment(checkpoint["saved_at"]),
+    )

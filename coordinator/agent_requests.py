@@ -1,0 +1,153 @@
+"""From a durable decision to its effect: a request to an agent, or an agent's start and end."""
+
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+
+from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.agents import AgentServer
+from coordinator.decide import actions
+from coordinator.decide.actions import Observation
+from coordinator.jobs import TrackedJob
+from muster.contracts.environ import Assignment, rank_environment
+from muster.contracts.job import JobUid
+from muster.contracts.messages import (
+    AnnounceGroup,
+    Dismiss,
+    GroupMember,
+    KillRank,
+    StartRank,
+    TerminateRank,
+    WorkerGroup,
+)
+
+Request: TypeAlias = StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where ranks of one host meet over TCP."""
+
+
+class Executor:
+    """Performs decided actions; what comes of them is observed later."""
+
+    def __init__(
+        self, lifecycle: AgentLifecycle, observe: Callable[[JobUid, Observation], None]
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._observe = observe
+        self._agents: AgentServer | None = None
+
+    def attach(self, agents: AgentServer) -> None:
+        """Set the server that sends requests; without one nothing is sent."""
+        self._agents = agents
+
+    def perform(self, job: TrackedJob) -> None:
+        """Perform what was decided for a job."""
+        decided, job.decided = job.decided, []
+        for action in decided:
+            self._perform_one(job, action)
+
+    def repeat_requests(self, job: TrackedJob) -> None:
+        """Repeat what an agent that has connected may have missed; it ignores what it knows.
+
+        Only durable decisions: a new one is performed as soon as it is durable.
+        """
+        if job.needs_repeat and not job.decided:
+            job.needs_repeat = False
+            for request in pending_requests(job):
+                self._send(job, request)
+
+    def dismiss(self, job: TrackedJob) -> None:
+        """Tell the agent to exit."""
+        self._send(job, Dismiss())
+
+    def _perform_one(self, job: TrackedJob, action: actions.Action) -> None:
+        match action:
+            case actions.StartAgent():
+                self._lifecycle.start(job, self._observe)
+            case actions.KillAgent():
+                self._lifecycle.kill(job)
+            case actions.DismissAgent():
+                self.dismiss(job)
+                self._lifecycle.dismiss(job)
+            case actions.Start():
+                self._send(job, start_request(job, action.rank))
+            case actions.Terminate():
+                self._send(job, terminate_request(job, action.rank))
+            case actions.KillProcess():
+                self._send(job, kill_request(job, action.rank))
+            case actions.PublishGroup():
+                self._send(job, group_request(job))
+            case actions.Suspect() | actions.SetStatus():
+                pass
+            case actions.AddRank() | actions.RemoveRank():
+                pass
+            case _:
+                assert_never(action)
+
+    def _send(self, job: TrackedJob, request: Request) -> None:
+        if self._agents is not None:
+            self._agents.send(job.snapshot.uid, request)
+
+
+def pending_requests(job: TrackedJob) -> Iterator[Request]:
+    """Yield every request that an agent needs which has just connected."""
+    for rank in job.snapshot.ranks:
+        if rank.is_alive and rank.identity is None:
+            yield start_request(job, rank.rank)
+        if rank.is_alive and rank.terminated:
+            yield terminate_request(job, rank.rank)
+        if rank.is_alive and rank.kill is not None:
+            yield kill_request(job, rank.rank)
+    if job.snapshot.group.workers:
+        yield group_request(job)
+
+
+def start_request(job: TrackedJob, number: int) -> StartRank:
+    """Return the request to start the present attempt of a rank."""
+    snapshot, places = job.snapshot, job.places
+    rank = snapshot.ranks[number]
+    if places is None:
+        raise RuntimeError(f"rank {number} cannot start before its job was prepared")
+    assignment = Assignment(
+        job_id=snapshot.job_id,
+        job_uid=snapshot.uid,
+        rank=number,
+        incarnation=rank.attempt,
+        checkpoint_dir=places.checkpoint_dir,
+        dataset_dir=places.dataset_dir,
+        master_port=job.attachment.master_port,
+    )
+    # The present world size includes every rank there is.
+    spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
+    return StartRank(
+        rank=number,
+        incarnation=rank.attempt,
+        environment=rank_environment(spec, assignment),
+        working_dir=str(places.working_dir),
+    )
+
+
+def group_request(job: TrackedJob) -> AnnounceGroup:
+    """Return the present group round; a repetition is identical, byte by byte."""
+    group = job.snapshot.group
+    ready = [job.snapshot.ranks[rank].ready for rank in group.ranks]
+    seats = tuple(
+        GroupMember(
+            worker_id=worker, rank=rank, host=LOOPBACK, port=0 if said is None else said.port
+        )
+        for worker, rank, said in zip(group.workers, group.ranks, ready, strict=True)
+    )
+    token = sha256(f"{job.group_secret}/{group.round}".encode()).hexdigest()
+    layout = WorkerGroup(generation=group.round, token=token, members=seats, paused=group.paused)
+    return AnnounceGroup(layout=layout, incarnations=group.attempts)
+
+
+def terminate_request(job: TrackedJob, number: int) -> TerminateRank:
+    return TerminateRank(rank=number, incarnation=job.snapshot.ranks[number].attempt)
+
+
+def kill_request(job: TrackedJob, number: int) -> KillRank:
+    return KillRank(rank=number, incarnation=job.snapshot.ranks[number].attempt)

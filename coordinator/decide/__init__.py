@@ -1,0 +1,1 @@
+"""Pure decisions: observations are folded into a snapshot, a plan is made from the snapshot."""

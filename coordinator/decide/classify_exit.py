@@ -1,0 +1,138 @@
+"""Which retry class the end of an attempt belongs to, and the words for it. Pure; rules in order.
+
+Our own actions come before what the process reported, and that before its exit status.
+"""
+
+from collections.abc import Sequence
+from signal import SIGKILL, SIGTERM
+from typing import Final
+
+from coordinator.decide.events import describe_exit, last_line, name_lost, printable, quote_end
+from coordinator.decide.state import AttemptEnd, Cause, JobSnapshot, RankSnapshot
+from muster.contracts.job import Reason
+from muster.contracts.messages import RankExited
+from muster.contracts.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass
+
+_HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.START_TIMEOUT})
+
+_REASONS: Final = {
+    RetryClass.CRASH: Reason.WORKER_EXITED,
+    RetryClass.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
+    RetryClass.PREEMPTION: Reason.PREEMPTED,
+    RetryClass.INFRASTRUCTURE: Reason.AGENT_LOST,
+    RetryClass.DO_NOT_RETRY: Reason.DO_NOT_RETRY,
+}
+"""Of the classes that follow from the exit status."""
+
+
+def classify(
+    snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, cause: Cause | None
+) -> AttemptEnd:
+    """Return how the attempt of `rank` ended; the rank has its exit status already.
+
+    `cause` is why we, or the other ranks, wanted it to end, if so.
+    """
+    kind = _retry_class(snapshot, rank, exited, cause)
+    if kind is RetryClass.INVALID_PROGRAM:
+        cause = rank.refused
+    if cause is not None:
+        return AttemptEnd(retry_class=kind, reason=cause.reason, message=cause.message)
+    if exited.unstarted is not None and kind is RetryClass.INFRASTRUCTURE:
+        words = printable(exited.unstarted)
+        return AttemptEnd(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
+    reason = _end_reason(snapshot) if kind is RetryClass.STOPPED else _REASONS.get(kind)
+    message = _describe(kind, snapshot, rank, exited)
+    return AttemptEnd(retry_class=kind, reason=reason, message=message)
+
+
+def classify_unobserved(snapshot: JobSnapshot, cause: Cause) -> AttemptEnd:
+    """Return how an attempt ended whose agent went with it, so that its status is unknown."""
+    if snapshot.is_ending:
+        kind, reason = RetryClass.STOPPED, _end_reason(snapshot)
+    else:
+        kind, reason = RetryClass.INFRASTRUCTURE, cause.reason
+    return AttemptEnd(retry_class=kind, reason=reason, message=cause.message)
+
+
+def _retry_class(  # noqa: PLR0911  one return for each class
+    snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, cause: Cause | None
+) -> RetryClass:
+    if rank.finished:
+        return RetryClass.FINISHED
+    if rank.refused is not None:
+        return RetryClass.INVALID_PROGRAM
+    is_gang_over = snapshot.is_ending or snapshot.is_gang_broken
+    if is_gang_over or not rank.in_service or rank.terminated:
+        return RetryClass.STOPPED
+    if cause is not None:
+        return RetryClass.HANG if cause.reason in _HANGS else RetryClass.CRASH
+    if _is_unobserved(exited):
+        return RetryClass.INFRASTRUCTURE
+    if exited.exit_code == DO_NOT_RETRY_CODE:
+        return RetryClass.DO_NOT_RETRY
+    if rank.orphaned_by is not None:
+        return RetryClass.INFRASTRUCTURE
+    # A shell or a container whose program was killed by signal n exits with 128 + n.
+    if rank.stopping or exited.signal == SIGTERM or exited.exit_code == SIGNAL_BASE + SIGTERM:
+        return RetryClass.PREEMPTION
+    return RetryClass.OUT_OF_MEMORY if _lacked_memory(exited) else RetryClass.CRASH
+
+
+def _is_unobserved(exited: RankExited) -> bool:
+    """True if the process ended without an agent, or was never started."""
+    return exited.exit_code is None and exited.signal is None
+
+
+def _lacked_memory(exited: RankExited) -> bool:
+    """True if there is evidence: a SIGKILL alone can come from anywhere."""
+    # numpy and torch raise MemoryError types of their own.
+    error, _, _ = last_line(_first_error_line(exited) or exited.last_lines).partition(":")
+    return exited.out_of_memory or (error.endswith("MemoryError") and " " not in error)
+
+
+def _first_error_line(exited: RankExited) -> Sequence[str]:
+    """Return the first line of the error report that the program wrote, if any."""
+    return [] if exited.error is None else printable(exited.error).splitlines()[:1]
+
+
+def _end_reason(snapshot: JobSnapshot) -> Reason | None:
+    """Return why all ranks are ended; None if only this one was."""
+    if snapshot.failure is not None:
+        return snapshot.failure.reason
+    if snapshot.stop is not None:
+        return Reason.STOPPED_BY_USER
+    if snapshot.interrupting:
+        return Reason.INTERRUPTED
+    return Reason.GANG_RESTARTED if snapshot.is_gang_broken else None
+
+
+def _describe(
+    kind: RetryClass, snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited
+) -> str:
+    """Return a verb phrase, with the end of the log if that says why."""
+    end = describe_exit(rank)
+    if kind is RetryClass.STOPPED and snapshot.is_gang_broken and not snapshot.is_ending:
+        end = f"{end}, as {name_lost(snapshot)} was lost"
+    # The last line before a program exits says why; before a signal it knew nothing.
+    last_words = _first_error_line(exited) or (exited.last_lines if exited.signal is None else ())
+    quote = quote_end(last_words)
+    asked_by = rank.orphaned_by or ("another process" if rank.stopping else None)
+    match kind:
+        case RetryClass.INFRASTRUCTURE if _is_unobserved(exited):
+            return "ended while it had no agent, so its exit status is unknown"
+        case RetryClass.INFRASTRUCTURE | RetryClass.PREEMPTION if asked_by is not None:
+            is_saved = rank.has_told_step and snapshot.durable_step(rank) == rank.step
+            also = "saved its work" if is_saved and exited.exit_code == 0 else end
+            return f"was asked to stop by {asked_by} and {also}"
+        case RetryClass.PREEMPTION:
+            return f"{end} sent by another process{quote}"
+        case RetryClass.OUT_OF_MEMORY:
+            return f"{end} for lack of memory{quote}"
+        case RetryClass.DO_NOT_RETRY:
+            return f"{end}, so it is not to be started again{quote}"
+        case RetryClass.CRASH if exited.exit_code == SIGNAL_BASE + SIGKILL:
+            return f"{end}, as a shell or a container does whose program was killed{quote}"
+        case RetryClass.CRASH if exited.exit_code == 0:
+            return f"{end} before its training was over{quote}"
+        case _:
+            return end + quote

@@ -1,0 +1,235 @@
+"""What users read about a job: its events, and the sentences of its status. Pure.
+
+Heartbeats are not events. An observation becomes an event only if it changed the snapshot, so that
+a repeated message is one event.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from signal import SIGKILL
+from typing import Final
+
+from coordinator.decide import actions
+from coordinator.decide.actions import Observation
+from coordinator.decide.state import NEVER, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
+from muster.contracts.job import JobStatus
+from muster.contracts.messages import (
+    PeerLost,
+    RankExited,
+    RankSaid,
+    RankSpawned,
+    StateMismatch,
+    Warned,
+)
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.retry import RETRIES, describe_end
+
+QUOTE_LIMIT: Final = 200
+"""Most characters of a log line that a status message repeats."""
+
+REPORT_LIMIT: Final = 2000
+"""Most characters of a program's own text in a message or event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent:
+    """One event, without its time."""
+
+    kind: str
+    message: str
+    rank: int | None = None
+    attempt: int | None = None
+
+
+def event_of(  # noqa: PLR0911  one return for each kind of observation
+    before: JobSnapshot, observation: Observation, after: JobSnapshot
+) -> NewEvent | None:
+    """Return the event of an observation that led from `before` to `after`, if it is one."""
+    if after == before:
+        return None
+    match observation:
+        case RankSaid():
+            return _of_message(before, observation)
+        case RankSpawned(rank=rank) if _identity(before, rank) != _identity(after, rank):
+            if after.ranks[rank].kill is not None:
+                return None  # its kill was an event already
+            return _of_rank(after, rank, "rank_started", f"runs as pid {observation.pid}")
+        case RankExited():
+            return _of_exit(before, observation, after)
+        case actions.AgentConnected() if after.any_alive:
+            sentence = "the job's agent has connected, its ranks go on"
+            if before.agent_heard_at == NEVER:  # this coordinator did not start the ranks
+                sentence = f"a new coordinator has taken over; {sentence}"
+            return NewEvent(kind="agent_adopted", message=sentence)
+        case actions.AgentLost() if before.needs_agent:
+            return NewEvent(kind="agent_lost", message=observation.message)
+        case actions.ActionTaken():
+            return _of_action(before, observation.action, after)
+        case _:
+            return None
+
+
+def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> NewEvent | None:
+    if before.ranks[exited.rank].kill is not None and exited.signal == SIGKILL:
+        return None  # its kill was an event already
+    ended = describe_exit(after.ranks[exited.rank])
+    words = ended if exited.unstarted is None else printable(exited.unstarted)
+    return _of_rank(after, exited.rank, "rank_exited", words)
+
+
+def _of_message(before: JobSnapshot, said: RankSaid) -> NewEvent | None:
+    match said.message:
+        case Warned(message=warning):
+            return _of_rank(before, said.rank, "warned", warning)
+        case StateMismatch() as mismatch:
+            workers = ", ".join(map(str, mismatch.workers))
+            plural = "" if len(mismatch.workers) == 1 else "s"
+            message = f"worker{plural} {workers}: {printable(mismatch.message)}"
+            return NewEvent(kind="workers_disputed", message=message)
+        case PeerLost() as lost:
+            return _of_lost_peer(before, said.rank, lost)
+        case _:
+            return None
+
+
+def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | None:
+    """Report the first of the members that lose each other; the others say the same.
+
+    Members of an ending job lose each other as they exit one after the other.
+    """
+    group = before.group
+    is_known = any(other.peer_lost_round >= group.round for other in before.ranks)
+    if before.is_ending or is_known or lost.generation != group.round:
+        return None
+    ranks = ", ".join(map(str, group.ranks))
+    name = f"the group of ranks {ranks}, in this order" if ranks else "its group"
+    words = f"has lost {name}: {printable(lost.message)}"
+    return _of_rank(before, rank, "rank_stranded", words)
+
+
+def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) -> NewEvent | None:
+    match action:
+        case actions.KillProcess():
+            return _of_rank(after, action.rank, "rank_killed", action.cause.message)
+        case actions.KillAgent():
+            message = "the job's agent does not answer and is replaced"
+            return NewEvent(kind="agent_killed", message=message)
+        case actions.PublishGroup():
+            return NewEvent(kind="layout_announced", message=describe_group(action.group))
+        case actions.Suspect():
+            return _of_rank(after, action.rank, "rank_suspected", "is late with its heartbeat")
+        case actions.SetStatus() if before.status is not after.status:
+            return _of_status(after)
+        case _:
+            return None
+
+
+def _of_status(after: JobSnapshot) -> NewEvent:
+    if after.status is JobStatus.STOPPING and after.failure is not None:
+        # The cause follows with the event of the failure itself.
+        words = "the job cannot go on; remaining ranks are saving and exiting"
+        return NewEvent(kind="job_failing", message=words)
+    # The note of the submission does not explain a later status.
+    why = None if after.message == after.note else after.message
+    sentence = f"the job is {after.status}"
+    message = f"{sentence}: {why}" if why else sentence
+    return NewEvent(kind=f"job_{after.status.lower()}", message=message)
+
+
+def _identity(snapshot: JobSnapshot, rank: int) -> ProcessRecord | None:
+    return snapshot.ranks[rank].identity if 0 <= rank < len(snapshot.ranks) else None
+
+
+def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEvent:
+    return NewEvent(
+        kind=kind, message=f"rank {rank} {words}", rank=rank, attempt=snapshot.ranks[rank].attempt
+    )
+
+
+# Sentences
+
+
+def printable(text: str) -> str:
+    """Return a program's text, shortened and without control characters."""
+    cut = text if len(text) <= REPORT_LIMIT else f"{text[:REPORT_LIMIT]} …"
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in cut)
+
+
+def last_line(last_lines: Sequence[str]) -> str:
+    """Return the last line that is not blank; after a traceback it names the error."""
+    return next((line.strip() for line in reversed(last_lines) if line.strip()), "")
+
+
+def quote_end(last_lines: Sequence[str]) -> str:
+    """Return the last line of a log in brackets."""
+    line = printable(last_line(last_lines)[:QUOTE_LIMIT])
+    return f" ({line})" if line else ""
+
+
+def quote_lines(last_lines: Sequence[str]) -> str:
+    """Return the end of a log, to follow a sentence about a rank."""
+    lines = "".join(f"\n  {printable(line)}" for line in last_lines)
+    return f"; the last lines of its log:{lines}" if lines else "; its log is empty"
+
+
+def describe_exit(rank: RankSnapshot) -> str:
+    """Return how the last process of a rank ended: a verb phrase."""
+    return describe_end(rank.exit_code, rank.exit_signal)
+
+
+def describe_group(group: GroupSnapshot) -> str:
+    """Return which ranks train together from now on."""
+    ranks = ", ".join(map(str, sorted(group.ranks)))
+    if group.paused:
+        return f"no step is taken until the job is resumed (ranks {ranks})"
+    is_alone = len(group.ranks) == 1
+    return f"rank {ranks} trains alone" if is_alone else f"ranks {ranks} train together"
+
+
+def name_lost(snapshot: JobSnapshot) -> str:
+    """Return which rank a gang lost first, as far as that is known."""
+    lost = (rank.rank for rank in snapshot.ranks if rank.is_down and rank.trouble is not None)
+    return next((f"rank {number}" for number in lost), "another rank")
+
+
+def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:
+    """Return what happened to a rank that restarts, and how much of its budget is used."""
+    sentence = f"rank {rank.rank} {cause.message}"
+    retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
+    if rank.ending is None or retry is None or not retry.is_restart:
+        return f"{sentence}; {_next_start(snapshot, rank)}"
+    count, limit = rank.endings[rank.ending.retry_class], getattr(snapshot.spec, retry.budget)
+    fruitless, most = rank.fruitless, snapshot.spec.max_fruitless
+    # Show the nearer limit: the job fails with the last such failure, or after the last restart.
+    if fruitless and rank.is_program_suspect and most - fruitless <= limit - count + 1:
+        failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
+        if snapshot.is_gang:
+            return f"{sentence}; all ranks are started again (rank {rank.rank}: {failures})"
+        return f"{sentence}; it is started again ({failures})"
+    all_ranks = "all ranks are started again, " if snapshot.is_gang else ""
+    return f"{sentence}; {all_ranks}restart {count} of {limit}{retry.occasion}"
+
+
+def describe_stop(snapshot: JobSnapshot) -> str:
+    """Return how a job ended that a user has stopped, and what is left of it."""
+    is_saved = any(rank.last_checkpoint_step is not None for rank in snapshot.ranks)
+    left = "its checkpoints are kept" if is_saved else "no checkpoint of it is known"
+    return f"stopped on request; {left}"
+
+
+def _next_start(snapshot: JobSnapshot, rank: RankSnapshot) -> str:
+    """Return where a rank resumes, as far as that is known."""
+    if snapshot.is_gang:
+        return "all ranks are started again"
+    if snapshot.is_synchronous and any(
+        other.is_alive and other.joined_round >= 0
+        for other in snapshot.ranks
+        if other.rank != rank.rank
+    ):
+        return "it gets its state from the others"
+    if snapshot.durable_step(rank) is not None:
+        return "it resumes from its last checkpoint"
+    if rank.step > 0:
+        return "it starts from the beginning, as no checkpoint of it is known"
+    # A program that reports no steps may keep state anywhere.
+    return "it is started again"

@@ -1,0 +1,175 @@
+"""The part of `fold` that concerns the end of an attempt: restart, or failure of the job. Pure.
+
+Each retry class has a restart budget per rank (`muster.contracts.endings.RETRIES`). All ends that
+the program may have caused share one more limit: failures in a row without a new checkpoint. An end
+that was not observed, or a process that the host could not start, uses no restart but counts there.
+Ends that we asked for count nowhere, nor do those of a gang that had lost another rank before.
+"""
+
+from dataclasses import replace
+
+from coordinator.decide import fold_pool, fold_rank
+from coordinator.decide.classify_exit import classify
+from coordinator.decide.events import describe_exit, printable, quote_lines
+from coordinator.decide.state import NEVER, AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
+from muster.contracts.job import Reason
+from muster.contracts.messages import PermanentFailure, Raised, RankExited
+from muster.contracts.retry import RETRIES, SIGNAL_BASE, RetryClass
+from muster.contracts.spec import JobSpec
+
+
+def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
+    """Fail the job: the first failure stands, ranks get the grace period to save and exit."""
+    if snapshot.failure is not None:
+        return snapshot
+    if snapshot.is_ending:  # the grace period runs already
+        return replace(snapshot, failure=failure)
+    grace = snapshot.spec.stop_grace_seconds
+    return replace(snapshot, failure=failure, stop_at=now, stop_grace_seconds=grace)
+
+
+def record_permanent_error(
+    snapshot: JobSnapshot, rank: RankSnapshot, message: PermanentFailure, now: float
+) -> JobSnapshot:
+    """A rank reports an error that a restart cannot cure."""
+    cause = Cause(reason=message.reason, message=printable(message.message))
+    return _fail_for_program(snapshot, rank, cause, now)
+
+
+def record_error(
+    snapshot: JobSnapshot, rank: RankSnapshot, message: Raised, now: float
+) -> JobSnapshot:
+    """The program raised an error; the same one in two processes proves that it will recur.
+
+    An agent that reconnects repeats an attempt's error, which proves nothing.
+    """
+    if rank.raised is not None:
+        return snapshot
+    before, by = snapshot.raised, snapshot.raised_by
+    rank = replace(rank, raised=message)
+    snapshot = replace(snapshot.with_rank(rank), raised=message, raised_by=rank.rank)
+    if before != message:
+        return snapshot
+    other = "its process before this one" if by == rank.rank else f"rank {by}"
+    words = f"{printable(message.message)}, and so did {other}"
+    cause = Cause(reason=Reason.INVALID_PROGRAM, message=words)
+    return _fail_for_program(snapshot, rank, cause, now)
+
+
+def _fail_for_program(
+    snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
+) -> JobSnapshot:
+    message = f"rank {rank.rank}: {cause.message}"
+    failure = JobFailure(reason=cause.reason, message=message, exit_code=1)
+    return fail_job(snapshot.with_rank(replace(rank, refused=cause)), failure, now)
+
+
+def end_attempt(
+    snapshot: JobSnapshot, rank: RankSnapshot, message: RankExited, now: float
+) -> JobSnapshot:
+    """The process of `rank` was reaped: the rank is finished, restarts, or fails the job."""
+    gone = fold_pool.confirm_finished(snapshot, fold_rank.record_exit(rank, message))
+    cause = rank.kill or fold_pool.divergence(snapshot, rank)
+    ending = classify(snapshot, gone, message, cause)
+    gone = fold_rank.count_end(gone, ending)
+    snapshot = fold_pool.end_worker(snapshot, rank, gone, now)
+    if not rank.in_service:
+        return snapshot.with_rank(replace(gone, finished=False, trouble=None))
+    if snapshot.is_ending or snapshot.is_gang_broken or gone.finished:
+        return snapshot.with_rank(gone)
+    trouble = Cause(reason=ending.reason or Reason.WORKER_EXITED, message=ending.message)
+    return _restart_or_fail(snapshot, replace(gone, trouble=trouble), ending, message, now)
+
+
+def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
+    """Count the end of a process that was gone when its agent's successor looked."""
+    if snapshot.is_ending or not rank.in_service:
+        return snapshot
+    if rank.trouble is None or rank.is_asked_to_stop:
+        return snapshot
+    counted = _count_failure(snapshot, rank, now)
+    snapshot = snapshot.with_rank(counted)
+    limit = _exhausted_limit(snapshot.spec, counted, RetryClass.INFRASTRUCTURE)
+    if limit is None:
+        return snapshot
+    reason, words = limit
+    message = f"rank {rank.rank} {rank.trouble.message} and {words}"
+    return fail_job(snapshot, JobFailure(reason=reason, message=message, exit_code=1), now)
+
+
+def _restart_or_fail(
+    snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited, now: float
+) -> JobSnapshot:
+    """Schedule the next attempt within the budget of its class, or fail the job."""
+    retry = RETRIES.get(ending.retry_class)
+    is_restart = retry is not None and retry.is_restart
+    is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_stop
+    if (is_restart or is_unobserved) and rank.is_program_suspect:
+        rank = _count_failure(snapshot, rank, now)
+    limit = _exhausted_limit(snapshot.spec, rank, ending.retry_class)
+    if limit is not None:
+        failure = _failure(rank, ending, message, *limit)
+        return fail_job(snapshot.with_rank(rank), failure, now)
+    failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
+    delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
+    return snapshot.with_rank(
+        replace(rank, failures=failures, start_at=now + delay, restarts=rank.restarts + is_restart)
+    )
+
+
+def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RankSnapshot:
+    """Count a failure without progress, or reset the count if there is a new checkpoint.
+
+    For a program that never reports checkpoints a long enough life counts as one.
+    """
+    durable = snapshot.durable_step(rank)
+    if durable is None:
+        is_progress = _healthy_seconds(rank, now) >= snapshot.backoff.reset_after_seconds
+    else:
+        is_progress = durable > rank.proven_step
+    proven = rank.proven_step if durable is None else max(durable, rank.proven_step)
+    return replace(rank, fruitless=0 if is_progress else rank.fruitless + 1, proven_step=proven)
+
+
+def _healthy_seconds(rank: RankSnapshot, now: float) -> float:
+    return 0.0 if rank.live_at == NEVER else now - rank.live_at
+
+
+def _exhausted_limit(
+    spec: JobSpec, rank: RankSnapshot, kind: RetryClass
+) -> tuple[Reason, str] | None:
+    """Return the limit that forbids another attempt, as a reason and a verb phrase."""
+    if kind is RetryClass.DO_NOT_RETRY:
+        return Reason.DO_NOT_RETRY, "is not to be started again"
+    retry = RETRIES.get(kind)
+    if retry is not None:
+        most: int = getattr(spec, retry.budget)
+        if rank.endings[kind] > most:
+            used_up = {0: "may not be restarted", 1: "has used its one restart"}
+            words = used_up.get(most, f"has used its {most} restarts")
+            return Reason.RESTART_LIMIT, f"{words}{retry.occasion}"
+    if rank.fruitless >= spec.max_fruitless:
+        words = f"has failed {rank.fruitless} times in a row without a new checkpoint"
+        return Reason.NO_PROGRESS, words
+    return None
+
+
+def _failure(
+    rank: RankSnapshot, ending: AttemptEnd, message: RankExited, reason: Reason, limit: str
+) -> JobFailure:
+    """Return the job's failure: what happened to the rank, the limit, the end of its log."""
+    if rank.kill is not None:
+        what = rank.kill.message
+    elif ending.retry_class is RetryClass.INFRASTRUCTURE:
+        what = ending.message
+    elif ending.retry_class is RetryClass.PREEMPTION and rank.stopping:
+        what = "was asked to stop by another process"
+    else:
+        # The end of the log follows, so the program's own report is enough only if it has one.
+        what = describe_exit(rank) if message.error is None else ending.message
+    # No lines are kept of an exit with code 0, nor of a process that never started.
+    has_lines = message.exit_code != 0 and message.unstarted is None
+    quote = quote_lines(message.last_lines) if has_lines else ""
+    code = SIGNAL_BASE + (message.signal or 0) if message.exit_code is None else message.exit_code
+    told = f"rank {rank.rank} {what} and {limit}{quote}"
+    return JobFailure(reason=reason, message=told, exit_code=code or 1)  # a failed job is never 0

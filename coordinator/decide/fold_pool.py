@@ -1,0 +1,194 @@
+"""The part of `fold` that concerns the pool of a synchronous job. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, TypeAlias, assert_never
+
+from coordinator.decide import actions
+from coordinator.decide.state import Cause, JobSnapshot, RankSnapshot
+from muster.contracts import pool as pools
+from muster.contracts.job import Reason
+from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
+from muster.contracts.pool import Newcomer, Pool, WorkerState
+
+LOCAL_NODE: Final = "local"
+"""Placeholder until the process reports its machine."""
+
+DIVERGED: Final = Cause(
+    reason=Reason.DIFFERENT_BITS,
+    message="held other bits than the other workers and was stopped before its next step",
+)
+
+PoolMessage: TypeAlias = Ready | JoinedGroup | PeerLost | StateMismatch | Saved
+
+
+def note_request(
+    snapshot: JobSnapshot,
+    observation: actions.ScaleRequested | actions.PauseRequested | actions.LeaveRequested,
+) -> JobSnapshot:
+    """Note what a user wants; `plan` acts on it."""
+    match observation:
+        case actions.ScaleRequested():
+            return replace(snapshot, wanted_world_size=observation.world_size)
+        case actions.PauseRequested():
+            return replace(snapshot, pause_requested=observation.paused)
+        case actions.LeaveRequested():
+            for rank in snapshot.in_service:
+                if rank.worker_id == observation.worker_id:
+                    return _remove(snapshot, rank)
+            return snapshot
+    assert_never(observation)
+
+
+def apply(snapshot: JobSnapshot, action: actions.PoolAction, now: float) -> JobSnapshot:
+    """Note an action that was decided about the pool."""
+    match action:
+        case actions.AddRank():
+            return _add(snapshot, action.rank)
+        case actions.RemoveRank():
+            return _remove(snapshot, snapshot.ranks[action.rank])
+        case actions.PublishGroup():
+            # Members that waited for this round have the full timeout for their next step.
+            ranks = tuple(replace(rank, progressed_at=now) for rank in snapshot.ranks)
+            return replace(snapshot, group=action.group, ranks=ranks)
+    assert_never(action)
+
+
+def follow(
+    snapshot: JobSnapshot, rank: RankSnapshot, action: actions.RankAction, now: float
+) -> JobSnapshot:
+    """Note what an action about a rank means for its worker."""
+    if not snapshot.is_synchronous:
+        return snapshot
+    match action:
+        case actions.Start():
+            return _join(snapshot, rank, now)
+        case actions.Terminate():
+            return replace(snapshot, pool=_leave(snapshot.pool, rank))
+        case _:
+            return snapshot
+
+
+def apply_message(
+    snapshot: JobSnapshot, rank: RankSnapshot, message: PoolMessage, now: float
+) -> JobSnapshot:
+    """Take in what a member of the pool reports."""
+    match message:
+        case Ready():
+            return snapshot.with_rank(replace(rank, ready=message))
+        case JoinedGroup():
+            return _join_group(snapshot, rank, message, now)
+        case PeerLost():
+            return snapshot.with_rank(replace(rank, peer_lost_round=message.generation))
+        case StateMismatch():
+            return replace(snapshot, divergent=snapshot.divergent | set(message.workers))
+        case Saved():
+            return snapshot
+    assert_never(message)
+
+
+def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
+    """Record on which machine a worker's process runs."""
+    if not snapshot.is_synchronous or rank.worker_id is None:
+        return snapshot
+    return replace(snapshot, pool=pools.set_node(snapshot.pool, rank.worker_id, node))
+
+
+def keep_living(pool: Pool, ranks: Iterable[RankSnapshot]) -> Pool:
+    """Return the pool without the workers whose rank is not alive."""
+    living = {rank.worker_id for rank in ranks if rank.is_alive}
+    for member in pool.members:
+        if member.worker_id not in living:
+            pool = pools.process_ended(pool, member.worker_id)
+    return pool
+
+
+def confirm_finished(snapshot: JobSnapshot, ended: RankSnapshot) -> RankSnapshot:
+    """Return an exited rank of a pool, finished only if the last step was taken.
+
+    A program can exit with code 0 at any time; that does not end the training.
+    """
+    if not snapshot.is_synchronous or not ended.finished:
+        return ended
+    total = ended.total_steps
+    is_through = ended.joined_round >= 0 and total is not None and snapshot.step >= total
+    return replace(ended, finished=is_through and ended.in_service)
+
+
+def divergence(snapshot: JobSnapshot, rank: RankSnapshot) -> Cause | None:
+    """Return why a rank ended whose state was found to differ, by the others or by itself."""
+    return DIVERGED if rank.worker_id in snapshot.divergent else None
+
+
+def end_worker(
+    snapshot: JobSnapshot, rank: RankSnapshot, ended: RankSnapshot, now: float
+) -> JobSnapshot:
+    """Record that a worker's process has ended; `rank` is the rank before, `ended` after that."""
+    if not snapshot.is_synchronous or rank.worker_id is None:
+        return snapshot
+    # A worker that exits with code 0 was finished, or asked to leave.
+    pool = _leave(snapshot.pool, rank) if ended.exit_code == 0 else snapshot.pool
+    changed = replace(snapshot, pool=pools.process_ended(pool, rank.worker_id))
+    if snapshot.is_ending or not ended.finished:
+        return changed
+    return replace(
+        changed, done=True, stop_at=now, stop_grace_seconds=snapshot.spec.stop_grace_seconds
+    )
+
+
+def _join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
+    """Every new attempt is a new worker."""
+    newcomer = Newcomer(
+        rank=rank.rank,
+        incarnation=rank.attempt,
+        node=LOCAL_NODE,
+        gpus=0,
+        backend=snapshot.spec.effective_backend,
+        epoch=rank.epoch,
+    )
+    pool = pools.join(snapshot.pool, newcomer, now=now, step=snapshot.step)
+    changed = replace(rank, worker_id=pool.members[-1].worker_id)
+    return replace(snapshot.with_rank(changed), pool=pool)
+
+
+def _join_group(
+    snapshot: JobSnapshot, rank: RankSnapshot, message: JoinedGroup, now: float
+) -> JobSnapshot:
+    group = snapshot.group
+    joined = replace(
+        rank,
+        joined_round=message.generation,
+        step=message.step,
+        step_at_start=message.step if rank.step_at_start is None else rank.step_at_start,
+        has_told_step=True,
+    )
+    if not group.workers:
+        # A round of the previous coordinator: its members are unknown, but this rank holds state.
+        return snapshot.with_rank(joined)
+    if message.generation != group.round or rank.worker_id not in group.workers:
+        return snapshot
+    pool = snapshot.pool
+    if pool.members[rank.worker_id].state is WorkerState.SYNCING:
+        pool = pools.activate(pool, rank.worker_id, now=now, step=message.step)
+    changed = replace(snapshot, pool=pool).with_rank(joined)
+    is_complete = all(changed.ranks[number].joined_round == group.round for number in group.ranks)
+    return replace(changed, pool=pools.mark_published(pool)) if is_complete else changed
+
+
+def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
+    missing = range(len(snapshot.ranks), number + 1)
+    fresh = tuple(RankSnapshot(rank=rank, in_service=False) for rank in missing)
+    grown = replace(snapshot, ranks=snapshot.ranks + fresh)
+    return grown.with_rank(replace(grown.ranks[number], in_service=True, finished=False))
+
+
+def _remove(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
+    changed = replace(rank, in_service=False, trouble=None)
+    return replace(snapshot.with_rank(changed), pool=_leave(snapshot.pool, rank))
+
+
+def _leave(pool: Pool, rank: RankSnapshot) -> Pool:
+    """Return the pool with the rank's worker draining, if it was active."""
+    if rank.worker_id is None or not pool.is_active(rank.worker_id):
+        return pool
+    return pools.leave(pool, rank.worker_id)

@@ -1,0 +1,123 @@
+"""Which ranks and agents are silent for too long. Pure, like all of `plan`.
+
+Ranks are heard through their agent, so the agent is judged first: silence of a rank counts only
+while its agent was heard. A silent agent is replaced; its ranks run on.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from coordinator.decide.actions import Action, KillProcess, Suspect
+from coordinator.decide.plan_pool import is_step_expected
+from coordinator.decide.state import SUSPECT_SHARE, AgentState, Cause, JobSnapshot, RankSnapshot
+from muster.contracts.job import Reason
+from muster.contracts.rank import ProcessState
+
+AGENT_CONNECT_SECONDS: Final = 30.0
+"""An agent imports little and connects, or reconnects, at once; one that takes longer is broken."""
+
+AGENT_SILENCE_SECONDS: Final = 10.0
+"""Least silence before an agent is replaced, even for a shorter heartbeat timeout.
+
+It may wait for the imports of its prefork server. Ranks run on meanwhile, so nothing is lost.
+"""
+
+FORCED_STOP_SECONDS: Final = 3.0
+"""Silence of an agent that a forced stop tolerates; agents pulse every second."""
+
+KILL_GRACE_SECONDS: Final = 10.0
+"""An agent kills at once and reports within its containment time; one that takes longer hangs."""
+
+NEVER_DUE: Final = float("inf")
+
+
+def agent_deadline(snapshot: JobSnapshot) -> float:
+    """Return when an agent that does not respond is killed; its ranks wait for the next one."""
+    if snapshot.agent is AgentState.LEAVING:
+        return NEVER_DUE  # its dismissal ends it
+    if snapshot.agent is not AgentState.CONNECTED:
+        grace = FORCED_STOP_SECONDS if snapshot.is_forced else AGENT_CONNECT_SECONDS
+        return snapshot.agent_since + grace
+    killed_at = [rank.killed_at for rank in snapshot.ranks if rank.is_alive and rank.kill]
+    # Both counts begin no earlier than when the agent connected, or was last killed.
+    obeyed = max(snapshot.agent_since, min(killed_at, default=NEVER_DUE))
+    heard = max(snapshot.agent_since, snapshot.agent_heard_at)
+    silence = max(AGENT_SILENCE_SECONDS, snapshot.spec.heartbeat_timeout)
+    if snapshot.is_forced:
+        silence = FORCED_STOP_SECONDS
+    return min(obeyed + KILL_GRACE_SECONDS, heard + silence)
+
+
+def judge_silent_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    """Yield actions for ranks that do not start, send no heartbeat or take no step."""
+    if snapshot.agent is not AgentState.CONNECTED:
+        return  # the connection is silent, not the rank
+    heard_until = min(now, snapshot.agent_fresh_until)
+    for rank in snapshot.ranks:
+        if rank.is_alive and rank.kill is None:
+            yield from _judge(snapshot, rank, heard_until)
+
+
+def silence_deadlines(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[float]:
+    """Yield when a living rank has to be judged again if it stays silent."""
+    spec = snapshot.spec
+    if rank.process is ProcessState.SPAWNED:
+        yield rank.spawned_at + spec.start_grace_seconds
+    if rank.beats:
+        yield rank.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
+    yield _silent_since(rank) + spec.heartbeat_timeout
+
+
+def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:
+    spec = snapshot.spec
+    if rank.process is ProcessState.SPAWNED and now >= rank.spawned_at + spec.start_grace_seconds:
+        message = f"gave no sign of life within {spec.start_grace_seconds:g} s and was killed"
+        cause = Cause(reason=Reason.START_TIMEOUT, message=message)
+        yield KillProcess(rank=rank.rank, cause=cause)
+    elif now >= _silent_since(rank) + spec.heartbeat_timeout:
+        what = "sent no heartbeat" if rank.beats else "was stopped (SIGSTOP)"
+        message = f"{what} for {spec.heartbeat_timeout:g} s and was killed"
+        cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
+        yield KillProcess(rank=rank.rank, cause=cause)
+    elif _is_stuck(snapshot, rank):
+        is_starting = snapshot.is_synchronous and rank.ready is None
+        what = "was not ready to train" if is_starting else "took no step"
+        seconds = _step_timeout(snapshot, rank)
+        message = f"sent heartbeats but {what} for {seconds:g} s and was killed"
+        yield KillProcess(rank=rank.rank, cause=Cause(reason=Reason.NO_PROGRESS, message=message))
+    elif (
+        rank.beats
+        and rank.process is ProcessState.LIVE
+        and now >= rank.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
+    ):
+        yield Suspect(rank=rank.rank)
+
+
+def _silent_since(rank: RankSnapshot) -> float:
+    """Return the time of the last sign of life: a heartbeat, or that the process runs at all.
+
+    A program that has never sent a heartbeat may never do so: only being stopped counts.
+    """
+    if rank.beats:
+        return rank.heard_at
+    return NEVER_DUE if rank.stopped_at is None else rank.stopped_at
+
+
+def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """True if a heartbeat that came after the step timeout still reports no progress.
+
+    Silence does not count here: the next heartbeat may report a step, or that the rank waits.
+    """
+    if not rank.beats or not is_step_expected(snapshot, rank):
+        return False
+    return rank.heard_at >= rank.progressed_at + _step_timeout(snapshot, rank)
+
+
+def _step_timeout(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
+    """Return how long a rank may take for a step, or to become ready in a synchronous job."""
+    spec = snapshot.spec
+    if spec.progress_timeout_seconds is None:
+        return NEVER_DUE
+    if snapshot.is_synchronous and rank.ready is None:
+        return max(spec.progress_timeout_seconds, spec.start_grace_seconds)
+    return spec.progress_timeout_seconds

@@ -1,0 +1,264 @@
+"""What has to be done about a job now: `plan` is pure, snapshot and time in, actions out.
+
+The rules run in order. Each looks at one concern and yields actions or nothing. A rule repeats an
+action at every look until the world agrees with it.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Final
+
+from coordinator.decide import actions, liveness, plan_pool
+from coordinator.decide.actions import Action, SetStatus
+from coordinator.decide.events import describe_recovery, describe_stop
+from coordinator.decide.state import AgentState, Cause, JobSnapshot, RankSnapshot
+from muster.contracts.job import TERMINAL, JobStatus, Reason
+
+EXIT_SECONDS: Final = 2.0
+"""How long ranks of a finished synchronous job may take to exit before they are asked to.
+
+They exit at the same moment. One that was just told of a new group round waits for peers that are
+gone, and has to be asked.
+"""
+
+_STUBBORN: Final = Cause(
+    reason=Reason.GANG_RESTARTED,
+    message="did not end within the grace period after its gang had lost a rank, and was killed",
+)
+
+
+def plan(snapshot: JobSnapshot, now: float) -> list[Action]:
+    """Return every action that is due for this job at `now` (monotonic seconds).
+
+    Queued jobs get none: admission is a decision about all jobs (`coordinator.decide.admission`).
+    """
+    if snapshot.status in TERMINAL or (snapshot.status is JobStatus.QUEUED and not snapshot.stop):
+        return []
+    return list(chain.from_iterable(rule(snapshot, now) for rule in _RULES))
+
+
+def wake_at(snapshot: JobSnapshot, now: float) -> float:
+    """Return when `plan` has to run again even if nothing happens; infinity for never."""
+    return min(
+        (moment for moment in _deadlines(snapshot) if moment > now), default=liveness.NEVER_DUE
+    )
+
+
+def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
+    if snapshot.agent is AgentState.ABSENT:
+        yield snapshot.agent_start_at
+    else:
+        yield liveness.agent_deadline(snapshot)
+    yield from plan_pool.group_deadlines(snapshot)
+    if snapshot.is_ending:
+        yield snapshot.stop_at + snapshot.stop_grace_seconds
+        yield snapshot.stop_at + EXIT_SECONDS
+    for rank in snapshot.ranks:
+        if rank.is_down:
+            yield rank.start_at
+        elif rank.is_alive:
+            yield from liveness.silence_deadlines(snapshot, rank)
+            if snapshot.is_gang_broken and rank.terminated:
+                yield rank.terminated_at + snapshot.spec.stop_grace_seconds
+
+
+# Ranks and their agent
+
+
+def _kill_silent_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    if not _is_grace_over(snapshot, now):  # otherwise `_end_ranks` kills all of them
+        yield from liveness.judge_silent_ranks(snapshot, now)
+
+
+def _end_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    """A forced stop kills ranks at once; any other end asks them first and waits its grace."""
+    if not snapshot.is_ending:
+        return
+    is_grace_over = _is_grace_over(snapshot, now)
+    for rank in snapshot.ranks:
+        if not rank.is_alive or rank.kill is not None:
+            continue
+        if is_grace_over:
+            yield actions.KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
+        elif (
+            not rank.terminated
+            and not _is_exiting(snapshot, rank, now)
+            and plan_pool.may_terminate(snapshot, rank)
+        ):
+            yield actions.Terminate(rank=rank.rank)
+
+
+def _is_exiting(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
+    """True if a member of a finished synchronous job may be about to exit by itself."""
+    is_early = now < snapshot.stop_at + EXIT_SECONDS
+    return snapshot.done and rank.joined_round >= 0 and is_early
+
+
+def _is_grace_over(snapshot: JobSnapshot, now: float) -> bool:
+    is_due = now >= snapshot.stop_at + snapshot.stop_grace_seconds
+    return snapshot.is_ending and (snapshot.is_forced or is_due)
+
+
+def _end_of_job(snapshot: JobSnapshot) -> Cause:
+    reason = Reason.INTERRUPTED if snapshot.interrupting else Reason.STOPPED_BY_USER
+    if snapshot.failure is not None:
+        reason = snapshot.failure.reason
+    return Cause(reason=reason, message="did not end within the grace period and was killed")
+
+
+def _ensure_agent(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    if snapshot.agent is AgentState.ABSENT:
+        if snapshot.needs_agent and now >= snapshot.agent_start_at:
+            yield actions.StartAgent()
+    elif snapshot.needs_agent and now >= liveness.agent_deadline(snapshot):
+        yield actions.KillAgent()
+
+
+def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    if snapshot.is_ending or snapshot.is_gang or snapshot.agent is not AgentState.CONNECTED:
+        return
+    due = (rank for rank in snapshot.ranks if rank.is_down and now >= rank.start_at)
+    yield from (
+        actions.Start(rank=rank.rank) for rank in islice(due, plan_pool.newcomers_limit(snapshot))
+    )
+
+
+# Gangs: programs that meet once at MASTER_PORT and cannot take in a new rank. If one rank dies, the
+# others are ended, then all are started in one plan and so with one port, finished ranks included.
+
+
+def _end_broken_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    """Ask the other ranks to exit; they may hang in a dead process group, so kill them in time."""
+    if not snapshot.is_gang_broken or snapshot.is_ending:
+        return
+    if snapshot.agent is not AgentState.CONNECTED:
+        return
+    for rank in snapshot.ranks:
+        if not rank.is_alive or rank.kill is not None:
+            continue
+        if not rank.terminated:
+            yield actions.Terminate(rank=rank.rank)
+        elif now >= rank.terminated_at + snapshot.spec.stop_grace_seconds:
+            yield actions.KillProcess(rank=rank.rank, cause=_STUBBORN)
+
+
+def _start_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    """Start all ranks once none is left and every rank's backoff is over."""
+    if not snapshot.is_gang or snapshot.is_ending or snapshot.agent is not AgentState.CONNECTED:
+        return
+    is_down = not snapshot.any_alive and any(rank.is_down for rank in snapshot.ranks)
+    if is_down and now >= max(rank.start_at for rank in snapshot.ranks):
+        yield from (actions.Start(rank=rank.rank) for rank in snapshot.ranks)
+
+
+# The status of the job
+
+
+def _finish_job(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """Give the job its last status once no agent can create files of it: they may then be deleted.
+
+    A connected agent has created its files and exits when told. Any other may be about to.
+    """
+    last = _last_status(snapshot)
+    if last is None:
+        return
+    if snapshot.agent in {AgentState.ABSENT, AgentState.CONNECTED}:
+        yield last
+    if snapshot.has_agent:
+        yield actions.DismissAgent()
+
+
+def _last_status(snapshot: JobSnapshot) -> SetStatus | None:
+    """Return the status of a job that ends and has no process left; None if it goes on."""
+    if snapshot.any_alive:
+        return None
+    if snapshot.all_finished:
+        return SetStatus(status=JobStatus.COMPLETED, message=snapshot.note)
+    if snapshot.failure is not None:
+        failure = snapshot.failure
+        return SetStatus(status=JobStatus.FAILED, reason=failure.reason, message=failure.message)
+    if snapshot.stop is not None and snapshot.status in {JobStatus.STOPPING, JobStatus.QUEUED}:
+        return SetStatus(
+            status=JobStatus.STOPPED, reason=Reason.STOPPED_BY_USER, message=describe_stop(snapshot)
+        )
+    if snapshot.interrupting and snapshot.status is JobStatus.STOPPING:
+        return SetStatus(
+            status=JobStatus.QUEUED,
+            reason=Reason.INTERRUPTED,
+            message="the service was shut down; the job resumes at the next start",
+        )
+    return None
+
+
+def _update_status(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """Derive the status from the ranks and change it if it differs."""
+    if _last_status(snapshot) is not None:
+        return
+    wanted = _ending_status(snapshot) or _going_status(snapshot)
+    if wanted != _same_status(snapshot):
+        yield wanted
+
+
+def _ending_status(snapshot: JobSnapshot) -> SetStatus | None:
+    failure = snapshot.failure
+    if snapshot.stop is None and not snapshot.interrupting and failure is None:
+        return None
+    if snapshot.status is JobStatus.QUEUED:
+        return _same_status(snapshot)  # nothing runs, so there is no STOPPING in between
+    if failure is not None:
+        # Durable with the status, so that a successor does not restart a job that failed for good.
+        return SetStatus(status=JobStatus.STOPPING, reason=failure.reason, message=failure.message)
+    if snapshot.stop is not None:
+        return SetStatus(
+            status=JobStatus.STOPPING,
+            reason=Reason.STOPPED_BY_USER,
+            message="stop requested; ranks are saving and exiting",
+        )
+    return SetStatus(
+        status=JobStatus.STOPPING,
+        reason=Reason.INTERRUPTED,
+        message="the service is shutting down; ranks are saving and exiting",
+    )
+
+
+def _going_status(snapshot: JobSnapshot) -> SetStatus:
+    of_pool = plan_pool.pool_status(snapshot)
+    if of_pool is not None:
+        return of_pool
+    for rank in snapshot.in_service:
+        if rank.trouble is not None:
+            return SetStatus(
+                status=JobStatus.RECOVERING,
+                reason=rank.trouble.reason,
+                message=describe_recovery(snapshot, rank, rank.trouble),
+            )
+    if all(_is_working(snapshot, rank) for rank in snapshot.in_service):
+        return SetStatus(status=JobStatus.RUNNING, message=snapshot.note)
+    if snapshot.status is JobStatus.STARTING:
+        return SetStatus(status=JobStatus.STARTING, message=snapshot.note)
+    return _same_status(snapshot)  # the failed rank is back, others have not reported yet
+
+
+def _is_working(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """True if a rank is well and, in a synchronous job, has joined the group."""
+    return rank.is_well and (rank.joined_round >= 0 or not snapshot.is_synchronous)
+
+
+def _same_status(snapshot: JobSnapshot) -> SetStatus:
+    return SetStatus(status=snapshot.status, reason=snapshot.reason, message=snapshot.message)
+
+
+_RULES: Final[tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...]] = (
+    _kill_silent_ranks,
+    _end_ranks,
+    _finish_job,
+    _update_status,
+    plan_pool.resize_pool,
+    plan_pool.release_removed_ranks,
+    plan_pool.stop_divergent_ranks,
+    _end_broken_gang,
+    _ensure_agent,
+    _start_ranks,
+    _start_gang,
+    plan_pool.publish_group,
+)

@@ -1,0 +1,212 @@
+"""Rules of `plan` about the pool of a synchronous job: its size and who trains together."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from coordinator.decide import actions
+from coordinator.decide.actions import Action, SetStatus
+from coordinator.decide.events import describe_recovery
+from coordinator.decide.fold_pool import DIVERGED
+from coordinator.decide.state import AgentState, GroupSnapshot, JobSnapshot, RankSnapshot
+from muster.contracts.job import JobStatus, Reason, StopRequest
+
+GATHER_SECONDS: Final = 1.0
+"""How long a new rank waits for others started with it: one group round is cheaper than two."""
+
+_TRAINS = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
+
+
+def resize_pool(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """New ranks take the lowest free numbers; shrinking removes the highest."""
+    if not snapshot.is_synchronous or snapshot.is_ending:
+        return
+    serving = [rank.rank for rank in snapshot.in_service]
+    missing = snapshot.wanted_world_size - len(serving)
+    if missing > 0:
+        # A removed rank keeps its number until its process is gone.
+        taken = {rank.rank for rank in snapshot.ranks if rank.in_service or rank.is_alive}
+        free = (rank for rank in range(snapshot.wanted_world_size) if rank not in taken)
+        yield from (
+            actions.AddRank(rank=rank) for rank, _ in zip(free, range(missing), strict=False)
+        )
+    elif missing < 0:
+        yield from (actions.RemoveRank(rank=rank) for rank in serving[missing:])
+
+
+def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """Terminate removed ranks that never joined; a member leaves with the next group round."""
+    if not snapshot.is_synchronous or snapshot.is_ending:
+        return
+    for rank in snapshot.ranks:
+        is_removed = rank.is_alive and not rank.in_service and rank.joined_round < 0
+        if is_removed and not rank.terminated:
+            yield actions.Terminate(rank=rank.rank)
+
+
+def stop_divergent_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """Kill ranks whose state differs from that of the others."""
+    for rank in snapshot.ranks:
+        if rank.is_alive and rank.kill is None and rank.worker_id in snapshot.divergent:
+            yield actions.KillProcess(rank=rank.rank, cause=DIVERGED)
+
+
+def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    """Start a group round when members change, when one has lost a peer, or for a pause."""
+    if not snapshot.is_synchronous or snapshot.agent is not AgentState.CONNECTED:
+        return
+    if snapshot.is_ending and not _needs_another_saver(snapshot):
+        return
+    members = sorted(filter(_can_train, snapshot.ranks), key=lambda rank: rank.worker_id or 0)
+    if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
+        return  # the remaining members wait at their present step
+    wanted = GroupSnapshot(
+        round=snapshot.group.round + 1,
+        workers=tuple(rank.worker_id or 0 for rank in members),
+        ranks=tuple(rank.rank for rank in members),
+        attempts=tuple(rank.attempt for rank in members),
+        paused=snapshot.pause_requested or snapshot.is_ending,
+    )
+    if _is_change(snapshot, wanted) and not _is_gathering(snapshot, now):
+        yield actions.PublishGroup(group=wanted)
+
+
+def may_terminate(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """True if a rank of an ending job may be asked to exit: the rank that saves exits first.
+
+    If the saver dies before it has saved, a last group round makes another member the saver: no
+    work is lost as long as one member lives.
+    """
+    if not snapshot.is_synchronous or snapshot.done:
+        return True
+    if rank.joined_round < 0 or not _can_train(rank):
+        return True
+    saver = _saver(snapshot)
+    if saver is None:
+        return False
+    if saver.rank == rank.rank:
+        return rank.joined_round == snapshot.group.round
+    return not saver.is_alive and saver.exit_code == 0
+
+
+def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
+    """Return PAUSED if the pool is too small or every member has joined a paused round."""
+    group = snapshot.group
+    if not snapshot.is_synchronous or snapshot.is_ending or snapshot.status not in _TRAINS:
+        return None
+    if snapshot.pool.is_paused:
+        return SetStatus(
+            status=JobStatus.PAUSED,
+            reason=Reason.TOO_FEW_WORKERS,
+            message=_describe_shortage(snapshot),
+        )
+    if group.paused and all(snapshot.ranks[n].joined_round == group.round for n in group.ranks):
+        return SetStatus(
+            status=JobStatus.PAUSED,
+            reason=Reason.PAUSED_BY_USER,
+            message="paused on request; resume it to continue from the same step",
+        )
+    return None
+
+
+def _describe_shortage(snapshot: JobSnapshot) -> str:
+    pool = snapshot.pool
+    causes = [
+        describe_recovery(snapshot, rank, rank.trouble) for rank in snapshot.ranks if rank.trouble
+    ]
+    count = (
+        f"{pool.world_size} of at least {pool.min_workers} workers are active; training resumes "
+        "when there are enough"
+    )
+    return ". ".join([*causes[:1], count])
+
+
+def is_step_expected(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """False for a member that waits for others by rule; such a rank may take no step.
+
+    A rank that is not ready yet waits only for its own program.
+    """
+    if not snapshot.is_synchronous or rank.ready is None:
+        return True
+    is_held = snapshot.group.paused or snapshot.pool.is_paused
+    return not is_held and rank.worker_id in snapshot.group.workers
+
+
+def newcomers_limit(snapshot: JobSnapshot) -> int | None:
+    """Return how many ranks may join now; None for no limit, where there is no pool."""
+    return snapshot.pool.room if snapshot.is_synchronous else None
+
+
+def group_deadlines(snapshot: JobSnapshot) -> Iterator[float]:
+    """Yield when `publish_group` has to run again."""
+    if snapshot.is_synchronous:
+        for rank in snapshot.ranks:
+            if rank.is_alive and rank.ready is None:
+                yield rank.spawned_at + GATHER_SECONDS
+
+
+def _needs_another_saver(snapshot: JobSnapshot) -> bool:
+    """True if a job with time to save has members with unsaved work and no rank that saves it."""
+    if snapshot.done or snapshot.stop is StopRequest.FORCED:
+        return False
+    saver = _saver(snapshot)
+    if saver is not None and _has_saved_or_will(saver, snapshot.group):
+        return False
+    return any(_can_train(rank) and rank.joined_round >= 0 for rank in snapshot.ranks)
+
+
+def _has_saved_or_will(saver: RankSnapshot, group: GroupSnapshot) -> bool:
+    if not saver.is_alive:
+        return saver.exit_code == 0
+    is_asked = saver.terminated or saver.stopping
+    return saver.kill is None and (is_asked or saver.joined_round == group.round)
+
+
+def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
+    """Return the rank that saves for the group; None if its attempt has been replaced."""
+    group = snapshot.group
+    if not group.ranks:
+        return None
+    first = snapshot.ranks[group.ranks[0]]
+    return first if first.attempt == group.attempts[0] else None
+
+
+def _is_staying(rank: RankSnapshot) -> bool:
+    is_wanted = rank.in_service and not rank.terminated and rank.kill is None
+    return is_wanted and rank.is_alive and not rank.stopping
+
+
+def _can_train(rank: RankSnapshot) -> bool:
+    return _is_staying(rank) and rank.ready is not None
+
+
+def _is_change(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
+    present = snapshot.group
+    is_peer_lost = any(
+        rank.is_alive and rank.peer_lost_round >= present.round for rank in snapshot.ranks
+    )
+    return is_peer_lost or (present.workers, present.paused) != (wanted.workers, wanted.paused)
+
+
+def _is_gathering(snapshot: JobSnapshot, now: float) -> bool:
+    """True if a rank is about to be ready and no member waits for the round within a step."""
+    if any(_is_rejoining(snapshot, rank) for rank in snapshot.ranks):
+        return True
+    alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
+    if not alive.issuperset(snapshot.group.workers):
+        return False
+    return any(
+        rank.is_alive
+        and rank.in_service
+        and rank.ready is None
+        and now < rank.spawned_at + GATHER_SECONDS
+        for rank in snapshot.ranks
+    )
+
+
+def _is_rejoining(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
+    """True if a member runs on and has not reached its new agent yet.
+
+    A group round without it would remove it. If it never comes, its silence ends it.
+    """
+    is_away = _is_staying(rank) and rank.ready is None
+    return is_away and rank.worker_id is not None and snapshot.pool.is_active(rank.worker_id)

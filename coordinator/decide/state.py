@@ -1,0 +1,287 @@
+"""What the coordinator knows of one job: the immutable value that `fold` makes and `plan` reads.
+
+Times are seconds on the coordinator's monotonic clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from signal import SIGKILL
+from typing import Final
+
+from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.messages import Raised, Ready
+from muster.contracts.pool import Pool
+from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.contracts.retry import DEFAULT_BACKOFF, Backoff, RetryClass
+from muster.contracts.spec import JobSpec
+
+NEVER: Final = float("-inf")
+
+SUSPECT_SHARE: Final = 0.5
+"""Share of the heartbeat timeout after which a rank without a heartbeat becomes a suspect."""
+
+AGENT_FRESHNESS_SHARE: Final = 0.25
+"""Share of the heartbeat timeout for which one agent pulse proves that the agent hears its ranks.
+
+Longer than the pause between two pulses, and short enough that one more missed heartbeat does not
+yet make a rank a suspect.
+"""
+
+AGENT_FAILURES_LIMIT: Final = 10
+"""Agents lost in a row before any rank came alive: this machine cannot run the job."""
+
+_NO_POOL = Pool(min_workers=1, max_workers=1, timeout_seconds=1.0)
+
+
+class AgentState(StrEnum):
+    """The coordinator's relation to the job's agent."""
+
+    ABSENT = "absent"  # no agent exists; one is started when there is work
+    STARTING = "starting"  # started, not connected yet
+    CONNECTED = "connected"  # takes requests
+    UNREACHABLE = "unreachable"
+    """The process lives, the connection broke; the agent reconnects by itself."""
+    LEAVING = "leaving"  # dismissed while not connected; gone once its process has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailure:
+    """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
+
+    reason: Reason
+    message: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a process was ended, or has to be: a reason and a verb phrase for people."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """How an attempt ended: its retry class, a reason and a verb phrase for people."""
+
+    retry_class: RetryClass
+    reason: Reason | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSnapshot:
+    """The workers that train together, as last published."""
+
+    round: int = 0
+    workers: tuple[int, ...] = ()
+    """Worker ids in ascending order; the index is the position in the group."""
+    ranks: tuple[int, ...] = ()  # the rank of each worker
+    attempts: tuple[int, ...] = ()  # the attempt of each rank
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSnapshot:
+    """One rank: its present attempt, if any, and its counters."""
+
+    rank: int
+    attempt: int = -1  # number of the present or last attempt; -1 before the first
+    process: ProcessState = ProcessState.EXITED
+    identity: ProcessRecord | None = None
+    beats: bool = False  # the attempt has said hello, so a missing heartbeat means something
+    spawned_at: float = NEVER
+    heard_at: float = NEVER
+    progressed_at: float = NEVER
+    stopped_at: float | None = None
+    """When the agent first saw the process stopped (SIGSTOP) if it has never sent a heartbeat."""
+    live_at: float = NEVER  # when this attempt first gave a sign of life
+    terminated: bool = False  # we asked this attempt to save and exit
+    terminated_at: float = NEVER
+    stopping: bool = False
+    """The rank reports that it was asked to stop, by us or by another process."""
+    orphaned_by: str | None = None
+    """Which of our processes stopped this attempt while it had no coordinator or agent."""
+    waiting: bool = False  # the rank reports that it waits for other ranks
+    kill: Cause | None = None  # why this attempt was sent SIGKILL, if it was
+    killed_at: float = NEVER
+    refused: Cause | None = None  # the permanent error that this attempt reported
+    raised: Raised | None = None  # the error that the program raised in a step
+    ending: AttemptEnd | None = None  # how the last ended attempt ended
+    trouble: Cause | None = None  # why the last attempt is gone; None once the next one is alive
+    warning: str | None = None  # the attempt's last warning; an agent that reconnects repeats it
+    finished: bool = False  # exited with code 0: this rank has no work left
+    start_at: float = NEVER  # earliest start of the next attempt
+    restarts: int = 0
+    failures: int = 0  # failures in a row, for the backoff
+    endings: Mapping[RetryClass, int] = field(default_factory=dict)
+    """How many attempts ended in each class."""
+    fruitless: int = 0
+    """Failures in a row without a new checkpoint that the program may have caused."""
+    proven_step: int = -1  # the newest checkpoint at the last of those failures
+    step_at_start: int | None = None  # the step at which this attempt began; None while unknown
+    has_told_step: bool = False
+    """This attempt has reported its step; before that, `step` belongs to the previous attempt."""
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    step: int = 0
+    total_steps: int | None = None
+    epoch: int = 0
+    shard_idx: int = 0
+    line_idx: int = 0
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    checkpoints_before: int = 0  # saved by earlier attempts
+    checkpoints_saved: int = 0  # saved by this attempt
+    last_checkpoint_step: int | None = None
+    throughput_steps_per_sec: float = 0.0
+    measured_step: int = 0
+    measured_at: float = NEVER  # step and time of the last throughput measurement
+    worker_id: int | None = None  # the attempt's worker id in the pool of a synchronous job
+    in_service: bool = True
+    """The job should have this rank; a rank out of service leaves and is not replaced."""
+    ready: Ready | None = None  # the message with which this attempt said that it can join a group
+    joined_round: int = -1  # the group round that this attempt has joined
+    peer_lost_round: int = -1  # the group round in which this attempt has lost a peer
+
+    @property
+    def is_alive(self) -> bool:
+        """True if a process of this rank may exist."""
+        return self.process is not ProcessState.EXITED
+
+    @property
+    def is_program_suspect(self) -> bool:
+        """True if the program may have caused the last end; no program sends SIGKILL to itself."""
+        reason = None if self.ending is None else self.ending.reason
+        return self.exit_signal != SIGKILL or reason is not Reason.WORKER_EXITED
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """True if one of our processes (coordinator or agent) asked this attempt to stop."""
+        return self.terminated or self.orphaned_by is not None
+
+    @property
+    def is_down(self) -> bool:
+        """True if the rank has work and no process."""
+        return self.in_service and not self.is_alive and not self.finished
+
+    @property
+    def is_well(self) -> bool:
+        """True if the attempt has given a sign of life, or the rank has no work left."""
+        return self.finished or self.process in {ProcessState.LIVE, ProcessState.SUSPECT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSnapshot:
+    """One job."""
+
+    job_id: JobId
+    uid: JobUid
+    spec: JobSpec
+    status: JobStatus
+    ranks: tuple[RankSnapshot, ...]
+    reason: Reason | None = None
+    message: str | None = None
+    note: str | None = None
+    """Information about a job that goes well, such as which data set was chosen."""
+    generation: int = 0  # number of the present or last agent
+    agent: AgentState = AgentState.ABSENT
+    agent_since: float = NEVER
+    """When the agent entered this state, or was last killed for staying in it."""
+    agent_heard_at: float = NEVER  # when the last pulse came
+    agent_failures: int = 0  # agents lost in a row before a rank came alive
+    agent_start_at: float = NEVER  # earliest start of the next agent
+    stop: StopRequest | None = None
+    stop_grace_seconds: float = 0.0
+    stop_at: float = NEVER  # when this coordinator learned of the stop request or the failure
+    interrupting: bool = False
+    """The service shuts down: ranks save and exit, the job goes back to the queue."""
+    failure: JobFailure | None = None
+    pool: Pool = _NO_POOL  # the workers of a synchronous job; empty for any other
+    group: GroupSnapshot = GroupSnapshot()
+    wanted_world_size: int = 0  # how many ranks should be in service
+    pause_requested: bool = False
+    divergent: frozenset[int] = frozenset()  # workers whose state differs from that of the others
+    raised: Raised | None = None  # the last error that the program raised in any rank
+    raised_by: int | None = None  # the rank that raised it
+    done: bool = False
+    """The last checkpoint of a synchronous job is durable; its ranks only have to exit."""
+    backoff: Backoff = DEFAULT_BACKOFF
+
+    def with_rank(self, changed: RankSnapshot) -> "JobSnapshot":
+        """Return this job with one rank replaced."""
+        ranks = list(self.ranks)
+        ranks[changed.rank] = changed
+        return replace(self, ranks=tuple(ranks))
+
+    @property
+    def agent_fresh_until(self) -> float:
+        """Until when the last pulse proves that a silent rank is silent, and not its agent."""
+        return self.agent_heard_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.spec.mode == "synchronous"
+
+    @property
+    def is_gang(self) -> bool:
+        """True if all ranks are started together (restart scope `gang`)."""
+        return self.spec.restart_scope == "gang"
+
+    @property
+    def is_gang_broken(self) -> bool:
+        """True if a gang has lost a rank while other ranks still run."""
+        return self.is_gang and self.any_alive and any(rank.is_down for rank in self.ranks)
+
+    @property
+    def slots(self) -> int:
+        """Ranks that run or may be started; a gang may start its finished ranks again."""
+        return sum(rank.is_alive or rank.is_down or self.is_gang for rank in self.ranks)
+
+    @property
+    def step(self) -> int:
+        """The furthest step that any rank has reported."""
+        return max((rank.step for rank in self.ranks), default=0)
+
+    def durable_step(self, rank: RankSnapshot) -> int | None:
+        """Return the newest known checkpoint from which `rank` would resume."""
+        saving = self.ranks if self.is_synchronous or self.is_gang else (rank,)
+        steps = [one.last_checkpoint_step for one in saving]
+        return max((step for step in steps if step is not None), default=None)
+
+    @property
+    def in_service(self) -> tuple[RankSnapshot, ...]:
+        """The ranks that the job should have."""
+        return tuple(rank for rank in self.ranks if rank.in_service)
+
+    @property
+    def is_ending(self) -> bool:
+        """True if no new process may be started."""
+        asked = self.stop is not None or self.interrupting
+        return asked or self.done or self.failure is not None
+
+    @property
+    def is_forced(self) -> bool:
+        """True if ranks are killed without time to save."""
+        return self.stop is StopRequest.FORCED
+
+    @property
+    def any_alive(self) -> bool:
+        return any(rank.is_alive for rank in self.ranks)
+
+    @property
+    def has_agent(self) -> bool:
+        """True if the job has an agent, or one is being started."""
+        return self.agent not in {AgentState.ABSENT, AgentState.LEAVING}
+
+    @property
+    def needs_agent(self) -> bool:
+        """True if the job has ranks to watch or to start."""
+        missing = not self.is_ending and any(rank.is_down for rank in self.ranks)
+        return missing or self.any_alive
+
+    @property
+    def all_finished(self) -> bool:
+        return self.done or all(rank.finished for rank in self.ranks)

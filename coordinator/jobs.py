@@ -1,0 +1,419 @@
+"""The unfinished jobs: loaded from rows, kept in step with them, admitted in turn."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from coordinator.decide import actions
+from coordinator.decide.actions import Action, Observation, SetStatus
+from coordinator.decide.admission import Claim, admit
+from coordinator.decide.events import event_of
+from coordinator.decide.fold import fold
+from coordinator.decide.plan import plan, wake_at
+from coordinator.decide.state import NEVER, JobSnapshot
+from coordinator.launcher import AgentProcess, JobPlaces
+from coordinator.persistence import (
+    Attachment,
+    Moment,
+    Urgency,
+    attempt_rows,
+    commit_row,
+    ended_attempt_rows,
+    epoch_rows,
+    job_row,
+    member_rows,
+    rank_rows,
+    rank_urgency,
+    timeless,
+)
+from coordinator.restore import snapshot_of, snapshot_with_agent
+from database.engine import Database
+from database.errors import DatabaseUnavailable
+from database.jobs import Jobs
+from database.records import Attempt, Event, Job, JobChange, JobWrite, Member, RankRecord
+from database.workers import Members, Ranks
+from muster.contracts.job import TERMINAL, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.messages import RankExited, RankSaid, Saved
+from muster.contracts.paths import DataDir, JobFiles
+from muster.contracts.pool import WorkerState
+from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.host.processes import is_running
+from muster.runtime.exit_report import find_exit_record
+
+Result = TypeVar("Result")
+FindAgent = Callable[[Job], Awaitable[AgentProcess | None]]
+Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
+
+BLIND_LOOK_SECONDS: Final = 0.5
+"""Between looks at a database that cannot tell whether anything has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What has to be committed for one job, and what is noted once it is."""
+
+    write: JobWrite
+    workers: dict[int, RankRecord]  # all, also those that are written already
+    revision: int
+    urgency: Urgency
+
+
+@dataclass(slots=True, kw_only=True)
+class TrackedJob:
+    """One job: what is known of it, and what of that is not durable yet."""
+
+    snapshot: JobSnapshot
+    attachment: Attachment
+    places: JobPlaces | None = None
+    """Known once the job was prepared, before its first rank is started."""
+    token: str = ""  # token of the present agent, if this coordinator starts it
+    group_secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    """From which the tokens of group rounds are derived."""
+    leaving: frozenset[int] = frozenset()  # workers whose leave request was folded in
+    agent: AgentProcess | None = None
+    needs_repeat: bool = False  # the agent has connected and may have missed requests
+    has_news: bool = True  # something changed since the last plan
+    plan_at: float = NEVER  # when the next plan is due even without news
+    revision: int = 1  # rises with every change that may have to be written
+    written_revision: int = 0
+    decided: list[Action] = field(default_factory=list)
+    """In the snapshot already; performed once they are durable."""
+    events: list[Event] = field(default_factory=list)
+    saved: list[tuple[Saved, Moment]] = field(default_factory=list)
+    """Durable checkpoints that are not in the rows yet."""
+    attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
+    """Changed attempts that are not in the rows yet, by rank and attempt."""
+    committed_members: dict[int, Member] = field(default_factory=dict)
+    committed_change: JobChange | None = None
+    committed_workers: dict[int, RankRecord] = field(default_factory=dict)
+
+    def observe(self, observation: Observation, now: Moment) -> None:
+        """Fold an observation in and collect the rows that follow from it."""
+        self.has_news = True
+        self.revision += 1
+        before = self.snapshot
+        self.snapshot = fold(before, observation, now.monotonic)
+        self.add_attempts(attempt_rows(before, observation, self.snapshot, now))
+        if isinstance(observation, RankSaid) and isinstance(observation.message, Saved):
+            # A checkpoint on the disk stays true however late the report comes, also if its writer
+            # was replaced: the checkpoint manager fences off writers of earlier group rounds.
+            self.saved.append((observation.message, now))
+        new = event_of(before, observation, self.snapshot)
+        if new is not None:
+            event = Event(
+                at=now.wall,
+                kind=new.kind,
+                message=new.message,
+                rank=new.rank,
+                incarnation=new.attempt,
+            )
+            self.events.append(event)
+        if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
+            self.attach(started_at=now.wall)
+
+    def add_attempts(self, rows: Sequence[Attempt]) -> None:
+        """Have these rows written with the next draft."""
+        self.attempts |= {(row.rank, row.incarnation): row for row in rows}
+
+    def decide(self, decided: Sequence[Action], now: Moment) -> None:
+        """Take actions into the snapshot; they are performed once that is durable."""
+        for action in decided:
+            self.observe(actions.ActionTaken(action=action), now)
+            self.decided.append(action)
+
+    def attach(self, **changes: Any) -> None:  # noqa: ANN401  fields of `Attachment`
+        """Change fields of the row that no decision depends on."""
+        self.attachment = replace(self.attachment, **changes)
+        self.revision += 1
+
+    def plan(self, now: Moment) -> None:
+        """Decide what is due, if anything may have changed since the last plan."""
+        if self.decided or not (self.has_news or now.monotonic >= self.plan_at):
+            return  # earlier decisions are made durable first
+        self.decide(plan(self.snapshot, now.monotonic), now)
+        self.has_news = bool(self.decided)
+        self.plan_at = wake_at(self.snapshot, now.monotonic)
+
+    def draft(self, now: Moment) -> Draft:
+        """Return everything that differs from the rows."""
+        workers = {worker.rank: worker for worker in rank_rows(self.snapshot, now)}
+        change = job_row(self.snapshot, self.attachment, now)
+        urgencies = {
+            rank: rank_urgency(self.committed_workers.get(rank), worker)
+            for rank, worker in workers.items()
+        }
+        epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in epoch_rows(saved)}
+        members = member_rows(self.snapshot, now)
+        write = JobWrite(
+            change=change,
+            workers=[workers[rank] for rank, u in urgencies.items() if u is not Urgency.NONE],
+            incarnations=list(self.attempts.values()),
+            members=[m for m in members if timeless(m) != self.committed_members.get(m.worker_id)],
+            commits=tuple(commit_row(saved, at) for saved, at in self.saved),
+            epochs=tuple(epochs.values()),
+            events=tuple(self.events),
+        )
+        return Draft(
+            write=write,
+            workers=workers,
+            revision=self.revision,
+            urgency=max(self._own_urgency(change), *urgencies.values(), Urgency.NONE),
+        )
+
+    def mark_written(self, draft: Draft) -> None:
+        """Note that a draft was committed."""
+        write = draft.write
+        self.committed_change = write.change
+        self.committed_workers = draft.workers
+        self.written_revision = draft.revision
+        del self.events[: len(write.events)]
+        del self.saved[: len(write.commits)]
+        for row in write.incarnations:
+            key = (row.rank, row.incarnation)
+            if self.attempts[key] is row:  # not replaced since
+                del self.attempts[key]
+        self.committed_members |= {row.worker_id: timeless(row) for row in write.members}
+
+    def _own_urgency(self, change: JobChange) -> Urgency:
+        if self.decided or self.events:
+            return Urgency.NOW
+        is_unwritten = self.saved or self.attempts or change != self.committed_change
+        return Urgency.PROGRESS if is_unwritten else Urgency.NONE
+
+    def known_processes(self) -> list[ProcessRecord]:
+        """Return the processes of its ranks that may run."""
+        return [rank.identity for rank in self.snapshot.ranks if rank.identity is not None]
+
+    def unreported_ends(
+        self, files: JobFiles, living: Collection[int] = ()
+    ) -> list[RankSaid | RankExited]:
+        """Return the recorded ends of ranks whose agent went before it could report them.
+
+        Ranks in `living` were seen alive; their next agent reports them.
+        """
+        ends: list[RankSaid | RankExited] = []
+        for rank in self.snapshot.ranks:
+            if rank.is_alive and rank.rank not in living:
+                record = find_exit_record(files, rank.rank, rank.attempt, rank.identity)
+                if record is not None:
+                    ends += [*record.said, record.exited]
+        return ends
+
+    @property
+    def needs_new_port(self) -> bool:
+        """True if ranks meet anew: with every agent, or with every start of a gang."""
+        occasion = actions.Start if self.snapshot.is_gang else actions.StartAgent
+        return any(isinstance(action, occasion) for action in self.decided)
+
+    @property
+    def is_admitted(self) -> bool:
+        """True if it has left the queue and is not over: it holds slots."""
+        return self.snapshot.status not in TERMINAL | {JobStatus.QUEUED}
+
+    @property
+    def is_over(self) -> bool:
+        return self.snapshot.status in TERMINAL
+
+
+class JobTable:
+    """All unfinished jobs by uid, in the order of submission.
+
+    Level-triggered: what the API wrote is found by looking at all unfinished rows. A look costs
+    microseconds while the database has not changed.
+    """
+
+    def __init__(self, database: Database, files: DataDir, *, slots: int) -> None:
+        self.tracked: dict[JobUid, TrackedJob] = {}
+        self._database = database
+        self._files = files
+        self._jobs = Jobs(database)
+        self._workers = Ranks(database)
+        self._members = Members(database)
+        self._slots = slots
+        self._rows: Sequence[Job] = ()  # of the last look
+        self._seen: int | None = None
+        self._next_blind_look = 0.0
+
+    def admitted(self) -> list[TrackedJob]:
+        """Return the jobs that have left the queue."""
+        return [job for job in self.tracked.values() if job.is_admitted]
+
+    async def load(self, find_agent: FindAgent, sweep: Sweep, now: Moment) -> list[TrackedJob]:
+        """Take over every unfinished job; return those whose agent lives.
+
+        Ranks without an agent run on and wait for the next one. Where no rank lives, `sweep` ends
+        the remaining processes.
+        """
+        for row, workers, members in await _retry(lambda: asyncio.to_thread(self._started_rows)):
+            agent = await find_agent(row)
+            self.tracked[row.uid] = self._inherit(row, workers, members, agent, now)
+        jobs = list(self.tracked.values())
+        await _retry(lambda: self._refresh(now))
+        # Requests of users are folded in first: they explain why some ranks have ended.
+        for job in jobs:
+            if job.agent is None:
+                for message in job.unreported_ends(self._files.job(job.snapshot.job_id)):
+                    job.observe(message, now)
+        await sweep(
+            {job.snapshot.uid: job.known_processes() for job in jobs if not job.snapshot.any_alive}
+        )
+        return [job for job in jobs if job.agent is not None]
+
+    async def look(self, now: Moment) -> None:
+        """Take in what was written since the last look. Raises `StoreUnavailable`."""
+        changes = self._database.changes()
+        if changes is None:
+            if time.monotonic() < self._next_blind_look:
+                return
+            self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
+        elif changes == self._seen:
+            return
+        await self._refresh(now)
+        self._seen = changes
+
+    def admit(self, now: Moment) -> None:
+        """Start the jobs at the head of the queue for which there are slots."""
+        waiting = [
+            job
+            for job in self.tracked.values()
+            if job.snapshot.status is JobStatus.QUEUED and job.snapshot.stop is None
+        ]
+        if not waiting:
+            return
+        wanted = [
+            Claim(job_id=job.snapshot.job_id, slots=job.snapshot.spec.world_size) for job in waiting
+        ]
+        holding = [
+            Claim(job_id=job.snapshot.job_id, slots=job.snapshot.slots) for job in self.admitted()
+        ]
+        admitted, waits = admit(wanted, holding=holding, slots=self._slots)
+        for job in waiting[:admitted]:
+            job.decide([SetStatus(status=JobStatus.STARTING, message=job.snapshot.note)], now)
+        reason = Reason.WAITING_FOR_SLOTS
+        for job, why in zip(waiting[admitted:], waits, strict=True):
+            if job.snapshot.message != why:
+                job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=why)], now)
+
+    def release(self, job: TrackedJob) -> None:
+        """Forget a job that is over."""
+        self.tracked.pop(job.snapshot.uid, None)
+
+    async def _refresh(self, now: Moment) -> None:
+        unfinished = await asyncio.to_thread(self._jobs.unfinished, self._rows)
+        self._rows = unfinished
+        fresh = [row for row in unfinished if row.uid not in self.tracked]
+        for row, workers, members in await asyncio.to_thread(self._with_ranks, fresh):
+            snapshot = snapshot_of(row, workers, members, now)
+            attachment = Attachment(started_at=row.started_at)
+            self.tracked[row.uid] = _track(snapshot, attachment, workers, None, now)
+        synchronous = [row.job_id for row in unfinished if row.spec.mode == "synchronous"]
+        departures = await asyncio.to_thread(self._members.departures, synchronous)
+        for row in unfinished:
+            _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
+
+    def _started_rows(self) -> list[tuple[Job, list[RankRecord], list[Member]]]:
+        """Return the jobs that may have processes."""
+        rows = self._jobs.unfinished()
+        return self._with_ranks([row for row in rows if row.status is not JobStatus.QUEUED])
+
+    def _with_ranks(self, rows: Sequence[Job]) -> list[tuple[Job, list[RankRecord], list[Member]]]:
+        if not rows:
+            return []
+        ids = [row.job_id for row in rows]
+        workers, members = self._workers.of_jobs(ids), self._members.of_jobs(ids)
+        departures = self._members.departures(ids)
+        return [
+            (row, workers[row.job_id], _drained(departures[row.job_id], members[row.job_id]))
+            for row in rows
+        ]
+
+    def _inherit(
+        self,
+        row: Job,
+        workers: Sequence[RankRecord],
+        members: Sequence[Member],
+        agent: AgentProcess | None,
+        now: Moment,
+    ) -> TrackedJob:
+        """Return a job of the previous coordinator, with its agent if that lives."""
+        attachment = Attachment(started_at=row.started_at, master_port=row.master_port)
+        if agent is not None:
+            snapshot = snapshot_with_agent(row, workers, members, now)
+            token = row.agent_token_sha256
+            attachment = replace(attachment, agent=agent.record, agent_token_sha256=token)
+            return _track(snapshot, attachment, workers, agent, now)
+        files = self._files.job(row.job_id)
+        # A rank whose end is recorded counts as alive until that record is folded in.
+        living = [
+            worker.rank
+            for worker in workers
+            if (worker.process is not None and is_running(worker.process))
+            or (
+                worker.state != ProcessState.EXITED
+                and find_exit_record(files, worker.rank, worker.incarnation, worker.process)
+                is not None
+            )
+        ]
+        snapshot = snapshot_of(row, workers, members, now, living=living)
+        return _track(snapshot, attachment, workers, None, now)
+
+
+def _track(
+    snapshot: JobSnapshot,
+    attachment: Attachment,
+    workers: Sequence[RankRecord],
+    agent: AgentProcess | None,
+    now: Moment,
+) -> TrackedJob:
+    job = TrackedJob(
+        snapshot=snapshot,
+        attachment=attachment,
+        agent=agent,
+        committed_workers={worker.rank: worker for worker in workers},
+    )
+    if agent is None:  # a living agent reports the ends itself
+        job.add_attempts(ended_attempt_rows(snapshot, workers, now))
+    return job
+
+
+def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: Moment) -> None:
+    """Fold in the requests of users that are not folded in yet."""
+    if row.stop_request is not None and job.snapshot.stop not in {
+        row.stop_request,
+        StopRequest.FORCED,
+    }:
+        grace = row.stop_grace_seconds
+        grace = row.spec.stop_grace_seconds if grace is None else grace
+        job.observe(actions.StopRequested(request=row.stop_request, grace_seconds=grace), now)
+    for worker_id in frozenset(departures) - job.leaving:
+        job.leaving |= {worker_id}
+        job.observe(actions.LeaveRequested(worker_id=worker_id), now)
+    if row.world_size != job.snapshot.wanted_world_size:
+        job.observe(actions.ScaleRequested(world_size=row.world_size), now)
+    if row.pause_request != job.snapshot.pause_requested:
+        job.observe(actions.PauseRequested(paused=row.pause_request), now)
+
+
+def _drained(leaving: Collection[int], members: Sequence[Member]) -> list[Member]:
+    """Return the members with those draining that were asked to leave.
+
+    Otherwise a new coordinator, which shrinks from the top, would remove others in their place.
+    """
+    return [
+        replace(member, state=WorkerState.DRAINING)
+        if member.worker_id in leaving and member.state == WorkerState.ACTIVE
+        else member
+        for member in members
+    ]
+
+
+async def _retry(read: Callable[[], Awaitable[Result]]) -> Result:
+    """Return what `read` returns; wait for the database while it is away."""
+    while True:
+        try:
+            return await read()
+        except DatabaseUnavailable:
+            await asyncio.sleep(BLIND_LOOK_SECONDS)

@@ -1,0 +1,142 @@
+"""Winning the coordinator's lease: one process holds it, the others wait.
+
+A holder of this machine whose process is gone is replaced at once. Any other is replaced when its
+heartbeat has not changed for the length of the lease on our own monotonic clock; wall clocks are
+never compared. Time in which the database is away does not count, as no holder can renew then.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from database.errors import DatabaseLocked, DatabaseUnavailable, LeaseLost
+from database.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
+from database.records import Lease
+from muster.contracts.rank import ProcessRecord
+from muster.host.processes import is_provably_gone, is_running, is_stopped, kill
+
+LOOK_SECONDS: Final = 0.2
+
+SLOW_LOOK_SECONDS: Final = 1.0
+"""A database that takes this long to show the lease may have delayed the holder as well."""
+
+_LOG: Final = structlog.get_logger("coordinator")
+
+
+class LeaseCandidate:
+    """A process that wants to be the coordinator."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        *,
+        owner: str,
+        process: ProcessRecord,
+        address: str,
+        is_gone: Callable[[ProcessRecord], bool] = is_provably_gone,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leases = leases
+        self._owner = owner
+        self._process = process
+        self._address = address
+        self._is_gone = is_gone
+        self._clock = clock
+        self.may_wait = True
+        """False to be cancelled instead of waiting for a live holder."""
+        self._holder: ProcessRecord | None = None  # the holder at the last successful look
+        self._seen: tuple[int, int] | None = None
+        self._seen_at = 0.0
+        self._logged = ""
+
+    async def win(self) -> Lease:
+        """Wait until the lease is ours, and return it."""
+        while True:
+            try:
+                lease = await self._compete()
+            except DatabaseUnavailable as error:
+                self._seen = None
+                holder = self._holder if isinstance(error, DatabaseLocked) else None
+                if holder is None or not kill_if_stopped(holder):
+                    self._wait_for(str(error))
+                    await asyncio.sleep(LOOK_SECONDS)
+            else:
+                if lease is not None:
+                    return lease
+
+    async def _compete(self) -> Lease | None:
+        """Take the lease, or wait a moment and return None."""
+        began = self._clock()
+        holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
+        if self._clock() - began >= SLOW_LOOK_SECONDS:
+            self._seen = None
+        if holder is None or self.may_replace(holder):
+            try:
+                return await asyncio.to_thread(self._take, holder)
+            except LeaseLost:
+                return None  # another candidate was faster
+        self._holder = holder.process
+        self._wait_for(f"process {holder.process.pid} on {holder.process.node} coordinates")
+        await wait_for_end(holder.process, LOOK_SECONDS)
+        return None
+
+    def _wait_for(self, what: str) -> None:
+        """Log once what we wait for. Raises CancelledError if we may not wait."""
+        if not self.may_wait:
+            raise asyncio.CancelledError
+        if what != self._logged:
+            self._logged = what
+            _LOG.info(f"waiting: {what}", action="lease_awaited")
+
+    def may_replace(self, holder: Lease) -> bool:
+        """Return True if the holder is gone or has not renewed for the length of the lease.
+
+        Also if it is ourselves: then the database went away before it confirmed our lease.
+        """
+        now = self._clock()
+        if self._seen != (holder.epoch, holder.beat):
+            self._seen, self._seen_at = (holder.epoch, holder.beat), now
+        is_expired = now - self._seen_at >= LEASE_SECONDS
+        return is_expired or holder.owner == self._owner or self._is_gone(holder.process)
+
+    def _take(self, holder: Lease | None) -> Lease:
+        return self._leases.take(
+            COORDINATOR_LEASE, self._owner, self._process, self._address, displacing=holder
+        )
+
+
+def kill_if_stopped(process: ProcessRecord) -> bool:
+    """Kill a coordinator of this machine if it is stopped (SIGSTOP); return whether it was.
+
+    Only for a locked database: one stopped within a transaction keeps all others out, and they
+    cannot even read that its lease has expired.
+    """
+    is_killed = is_stopped(process.pid) and is_running(process) and kill(process)
+    if is_killed:
+        message = f"killed process {process.pid}, which was stopped while it locked the database"
+        _LOG.warning(message, action="coordinator_ended")
+    return is_killed
+
+
+async def wait_for_end(process: ProcessRecord, timeout_seconds: float) -> None:
+    """Wait that long, or until the process ends if it is one of this machine."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # the pid is that of another machine, or gone
+        await asyncio.sleep(timeout_seconds)
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    if is_running(process):  # the pid was not reused before the descriptor was open
+        loop.add_reader(pidfd, ended.set)
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), timeout_seconds)
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)

@@ -1,0 +1,337 @@
+"""The coordinator's one loop: observe, fold, plan, commit, perform.
+
+All observations come through one inbox with one consumer. A decision is taken into the snapshot,
+made durable, and only then performed: a successor never meets an effect whose cause is not in the
+rows. While the database is away nothing new is decided; ranks run on.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.agent_requests import Executor
+from coordinator.agents import AgentServer, is_token_valid
+from coordinator.decide.actions import (
+    AgentConnected,
+    AgentDisconnected,
+    Interrupted,
+    LoopStalled,
+    Observation,
+)
+from coordinator.jobs import Draft, JobTable, TrackedJob
+from coordinator.persistence import Moment, Urgency
+from database.errors import DatabaseUnavailable
+from database.fenced_writer import FencedWriter
+from muster.contracts.job import JobUid
+from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, Heartbeat, RankSaid
+
+POLL_SECONDS: Final = 0.25
+"""How often the rows are checked for changes, in case a wake-up is lost; a check is cheap."""
+
+LONG_ROUND_SECONDS: Final = 0.05
+"""A round through all jobs that takes longer is followed by a rest."""
+
+REST_FACTOR: Final = 2
+"""Length of that rest in rounds. It delays only wake-ups, never what agents report."""
+
+COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
+    Urgency.NOW: 0.0,
+    Urgency.PROGRESS: 1.0,
+    Urgency.HEARTBEAT: 2.0,
+    Urgency.NONE: 2.0,  # renews the lease, well within its length
+}
+"""How long after the last commit the next one follows; each renews the lease."""
+
+RETRY_SECONDS: Final = 0.5
+"""Between attempts to commit while the database is away."""
+
+DATABASE_WAIT_SECONDS: Final = 5.0
+"""How long a coordinator that has to end waits for a database that is away."""
+
+TICK_SECONDS: Final = 0.5
+STALL_SECONDS: Final = 1.0
+"""A tick that is later than this means that the process or its machine stood still."""
+
+_LOG: Final = structlog.get_logger("coordinator")
+
+
+class CoordinatorLoop:
+    """Runs every job of one database for as long as the lease lasts."""
+
+    def __init__(
+        self,
+        *,
+        tenure: FencedWriter,
+        jobs: JobTable,
+        lifecycle: AgentLifecycle,
+        clock: Callable[[], float] = time.monotonic,
+        database_wait_seconds: float = DATABASE_WAIT_SECONDS,
+    ) -> None:
+        self._tenure = tenure
+        self._jobs = jobs
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._inbox: deque[tuple[JobUid, Observation, Moment]] = deque()
+        self._woken = asyncio.Event()
+        self._executor = Executor(lifecycle, self.observe)
+        self._rests_until = 0.0
+        self._is_wake_up_due = False
+        self._committed_at = 0.0
+        self._retry_at = 0.0
+        self._failing_since: float | None = None
+        self._is_handing_over = False
+        self._is_draining = False
+        self._told_to_end_at = float("inf")
+        self._database_wait_seconds = database_wait_seconds
+        self._ticked_at = 0.0
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def attach(self, agents: AgentServer) -> None:
+        """Set the server that sends requests to agents; we are its listener."""
+        self._executor.attach(agents)
+
+    # What agents report (coordinator.agents.Listener)
+
+    def is_expected(self, hello: AgentHello) -> bool:
+        job = self._jobs.tracked.get(JobUid(hello.job_uid))
+        return (
+            job is not None
+            and job.snapshot.has_agent
+            and hello.generation == job.snapshot.generation
+            and is_token_valid(hello.token, job.attachment.agent_token_sha256)
+        )
+
+    def on_connected(self, uid: JobUid, generation: int) -> None:
+        self.observe(uid, AgentConnected(generation=generation))
+
+    def on_disconnected(self, uid: JobUid, generation: int) -> None:
+        self.observe(uid, AgentDisconnected(generation=generation))
+
+    def on_message(self, uid: JobUid, generation: int, message: AgentMessage) -> None:
+        job = self._jobs.tracked.get(uid)
+        is_current = job is not None and job.snapshot.generation == generation
+        if is_current and not isinstance(message, AgentHello):
+            self.observe(uid, message)
+
+    def observe(self, uid: JobUid, observation: Observation) -> None:
+        """Put an observation into the inbox, with the present time."""
+        self._inbox.append((uid, observation, self._now()))
+        if not _is_routine(observation):
+            self.wake()
+
+    def wake(self) -> None:
+        """Look at the rows now."""
+        self._woken.set()
+
+    def wake_soon(self) -> None:
+        """Look at the rows at once, or after the rest that follows a long round.
+
+        With thousands of jobs a round takes long, and their submission needs the machine as well.
+        """
+        rest = self._rests_until - self._clock()
+        if rest <= 0:
+            self.wake()
+        elif not self._is_wake_up_due:
+            self._is_wake_up_due = True
+            asyncio.get_running_loop().call_later(rest, self.wake)
+
+    # Start and end
+
+    async def take_over(self) -> None:
+        """Load the jobs: living agents are adopted, processes of jobs without one are ended.
+
+        To be called before agents can connect: an agent that is not expected then is dismissed.
+        """
+        find, sweep = self._lifecycle.find, self._lifecycle.sweep
+        for job in await self._jobs.load(find, sweep, self._now()):
+            await self._lifecycle.adopt(job, self.observe)
+
+    def hand_over(self) -> None:
+        """End after a last commit; agents and ranks run on."""
+        self._is_handing_over = True
+        self._told_to_end_at = min(self._told_to_end_at, self._clock())
+        self.wake()
+
+    def drain(self) -> None:
+        """End once every job has saved and is back in the queue."""
+        self._is_draining = True
+        self._told_to_end_at = min(self._told_to_end_at, self._clock())
+        self.wake()
+
+    async def run(self) -> None:
+        """Run until `hand_over`, or until `drain` is done.
+
+        Raises `LeaseLost`, and the error of an agent's task that could not do its work.
+        """
+        self._ticked_at = self._clock()
+        self._tick()
+        try:
+            while not self._is_done():
+                await self._wait()
+                began = self._clock()
+                self._lifecycle.raise_error()
+                self._fold_inbox()
+                await self._look_around()
+                await self._act()
+                self._rest_after(began)
+            await self._commit_at_end()
+        finally:
+            if self._ticker is not None:
+                self._ticker.cancel()
+
+    def _is_done(self) -> bool:
+        if self._is_handing_over or not self._is_draining:
+            return self._is_handing_over
+        return not self._jobs.admitted() and not self._inbox and self._lifecycle.is_idle
+
+    # One round
+
+    async def _wait(self) -> None:
+        """Sleep until an observation comes, a plan is due, or the rows may have changed."""
+        now = self._clock()
+        moments = [job.plan_at for job in self._jobs.tracked.values()]
+        if now < self._retry_at:
+            moments = []  # no decision before the next attempt to commit
+        seconds = min([POLL_SECONDS, *(moment - now for moment in moments)])
+        alarm = asyncio.get_running_loop().call_later(max(0.0, seconds), self._woken.set)
+        await self._woken.wait()
+        alarm.cancel()
+        self._woken.clear()
+        self._is_wake_up_due = False
+
+    def _rest_after(self, began: float) -> None:
+        now = self._clock()
+        if now - began > LONG_ROUND_SECONDS:
+            self._rests_until = now + REST_FACTOR * (now - began)
+
+    def _tick(self) -> None:
+        """Shift all deadlines if the event loop stood still: it could not hear anyone meanwhile."""
+        stalled_seconds = self._clock() - self._ticked_at - TICK_SECONDS
+        self._ticked_at = self._clock()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        if stalled_seconds > STALL_SECONDS:
+            self._committed_at = 0.0  # the lease may be lost: the next commit, made at once, tells
+            for uid in self._jobs.tracked:
+                self.observe(uid, LoopStalled(seconds=stalled_seconds))
+
+    def _fold_inbox(self) -> None:
+        self._tick()  # before any judgement, as a stopped process may continue right here
+        while self._inbox:
+            uid, observation, at = self._inbox.popleft()
+            job = self._jobs.tracked.get(uid)
+            if job is not None:
+                job.observe(observation, at)
+                job.needs_repeat |= isinstance(observation, AgentConnected)
+
+    async def _look_around(self) -> None:
+        """Take in what the API wrote, and admit jobs for which there is room."""
+        if self._failing_since is None:  # otherwise the next commit tells if the database is back
+            with suppress(DatabaseUnavailable):
+                await self._jobs.look(self._now())
+        if not self._is_draining:
+            self._jobs.admit(self._now())
+            return
+        for job in self._jobs.admitted():
+            if not job.snapshot.interrupting:
+                job.observe(Interrupted(), self._now())
+
+    async def _act(self) -> None:
+        """Plan, commit and perform until nothing is due."""
+        while self._clock() >= self._retry_at:
+            for job in self._jobs.tracked.values():
+                self._executor.repeat_requests(job)
+            self._plan()
+            drafts = self._drafts()
+            most = max((draft.urgency for _, draft in drafts), default=Urgency.NONE)
+            if self._clock() < self._committed_at + COMMIT_AFTER_SECONDS[most]:
+                return
+            if not await self._commit(drafts):
+                return
+            for job in list(self._jobs.tracked.values()):
+                self._executor.perform(job)
+                if job.is_over:
+                    self._jobs.release(job)
+
+    def _plan(self) -> None:
+        # Heartbeats that came during the commit count before any rank is judged silent.
+        self._fold_inbox()
+        now = self._now()
+        for job in self._jobs.tracked.values():
+            job.plan(now)
+            self._lifecycle.equip(job)
+
+    def _drafts(self) -> list[tuple[TrackedJob, Draft]]:
+        now = self._now()
+        jobs = self._jobs.tracked.values()
+        return [(job, job.draft(now)) for job in jobs if job.revision != job.written_revision]
+
+    async def _commit(self, drafts: Sequence[tuple[TrackedJob, Draft]]) -> bool:
+        """Write everything in one transaction; return whether it is durable."""
+        writes = [draft.write for _, draft in drafts if draft.urgency is not Urgency.NONE]
+        try:
+            await asyncio.to_thread(self._tenure.commit, writes)
+        except DatabaseUnavailable as error:
+            self._note_failed_commit(error)
+            return False
+        self._failing_since = None
+        self._committed_at = self._clock()
+        for job, draft in drafts:
+            for event in draft.write.events:
+                job_id = job.snapshot.job_id
+                _LOG.info(event.message, action=event.kind, job_id=job_id, rank=event.rank)
+            job.mark_written(draft)
+        return True
+
+    async def _commit_at_end(self) -> None:
+        """Write what is known: an agent repeats to our successor only the last of it."""
+        while not await self._commit(self._drafts()):
+            if self._is_database_wait_over():
+                _LOG.warning("ends without writing its last events", action="events_lost")
+                return
+            _LOG.warning("waits for the database before it ends", action="handover_waits")
+            await asyncio.sleep(RETRY_SECONDS)
+            self._fold_inbox()
+
+    def _note_failed_commit(self, error: DatabaseUnavailable) -> None:
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+            _LOG.warning("the database is away", action="commit_failed", error=str(error))
+        self._retry_at = now + RETRY_SECONDS
+        if self._is_draining and self._is_database_wait_over():
+            # The user wants an end. The rows say that the jobs run, as they do after a crash.
+            for job in self._jobs.admitted():
+                self._executor.dismiss(job)
+            raise error
+
+    def _is_database_wait_over(self) -> bool:
+        """True if we were told to end and the database has been away for long enough since."""
+        if self._failing_since is None:
+            return False
+        began = max(self._failing_since, self._told_to_end_at)
+        return self._clock() >= began + self._database_wait_seconds
+
+    def _now(self) -> Moment:
+        return Moment(monotonic=self._clock(), wall=datetime.now(UTC))
+
+
+def _is_routine(observation: Observation) -> bool:
+    """Return True if an observation may wait for the next round, at most `POLL_SECONDS` away.
+
+    A thousand ranks send heartbeats at a thousand moments of a second, and none calls for a
+    decision. They are folded in with the time they came, before any rank is judged.
+    """
+    match observation:
+        case AgentHeartbeat() | RankSaid(message=Heartbeat(stopping=False)):
+            return True
+        case _:
+            return False

@@ -1,0 +1,285 @@
+"""From a snapshot to rows: what of a job is durable, and how soon it has to be.
+
+Rows hold wall-clock times for people, snapshots hold monotonic times for decisions.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Final
+
+from coordinator.decide import actions
+from coordinator.decide.actions import Observation
+from coordinator.decide.state import NEVER, JobFailure, JobSnapshot, RankSnapshot
+from database.records import Attempt, CheckpointRecord, EpochRecord, JobChange, Member, RankRecord
+from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.messages import (
+    Heartbeat,
+    JoinedGroup,
+    RankExited,
+    RankSaid,
+    RankSpawned,
+    Saved,
+)
+from muster.contracts.pool import WorkerState
+from muster.contracts.rank import ProcessRecord, ProcessState
+
+_NO_TIME: Final = datetime.fromtimestamp(0, UTC)
+
+
+class Urgency(IntEnum):
+    """How soon a change has to be written."""
+
+    NONE = 0
+    """The row says the same."""
+    HEARTBEAT = 1
+    """Only the time of the last heartbeat has changed."""
+    PROGRESS = 2
+    """A user may be watching."""
+    NOW = 3
+    """A successor would go wrong without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One instant on two clocks: monotonic for decisions, wall clock for people."""
+
+    monotonic: float
+    wall: datetime
+
+    def wall_of(self, monotonic: float) -> datetime | None:
+        """Return the wall-clock time of a monotonic one; None for never."""
+        if monotonic == NEVER:
+            return None
+        return self.wall - timedelta(seconds=self.monotonic - monotonic)
+
+    def monotonic_of(self, wall: datetime) -> float:
+        """Return the monotonic time of a wall-clock one, which may be before this process."""
+        return self.monotonic - (self.wall - wall).total_seconds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """Fields of a job's row that no decision depends on."""
+
+    started_at: datetime | None
+    agent: ProcessRecord | None = None
+    agent_token_sha256: str | None = None
+    master_port: int = 0
+
+
+def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobChange:
+    """Return the coordinator's fields of the job's row."""
+    return JobChange(
+        job_id=snapshot.job_id,
+        uid=snapshot.uid,
+        status=snapshot.status,
+        reason=snapshot.reason,
+        message=snapshot.message,
+        started_at=attachment.started_at,
+        finished_at=now.wall if snapshot.status in TERMINAL else None,
+        exit_code=_exit_code(snapshot.status, snapshot.failure),
+        generation=snapshot.generation,
+        layout_generation=snapshot.group.round,
+        agent=attachment.agent,
+        agent_token_sha256=attachment.agent_token_sha256,
+        master_port=attachment.master_port,
+    )
+
+
+def _exit_code(status: JobStatus, failure: JobFailure | None) -> int | None:
+    if status is JobStatus.COMPLETED:
+        return 0
+    if status is JobStatus.FAILED:
+        return 1 if failure is None or failure.exit_code is None else failure.exit_code
+    return None
+
+
+def rank_rows(snapshot: JobSnapshot, now: Moment) -> list[RankRecord]:
+    """Return the rows of the job's ranks; a rank that was never started has none."""
+    return [_rank_row(rank, now) for rank in snapshot.ranks if rank.attempt >= 0]
+
+
+def _rank_row(rank: RankSnapshot, now: Moment) -> RankRecord:
+    return RankRecord(
+        rank=rank.rank,
+        restarts=rank.restarts,
+        failures=rank.failures,
+        fruitless=rank.fruitless,
+        proven_step=rank.proven_step,
+        finished=rank.finished,
+        step=rank.step,
+        total_steps=rank.total_steps,
+        epoch=rank.epoch,
+        shard_idx=rank.shard_idx,
+        line_idx=rank.line_idx,
+        loss=rank.loss,
+        last_checkpoint_step=rank.last_checkpoint_step,
+        exit_code=rank.exit_code,
+        exit_signal=rank.exit_signal,
+        incarnation=rank.attempt,
+        state=rank.process,
+        process=rank.identity,
+        endings={kind.value: number for kind, number in rank.endings.items()},
+        metrics=dict(rank.metrics),
+        throughput_steps_per_sec=rank.throughput_steps_per_sec,
+        checkpoints_saved=rank.checkpoints_before + rank.checkpoints_saved,
+        checkpoints_before=rank.checkpoints_before,
+        last_heartbeat_at=now.wall_of(rank.heard_at) if rank.beats else None,
+    )
+
+
+def rank_urgency(before: RankRecord | None, after: RankRecord) -> Urgency:
+    """Return how soon a rank's row has to be written."""
+    if before is None or _essentials(before) != _essentials(after):
+        return Urgency.NOW
+    if before == after:
+        return Urgency.NONE
+    is_heartbeat = replace(before, last_heartbeat_at=after.last_heartbeat_at) == after
+    return Urgency.HEARTBEAT if is_heartbeat else Urgency.PROGRESS
+
+
+def _essentials(worker: RankRecord) -> tuple[object, ...]:
+    """Return the fields without which a successor would go wrong."""
+    return (
+        worker.incarnation,
+        worker.state,
+        worker.process,
+        worker.restarts,
+        worker.failures,
+        worker.endings,
+        worker.fruitless,
+        worker.proven_step,
+        worker.finished,
+    )
+
+
+def member_rows(snapshot: JobSnapshot, now: Moment) -> list[Member]:
+    """Return the rows of all present and former members of the pool."""
+    heard_at = {rank.worker_id: rank.heard_at for rank in snapshot.ranks if rank.is_alive}
+    return [
+        Member(
+            worker_id=member.worker_id,
+            rank=member.rank,
+            incarnation=member.newcomer.incarnation,
+            state=member.state,
+            node=member.newcomer.node,
+            gpu_count=member.newcomer.gpus,
+            backend=member.newcomer.backend,
+            joined_at=now.wall_of(member.joined_at) or now.wall,
+            joined_step=None if member.state is WorkerState.SYNCING else member.joined_step,
+            last_heartbeat_at=now.wall_of(heard_at.get(member.worker_id, member.last_heartbeat)),
+        )
+        for member in snapshot.pool.members
+    ]
+
+
+def timeless(member: Member) -> Member:
+    """Return a member without its times, for comparison.
+
+    A heartbeat changes one, and the other is computed from two clocks that drift apart.
+    """
+    return replace(member, joined_at=_NO_TIME, last_heartbeat_at=None)
+
+
+def commit_row(saved: Saved, now: Moment) -> CheckpointRecord:
+    """Return the row of a durable checkpoint."""
+    return CheckpointRecord(
+        step=saved.step,
+        generation=saved.generation,
+        epoch=saved.epoch,
+        digest=saved.digest,
+        consumed=saved.consumed,
+        consumed_hash=saved.consumed_hash,
+        saved_at=now.wall,
+    )
+
+
+def epoch_rows(saved: Saved) -> list[EpochRecord]:
+    """Return the rows of the epochs that a durable checkpoint accounts for."""
+    return [
+        EpochRecord(
+            epoch=epoch.epoch,
+            samples=epoch.samples,
+            hash_sum=epoch.hash_sum,
+            expected_samples=epoch.expected_samples,
+            expected_hash_sum=epoch.expected_hash_sum,
+        )
+        for epoch in saved.epochs
+    ]
+
+
+# Attempts: when each began, how it ended, what that means
+
+
+def attempt_rows(
+    before: JobSnapshot, observation: Observation, after: JobSnapshot, now: Moment
+) -> list[Attempt]:
+    """Return the rows that an observation has changed, which led from `before` to `after`."""
+    return [
+        _attempt_row(after.ranks[number], _pid(before.ranks[number], after.ranks[number]), now)
+        for number in _touched(before, observation, after)
+        if after.ranks[number] != before.ranks[number]
+    ]
+
+
+def ended_attempt_rows(
+    snapshot: JobSnapshot, rows: Sequence[RankRecord], now: Moment
+) -> list[Attempt]:
+    """Return the rows of attempts that ran under the previous coordinator and are gone now."""
+    return [
+        _attempt_row(snapshot.ranks[row.rank], row.process.pid if row.process else None, now)
+        for row in rows
+        if row.state != ProcessState.EXITED and not snapshot.ranks[row.rank].is_alive
+    ]
+
+
+def _touched(before: JobSnapshot, observation: Observation, after: JobSnapshot) -> Iterator[int]:
+    match observation:
+        case actions.ActionTaken(action=actions.Start(rank=rank)):
+            yield rank
+        case RankSpawned() | RankExited():
+            if 0 <= observation.rank < len(before.ranks):
+                yield observation.rank
+        case RankSaid(rank=rank, message=Heartbeat() | JoinedGroup()):
+            # A rank reports its step again and again; where it began is news once.
+            is_known = 0 <= rank < len(before.ranks)
+            if is_known and before.ranks[rank].step_at_start != after.ranks[rank].step_at_start:
+                yield rank
+        case actions.AgentLost():
+            yield from (rank.rank for rank in before.ranks if rank.is_alive)
+        case _:
+            return
+
+
+def _pid(before: RankSnapshot, after: RankSnapshot) -> int | None:
+    """Return the attempt's pid; at its end the snapshot has lost it already."""
+    is_same = before.attempt == after.attempt
+    identity = after.identity or (before.identity if is_same else None)
+    return identity.pid if identity else None
+
+
+def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
+    row = Attempt(
+        rank=rank.rank,
+        incarnation=rank.attempt,
+        pid=pid,
+        started_at=now.wall_of(rank.spawned_at) or now.wall,
+        step_at_start=rank.step_at_start,
+    )
+    if rank.is_alive:
+        return row
+    row = replace(row, ended_at=now.wall, exit_code=rank.exit_code, exit_signal=rank.exit_signal)
+    if rank.has_told_step:
+        # An attempt that never reported where it began has made no progress.
+        began = rank.step if row.step_at_start is None else row.step_at_start
+        row = replace(row, step_at_start=began, step_at_end=rank.step)
+    if rank.ending is None:
+        return row
+    return replace(
+        row,
+        retry_class=rank.ending.retry_class,
+        reason=rank.ending.reason,
+        message=rank.ending.message,
+    )

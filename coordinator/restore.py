@@ -1,0 +1,219 @@
+"""From rows to a snapshot: what a new coordinator starts from.
+
+Rows hold wall-clock times for people, snapshots hold monotonic times for decisions.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import count, islice
+from typing import Final
+
+from coordinator.decide.events import describe_exit
+from coordinator.decide.fold_rank import end_unobserved
+from coordinator.decide.state import (
+    NEVER,
+    AgentState,
+    AttemptEnd,
+    Cause,
+    GroupSnapshot,
+    JobFailure,
+    JobSnapshot,
+    RankSnapshot,
+)
+from coordinator.persistence import Moment
+from database.records import Job, Member, RankRecord
+from muster.contracts import pool as pools
+from muster.contracts.job import JobStatus, Reason
+from muster.contracts.pool import Newcomer, Pool, WorkerId, WorkerState
+from muster.contracts.rank import ProcessState
+from muster.contracts.retry import RetryClass
+from muster.contracts.spec import JobSpec
+
+COORDINATOR_RESTARTED: Final = AttemptEnd(
+    retry_class=RetryClass.INFRASTRUCTURE,
+    reason=Reason.COORDINATOR_RESTARTED,
+    message="was ended because its coordinator was restarted",
+)
+
+_NOT_YET_RUN: Final = frozenset({JobStatus.QUEUED, JobStatus.STARTING})
+"""In these a rank may be down without a failure."""
+
+_REQUESTED: Final = frozenset({Reason.STOPPED_BY_USER, Reason.INTERRUPTED})
+"""Reasons of a STOPPING job that has not failed."""
+
+_STAYING: Final = frozenset({WorkerState.SYNCING, WorkerState.ACTIVE})
+
+
+def snapshot_of(
+    job: Job,
+    workers: Sequence[RankRecord],
+    members: Sequence[Member],
+    now: Moment,
+    living: Collection[int] = (),
+) -> JobSnapshot:
+    """Return the snapshot of a job whose `living` ranks run without an agent.
+
+    Their next agent reports what is not in the rows: heartbeats, readiness, ends. The next group
+    round is for all, so the present one is not restored.
+    """
+    ranks = [
+        _adopted(job, rank, worker, members, now) if rank.rank in living else _ended(job, rank)
+        for rank, worker in ((_rank_of(worker), worker) for worker in workers)
+    ]
+    ids = [rank.worker_id for rank in ranks if rank.worker_id is not None]
+    return _snapshot(job, ranks, _pool_of(job.spec, members, now, living=ids), now)
+
+
+def snapshot_with_agent(
+    job: Job, workers: Sequence[RankRecord], members: Sequence[Member], now: Moment
+) -> JobSnapshot:
+    """Return the snapshot of a job whose agent lives and is about to connect."""
+    alive = [worker.rank for worker in workers if worker.state != ProcessState.EXITED]
+    return replace(
+        snapshot_of(job, workers, members, now, living=alive),
+        agent=AgentState.UNREACHABLE,
+        agent_since=now.monotonic,
+    )
+
+
+def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool, now: Moment) -> JobSnapshot:
+    failure = _failure_of(job)
+    ranks = {rank.rank: rank for rank in known}
+    staying = [rank.rank for rank in known if rank.is_alive and _is_staying(rank, pool)]
+    in_service = _in_service(job.world_size, staying)
+    return JobSnapshot(
+        job_id=job.job_id,
+        uid=job.uid,
+        spec=job.spec,
+        status=job.status,
+        ranks=tuple(
+            replace(ranks.get(number, RankSnapshot(rank=number)), in_service=number in in_service)
+            for number in range(max([job.world_size, *(number + 1 for number in ranks)]))
+        ),
+        done=job.spec.mode == "synchronous" and any(rank.finished for rank in ranks.values()),
+        pool=pool,
+        group=GroupSnapshot(round=job.layout_generation),
+        wanted_world_size=job.world_size,
+        pause_requested=job.pause_request,
+        reason=None if job.reason is None else Reason(job.reason),
+        message=job.message,
+        # The message of a job without a reason is its note.
+        note=job.message if job.reason is None else None,
+        generation=job.generation,
+        failure=failure,
+        # The grace period starts again: its beginning is not recorded.
+        stop_at=now.monotonic,
+        stop_grace_seconds=job.spec.stop_grace_seconds,
+        # Neither a user nor a failure stops this job, so the service was shutting down.
+        interrupting=job.status is JobStatus.STOPPING and job.stop_request is None and not failure,
+    )
+
+
+def _failure_of(job: Job) -> JobFailure | None:
+    """Return why a job is ending without a request; its exit code is not recorded."""
+    if job.status is not JobStatus.STOPPING or job.reason is None or job.reason in _REQUESTED:
+        return None
+    return JobFailure(reason=Reason(job.reason), message=job.message or "it could not go on")
+
+
+def _is_staying(rank: RankSnapshot, pool: Pool) -> bool:
+    return rank.worker_id is None or pool.members[rank.worker_id].state in _STAYING
+
+
+def _in_service(world_size: int, staying: Sequence[int]) -> set[int]:
+    """Return the ranks the job should have: living ones first, then the lowest numbers."""
+    serving = set(sorted(staying)[:world_size])
+    vacant = (rank for rank in count() if rank not in serving)
+    return serving | set(islice(vacant, world_size - len(serving)))
+
+
+def _adopted(
+    job: Job, rank: RankSnapshot, worker: RankRecord, members: Sequence[Member], now: Moment
+) -> RankSnapshot:
+    """Return a rank that lives on; all its deadlines start again."""
+    key = (rank.rank, rank.attempt)
+    ids = [member.worker_id for member in members if (member.rank, member.incarnation) == key]
+    return replace(
+        rank,
+        worker_id=next(iter(ids), None),
+        # A managed program sends heartbeats once it is alive; a command may never do so.
+        beats=job.spec.command is None and rank.process is not ProcessState.SPAWNED,
+        spawned_at=now.monotonic,
+        heard_at=now.monotonic,
+        progressed_at=now.monotonic,
+        live_at=NEVER if rank.process is ProcessState.SPAWNED else now.monotonic,
+        checkpoints_before=worker.checkpoints_before,
+        checkpoints_saved=worker.checkpoints_saved - worker.checkpoints_before,
+    )
+
+
+def _ended(job: Job, rank: RankSnapshot) -> RankSnapshot:
+    """Return a rank without a process; one with work left gets the cause why it does not run."""
+    if job.status in _NOT_YET_RUN:
+        return replace(end_unobserved(rank, COORDINATOR_RESTARTED), trouble=None)
+    if rank.is_alive:
+        return end_unobserved(rank, COORDINATOR_RESTARTED)
+    # The message of a recovering gang names the rank that ended first already.
+    is_named = job.spec.restart_scope == "gang" and job.status is JobStatus.RECOVERING
+    if rank.finished or is_named:
+        return rank
+    return replace(rank, trouble=Cause(reason=Reason.WORKER_EXITED, message=describe_exit(rank)))
+
+
+def _rank_of(worker: RankRecord) -> RankSnapshot:
+    return RankSnapshot(
+        rank=worker.rank,
+        restarts=worker.restarts,
+        failures=worker.failures,
+        fruitless=worker.fruitless,
+        proven_step=worker.proven_step,
+        finished=worker.finished,
+        step=worker.step,
+        total_steps=worker.total_steps,
+        epoch=worker.epoch,
+        shard_idx=worker.shard_idx,
+        line_idx=worker.line_idx,
+        loss=worker.loss,
+        last_checkpoint_step=worker.last_checkpoint_step,
+        exit_code=worker.exit_code,
+        exit_signal=worker.exit_signal,
+        attempt=worker.incarnation,
+        process=ProcessState(worker.state),
+        identity=worker.process,
+        endings={RetryClass(kind): number for kind, number in worker.endings.items()},
+        has_told_step=worker.last_heartbeat_at is not None,
+        metrics=worker.metrics,
+        checkpoints_saved=worker.checkpoints_saved,
+    )
+
+
+def _pool_of(spec: JobSpec, rows: Sequence[Member], now: Moment, living: Collection[int]) -> Pool:
+    """Return the pool; members that are not `living` have lost their process."""
+    pool = Pool(
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers or spec.world_size,
+        timeout_seconds=spec.heartbeat_timeout,
+        members=tuple(_pool_member(row, now) for row in rows),
+    )
+    for member in pool.members:
+        if member.worker_id not in living:
+            pool = pools.process_ended(pool, member.worker_id)
+    return pool
+
+
+def _pool_member(row: Member, now: Moment) -> pools.Member:
+    return pools.Member(
+        worker_id=WorkerId(row.worker_id),
+        state=WorkerState(row.state),
+        newcomer=Newcomer(
+            rank=row.rank,
+            incarnation=row.incarnation,
+            node=row.node or "",
+            gpus=row.gpu_count,
+            backend=row.backend or "",
+            epoch=0,
+        ),
+        joined_at=now.monotonic_of(row.joined_at),
+        joined_step=row.joined_step or 0,
+        last_heartbeat=now.monotonic_of(row.last_heartbeat_at or row.joined_at),
+    )

@@ -1,0 +1,1 @@
+"""The database: rows in, values out. No other package imports SQLAlchemy."""

@@ -1,0 +1,361 @@
+"""`Database`: transactions on SQLite or PostgreSQL, with the driver's errors as plain sentences."""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Table, func, make_url
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from database import schema
+from database.errors import CommitInDoubt, DatabaseError, DatabaseLocked, DatabaseUnavailable
+from database.postgres import PostgresBackend
+from database.sqlite import SqliteBackend
+
+BUSY_TIMEOUT_SECONDS: Final = 10.0
+"""Longest wait for a lock or a connection. Writers are few and short, so a longer wait means that
+another process is stuck."""
+
+POOL_SIZE: Final = 5
+POOL_OVERFLOW: Final = 35
+"""Together one connection for each of the 40 threads of a web server."""
+
+INSPECTION_TIMEOUT_SECONDS: Final = 3.0
+
+_PUBLIC_PARAMETERS: Final = frozenset(
+    "application_name connect_timeout dbname host hostaddr port sslcert sslkey sslmode "  # noqa: SIM905
+    "sslrootcert target_session_attrs user".split()
+)
+"""The only parameters taken after the ? of a PostgreSQL URL: none of them holds a secret."""
+
+Insert: TypeAlias = sqlite.Insert | postgresql.Insert
+
+Result = TypeVar("Result")
+
+Write: TypeAlias = Callable[[Connection], Result]
+"""One write of a group commit. It raises a `DatabaseError` only before it has written anything.
+
+It may run twice, the second time after a rollback of the first.
+"""
+
+
+class Backend(Protocol):
+    """What `Database` needs of one kind of database. Its methods raise SQLAlchemy's errors."""
+
+    engine: Engine
+
+    def begin_reading(self, connection: Connection) -> None:
+        """Begin a read-only transaction that sees one snapshot."""
+
+    def begin_writing(self, connection: Connection) -> None:
+        """Begin a write transaction: the only one in all processes until it ends.
+
+        It sees everything committed before, so a read followed by a write loses no update. A
+        waiting writer is not starved by another one that writes again and again.
+        """
+
+    def is_prepared(self, connection: Connection) -> bool:
+        """Return whether the settings stored in the database itself are the required ones."""
+
+    def migrating(self) -> AbstractContextManager[Connection]:
+        """Open a transaction for a schema migration, exclusive among all processes."""
+
+    def insert(self, table: Table) -> Insert:
+        """Return an INSERT that supports ON CONFLICT."""
+
+    def json(self, column: Column[Any]) -> ColumnElement[Any]:
+        """Return a column of JSON text as an expression that can be indexed."""
+
+    def changes(self) -> int | None:
+        """Return a number that differs after any other commit; None if there is none."""
+
+    def explain(self, error: SQLAlchemyError) -> DatabaseError:
+        """Translate an error of the driver."""
+
+    def close(self) -> None:
+        """Close every connection."""
+
+
+class Database:
+    """An open database. Any thread may use it; one object per process is enough.
+
+    While the database is away or locked, every method raises `DatabaseUnavailable` after at most a
+    few busy timeouts: for this process's other writers, for a connection, and for other processes.
+    """
+
+    def __init__(self, backend: Backend, busy_timeout_seconds: float) -> None:
+        self._backend = backend
+        self._busy_timeout_seconds = busy_timeout_seconds
+        # Threads waiting here are served in turn; in SQLite's busy handler they would starve.
+        self._writer = threading.Lock()
+
+    @classmethod
+    def open(
+        cls, url: str, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS, migrate: bool = True
+    ) -> "Database":
+        """Open the database at ``sqlite:///<path>`` or ``postgresql://…``; create or migrate it.
+
+        Any number of processes may do so at the same time. Raises `DatabaseUnavailable` or
+        `SchemaTooNew`, and then nothing is changed. Without `migrate` the schema stays as it is.
+        """
+        database = cls(_backend(url, busy_timeout_seconds), busy_timeout_seconds)
+        try:
+            if migrate:
+                database._migrate()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Open a read-only transaction that sees one snapshot."""
+        with self._explained(), self._backend.engine.begin() as connection:
+            self._backend.begin_reading(connection)
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Open a write transaction, the only one at a time in this and all other processes.
+
+        It is durable when the block is left, and leaves no trace if the block raises. After
+        `CommitInDoubt` it may or may not be durable.
+        """
+        is_committing = False
+        try:
+            with (
+                self._exclusive_writer(),
+                self._explained(),
+                self._backend.engine.begin() as connection,
+            ):
+                self._backend.begin_writing(connection)
+                yield connection
+                is_committing = True
+        except DatabaseUnavailable as error:
+            # A commit that failed on a lock has written nothing.
+            if is_committing and not isinstance(error, DatabaseLocked):
+                raise CommitInDoubt(str(error)) from error
+            raise
+
+    def write_together(self, writes: Sequence[Write[Result]]) -> list[Result | Exception]:
+        """Group commit: run all `writes` in one transaction; return what each returns or raises.
+
+        Most of the cost of a small write is its fsync, which the writes share. A failing write
+        affects no other: each write that is returned a result is durable.
+        """
+        try:
+            with self.writing() as connection:
+                return [_outcome(write, connection) for write in writes]
+        except DatabaseUnavailable as error:
+            return [error] * len(writes)
+        except Exception as error:  # noqa: BLE001  the error is one write's result
+            if len(writes) == 1:
+                return [error]
+        # One of them failed and undid the others: give each a transaction of its own.
+        outcomes: list[Result | Exception] = []
+        for write in writes:
+            outcomes += self.write_together([write])
+            if isinstance(outcomes[-1], DatabaseUnavailable):
+                return outcomes + outcomes[-1:] * (len(writes) - len(outcomes))
+        return outcomes
+
+    def upsert(self, table: Table, kept: Collection[str] = ()) -> Insert:
+        """Return the statement that inserts a row, or replaces the one with the same key.
+
+        Columns in `kept` keep their first value that is not NULL.
+        """
+        insert = self._backend.insert(table)
+        return insert.on_conflict_do_update(
+            index_elements=list(table.primary_key),
+            set_={
+                column.name: func.coalesce(column, insert.excluded[column.name])
+                if column.name in kept
+                else insert.excluded[column.name]
+                for column in table.c
+                if not column.primary_key
+            },
+        )
+
+    def insert_new(self, table: Table) -> Insert:
+        """Return the statement that inserts a row unless its key is taken; check `rowcount`."""
+        insert = self._backend.insert(table)
+        new = insert.on_conflict_do_nothing(index_elements=list(table.primary_key))
+        return new.execution_options(preserve_rowcount=True)
+
+    def json(self, column: Column[Any]) -> ColumnElement[Any]:
+        """Return a column of JSON text that can be indexed: ``json(c)["name"]``."""
+        return self._backend.json(column)
+
+    def changes(self) -> int | None:
+        """Return a token that differs after any commit, this object's own included.
+
+        It costs microseconds. None: this kind of database has no such token, so read the rows.
+        Not thread-safe.
+        """
+        with self._explained():
+            return self._backend.changes()
+
+    @property
+    def kind(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self._backend.engine.dialect.name
+
+    def revision(self) -> str | None:
+        """Return the schema revision; None for a database without tables of Muster."""
+        with self.reading() as connection:
+            return schema.current_revision(connection)
+
+    def check(self) -> None:
+        """Raise `DatabaseError` unless the database can be read."""
+        self.revision()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._backend.close()
+
+    def _migrate(self) -> None:
+        with self._explained():
+            with self._backend.engine.connect() as connection:
+                is_ready = self._backend.is_prepared(connection) and (
+                    schema.current_revision(connection) == schema.HEAD
+                )
+            if not is_ready:
+                with self._backend.migrating() as connection:
+                    url = self._backend.engine.url
+                    schema.migrate(connection, url.render_as_string(hide_password=True))
+
+    @contextmanager
+    def _exclusive_writer(self) -> Iterator[None]:
+        if not self._writer.acquire(timeout=self._busy_timeout_seconds):
+            raise DatabaseUnavailable(
+                f"another thread has been writing for more than {self._busy_timeout_seconds:g} s: "
+                "try again"
+            )
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except PoolTimeout as error:
+            raise DatabaseUnavailable(
+                f"every connection to the database has been in use for more than "
+                f"{self._busy_timeout_seconds:g} s: try again"
+            ) from error
+        except SQLAlchemyError as error:
+            raise self._backend.explain(error) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """The schema of a database that was only looked at."""
+
+    revision: str | None
+    """None: it has no tables yet; the first service creates them."""
+    wanted: str
+    """The revision of this version of Muster."""
+
+
+def inspect(url: str) -> Inspection:
+    """Read the schema revision of the database at `url` and change nothing.
+
+    Raises `DatabaseUnavailable` if it cannot be read.
+    """
+    if not exists(url):
+        return Inspection(revision=None, wanted=schema.HEAD)
+    timeout_seconds = INSPECTION_TIMEOUT_SECONDS
+    with closing(
+        Database.open(url, busy_timeout_seconds=timeout_seconds, migrate=False)
+    ) as database:
+        return Inspection(revision=database.revision(), wanted=schema.HEAD)
+
+
+def exists(url: str) -> bool:
+    """Return False for an SQLite file that does not exist, which opening it would create."""
+    parsed = parse_url(url)
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database
+    return not is_file or Path(str(parsed.database)).exists()
+
+
+def parse_url(text: str) -> URL:
+    """Parse a database URL; raise `DatabaseUnavailable` for one that cannot be used.
+
+    The error does not repeat the text, which may hold a password.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        url = None
+    if url is None or url.drivername not in (
+        "sqlite",
+        "sqlite+pysqlite",
+        "postgresql",
+        "postgresql+psycopg",
+    ):
+        raise DatabaseUnavailable(
+            "the database's URL is of no known kind: use sqlite:///<path> or "
+            "postgresql://<user>@<host>/<database>, and write @ as %40 and ? as %3F in a password"
+        )
+    if url.get_backend_name() == "sqlite":
+        return url
+    # SQLAlchemy takes part of an unescaped password for a host or a database, and the driver
+    # would print it.
+    address, _, query = text.partition("?")
+    if address.count("@") > 1 or "@" in (url.database or "") or "@" in query:
+        raise DatabaseUnavailable(
+            "the database's URL can be read in two ways: write @ as %40, / as %2F and ? as %3F "
+            "in a password"
+        )
+    if not url.query.keys() <= _PUBLIC_PARAMETERS:
+        raise DatabaseUnavailable(
+            "the database's URL has a parameter that may hold a secret: use only "
+            f"{', '.join(sorted(_PUBLIC_PARAMETERS))}, and write the password as <user>:<password>@"
+        )
+    return url.set(drivername="postgresql+psycopg")
+
+
+def display_url(text: str) -> str:
+    """Return a database URL with its password hidden; ``***`` for one that cannot be used."""
+    try:
+        return parse_url(text).render_as_string(hide_password=True)
+    except DatabaseUnavailable:
+        return "***"
+
+
+def outage_of_all(outcomes: Sequence[object]) -> DatabaseUnavailable | None:
+    """Return the error if every write of a group commit failed because the database is away."""
+    outages = [outcome for outcome in outcomes if isinstance(outcome, DatabaseUnavailable)]
+    return outages[0] if outages and len(outages) == len(outcomes) else None
+
+
+def _outcome(write: Write[Result], connection: Connection) -> Result | Exception:
+    try:
+        return write(connection)
+    except DatabaseError as refusal:
+        return refusal
+
+
+def _backend(text: str, busy_timeout_seconds: float) -> Backend:
+    url = parse_url(text)
+    options = {
+        "pool_size": POOL_SIZE,
+        "max_overflow": POOL_OVERFLOW,
+        "pool_timeout": busy_timeout_seconds,
+        "hide_parameters": True,  # a job's environment may hold secrets
+    }
+    kind = SqliteBackend if url.get_backend_name() == "sqlite" else PostgresBackend
+    try:
+        return kind(url, busy_timeout_seconds, **options)
+    except (ArgumentError, ValueError):
+        raise DatabaseUnavailable(
+            f"the database {url.render_as_string(hide_password=True)} cannot be opened: "
+            "correct the parameters after the ? in MUSTER_DATABASE_URL"
+        ) from None

@@ -1,0 +1,133 @@
+"""What the database can refuse.
+
+DatabaseError                   also raised itself: the database refused a statement or a value
+├── DatabaseUnavailable         away, full, unwritable, or no database at all
+│   ├── DatabaseLocked          another process held its lock for too long
+│   └── CommitInDoubt           the connection was lost during the commit
+├── SchemaTooNew                a later version of Muster has migrated the database
+├── JobExists                   the id is taken
+├── JobMissing                  no job has this id, or another job has it now
+├── JobNotTerminal              only possible when the job is over
+├── JobOver                     only possible while the job goes on
+├── JobChanged                  the job's row has changed since the caller read it
+├── MemberMissing               the job never had this worker
+├── DepartureRefused            this worker cannot be asked to leave now
+├── LeaseLost                   fenced: another coordinator holds the lease
+├── IdempotencyConflict         the key was used before, for another request
+├── TokenExists                 a token has this name already
+└── TokenMissing                no valid token has this name
+
+After each of them except `CommitInDoubt` the transaction has left no trace.
+"""
+
+from muster.contracts.errors import MusterError
+from muster.contracts.job import JobId, JobStatus
+
+
+class DatabaseError(MusterError):
+    """The database could not do what was asked."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database cannot be used now; the request itself may be fine."""
+
+
+class DatabaseLocked(DatabaseUnavailable):
+    """Another process held the database's lock for longer than the busy timeout."""
+
+
+class CommitInDoubt(DatabaseUnavailable):
+    """The commit was not acknowledged: the transaction may or may not be durable."""
+
+
+class SchemaTooNew(DatabaseError):
+    """The database has a schema revision that this version does not know."""
+
+    def __init__(self, place: str, revision: str) -> None:
+        super().__init__(
+            f"the database {place} has schema revision {revision}, which this version of Muster "
+            "does not know: upgrade Muster, or use another database"
+        )
+        self.revision = revision
+
+
+class JobExists(DatabaseError):
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(f"job {job_id} exists already: choose another id, or delete it first")
+        self.job_id = job_id
+
+
+class JobMissing(DatabaseError):
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(f"there is no job {job_id}: list the jobs to see what there is")
+
+
+class JobNotTerminal(DatabaseError):
+    def __init__(self, job_id: JobId, status: JobStatus) -> None:
+        super().__init__(f"job {job_id} is {status.value}: stop it and wait until it is over")
+
+
+class JobOver(DatabaseError):
+    """The job is over, or a stop was requested."""
+
+    def __init__(self, job_id: JobId, status: JobStatus) -> None:
+        super().__init__(
+            f"job {job_id} is {status.value} and can no longer be changed: submit another with "
+            f"resume_from={job_id} to continue from its checkpoints"
+        )
+
+
+class JobChanged(DatabaseError):
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(f"job {job_id} has changed since you read it: read it again, and repeat")
+
+
+class MemberMissing(DatabaseError):
+    """The job's pool has no worker with this id, past or present."""
+
+    def __init__(self, job_id: JobId, worker_id: int) -> None:
+        super().__init__(
+            f"job {job_id} has no worker {worker_id}: list its workers to see what there is"
+        )
+
+
+class DepartureRefused(DatabaseError):
+    """The worker stays; `why` completes the sentence."""
+
+    def __init__(self, job_id: JobId, worker_id: int, why: str) -> None:
+        super().__init__(f"worker {worker_id} of job {job_id} cannot be asked to leave: {why}")
+
+
+class LeaseLost(DatabaseError):
+    """Another coordinator holds the lease, or it is free; the former holder must stop deciding."""
+
+    def __init__(self, name: str, epoch: int) -> None:
+        super().__init__(
+            f"the lease {name!r} is no longer held with epoch {epoch}: stop deciding, "
+            "and compete for it again"
+        )
+
+
+class IdempotencyConflict(DatabaseError):
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the idempotency key {key!r} was used for a different request: use a new key"
+        )
+
+
+class TokenExists(DatabaseError):
+    """A token that was not revoked has this name, expired or not."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is a token {name} already: revoke it first, or choose another name"
+        )
+
+
+class TokenMissing(DatabaseError):
+    """There is no such token, or it was revoked before."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no token {name} to revoke: list the tokens to see what there is"
+        )

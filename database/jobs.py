@@ -1,0 +1,375 @@
+"""The API's side of jobs: the desired state. `database.fenced_writer` writes the actual state."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from database.engine import Database, Write
+from database.errors import JobChanged, JobExists, JobMissing, JobNotTerminal, JobOver
+from database.idempotency import Answers, IdempotencyKey
+from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
+from database.tables import EVENTS, JOBS
+from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.spec import JobSpec
+
+_BATCH: Final = 500
+"""Ids in one statement."""
+
+_IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(OPEN))
+_UNFINISHED: Final = (
+    sa.select(JOBS.c.job_id, JOBS.c.uid, JOBS.c.version)
+    .where(_IS_UNFINISHED)
+    .order_by(JOBS.c.created_at, JOBS.c.job_id)
+)
+_ONE: Final = sa.select(JOBS).where(JOBS.c.job_id == sa.bindparam("id"))
+_SEVERAL: Final = sa.select(JOBS).where(JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True)))
+_NOT_OVER: Final = sa.select(JOBS.c.uid).where(
+    JOBS.c.uid.in_(sa.bindparam("uids", expanding=True)), _IS_UNFINISHED
+)
+_NEWEST: Final = sa.select(sa.func.max(JOBS.c.created_at))
+_APPEND: Final = sa.insert(EVENTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """Filters, all of which must match, and an order; without a filter it selects all jobs."""
+
+    statuses: Collection[JobStatus] = tuple(JobStatus)
+    """Compared with `Job.status_shown`; an empty collection selects nothing."""
+    name: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """No label name contains a quote, a backslash or a control character."""
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    oldest_first: bool = False
+
+
+class Jobs:
+    """All jobs. `actor` is the caller who asked for a change, for the job's event."""
+
+    def __init__(self, database: Database, clock: Clock = utc_now) -> None:
+        self._database = database
+        self._clock = clock
+        self._insert = database.insert_new(JOBS)
+        self._answers = Answers(database, clock)
+
+    def create(
+        self,
+        job_id: JobId,
+        uid: JobUid,
+        spec: JobSpec,
+        *,
+        message: str | None,
+        idempotency: IdempotencyKey | None,
+        actor: str | None = None,
+    ) -> Job:
+        """Return the new job, which is durable together with its event ``submitted``.
+
+        A key that was used before for the same request returns the original response. Raises
+        `JobExists` or `IdempotencyConflict`.
+        """
+        write = self.creation(
+            job_id, uid, spec, message=message, idempotency=idempotency, actor=actor
+        )
+        (outcome,) = self.create_all([write])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def create_all(self, creations: Sequence[Write[Job]]) -> list[Job | Exception]:
+        """Run several `creation` in one transaction; return what `create` returns or raises."""
+        return self._database.write_together(creations)
+
+    def creation(
+        self,
+        job_id: JobId,
+        uid: JobUid,
+        spec: JobSpec,
+        *,
+        message: str | None,
+        idempotency: IdempotencyKey | None,
+        actor: str | None = None,
+    ) -> Write[Job]:
+        """Return the write that `create` does, for `create_all`."""
+
+        def write(connection: sa.Connection) -> Job:
+            now = self._clock()
+            if idempotency and (answer := self._answers.find_in(connection, idempotency, now)):
+                return answer
+            # If a clock has gone back: a reader who pages on from the newest job misses none.
+            newest = connection.scalar(_NEWEST)
+            created_at = max(now, newest + timedelta(microseconds=1)) if newest else now
+            job = Job(
+                job_id=job_id,
+                uid=uid,
+                spec=spec,
+                status=JobStatus.QUEUED,
+                message=message,
+                created_at=created_at,
+                updated_at=created_at,
+            )
+            if connection.execute(self._insert, values_of(job)).rowcount == 0:
+                raise JobExists(job_id)
+            text = f"the job was submitted: {message}" if message else "the job was submitted"
+            event = Event(at=now, kind="submitted", message=text, actor=actor)
+            append_event(connection, job_id, event)
+            if idempotency:
+                self._answers.keep_in(connection, idempotency, job, now)
+            return job
+
+        return write
+
+    def find(self, job_id: JobId) -> Job | None:
+        with self._database.reading() as connection:
+            return _find(connection, job_id)
+
+    def get(self, job_id: JobId) -> Job:
+        """Return the job, or raise `JobMissing`."""
+        with self._database.reading() as connection:
+            return _get(connection, job_id)
+
+    def page(self, query: JobQuery, limit: int, after: tuple[datetime, JobId] | None) -> list[Job]:
+        """Return up to `limit` jobs in the order of `query`.
+
+        `after` is (created_at, job_id) of the last one seen: no job is shown twice or left out,
+        whatever is created or deleted meanwhile.
+        """
+        position = (JOBS.c.created_at, JOBS.c.job_id)
+        order = position if query.oldest_first else [column.desc() for column in position]
+        rows = sa.select(JOBS).where(*self._conditions(query)).order_by(*order).limit(limit)
+        if after is not None:
+            seen = sa.tuple_(*after, types=[column.type for column in position])
+            here = sa.tuple_(*position)
+            rows = rows.where(here > seen if query.oldest_first else here < seen)
+        return self._list(rows)
+
+    def count(self, query: JobQuery) -> int:
+        """Return how many jobs match `query`."""
+        rows = sa.select(sa.func.count()).select_from(JOBS).where(*self._conditions(query))
+        with self._database.reading() as connection:
+            return connection.execute(rows).scalar_one()
+
+    def unfinished(self, known: Iterable[Job] = ()) -> list[Job]:
+        """Return the jobs that a coordinator works on, in the order of creation.
+
+        A job in `known` is read again only if its row has changed.
+        """
+        found = {job.row_version: job for job in known}
+        with self._database.reading() as connection:
+            rows = connection.execute(_UNFINISHED).all()
+            new = [row.job_id for row in rows if (row.uid, row.version) not in found]
+            for start in range(0, len(new), _BATCH):
+                read = connection.execute(_SEVERAL, {"ids": new[start : start + _BATCH]})
+                found |= {job.row_version: job for job in map(_job, read)}
+        return [found[row.uid, row.version] for row in rows]
+
+    def not_over(self, uids: Collection[JobUid]) -> set[JobUid]:
+        """Return which of these jobs are not over; a deleted job is over."""
+        wanted = list(uids)
+        found: set[JobUid] = set()
+        with self._database.reading() as connection:
+            for start in range(0, len(wanted), _BATCH):
+                batch = {"uids": wanted[start : start + _BATCH]}
+                found.update(connection.execute(_NOT_OVER, batch).scalars())
+        return found
+
+    def finished_before(
+        self, cutoff: datetime | None, statuses: Collection[JobStatus]
+    ) -> list[Job]:
+        """Return the jobs older than `cutoff` (None: of any age), oldest first.
+
+        Age counts from the end of a job, or from its creation if it is not over.
+        """
+        since = sa.func.coalesce(
+            JOBS.c.finished_at, JOBS.c.created_at, type_=JOBS.c.created_at.type
+        )
+        query = sa.select(JOBS).where(_has_status(statuses)).order_by(since, JOBS.c.job_id)
+        return self._list(query if cutoff is None else query.where(since < cutoff))
+
+    def request_stop(
+        self,
+        job_id: JobId,
+        request: StopRequest,
+        grace_seconds: float | None,
+        why: str | None = None,
+        *,
+        actor: str | None = None,
+        uid: JobUid | None = None,
+    ) -> Job:
+        """Request the end of a job, and return the job.
+
+        A job that is over, or has a request at least as strong, stays as it is. `why` goes into the
+        event. Raises `JobMissing`, also if `uid` is given and another job has the id now.
+        """
+        with self._database.writing() as connection:
+            job = _get(connection, job_id)
+            if uid not in {None, job.uid}:
+                raise JobMissing(job_id)
+            if job.is_terminal or job.stop_request in (request, StopRequest.FORCED):
+                return job
+            text = f"a {request} stop was requested" + (f": {why}" if why else "")
+            values = {"stop_request": request, "stop_grace_seconds": grace_seconds}
+            return self._request(connection, job, "stop_requested", text, actor, values)
+
+    def scale(
+        self,
+        job_id: JobId,
+        world_size: int,
+        only: RowVersion | None = None,
+        *,
+        actor: str | None = None,
+    ) -> Job:
+        """Request another number of ranks, and return the job.
+
+        The caller checks that the spec allows that number. Raises `JobMissing`, `JobOver`, or
+        `JobChanged` if the row no longer has the version `only`.
+        """
+        with self._database.writing() as connection:
+            job = get_continuing_job(connection, job_id)
+            if only is not None and job.row_version != only:
+                raise JobChanged(job_id)
+            if job.world_size == world_size:
+                return job
+            ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+            text = f"a change from {job.world_size} to {ranks} was requested"
+            values = {"wanted_world_size": world_size}
+            return self._request(connection, job, "scale_requested", text, actor, values)
+
+    def set_pause(self, job_id: JobId, *, paused: bool, actor: str | None = None) -> Job:
+        """Request a pause, or its end, and return the job. Raises `JobMissing` or `JobOver`."""
+        with self._database.writing() as connection:
+            job = get_continuing_job(connection, job_id)
+            if job.pause_request == paused:
+                return job
+            kind = "pause" if paused else "resume"
+            text = f"a {kind} was requested"
+            values = {"pause_request": paused}
+            return self._request(connection, job, f"{kind}_requested", text, actor, values)
+
+    @contextmanager
+    def keeping(self, job_id: JobId, uid: JobUid) -> Iterator[None]:
+        """Prevent the deletion of a job that is over inside the block, and the reuse of its id.
+
+        It blocks all other writers, so keep it short. Raises the errors of `delete`.
+        """
+        with self._database.writing() as connection:
+            _check_deletion(connection, job_id, uid)
+            yield
+
+    def delete(self, job_id: JobId, uid: JobUid) -> None:
+        """Delete a job that is over, with its ranks and events.
+
+        Raises `JobMissing` if the id is free or another job has it now, and `JobNotTerminal`.
+        """
+        with self._database.writing() as connection:
+            _check_deletion(connection, job_id, uid)
+            connection.execute(sa.delete(JOBS).where(JOBS.c.job_id == job_id))
+
+    def _request(
+        self,
+        connection: sa.Connection,
+        job: Job,
+        kind: str,
+        text: str,
+        actor: str | None,
+        values: Mapping[str, object],
+    ) -> Job:
+        now = self._clock()
+        append_event(connection, job.job_id, Event(at=now, kind=kind, message=text, actor=actor))
+        return update_job(connection, job.job_id, now, values)
+
+    def _conditions(self, query: JobQuery) -> list[sa.ColumnElement[bool]]:
+        """Return no condition for a filter that is not set: counting all rows is fast."""
+        spec = self._database.json(JOBS.c.spec)
+        # Step by step: in a path PostgreSQL would interpret commas, braces and NULL in a name.
+        found = [spec["labels"][name].as_string() == value for name, value in query.labels.items()]
+        if set(query.statuses) != set(JobStatus):
+            found.append(_has_status(query.statuses))
+        if query.name is not None:
+            found.append(spec["name"].as_string() == query.name)
+        if query.created_after is not None:
+            found.append(JOBS.c.created_at > query.created_after)
+        if query.created_before is not None:
+            found.append(JOBS.c.created_at < query.created_before)
+        return found
+
+    def _list(self, query: sa.Select[Any]) -> list[Job]:
+        with self._database.reading() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+
+# Inside the transaction of a caller
+
+
+def get_continuing_job(connection: sa.Connection, job_id: JobId) -> Job:
+    """Return the job; raise `JobMissing`, or `JobOver` if it is over or a stop was requested."""
+    job = _get(connection, job_id)
+    if job.is_terminal or job.stop_request is not None:
+        raise JobOver(job_id, job.status_shown)
+    return job
+
+
+def update_job(
+    connection: sa.Connection, job_id: JobId, now: datetime, values: Mapping[str, object]
+) -> Job:
+    """Set columns of the job's row, and return the job."""
+    changed = {**values, "updated_at": now, "version": JOBS.c.version + 1}
+    connection.execute(sa.update(JOBS).where(JOBS.c.job_id == job_id).values(changed))
+    return _get(connection, job_id)
+
+
+def append_events(connection: sa.Connection, job_id: JobId, events: Collection[Event]) -> None:
+    """Append to a job's events; the database numbers them."""
+    rows = [values_of(event) | {"job_id": job_id} for event in events]
+    for row in rows:
+        del row["event_id"]
+    if rows:
+        connection.execute(_APPEND, rows)
+
+
+def append_event(connection: sa.Connection, job_id: JobId, event: Event) -> None:
+    append_events(connection, job_id, [event])
+
+
+def _find(connection: sa.Connection, job_id: JobId) -> Job | None:
+    row = connection.execute(_ONE, {"id": job_id}).one_or_none()
+    return None if row is None else _job(row)
+
+
+def _get(connection: sa.Connection, job_id: JobId) -> Job:
+    job = _find(connection, job_id)
+    if job is None:
+        raise JobMissing(job_id)
+    return job
+
+
+def _job(row: sa.Row[Any]) -> Job:
+    return Job(**row._asdict())
+
+
+def _check_deletion(connection: sa.Connection, job_id: JobId, uid: JobUid) -> None:
+    job = _get(connection, job_id)
+    if job.uid != uid:
+        raise JobMissing(job_id)
+    if not job.is_terminal:
+        raise JobNotTerminal(job_id, job.status_shown)
+
+
+def _has_status(statuses: Collection[JobStatus]) -> sa.ColumnElement[bool]:
+    """Return the condition that `Job.status_shown` is one of `statuses`.
+
+    It can use the index on the status, however many jobs are over.
+    """
+    wanted = frozenset(statuses)
+    # A stop request hides the status of an unfinished job.
+    found: sa.ColumnElement[bool] = JOBS.c.status.in_(sorted(wanted & TERMINAL))
+    if wanted & OPEN:
+        is_asked = JOBS.c.stop_request.is_not(None)
+        found = sa.or_(found, sa.and_(JOBS.c.status.in_(sorted(wanted & OPEN)), ~is_asked))
+        if JobStatus.STOPPING in wanted:
+            found = sa.or_(found, sa.and_(_IS_UNFINISHED, is_asked))
+    return found

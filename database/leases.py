@@ -1,0 +1,102 @@
+"""Leases: which coordinator decides.
+
+A lease holds no time. A watcher measures on its own monotonic clock how long the beat has not
+changed, and names the lease it saw when it takes it over. The epoch of a name only rises, also over
+a release, so that it fences: see `database.fenced_writer`.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, and_, bindparam, select, update
+
+from database.engine import Database
+from database.errors import LeaseLost
+from database.records import Lease, values_of
+from database.tables import LEASES
+from muster.contracts.rank import ProcessRecord
+
+COORDINATOR_LEASE: Final = "coordinator"
+"""Its holder decides about all jobs of a database."""
+
+LEASE_SECONDS: Final = 5.0
+"""If the beat has not changed for this long, the holder is taken to be dead."""
+
+_ROW: Final = select(LEASES).where(LEASES.c.name == bindparam("lease"))
+_HELD: Final = and_(
+    LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held_epoch"), LEASES.c.held
+)
+_RENEW: Final = update(LEASES).where(_HELD).values(beat=LEASES.c.beat + 1)
+_BEAT: Final = select(LEASES.c.beat).where(_HELD)
+_RELEASE: Final = update(LEASES).where(_HELD).values(held=False)
+
+
+class Leases:
+    """The leases of all names."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._upsert = database.upsert(LEASES)
+
+    def current(self, name: str) -> Lease | None:
+        """Return the lease as it is held now; None if it is free."""
+        with self._database.reading() as connection:
+            return _held(_row(connection, name))
+
+    def current_among_writers(self, name: str) -> Lease | None:
+        """Return the same, read in a write transaction: succeeds only if the holder could renew."""
+        with self._database.writing() as connection:
+            return _held(_row(connection, name))
+
+    def take(
+        self,
+        name: str,
+        owner: str,
+        process: ProcessRecord,
+        address: str,
+        *,
+        displacing: Lease | None,
+    ) -> Lease:
+        """Take the lease from the holder that was seen, or a free one (None), with a new epoch.
+
+        Raises `LeaseLost` if the lease has changed since: the holder has renewed or released it, or
+        another process was faster.
+        """
+        with self._database.writing() as connection:
+            row = _row(connection, name)
+            epoch = row.epoch if row else 0
+            if _held(row) != displacing:
+                raise LeaseLost(name, displacing.epoch if displacing else epoch)
+            lease = Lease(
+                name=name, epoch=epoch + 1, beat=0, owner=owner, process=process, address=address
+            )
+            connection.execute(self._upsert, values_of(lease) | {"held": True})
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Release the lease; do nothing if it was lost already."""
+        with self._database.writing() as connection:
+            connection.execute(_RELEASE, _key(lease))
+
+
+def renew(connection: Connection, lease: Lease) -> int:
+    """Renew `lease` inside a transaction and return its new beat; raise `LeaseLost`."""
+    if connection.execute(_RENEW, _key(lease)).rowcount == 0:
+        raise LeaseLost(lease.name, lease.epoch)
+    beat: int = connection.execute(_BEAT, _key(lease)).scalar_one()
+    return beat
+
+
+def _key(lease: Lease) -> dict[str, str | int]:
+    return {"lease": lease.name, "held_epoch": lease.epoch}
+
+
+def _row(connection: Connection, name: str) -> Row[Any] | None:
+    return connection.execute(_ROW, {"lease": name}).one_or_none()
+
+
+def _held(row: Row[Any] | None) -> Lease | None:
+    if row is None or not row.held:
+        return None
+    values = row._asdict()
+    del values["held"]
+    return Lease(**values)

@@ -1,0 +1,278 @@
+"""A job's ranks, attempts, pool members, checkpoints and events.
+
+`database.fenced_writer` writes the rows; the API adds only requests to leave a pool.
+"""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeAlias, TypeVar
+
+import sqlalchemy as sa
+
+from database.engine import Database
+from database.errors import DepartureRefused, MemberMissing
+from database.jobs import append_event, get_continuing_job, update_job
+from database.records import (
+    Attempt,
+    Audit,
+    CheckpointRecord,
+    Clock,
+    EpochRecord,
+    Event,
+    Job,
+    Member,
+    RankRecord,
+    utc_now,
+)
+from database.tables import COMMITS, DEPARTURES, EPOCHS, EVENTS, INCARNATIONS, MEMBERS, WORKERS
+from muster.contracts.job import JobId
+from muster.contracts.pool import WorkerState
+
+COMMITS_KEPT: Final = 1000
+"""Checkpoint records per job; the audit shows no more, and a job may save every second."""
+
+Record = TypeVar("Record")
+
+AttemptPosition: TypeAlias = tuple[datetime, int, int]
+"""Start time, rank and number of an attempt: its place in the order of pages."""
+
+
+def _of_job(table: sa.Table) -> sa.Select[Any]:
+    columns = [column for column in table.c if column.name != "job_id"]
+    return sa.select(*columns).where(table.c.job_id == sa.bindparam("id"))
+
+
+def _of_jobs(table: sa.Table) -> sa.Select[Any]:
+    wanted = table.c.job_id.in_(sa.bindparam("ids", expanding=True))
+    return sa.select(table).where(wanted).order_by(*table.primary_key)
+
+
+def _count(table: sa.Table) -> sa.Select[int]:
+    return sa.select(sa.func.count()).select_from(table).where(table.c.job_id == sa.bindparam("id"))
+
+
+def _last(table: sa.Table, order: str) -> sa.Select[Any]:
+    return _of_job(table).order_by(table.c[order].desc()).limit(sa.bindparam("most"))
+
+
+_RANKS: Final = _of_jobs(WORKERS)
+_MEMBERS: Final = _of_jobs(MEMBERS)
+_DEPARTURES: Final = _of_jobs(DEPARTURES)
+_POSITION: Final = (INCARNATIONS.c.started_at, INCARNATIONS.c.rank, INCARNATIONS.c.incarnation)
+_ATTEMPTS: Final = (
+    _of_job(INCARNATIONS)
+    .order_by(*[column.desc() for column in _POSITION])
+    .limit(sa.bindparam("most"))
+)
+_LAST_EVENTS: Final = _last(EVENTS, "event_id")
+_NEXT_EVENTS: Final = (
+    _of_job(EVENTS)
+    .where(EVENTS.c.event_id > sa.bindparam("seen"))
+    .order_by(EVENTS.c.event_id)
+    .limit(sa.bindparam("most"))
+)
+_LAST_COMMITS: Final = _last(COMMITS, "step")
+_LAST_EPOCHS: Final = _last(EPOCHS, "epoch")
+_PRUNE: Final = sa.delete(COMMITS).where(
+    COMMITS.c.job_id == sa.bindparam("id"),
+    COMMITS.c.step
+    <= sa.select(COMMITS.c.step)
+    .where(COMMITS.c.job_id == sa.bindparam("id"))
+    .order_by(COMMITS.c.step.desc())
+    .offset(COMMITS_KEPT)
+    .limit(1)
+    .scalar_subquery(),
+)
+_IS_COMPLETE: Final = EPOCHS.c.samples == EPOCHS.c.expected_samples
+_IS_EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
+# The rule of `EpochRecord.exactly_once`, for all epochs of a job in one query.
+_VERDICTS: Final = sa.select(
+    sa.func.count().filter(sa.and_(_IS_COMPLETE, _IS_EQUAL)),
+    sa.func.count().filter(
+        sa.or_(EPOCHS.c.samples > EPOCHS.c.expected_samples, sa.and_(_IS_COMPLETE, ~_IS_EQUAL)),
+    ),
+    sa.func.count(),
+).where(EPOCHS.c.job_id == sa.bindparam("id"))
+
+
+class Ranks:
+    """The ranks of all jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of_job(self, job_id: JobId) -> list[RankRecord]:
+        """Return the job's ranks, lowest first; empty if there is no such job."""
+        return self.of_jobs([job_id])[job_id]
+
+    def of_jobs(self, job_ids: Collection[JobId]) -> dict[JobId, list[RankRecord]]:
+        """Return the ranks of each of the jobs, in one snapshot."""
+        with self._database.reading() as connection:
+            return _records(connection, _RANKS, job_ids, RankRecord)
+
+
+class Attempts:
+    """Every process that the ranks of all jobs have had."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def page(self, job_id: JobId, limit: int, after: AttemptPosition | None) -> list[Attempt]:
+        """Return up to `limit` attempts, the last one started first.
+
+        `after` is the position of the last one seen: no attempt is shown twice or left out,
+        whatever is started meanwhile.
+        """
+        query = _ATTEMPTS
+        if after is not None:
+            types = [column.type for column in _POSITION]
+            query = query.where(sa.tuple_(*_POSITION) < sa.tuple_(*after, types=types))
+        with self._database.reading() as connection:
+            rows = connection.execute(query, {"id": job_id, "most": limit})
+            return [Attempt(**row._asdict()) for row in rows]
+
+    def count(self, job_id: JobId) -> int:
+        with self._database.reading() as connection:
+            return connection.execute(_count(INCARNATIONS), {"id": job_id}).scalar_one()
+
+
+class Members:
+    """The workers in the pools of synchronous jobs, past and present."""
+
+    def __init__(self, database: Database, clock: Clock = utc_now) -> None:
+        self._database = database
+        self._clock = clock
+
+    def of_job(self, job_id: JobId) -> list[Member]:
+        """Return the job's members by worker id; empty without a pool or a job."""
+        return self.of_jobs([job_id])[job_id]
+
+    def of_jobs(self, job_ids: Collection[JobId]) -> dict[JobId, list[Member]]:
+        """Return the members of each of the jobs, in one snapshot."""
+        with self._database.reading() as connection:
+            return _records(connection, _MEMBERS, job_ids, Member)
+
+    def departures(self, job_ids: Collection[JobId]) -> dict[JobId, frozenset[int]]:
+        """Return which workers of each of the jobs were asked to leave, present or not."""
+        with self._database.reading() as connection:
+            return _departures(connection, job_ids)
+
+    def request_departure(self, job_id: JobId, worker_id: int, *, actor: str | None = None) -> Job:
+        """Ask a worker to leave and the job for one rank less; return the changed job.
+
+        Raises `JobMissing`, `JobOver`, `MemberMissing`, or `DepartureRefused` for a worker that
+        is not active, or if fewer than the job's `min_workers` would remain.
+        """
+        with self._database.writing() as connection:
+            job = get_continuing_job(connection, job_id)
+            pool = _records(connection, _MEMBERS, [job_id], Member)[job_id]
+            _check_departure(job, pool, _departures(connection, [job_id])[job_id], worker_id)
+            now = self._clock()
+            connection.execute(sa.insert(DEPARTURES).values(job_id=job_id, worker_id=worker_id))
+            message = f"worker {worker_id} was asked to leave"
+            event = Event(at=now, kind="departure_requested", message=message, actor=actor)
+            append_event(connection, job_id, event)
+            return update_job(connection, job_id, now, {"wanted_world_size": job.world_size - 1})
+
+
+class Events:
+    """The events of all jobs. They are appended and never changed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of_job(self, job_id: JobId, limit: int) -> list[Event]:
+        """Return the last `limit` events of the job, oldest first."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_LAST_EVENTS, {"id": job_id, "most": limit}).all()
+        return [Event(**row._asdict()) for row in reversed(rows)]
+
+    def following(self, job_id: JobId, event_id: int, limit: int) -> list[Event]:
+        """Return the first `limit` events of the job after `event_id`, oldest first."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_NEXT_EVENTS, {"id": job_id, "seen": event_id, "most": limit})
+            return [Event(**row._asdict()) for row in rows]
+
+
+class CheckpointLog:
+    """The durable checkpoints of synchronous jobs, and the epochs behind them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of_job(self, job_id: JobId, limit: int) -> list[CheckpointRecord]:
+        """Return the last `limit` checkpoints of the job, newest last."""
+        with self._database.reading() as connection:
+            return _last_rows(connection, _LAST_COMMITS, job_id, limit, CheckpointRecord)
+
+    def audit(self, job_id: JobId, limit: int) -> Audit:
+        """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""
+        with self._database.reading() as connection:
+            exact, inexact, all_epochs = connection.execute(_VERDICTS, {"id": job_id}).one()
+            all_commits = connection.execute(_count(COMMITS), {"id": job_id}).scalar_one()
+            commits = _last_rows(connection, _LAST_COMMITS, job_id, limit, CheckpointRecord)
+            epochs = _last_rows(connection, _LAST_EPOCHS, job_id, limit, EpochRecord)
+        return Audit(
+            commits=commits,
+            epochs=epochs,
+            exact=exact,
+            inexact=inexact,
+            epochs_omitted=all_epochs - len(epochs),
+            commits_omitted=all_commits - len(commits),
+        )
+
+
+def prune_commits(connection: sa.Connection, job_ids: Sequence[JobId]) -> None:
+    """Delete all but the newest `COMMITS_KEPT` checkpoint records of these jobs."""
+    if job_ids:
+        connection.execute(_PRUNE, [{"id": job_id} for job_id in job_ids])
+
+
+def _records(
+    connection: sa.Connection, query: sa.Select[Any], job_ids: Collection[JobId], kind: type[Record]
+) -> dict[JobId, list[Record]]:
+    found: dict[JobId, list[Record]] = {job_id: [] for job_id in job_ids}
+    result = connection.execute(query, {"ids": list(found)})
+    names = list(result.keys())[1:]  # the first one is the job's id
+    for row in result:
+        found[row.job_id].append(kind(**dict(zip(names, row[1:], strict=True))))
+    return found
+
+
+def _last_rows(
+    connection: sa.Connection, query: sa.Select[Any], job_id: JobId, limit: int, kind: type[Record]
+) -> list[Record]:
+    rows = connection.execute(query, {"id": job_id, "most": limit}).all()
+    return [kind(**row._asdict()) for row in reversed(rows)]
+
+
+def _departures(
+    connection: sa.Connection, job_ids: Collection[JobId]
+) -> dict[JobId, frozenset[int]]:
+    found: dict[JobId, set[int]] = {job_id: set() for job_id in job_ids}
+    for row in connection.execute(_DEPARTURES, {"ids": list(found)}):
+        found[row.job_id].add(row.worker_id)
+    return {job_id: frozenset(workers) for job_id, workers in found.items()}
+
+
+def _check_departure(
+    job: Job, pool: Sequence[Member], leaving: Collection[int], worker_id: int
+) -> None:
+    """Raise the reason why `worker_id` cannot be asked to leave, if there is one."""
+    states = {member.worker_id: member.state for member in pool}
+    if worker_id not in states:
+        raise MemberMissing(job.job_id, worker_id)
+    if states[worker_id] != WorkerState.ACTIVE:
+        why = f"it is {states[worker_id]}, not {WorkerState.ACTIVE}"
+        raise DepartureRefused(job.job_id, worker_id, why)
+    if worker_id in leaving:
+        raise DepartureRefused(job.job_id, worker_id, "it was asked to already")
+    staying = [
+        one for one, state in states.items() if state == WorkerState.ACTIVE and one not in leaving
+    ]
+    if min(len(staying), job.world_size) <= job.spec.min_workers:
+        raise DepartureRefused(
+            job.job_id,
+            worker_id,
+            f"fewer than its min_workers ({job.spec.min_workers}) would be left",
+        )

@@ -1,0 +1,125 @@
+"""Deletes the checkpoints of a deleted job, and nothing that lies beside them.
+
+Users choose the checkpoint directory and the job id, and could choose any directory with them. So
+an entry is deleted only if its name and its manifest show that a `CheckpointManager` of this job
+wrote it. Everything else stays, and so do the directories that hold it. Symbolic links are neither
+followed nor deleted.
+"""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from muster.checkpoints.errors import CheckpointDamaged
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manifest import (
+    LATEST,
+    LATEST_LIMIT_BYTES,
+    MANIFEST,
+    MANIFEST_LIMIT_BYTES,
+    STATE,
+    CheckpointName,
+    Fence,
+    Owner,
+    decode_manifest,
+    generation_of_temporary,
+    parse_latest,
+)
+from muster.contracts.paths import rank_of_checkpoints
+
+
+class Entry(NamedTuple):
+    """A file or directory of the job."""
+
+    path: Path
+    is_directory: bool = False
+
+    def remove(self) -> None:
+        """Remove it unless it is gone or not empty. Raises OSError."""
+        try:
+            (self.path.rmdir if self.is_directory else self.path.unlink)()
+        except OSError as error:
+            if error.errno not in {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+
+
+def size_bytes(checkpoints: Path, owner: Owner) -> int | None:
+    """Return the size of the owner's files; None if there are none. Raises OSError."""
+    files = [entry.path for entry in entries(checkpoints, owner) if not entry.is_directory]
+    return sum(path.lstat().st_size for path in files) if files else None
+
+
+def entries(directory: Path, owner: Owner) -> Iterator[Entry]:
+    """Yield the entries that all ranks of a job have saved, each directory after its content.
+
+    A caller that removes each entry before the next also removes `directory`, unless it holds
+    something else. Raises OSError.
+    """
+    found = False
+    for entry in _content(directory, owner):
+        found = True
+        yield entry
+    if found:
+        yield Entry(directory, is_directory=True)
+
+
+def _content(directory: Path, owner: Owner) -> Iterator[Entry]:
+    if not _is_directory(directory):
+        return
+    paths = list(directory.iterdir())
+    is_shared = False
+    for path in paths:
+        if rank_of_checkpoints(path.name) is not None:
+            yield from entries(path, owner)
+        elif CheckpointName.parse(path.name) is not None and _is_directory(path):
+            if _is_owned(path, owner):
+                yield from _checkpoint(path)
+            else:
+                is_shared = True
+    if not is_shared:  # otherwise the remaining entries may be the other job's
+        for path in paths:
+            yield from _leftovers(path)
+
+
+def _leftovers(path: Path) -> Iterator[Entry]:
+    """Yield an entry that belongs to no checkpoint: LATEST, a fence, an interrupted save."""
+    if generation_of_temporary(path.name) is not None and _is_directory(path):
+        yield from _checkpoint(path)
+    elif generation_of_temporary(path.name) is not None or Fence.parse(path.name) is not None:
+        yield from _file(path)
+    elif path.name == LATEST and parse_latest(_read(path, LATEST_LIMIT_BYTES)) is not None:
+        yield Entry(path)
+
+
+def _checkpoint(path: Path) -> Iterator[Entry]:
+    """Yield the files of a checkpoint, finished or not, then its directory."""
+    yield from _file(path / MANIFEST)
+    yield from _file(path / STATE)
+    yield Entry(path, is_directory=True)
+
+
+def _file(path: Path) -> Iterator[Entry]:
+    if path.is_file() and not path.is_symlink():
+        yield Entry(path)
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_owned(path: Path, owner: Owner) -> bool:
+    """Return whether a checkpoint is the owner's; a damaged one counts as the owner's."""
+    try:
+        content = _read(path / MANIFEST, MANIFEST_LIMIT_BYTES)
+        return owner.owns(decode_manifest(content, path.name))
+    except CheckpointDamaged:
+        return True
+
+
+def _read(path: Path, limit_bytes: int) -> bytes:
+    """Return the content of a file; empty if it is missing, too long or not a regular file."""
+    try:
+        return bytes(LocalFileSystem().read(str(path), limit_bytes))
+    except OSError:
+        return b""

@@ -1,0 +1,114 @@
+"""Accepts connections and admits those that prove that they belong to the group.
+
+A stranger that connects and stays silent, sends garbage or leaves costs one descriptor and delays
+no other connection. Above a limit the oldest pending connection is closed.
+"""
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from muster.collectives.backend import ON_WAIT_SECONDS, OnWait
+from muster.collectives.deadline import Deadline
+from muster.collectives.errors import PeerRefused
+from muster.collectives.handshake import Caller, Steps
+
+PENDING_LIMIT: Final = 64
+
+
+class PendingPeer:
+    """A connection and the state of its handshake."""
+
+    def __init__(self, connection: socket.socket, steps: Steps[Caller]) -> None:
+        connection.setblocking(False)  # noqa: FBT003  the standard library's signature
+        self.connection = connection
+        self._steps = steps
+        self._received = b""
+        self._wanted_bytes = next(steps).size_bytes
+
+    def advance(self) -> Caller | None:
+        """Read what has arrived; return the caller once it is authenticated.
+
+        Raises `PeerRefused` or OSError; the connection must then be closed.
+        """
+        received = self.connection.recv(self._wanted_bytes - len(self._received))
+        if not received:
+            raise PeerRefused("a client connected and left")
+        self._received += received
+        if len(self._received) < self._wanted_bytes:
+            return None
+        try:
+            turn = self._steps.send(self._received)
+        except StopIteration as end:
+            caller: Caller = end.value
+            return caller
+        self.connection.send(turn.send)  # fits into any empty socket buffer
+        self._received, self._wanted_bytes = b"", turn.size_bytes
+        return None
+
+
+class PendingPeers:
+    """Admits the expected ranks and refuses all other connections."""
+
+    def __init__(self, listener: socket.socket, answer: Callable[[], Steps[Caller]]) -> None:
+        listener.setblocking(False)  # noqa: FBT003  the standard library's signature
+        self._listener = listener
+        self._answer = answer
+        self._pending: dict[int, PendingPeer] = {}
+
+    def admit(
+        self, expected: AbstractSet[int], deadline: Deadline, on_wait: OnWait
+    ) -> dict[Caller, socket.socket]:
+        """Return one connection for each of the `expected` ranks; all others are closed."""
+        admitted: dict[Caller, socket.socket] = {}
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(lambda: _close(admitted.values()))
+            try:
+                while missing := expected - {caller.rank for caller in admitted}:
+                    on_wait()
+                    deadline.check()
+                    admitted |= self._serve_one(missing)
+            finally:
+                _close(peer.connection for peer in self._pending.values())
+            on_failure.pop_all()
+        return admitted
+
+    def _serve_one(self, missing: AbstractSet[int]) -> dict[Caller, socket.socket]:
+        """Serve one readable connection; return it if it is one of the missing ranks."""
+        poll = select.poll()
+        for descriptor in [self._listener.fileno(), *self._pending]:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(ON_WAIT_SECONDS * 1000)[:1]:
+            if descriptor == self._listener.fileno():
+                self._accept()
+            elif caller := self._read(descriptor):
+                connection = self._pending.pop(descriptor).connection
+                if caller.rank in missing:
+                    return {caller: connection}
+                connection.close()
+        return {}
+
+    def _accept(self) -> None:
+        with contextlib.suppress(ConnectionError):  # it may have left already
+            connection, _ = self._listener.accept()
+            self._pending[connection.fileno()] = PendingPeer(connection, self._answer())
+        if len(self._pending) > PENDING_LIMIT:
+            self._drop(next(iter(self._pending)))
+
+    def _read(self, descriptor: int) -> Caller | None:
+        try:
+            return self._pending[descriptor].advance()
+        except (PeerRefused, OSError):
+            self._drop(descriptor)
+            return None
+
+    def _drop(self, descriptor: int) -> None:
+        self._pending.pop(descriptor).connection.close()
+
+
+def _close(connections: Iterable[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()

@@ -1,0 +1,166 @@
+"""The path of every file of an installation. No other module joins a path to the data directory.
+
+<data_dir>/
+  muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
+  coordinator.json                the address where the coordinator accepts agents
+  up.lock, up.json                held by `muster up`; its process and address
+  up.log                          output of a detached `muster up` and its services
+  datasets/synthetic/             generated for a job that names no data set
+  secrets/                        what jobs refer to as file:NAME
+  jobs/<job_id>/
+    uid                           the job that owns this directory: an id may be reused, a uid not
+    logs/rank_00000.000.log       stdout and stderr of rank 0, attempt 0
+    logs/rank_00000.000.times     when each byte of it was written
+    run/agent.log                 output of the agent itself
+    run/agent.0003.sock           where ranks reconnect to the third agent after a takeover
+    run/exits/rank_00000.000.exit how that process ended, durable before it is reported
+    run/exits/rank_00000.000.own  the exit report that the rank wrote itself
+    run/rank_00000.000.error.json its error, as torch's `@record` writes it
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+TIME_MARK: Final = struct.Struct("<QQ")
+"""One entry of a ``.times`` file: a size of the log in bytes, and when it had that size in
+microseconds since 1970 (UTC). Every byte below the size was written by then."""
+
+_LOG_NAME: Final = re.compile(r"rank_(\d{5})\.(\d{3,})\.log")
+
+LOW_BYTES: Final = 1 << 30
+LOW_SHARE: Final = 0.05
+"""A disk below both is nearly full: a gigabyte is much on a small disk, little on a large one."""
+
+LOW_FILES: Final = 10_000
+"""The same for inodes: a job of few ranks makes some dozens of files."""
+
+
+def is_nearly_full(free_bytes: int, total_bytes: int) -> bool:
+    """Return whether a disk has too few free bytes to continue for long."""
+    return free_bytes < min(LOW_BYTES, LOW_SHARE * total_bytes)
+
+
+def has_few_files_left(free_files: int, total_files: int) -> bool:
+    """Return whether a disk has too few free inodes; False for a file system without a limit."""
+    return free_files < min(LOW_FILES, LOW_SHARE * total_files)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogName:
+    """The process that wrote a log file; sorts by rank, then by attempt."""
+
+    rank: int
+    incarnation: int
+
+    @property
+    def stem(self) -> str:
+        return f"rank_{self.rank:05d}.{self.incarnation:03d}"
+
+    @classmethod
+    def parse(cls, file_name: str) -> "LogName | None":
+        """Return the rank and attempt in `file_name`, or None if it is not a log's name."""
+        found = _LOG_NAME.fullmatch(file_name)
+        return cls(int(found[1]), int(found[2])) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """The files of one job."""
+
+    root: Path
+
+    @classmethod
+    def of_agent_socket(cls, agent_socket: Path) -> Self:
+        """Return the files of the job whose agent listens on this socket."""
+        return cls(agent_socket.parent.parent)
+
+    @property
+    def owner(self) -> Path:
+        return self.root / "uid"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.run / "agent.log"
+
+    def agent_socket(self, generation: int) -> Path:
+        return self.run / f"agent.{generation:04d}.sock"
+
+    @property
+    def exits(self) -> Path:
+        return self.run / "exits"
+
+    def log(self, rank: int, attempt: int) -> Path:
+        return self.logs / f"{LogName(rank, attempt).stem}.log"
+
+    def times(self, rank: int, attempt: int) -> Path:
+        return self.logs / f"{LogName(rank, attempt).stem}.times"
+
+    def exit_record(self, rank: int, attempt: int) -> Path:
+        return self.exits / f"{LogName(rank, attempt).stem}.exit"
+
+    def exit_report(self, rank: int, attempt: int) -> Path:
+        return self.exits / f"{LogName(rank, attempt).stem}.own"
+
+    def error_file(self, rank: int, attempt: int) -> Path:
+        return self.run / f"{LogName(rank, attempt).stem}.error.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """The files of one installation. Callers must have validated every `job_id`."""
+
+    root: Path
+
+    @property
+    def coordinator_address(self) -> Path:
+        return self.root / "coordinator.json"
+
+    @property
+    def keeper_lock(self) -> Path:
+        return self.root / "up.lock"
+
+    @property
+    def keeper(self) -> Path:
+        return self.root / "up.json"
+
+    @property
+    def keeper_log(self) -> Path:
+        return self.root / "up.log"
+
+    @property
+    def synthetic_dataset(self) -> Path:
+        return self.root / "datasets" / "synthetic"
+
+    @property
+    def secrets(self) -> Path:
+        return self.root / "secrets"
+
+    def job(self, job_id: str) -> JobFiles:
+        return JobFiles(self.root / "jobs" / job_id)
+
+
+def checkpoints_of_job(checkpoint_dir: Path, job_id: str) -> Path:
+    """Return the directory of all checkpoints of a job."""
+    return checkpoint_dir / job_id
+
+
+def checkpoints_of_rank(checkpoint_dir: Path, job_id: str, rank: int) -> Path:
+    """Return the directory of one rank's own checkpoints (independent mode)."""
+    return checkpoints_of_job(checkpoint_dir, job_id) / f"worker_{rank}"
+
+
+def rank_of_checkpoints(name: str) -> int | None:
+    """Return the rank whose checkpoint directory is called `name`, or None."""
+    found = re.fullmatch(r"worker_(\d+)", name)
+    return int(found[1]) if found else None

@@ -1,0 +1,163 @@
+"""The settings of the services and of their clients, read from the environment."""
+
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from muster.contracts.environ import (
+    ORPHAN_TIMEOUT_SECONDS,
+    ORPHAN_VARIABLE,
+    SERVICE_ONLY,
+    Variable,
+    read_fields,
+    refuse_s3,
+)
+from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.secrets import SHARED_VARIABLES
+from muster.contracts.spec import ENVIRONMENT_NAME_PATTERN
+from muster.contracts.token import id_in, sha256_of
+
+DEFAULT_PORT: Final = 8000
+DEFAULT_HOST: Final = "127.0.0.1"
+LOOPBACK_NAMES: Final = (DEFAULT_HOST, "localhost", "::1")
+CONNECTIONS_AT_ONCE: Final = 128
+"""Of one client: a browser opens six, a script that forgets to close them any number."""
+
+TOKEN_LENGTH_MIN: Final = 32
+"""Of a token that a user made up: `openssl rand -hex 32` gives 64."""
+
+TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
+"""For a service an additional token of scope admin, unless a service issued it; for a client the
+token that it sends."""
+TLS_CERTFILE: Final = "MUSTER_TLS_CERTFILE"
+CA_FILE: Final = "MUSTER_CA_FILE"
+"""For a client the certificates that it trusts instead of the system's."""
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a service of one installation keeps its state and listens."""
+
+    data_dir: Annotated[Path, Variable("MUSTER_DATA_DIR", "State of the installation")]
+    database_url: Annotated[str, Variable("MUSTER_DATABASE_URL", "SQLite or PostgreSQL")]
+    host: Annotated[str, Variable("MUSTER_HOST", "Address of the API")] = DEFAULT_HOST
+    port: Annotated[int, Variable("MUSTER_PORT", "0: any free port", 0, 65535)] = DEFAULT_PORT
+    slots: Annotated[int, Variable("MUSTER_SLOTS", "Most ranks at once", 1, 1_000_000)]
+    checkpoint_dir: Annotated[Path, Variable("CHECKPOINT_DIR", "For jobs that name none")]
+    dataset_dir: Annotated[Path, Variable("DATASET_DIR", "For jobs that name none")]
+    orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
+        """Read the settings of a service; `cores` is the machine's number of processors."""
+        refuse_s3(environ)
+        shared_variables(environ)
+        data_dir = Path(environ.get("HOME", "/"), ".local", "share", "muster").absolute()
+        found = {"data_dir": data_dir, "slots": 2 * cores, **read_fields(cls, environ)}
+        found.setdefault("database_url", f"sqlite:///{found['data_dir']}/muster.db")
+        return cls(**found)
+
+
+class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which clients a service accepts, and how many requests of each."""
+
+    token_sha256: Annotated[str | None, Variable(TOKEN, "One more token of scope admin")] = None
+    """The hash; the text itself is not kept."""
+    require_token: Annotated[
+        bool, Variable("MUSTER_REQUIRE_TOKEN", "Require a token of the service's own user")
+    ] = False
+    """A proxy may run as the same user."""
+    allowed_hosts: Annotated[
+        frozenset[str], Variable("MUSTER_ALLOWED_HOSTS", "Further names of the service")
+    ] = frozenset()
+    tls_certfile: Annotated[Path | None, Variable(TLS_CERTFILE, "Certificate and chain")] = None
+    tls_keyfile: Annotated[Path | None, Variable("MUSTER_TLS_KEYFILE", "Its private key")] = None
+    """None: the key is in the file of the certificate."""
+    allow_plain_http: Annotated[
+        bool, Variable("MUSTER_ALLOW_PLAIN_HTTP", "Accept other machines without TLS")
+    ] = False
+    requests_per_second: Annotated[
+        int, Variable("MUSTER_REQUESTS_PER_SECOND", "Of one client, on average", 1, 1_000_000)
+    ] = 100
+    requests_at_once: Annotated[
+        int, Variable("MUSTER_REQUESTS_AT_ONCE", "Of one client, with its streams", 1, 10_000)
+    ] = 64
+    connections_at_once: Annotated[
+        int, Variable("MUSTER_CONNECTIONS_AT_ONCE", "Of one other machine or user", 1, 10_000)
+    ] = CONNECTIONS_AT_ONCE
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> "AccessSettings":
+        found = read_fields(cls, environ)
+        if "tls_keyfile" in found and "tls_certfile" not in found:
+            name = "MUSTER_TLS_KEYFILE"
+            raise InvalidEnvironment(name, environ[name], f"of use without {TLS_CERTFILE}")
+        text = found.pop("token_sha256", None)
+        if text is None or is_issued_token(environ):
+            return cls(**found)
+        if len(text) < TOKEN_LENGTH_MIN or not re.fullmatch(r"[!-~]+", text):
+            wanted = f"{TOKEN_LENGTH_MIN} or more letters and digits (try: openssl rand -hex 32)"
+            raise InvalidEnvironment(TOKEN, "…", wanted)
+        return cls(token_sha256=sha256_of(text), **found)
+
+
+def is_issued_token(environ: Mapping[str, str]) -> bool:
+    """Return whether MUSTER_TOKEN has the form of the tokens that services issue.
+
+    Such a token is meant for another service; our own does not accept it as an admin token.
+    """
+    return id_in(environ.get(TOKEN, "")) is not None
+
+
+def shared_variables(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the service's variables that jobs may refer to as secrets.
+
+    Raises `InvalidEnvironment` for an invalid name, and for the service's own variables.
+    """
+    text = environ.get(SHARED_VARIABLES, "")
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if not all(re.fullmatch(ENVIRONMENT_NAME_PATTERN, name) for name in names):
+        raise InvalidEnvironment(SHARED_VARIABLES, text, "a comma-separated list of variables")
+    if names & SERVICE_ONLY:
+        wanted = f"a list without {', '.join(sorted(names & SERVICE_ONLY))}"
+        raise InvalidEnvironment(SHARED_VARIABLES, text, wanted)
+    return names
+
+
+def api_url(environ: Mapping[str, str]) -> str:
+    """Return the URL of the API: MUSTER_URL, or else `local_url`."""
+    url = environ.get("MUSTER_URL")
+    if not url:
+        return local_url(environ)
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  raises for an invalid port
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and url.isprintable()
+        # Errors and `muster config` show the URL, so it must not hold a password.
+        is_valid = is_valid and "@" not in parts.netloc and not set("?#") & set(url)
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        wanted = (
+            f"a URL such as http://host:{DEFAULT_PORT}, without user ({TOKEN} is the key) or query"
+        )
+        raise InvalidEnvironment("MUSTER_URL", "…", wanted)
+    return url.rstrip("/")
+
+
+def local_url(environ: Mapping[str, str]) -> str:
+    """Return the URL of this environment's API for clients on the same machine."""
+    host = environ.get("MUSTER_HOST") or DEFAULT_HOST
+    try:
+        if host == "0" or ip_address(host).is_unspecified:
+            host = "::1" if ":" in host else DEFAULT_HOST
+    except ValueError:
+        pass  # a name
+    text = environ.get("MUSTER_PORT") or str(DEFAULT_PORT)
+    port = Variable("MUSTER_PORT", "", 1, 65535).parse(text, int)
+    scheme = "https" if environ.get(TLS_CERTFILE) else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

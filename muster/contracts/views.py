@@ -1,0 +1,362 @@
+"""The bodies of REST responses, declared once: the API encodes them, the client decodes them.
+
+A client ignores fields it does not know. Fields that an earlier server does not send have defaults.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from muster.contracts.job import JobStatus
+from muster.contracts.token import Scope
+
+Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """A response body, or a part of one."""
+
+
+class _JobHeading(View, frozen=True, kw_only=True):
+    job_id: str
+    name: str | None
+    status: Annotated[str, Meta(extra_json_schema={"enum": [str(word) for word in JobStatus]})]
+    reason: Annotated[str | None, _doc("Why, for machines. New words may come.")]
+    message: Annotated[str | None, _doc("Why, in one sentence.")]
+    world_size: Annotated[int, _doc("Number of ranks that is wanted now.")]
+    created_at: Moment
+    started_at: Moment | None
+    finished_at: Moment | None
+
+
+class JobView(_JobHeading, frozen=True, kw_only=True):
+    """A job at the time of the request."""
+
+    job_uid: Annotated[str, _doc("Unique forever; the id may be used again.")]
+    exit_code: int | None
+    is_terminal: bool
+    stop_requested: bool
+    pause_requested: bool
+    spec: Annotated[
+        dict[str, Any],
+        _doc(
+            "Everything that was requested, with defaults. A token of scope read sees the names "
+            "in `env` without their values."
+        ),
+    ]
+
+
+class JobList(View, frozen=True, kw_only=True):
+    jobs: list[JobView]
+
+
+class JobPlan(View, frozen=True, kw_only=True):
+    """The job that a submission would create."""
+
+    job_id: Annotated[str, _doc("The requested id, or one like the job would get.")]
+    message: Annotated[
+        str | None, _doc("Remarks about default paths and about whether the command will run.")
+    ]
+    launcher: Annotated[str, _doc("What starts the agent that starts the ranks.")]
+    world_size: int
+    command: Annotated[list[str] | None, _doc("What every rank becomes; null: `program`.")]
+    program: Annotated[str | None, _doc("What is trained; null: the built-in classifier.")]
+    shards: Annotated[
+        int | None,
+        _doc(
+            "Shards of the data set, in synchronous mode virtual shards of a step; null with a "
+            "command."
+        ),
+    ]
+    shards_per_rank: Annotated[list[int] | None, _doc("How many of them each rank gets.")]
+    spec: Annotated[dict[str, Any], _doc("Everything that was requested, with defaults.")]
+
+
+class WorkerView(View, frozen=True, kw_only=True):
+    """One rank: its process, its place in the data and its counters."""
+
+    worker_id: Annotated[
+        str, _doc("Rank and attempt, such as 3.0; the rank alone before its first process.")
+    ]
+    rank: int
+    state: Annotated[str, _doc("spawned, live, suspect, exited, finished or waiting")]
+    pid: Annotated[int | None, _doc("null unless the process lives")]
+    node: str | None
+    step: int
+    total_steps: int | None
+    epoch: int
+    shard_idx: int
+    line_idx: int
+    loss: float | None
+    metrics: Annotated[dict[str, float], _doc("Other numbers that the program reported.")]
+    throughput_steps_per_sec: float
+    checkpoints_saved: int
+    last_checkpoint_step: int | None
+    restarts: int
+    endings: Annotated[dict[str, int], _doc("Number of its processes per kind of exit.")]
+    last_heartbeat_age_seconds: float | None
+    exit_code: int | None
+    exit_signal: int | None
+
+
+class SummaryView(_JobHeading, frozen=True, kw_only=True):
+    """Progress of a job and of each rank. Unknown numbers are null, never NaN."""
+
+    step: Annotated[
+        int, _doc("Steps done: summed over the ranks, or in synchronous mode those of the model.")
+    ]
+    total_steps: Annotated[int | None, _doc("Steps to do, counted in the same way.")]
+    throughput_steps_per_sec: float
+    eta_seconds: Annotated[float | None, _doc("Until the slowest rank is done.")]
+    loss: Annotated[float | None, _doc("Mean of the last losses of the ranks.")]
+    checkpoints_saved: int
+    last_checkpoint_step: Annotated[int | None, _doc("The newest of any rank.")]
+    restarts: int
+    endings: Annotated[
+        dict[str, int], _doc("Number of processes per kind of exit; see /incarnations.")
+    ]
+    workers: list[WorkerView]
+
+    @property
+    def living(self) -> int:
+        """How many ranks have a process."""
+        return sum(worker.pid is not None for worker in self.workers)
+
+
+class SummaryList(View, frozen=True, kw_only=True):
+    jobs: list[SummaryView]
+
+
+class MemberView(View, frozen=True, kw_only=True):
+    """A worker of a job's pool, living or gone; of an independent job, one of its ranks."""
+
+    worker_id: Annotated[str, _doc("Never used twice in a job.")]
+    rank: int
+    state: Annotated[
+        str, _doc("syncing, active, draining, failed or left; of a rank, as in the summary")
+    ]
+    pid: Annotated[int | None, _doc("null unless the process lives")]
+    node: str | None
+    gpu_count: int
+    backend: Annotated[str | None, _doc("Its transport to its peers.")]
+    joined_at: Moment | None
+    joined_step: Annotated[int | None, _doc("null before it is active")]
+    last_heartbeat_age_seconds: float | None
+    step: Annotated[int | None, _doc("null once another process has its rank")]
+
+
+class MemberList(View, frozen=True, kw_only=True):
+    job_id: str
+    world_size: Annotated[int, _doc("Number of ranks that is wanted now.")]
+    agent: Annotated[
+        str | None,
+        Meta(
+            description="The parent of the ranks: running, stopped (by SIGSTOP; it is replaced "
+            "soon), gone, or elsewhere, where its state is unknown. null without one, and after "
+            "the end of the job.",
+            extra_json_schema={"enum": ["running", "stopped", "gone", "elsewhere", None]},
+        ),
+    ] = None
+    workers: list[MemberView]
+
+
+class EventView(View, frozen=True, kw_only=True):
+    """One event of a job."""
+
+    at: Moment
+    kind: str
+    message: str
+    rank: int | None
+    incarnation: int | None
+    actor: Annotated[str | None, _doc("Who asked for it; null if the system did it.")] = None
+    event_id: Annotated[
+        int | None, _doc("Its position: ask for later ones with the parameter `after`.")
+    ] = None
+
+
+class EventList(View, frozen=True, kw_only=True):
+    job_id: str
+    events: list[EventView]
+
+
+class IncarnationView(View, frozen=True, kw_only=True):
+    """One attempt of a rank: one process. Fields about its exit are null while it lives."""
+
+    rank: int
+    incarnation: int
+    pid: Annotated[int | None, _doc("Kept after the exit; null before it is known.")]
+    started_at: Moment
+    ended_at: Moment | None
+    exit_code: int | None
+    exit_signal: int | None
+    retry_class: Annotated[
+        str | None,
+        _doc(
+            "finished, stopped, crash, hang, out_of_memory, preemption, infrastructure, "
+            "invalid_program or do_not_retry"
+        ),
+    ]
+    reason: Annotated[str | None, _doc("Why, for machines. New words may come.")]
+    message: Annotated[str | None, _doc("Why, in words, with the last line of its log.")]
+    step_at_start: Annotated[int | None, _doc("null while it is unknown")]
+    step_at_end: int | None
+
+
+class IncarnationList(View, frozen=True, kw_only=True):
+    job_id: str
+    incarnations: list[IncarnationView]
+
+
+class EpochView(View, frozen=True, kw_only=True):
+    """One pass over the data. Hashes are sums modulo 2**64, as 16 hex digits."""
+
+    epoch: int
+    samples: Annotated[int, _doc("Lines read and committed.")]
+    expected_samples: Annotated[int, _doc("Lines in the data set.")]
+    hash: Annotated[str, _doc("Of the lines that were read.")]
+    expected_hash: Annotated[str, _doc("Of the lines in the data set.")]
+    exactly_once: Annotated[bool | None, _doc("null while the epoch is being read")]
+
+
+class CheckpointView(View, frozen=True, kw_only=True):
+    """A durable checkpoint of all ranks together."""
+
+    step: int
+    epoch: int
+    generation: int
+    digest: Annotated[
+        str, _doc("Identical for identical weights, optimizer state and position, bit for bit.")
+    ]
+    saved_at: Moment
+
+
+class AuditView(View, frozen=True, kw_only=True):
+    """The proof that every sample was read exactly once; of synchronous jobs only."""
+
+    job_id: str
+    complete: Annotated[bool, _doc("The job is COMPLETED and reads nothing more.")]
+    exactly_once: Annotated[
+        bool | None,
+        _doc("Whether every requested epoch was, including unlisted ones; null while unknown."),
+    ]
+    epochs: Annotated[list[EpochView], _doc("The last ones, the newest last.")]
+    epochs_omitted: Annotated[int, _doc("Earlier ones that are not listed.")] = 0
+    checkpoints: Annotated[list[CheckpointView], _doc("The last ones, the newest last.")]
+    checkpoints_omitted: Annotated[
+        int, _doc("Earlier ones that are not listed; the last 1000 are on record.")
+    ] = 0
+
+
+class LogLineView(View, frozen=True, kw_only=True):
+    rank: int
+    time: Annotated[Moment | None, _doc("When it was written; null while unknown.")] = None
+    line: str
+
+
+class LogTail(View, frozen=True, kw_only=True):
+    job_id: str
+    tail: int
+    lines: list[LogLineView]
+
+
+class Deleted(View, frozen=True, kw_only=True):
+    job_id: str
+    deleted: bool
+    logs_deleted: bool
+    checkpoints_deleted: bool
+
+
+class NotDeleted(View, frozen=True, kw_only=True):
+    job_id: str
+    detail: Annotated[str, _doc("Why, and what to do about it.")]
+
+
+class Purged(View, frozen=True, kw_only=True):
+    matched: int
+    deleted: int
+    job_ids: Annotated[list[str], _doc("Deleted jobs; in a dry run, jobs it would delete.")]
+    skipped: Annotated[list[str], _doc("Matching jobs that are not over.")]
+    failed: Annotated[list[NotDeleted], _doc("Jobs that are over but could not be deleted.")] = []
+    freed_bytes: Annotated[int, _doc("Size of the files of the deleted jobs.")] = 0
+
+
+class TokenView(View, frozen=True, kw_only=True):
+    """A token, without its secret."""
+
+    token_id: Annotated[str, _doc("What its text begins with, after mst_.")]
+    name: str
+    scope: Scope
+    is_valid: bool
+    created_at: Moment
+    created_by: str | None
+    expires_at: Moment | None
+    revoked_at: Moment | None
+    last_used_at: Annotated[Moment | None, _doc("To the minute.")]
+
+
+class TokenCreated(TokenView, frozen=True, kw_only=True):
+    token: Annotated[str, _doc("Its text, which is shown only once.")]
+
+
+class TokenList(View, frozen=True, kw_only=True):
+    tokens: list[TokenView]
+
+
+class Check(View, frozen=True, kw_only=True):
+    status: Literal["ok", "degraded"]
+    detail: Annotated[str, _doc("Empty for a caller without a valid token.")]
+
+
+class Checks(View, frozen=True, kw_only=True):
+    database: Check
+    coordinator: Check
+    disk: Annotated[Check, _doc("Of logs and, unless it is elsewhere, the database.")]
+
+
+class Health(View, frozen=True, kw_only=True):
+    """Whether the service has everything it needs."""
+
+    status: Literal["ok", "degraded"]
+    version: Annotated[str | None, _doc("null for a caller without a valid token.")]
+    uptime_seconds: float
+    checks: Checks
+
+
+class Alive(View, frozen=True, kw_only=True):
+    status: Literal["ok"]
+
+
+class Version(View, frozen=True, kw_only=True):
+    """The version of the service, and where it keeps its files."""
+
+    app: str
+    api: Annotated[str, _doc("The same paths are also served below /api/ and this word.")]
+    schema_revision: Annotated[str | None, _doc("Of the tables in the database.")]
+    database: Annotated[str, _doc("sqlite or postgresql.")] = ""
+    data_dir: Annotated[str, _doc("Data directory, on the machine of the service.")] = ""
+    checkpoint_dir: Annotated[str, _doc("Default directory of checkpoints, likewise.")] = ""
+
+
+class FieldErrorView(View, frozen=True, kw_only=True):
+    loc: list[str | int]
+    msg: str
+    type: str
+    hint: str | None
+
+
+class ProblemView(View, frozen=True, kw_only=True):
+    """Why a request failed (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+    errors: list[FieldErrorView] = []

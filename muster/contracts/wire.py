@@ -1,0 +1,149 @@
+"""Messages and exit records as bytes: MessagePack in length-prefixed frames. No socket here.
+
+A frame is an 8-byte little-endian length followed by that many bytes. The owner of a socket feeds
+the bytes it read to a `FrameReader` and gets whole payloads back. Each decoder accepts exactly one
+direction; anything else is a `WireError`, because the sender is of another version or not ours.
+"""
+
+import struct
+from typing import Final, TypeVar
+
+import msgspec
+
+from muster.contracts.errors import WireError
+from muster.contracts.messages import (
+    AgentMessage,
+    CoordinatorMessage,
+    RankExited,
+    RankMessage,
+    RankSaid,
+    WorkerGroup,
+)
+
+CONTROL_FRAME_LIMIT_BYTES: Final = 1 << 20
+"""Control messages are small (an environment is the largest). A longer prefix comes from a broken
+or hostile peer, and is refused before anything of that size is allocated."""
+
+Message = TypeVar("Message")
+
+_LENGTH: Final = struct.Struct("<Q")
+
+
+def frame(payload: bytes) -> bytes:
+    """Return `payload` behind its length; raises `WireError` if it is too long."""
+    if len(payload) > CONTROL_FRAME_LIMIT_BYTES:
+        raise WireError(
+            f"a message of {len(payload)} bytes is longer than the limit of "
+            f"{CONTROL_FRAME_LIMIT_BYTES}"
+        )
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Collects bytes in the order they came and returns whole payloads."""
+
+    def __init__(self, limit_bytes: int = CONTROL_FRAME_LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the payloads that `data` completes.
+
+        Raises `WireError` for a length above the limit; close the connection then.
+        """
+        self._buffer += data
+        payloads = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self._limit_bytes:
+                raise WireError(
+                    f"a peer announced a frame of {length} bytes; the limit is {self._limit_bytes}"
+                )
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            payloads.append(bytes(self._buffer[_LENGTH.size : end]))
+            del self._buffer[:end]
+        return payloads
+
+
+class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The end of one attempt, written by its agent for a coordinator that was away.
+
+    It holds the same messages that a live connection would have carried, so an end that is only
+    known from its record is classified the same way.
+    """
+
+    pid: int
+    at: str
+    """RFC 3339, UTC."""
+    said: tuple[RankSaid, ...]
+    """The rank's last message of each kind, as far as the agent received them."""
+    exited: RankExited
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()  # and not JSON, which has no NaN
+_RANK: Final[msgspec.msgpack.Decoder[RankMessage]] = msgspec.msgpack.Decoder(RankMessage)
+_AGENT: Final[msgspec.msgpack.Decoder[AgentMessage]] = msgspec.msgpack.Decoder(AgentMessage)
+_COORDINATOR: Final[msgspec.msgpack.Decoder[CoordinatorMessage]] = msgspec.msgpack.Decoder(
+    CoordinatorMessage
+)
+_GROUP: Final = msgspec.msgpack.Decoder(WorkerGroup)
+_EXIT_RECORD: Final = msgspec.msgpack.Decoder(ExitRecord)
+
+_MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of a decoder: invalid UTF-8 and endless nesting raise errors of their own."""
+
+
+def encodable(text: str) -> str:
+    """Return `text` with lone surrogates replaced, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def encode(message: RankMessage | AgentMessage | CoordinatorMessage | WorkerGroup) -> bytes:
+    """Return the bytes of one message, without its frame."""
+    return _ENCODER.encode(message)
+
+
+def decode_rank_message(payload: bytes) -> RankMessage:
+    """Return the message of a rank, or raise `WireError`."""
+    return _decode(_RANK, payload, "a rank")
+
+
+def decode_agent_message(payload: bytes) -> AgentMessage:
+    """Return the message of an agent, or raise `WireError`."""
+    return _decode(_AGENT, payload, "an agent")
+
+
+def decode_coordinator_message(payload: bytes) -> CoordinatorMessage:
+    """Return the message of a coordinator, or raise `WireError`."""
+    return _decode(_COORDINATOR, payload, "a coordinator")
+
+
+def decode_group(payload: bytes) -> WorkerGroup:
+    """Return the worker group that an agent sent to its rank, or raise `WireError`."""
+    return _decode(_GROUP, payload, "an agent")
+
+
+def encode_exit_record(record: ExitRecord) -> bytes:
+    """Return the content of an exit record's file."""
+    return _ENCODER.encode(record)
+
+
+def decode_exit_record(content: bytes, pid: int | None) -> ExitRecord | None:
+    """Return the exit record of process `pid`; None if it is damaged or of another process.
+
+    With `pid` None, for a process whose start was never reported, any process matches.
+    """
+    try:
+        record = _EXIT_RECORD.decode(content)
+    except _MALFORMED:
+        return None
+    return record if pid in {None, record.pid} else None
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Message], payload: bytes, sender: str) -> Message:
+    try:
+        return decoder.decode(payload)
+    except _MALFORMED as error:
+        raise WireError(f"{sender} sent an invalid message: {error}") from error

@@ -1,0 +1,135 @@
+"""Random access to the lines of a data set, for training in a shuffled order.
+
+Lines are numbered over all shards, in the order of the shards. Offsets are looked up in the indexes
+on disk, so memory does not grow with the data.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from io import FileIO
+from pathlib import Path
+from typing import Final, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.contracts.shards import HASH_MODULUS
+from muster.datasets.errors import InvalidSample, ShardChanged
+from muster.datasets.index import Fingerprint, Line, ShardIndex, Totals, reading
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+OPEN_SHARDS: Final = 128
+"""Shards kept open, two files each: within the usual limit of 1024 descriptors."""
+
+
+class RandomAccess:
+    """Reads lines of `shards` by number. For one thread; a context manager.
+
+    Raises `ShardUnreadable`, and `ShardChanged` for a shard that has changed since this was made.
+    """
+
+    def __init__(self, shards: Sequence[Path]) -> None:
+        """Read the header of every index, building missing ones."""
+        self._indexes = [ShardIndex.open(shard) for shard in shards]
+        # Shard i holds the numbers [ends[i - 1], ends[i]).
+        self._ends = np.cumsum([index.lines for index in self._indexes], dtype=np.int64)
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+
+    @property
+    def totals(self) -> Totals:
+        """The totals of all shards."""
+        return Totals(
+            lines=sum(index.lines for index in self._indexes),
+            hash_sum=sum(index.hash_sum for index in self._indexes) % HASH_MODULUS,
+        )
+
+    def draw(self, numbers: Numbers) -> list[Line]:
+        """Return the lines with these numbers, in this order; numbers may repeat.
+
+        Raises `InvalidSample` for a blank line, and IndexError for a number out of range.
+        """
+        if len(numbers) == 0:
+            return []
+        # Read in the order of the disk, shard by shard.
+        order = np.argsort(numbers, kind="stable")
+        ascending = numbers[order]
+        if ascending[0] < 0 or ascending[-1] >= self._ends[-1]:
+            raise IndexError(f"line numbers must be in [0, {self._ends[-1]})")
+        lines: list[Line] = []
+        for shard_idx, first, line_idxs in self._by_shard(ascending):
+            lines += self._shard(shard_idx).read((line_idxs - first).tolist())
+        drawn = dict(zip(order.tolist(), lines, strict=True))
+        return [drawn[place] for place in range(len(drawn))]
+
+    def close(self) -> None:
+        """Close all files. May be called twice; the next `draw` opens files again."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _by_shard(self, ascending: Numbers) -> Iterator[tuple[int, int, Numbers]]:
+        """Yield each shard to read, the number of its first line, and the wanted numbers."""
+        shards = np.searchsorted(self._ends, ascending, side="right")
+        touched, starts = np.unique(shards, return_index=True)
+        for shard_idx, wanted in zip(
+            touched.tolist(), np.split(ascending, starts[1:]), strict=True
+        ):
+            yield shard_idx, int(self._ends[shard_idx]) - self._indexes[shard_idx].lines, wanted
+
+    def _shard(self, shard_idx: int) -> "_OpenShard":
+        """Return a shard's open files; closes those that were used least recently."""
+        shard = self._open.get(shard_idx)
+        if shard is None:
+            shard = self._open[shard_idx] = _OpenShard(self._indexes[shard_idx])
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end(shard_idx)
+        return shard
+
+
+class _OpenShard:
+    """A shard and its index, open."""
+
+    def __init__(self, index: ShardIndex) -> None:
+        self._index = index
+        self._path = index.shard
+        with ExitStack() as files, reading(self._path):
+            self._offsets = files.enter_context(index.offsets())
+            self._file = files.enter_context(FileIO(self._path))
+            self._files = files.pop_all()
+
+    def read(self, line_idxs: Sequence[int]) -> list[Line]:
+        with reading(self._path):
+            pieces = [self._with_newline_before(line_idx) for line_idx in line_idxs]
+            facts = os.fstat(self._file.fileno())
+        # Checked after the reads: whatever was read before a change is the indexed content.
+        if Fingerprint.of(facts) != self._index.fingerprint:
+            raise ShardChanged(self._path, "changed while it was being read")
+        return [self._line(piece, idx + 1) for piece, idx in zip(pieces, line_idxs, strict=True)]
+
+    def _with_newline_before(self, line_idx: int) -> bytes:
+        """Return a line together with the newline before it."""
+        start, stop = self._offsets.span(line_idx)
+        if start == 0:
+            return b"\n" + os.pread(self._file.fileno(), stop, 0)
+        return os.pread(self._file.fileno(), stop - start + 1, start - 1)
+
+    def _line(self, piece: bytes, number: int) -> Line:
+        content = piece[1:].removesuffix(b"\n")
+        ends = piece.endswith(b"\n") or number == self._index.lines
+        if not piece.startswith(b"\n") or not ends or b"\n" in content:
+            raise ShardChanged(self._path, f"has no line {number} at the offset in its index")
+        if content in (b"", b"\r"):
+            raise InvalidSample(self._path, number, "the line is blank")
+        return Line(content, self._path, number)
+
+    def close(self) -> None:
+        self._files.close()

@@ -1,0 +1,1 @@
+"""What muster asks of and does on this machine: processes, containment, sockets, limits."""

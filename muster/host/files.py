@@ -1,0 +1,66 @@
+"""Read files that a job's program may have replaced: no links, no pipes, no unbounded sizes."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.contracts.messages import CoordinatorAddress
+
+# O_NONBLOCK: opening a named pipe must not wait for a writer.
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def open_file(path: Path | str, where: int | None = None) -> int:
+    """Return a descriptor of a regular file, relative to the directory descriptor `where`.
+
+    Raises OSError, also for a symbolic link or anything that is not a regular file.
+    """
+    descriptor = os.open(path, _FILE, dir_fd=where)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def open_directory(path: Path | str, where: int | None = None) -> int:
+    """Return a descriptor of a directory; raises OSError, also for a symbolic link."""
+    return os.open(path, _DIRECTORY | os.O_NOFOLLOW, dir_fd=where)
+
+
+def open_named_directory(path: Path) -> int:
+    """Return a descriptor of a directory that a person has named, which may be a link."""
+    return os.open(path, _DIRECTORY)
+
+
+@contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_limited(path: Path, limit_bytes: int) -> bytes:
+    """Return a file's content; empty if it is longer, unreadable, or not a regular file."""
+    try:
+        with open(open_file(path), "rb", buffering=0) as content:
+            size_bytes = os.fstat(content.fileno()).st_size
+            return content.read(size_bytes) if size_bytes <= limit_bytes else b""
+    except OSError:
+        return b""
+
+
+def read_coordinator_address(file: Path) -> CoordinatorAddress | None:
+    """Return the address that the coordinator has published; None without a valid one."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=CoordinatorAddress)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,234 @@
+"""Processes of this machine: identity, state, signals that cannot hit a reused pid.
+
+A pid alone is ambiguous because the kernel reuses it. Processes are therefore identified by
+(pid, start time, boot id, node), and signals go through a pidfd that is opened first and checked
+second. psutil is not used: it rounds the start time, and its process walk takes twice as long.
+"""
+
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+from muster.contracts.environ import LIFELINE_FD
+from muster.contracts.rank import ProcessRecord
+
+_PROC: Final = Path("/proc")
+
+# Fields of /proc/PID/stat, counted after the command name, which may contain blanks.
+_STATE_FIELD: Final = 0
+_PARENT_FIELD: Final = 1
+_SESSION_FIELD: Final = 3
+_START_TICKS_FIELD: Final = 19
+
+
+@cache
+def boot_id() -> str:
+    """Return the identifier of the machine's current boot."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def identify(pid: int) -> ProcessRecord | None:
+    """Return the process that has `pid` now; None if there is none or it is a zombie."""
+    fields = _stat(pid)
+    if fields is None or fields[_STATE_FIELD] in {"Z", "X"}:
+        return None
+    return ProcessRecord(
+        pid=pid,
+        start_ticks=int(fields[_START_TICKS_FIELD]),
+        boot_id=boot_id(),
+        node=platform.node(),
+    )
+
+
+def this_process() -> ProcessRecord:
+    """Return the record of the calling process."""
+    record = identify(os.getpid())
+    if record is None:
+        raise RuntimeError("cannot read /proc/self: check that /proc is mounted")
+    return record
+
+
+def is_running(record: ProcessRecord) -> bool:
+    """Return whether exactly this process still runs on this machine and boot."""
+    return identify(record.pid) == record
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal (SIGSTOP) has stopped this process; False under a debugger."""
+    fields = _stat(pid)
+    return fields is not None and fields[_STATE_FIELD] == "T"
+
+
+def is_provably_gone(record: ProcessRecord) -> bool:
+    """Return whether this process cannot be running any more.
+
+    False for a process of another machine, as this one cannot look there.
+    """
+    return record.node == platform.node() and not is_running(record)
+
+
+def read_stat(record: ProcessRecord) -> list[str] | None:
+    """Return the fields of /proc/PID/stat after the name, of a process that may be a zombie."""
+    fields = _stat(record.pid)
+    is_same = fields is not None and int(fields[_START_TICKS_FIELD]) == record.start_ticks
+    return fields if is_same else None
+
+
+def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
+    """Send a signal to exactly this process; return False if it is gone.
+
+    Raises `PermissionError` if it belongs to another user.
+    """
+    try:
+        pidfd = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The pidfd pins one process. Check after opening it that this is the right one.
+        if identify(record.pid) != record:
+            return False
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def kill(record: ProcessRecord) -> bool:
+    """Send SIGKILL to exactly this process; return whether it was sent.
+
+    A process of another user, started through sudo for example, is left alone.
+    """
+    try:
+        return send_signal(record, signal.SIGKILL)
+    except PermissionError:
+        return False
+
+
+def process_tree(heads: Iterable[ProcessRecord]) -> list[ProcessRecord]:
+    """Return those of `heads` that run, their descendants, and the members of their sessions."""
+    running = {head.pid for head in heads if is_running(head)}
+    if not running:
+        return []
+    pids = running | set(_descendants(running))
+    for pid in all_pids():
+        fields = _stat(pid)
+        if fields is not None and int(fields[_SESSION_FIELD]) in running:
+            pids.add(pid)
+    return [record for pid in pids if (record := identify(pid)) is not None]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids below `pid`, parents before children."""
+    return _descendants([pid])
+
+
+def all_pids() -> Iterator[int]:
+    """Yield the pid of every process that this one can see."""
+    with os.scandir(_PROC) as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                yield int(entry.name)
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with; empty if it cannot be read."""
+    try:
+        content = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
+
+
+def _descendants(pids: Iterable[int]) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for candidate in all_pids():
+        fields = _stat(candidate)
+        if fields is not None:
+            children.setdefault(int(fields[_PARENT_FIELD]), []).append(candidate)
+    found: list[int] = []
+    level = [child for parent in pids for child in children.get(parent, [])]
+    while level:
+        found += level
+        level = [child for parent in level for child in children.get(parent, [])]
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    # FileIO costs half of Path.read_text, and every exit of a rank reads all processes.
+    try:
+        with FileIO(f"{_PROC}/{pid}/stat") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return text[text.rindex(b")") + 2 :].decode().split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollLimit:
+    """How long to repeat a check, and the pause between two checks."""
+
+    seconds: float
+    pause_seconds: float
+
+    def poll(self, count: Callable[[], int]) -> int:
+        """Call `count` until it returns 0 or the time is over; return its last result.
+
+        The calling thread sleeps in between.
+        """
+        deadline = time.monotonic() + self.seconds
+        while (left := count()) and time.monotonic() <= deadline:
+            time.sleep(self.pause_seconds)
+        return left
+
+
+# A service exits with the process that started it: `muster up` hands down the read end of a pipe,
+# and the pipe closes when `muster up` ends for whatever reason. PR_SET_PDEATHSIG would not do: it
+# fires when the starting *thread* ends.
+
+
+def exit_with_parent(environ: Mapping[str, str]) -> None:
+    """Send SIGINT to this process when the pipe named in the environment closes, if one is."""
+    text = environ.get(LIFELINE_FD)
+    if text is not None:
+        descriptor = int(text)
+        os.set_inheritable(descriptor, False)  # noqa: FBT003  the standard library's signature
+        threading.Thread(
+            target=_interrupt_at_end_of, args=[descriptor], name="parent-pipe", daemon=True
+        ).start()
+
+
+def _interrupt_at_end_of(descriptor: int) -> None:
+    while os.read(descriptor, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Start a service inside: it inherits a blocked SIGINT, which stays pending until unblocked.
+
+    Otherwise a Ctrl-C during its imports would skip the service's own shutdown.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        # Unblock instead of restoring the old mask: two blocks may overlap on one event loop.
+        unblock_sigint()
+
+
+def unblock_sigint() -> None:
+    """Accept SIGINT from now on, including one that is already pending."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

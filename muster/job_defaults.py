@@ -1,0 +1,70 @@
+"""Fills in what a job leaves out, once, before the job is stored.
+
+A stored job names the directories it reads and writes. A coordinator that takes it over with other
+settings, or after a data set has appeared at the default place, continues with the same data.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from muster.contracts.paths import DataDir
+from muster.contracts.settings import ServiceSettings
+from muster.contracts.spec import JobSpec
+from muster.datasets.errors import DatasetEmpty, DatasetMissing
+from muster.datasets.reader import find_shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A job with known, absolute directories; `spec` names the same."""
+
+    spec: JobSpec
+    dataset_dir: Path
+    checkpoint_dir: Path
+    working_dir: Path
+    note: str | None
+    """What the user should know about a default directory."""
+
+
+def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Completed:
+    """Return the job with every directory filled in; relative paths start at `working_dir`.
+
+    A named directory is used whether or not it exists. A job without a data set gets the default
+    one. If that has no shards, the built-in program gets the synthetic data set, which is not
+    created here. Completing twice changes nothing. Raises `ShardUnreadable`.
+    """
+    checkpoint_dir = settings.checkpoint_dir
+    if spec.checkpoint_dir is not None:
+        checkpoint_dir = working_dir / spec.checkpoint_dir
+    own_dir = working_dir if spec.working_dir is None else working_dir / spec.working_dir
+    dataset_dir, note = settings.dataset_dir, None
+    if spec.dataset_dir is not None:
+        dataset_dir = working_dir / spec.dataset_dir
+    elif spec.command is None and spec.program is None and not _holds_data(dataset_dir):
+        note = (
+            f"no data set was named and none is at {dataset_dir}: a small synthetic one will be "
+            "used"
+        )
+        dataset_dir = DataDir(settings.data_dir).synthetic_dataset
+    return Completed(
+        spec=msgspec.structs.replace(
+            spec,
+            dataset_dir=str(dataset_dir),
+            checkpoint_dir=str(checkpoint_dir),
+            working_dir=str(own_dir),
+        ),
+        dataset_dir=dataset_dir,
+        checkpoint_dir=checkpoint_dir,
+        working_dir=own_dir,
+        note=note,
+    )
+
+
+def _holds_data(directory: Path) -> bool:
+    try:
+        find_shards(directory)
+    except (DatasetMissing, DatasetEmpty):
+        return False
+    return True

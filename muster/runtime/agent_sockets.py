@@ -1,0 +1,46 @@
+"""Which agent of a job is the current one: the one whose socket has the highest number.
+
+A new agent creates its socket first and only then removes older ones. So an old agent, for example
+on a machine that was suspended, can always see that it has been replaced. The check does not
+connect: a newer agent may be dead or out of reach and has still taken over.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+_NAME: Final = re.compile(r"agent\.(\d{4,19})\.sock", re.ASCII)
+
+GENERATION_MAX: Final = 2**62
+"""Higher than any real generation, and within a database integer."""
+
+
+def generation_of(socket: Path) -> int:
+    """Return the generation in a socket's name; -1 if it has none."""
+    found = _NAME.fullmatch(socket.name)
+    return int(found[1]) if found else -1
+
+
+def sockets_beside(socket: Path) -> list[Path]:
+    """Return all agent sockets in the directory of `socket`."""
+    try:
+        return [
+            path for path in socket.parent.iterdir() if 0 <= generation_of(path) < GENERATION_MAX
+        ]
+    except OSError:
+        return []
+
+
+def newest_socket(socket: Path) -> Path:
+    """Return the socket of the current agent, `socket` itself if none is newer."""
+    return max([socket, *sockets_beside(socket)], key=generation_of)
+
+
+def newest_generation(socket: Path) -> int:
+    """Return the highest generation in the directory of `socket`, its own included."""
+    return generation_of(newest_socket(socket))
+
+
+def is_succeeded(socket: Path) -> bool:
+    """Return whether a newer agent than that of `socket` has started."""
+    return newest_generation(socket) > generation_of(socket)

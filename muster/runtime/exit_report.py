@@ -1,0 +1,173 @@
+"""How a rank's process ended, on disk: the agent's exit record and the process's own.
+
+The agent learns an exit code only once. It makes the exit record durable before it reaps the
+process or reports the exit, so that a coordinator or agent that was away finds out later.
+
+An agent may die or be suspended just when its ranks finish. A training process therefore writes a
+record of its own as its last act. That counts only if no agent has seen the exit.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final, NoReturn
+
+from muster.checkpoints.local import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    LocalFileSystem,
+    ensure_directory,
+    replace_file,
+)
+from muster.contracts.environ import RankSettings
+from muster.contracts.messages import RankExited, RankSaid
+from muster.contracts.paths import JobFiles
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.retry import INTERRUPTED_CODE
+from muster.contracts.wire import ExitRecord, decode_exit_record, encode_exit_record
+from muster.host.files import read_limited
+from muster.host.processes import is_running
+from muster.runtime.agent_client import AgentClient
+from muster.runtime.redaction import Redaction
+from muster.runtime.stderr_messages import flush_streams, print_stderr
+
+RECORD_LIMIT_BYTES: Final = 64 << 20
+"""More than all messages of a process."""
+
+LAST_LINES: Final = 10
+LAST_BYTES: Final = 8192
+"""What a failure message quotes of a log: enough for the end of a traceback."""
+
+TOO_LONG: Final = f"[the last line is longer than {LAST_BYTES} bytes: read it in the log]"
+
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def make_exit_record(pid: int, said: Iterable[RankSaid], exited: RankExited) -> ExitRecord:
+    """Return the record of an exit, with the current time."""
+    return ExitRecord(pid=pid, at=datetime.now(UTC).isoformat(), said=tuple(said), exited=exited)
+
+
+def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
+    """Make the agent's record durable; an existing one is kept. Raises OSError."""
+    path = files.exit_record(record.exited.rank, record.exited.incarnation)
+    if not path.exists():
+        disk = LocalFileSystem()
+        ensure_directory(disk, str(path.parent))
+        replace_file(disk, str(path), encode_exit_record(record))
+
+
+def write_own_record(files: JobFiles, record: ExitRecord) -> None:
+    """Write the process's own record; it survives the process, not the machine. Raises OSError."""
+    path = files.exit_report(record.exited.rank, record.exited.incarnation)
+    path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    with open(os.open(path, _WRITE, FILE_MODE), "wb", buffering=0) as file:  # noqa: PTH123
+        file.write(encode_exit_record(record))
+
+
+def read_exit_record(
+    files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
+) -> ExitRecord | None:
+    """Return the agent's record of this process; None without a valid one."""
+    content = read_limited(files.exit_record(rank, incarnation), RECORD_LIMIT_BYTES)
+    record = decode_exit_record(content, None if process is None else process.pid)
+    return record if record is not None and _is_of(record, rank, incarnation) else None
+
+
+def read_own_record(files: JobFiles, rank: int, incarnation: int, pid: int) -> ExitRecord | None:
+    """Return the process's own record; the process may have been killed after writing it."""
+    content = read_limited(files.exit_report(rank, incarnation), RECORD_LIMIT_BYTES)
+    record = decode_exit_record(content, pid)
+    return record if record is not None and _is_of(record, rank, incarnation) else None
+
+
+def find_exit_record(
+    files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
+) -> ExitRecord | None:
+    """Return the best record of an exit that no agent will report any more."""
+    record = read_exit_record(files, rank, incarnation, process)
+    if record is not None or process is None or is_running(process):
+        return record
+    return read_own_record(files, rank, incarnation, process.pid)
+
+
+def _is_of(record: ExitRecord, rank: int, incarnation: int) -> bool:
+    messages: tuple[RankExited | RankSaid, ...] = (record.exited, *record.said)
+    return all((each.rank, each.incarnation) == (rank, incarnation) for each in messages)
+
+
+def last_lines(log: int) -> tuple[str, ...]:
+    """Return the end of the log with this descriptor, bounded in lines and bytes.
+
+    Whole lines only: half of a line may hold half of a secret, which redaction would miss.
+    """
+    size = os.fstat(log).st_size
+    start = max(0, size - LAST_BYTES)
+    lines = os.pread(log, LAST_BYTES, start).decode(errors="replace").splitlines()
+    if start:
+        lines = lines[1:] or [TOO_LONG]
+    return tuple(lines[-LAST_LINES:])
+
+
+class ExitReport:
+    """Writes the own record of a training process when it exits."""
+
+    def __init__(self, settings: RankSettings, client: AgentClient) -> None:
+        self._settings = settings
+        self._client = client
+        self._pid = os.getpid()
+
+    def write(self, code: int) -> None:
+        """Write it, unless this is a fork that the program has made. Raises OSError."""
+        agent_socket = self._settings.agent_socket
+        if agent_socket is None or os.getpid() != self._pid:
+            return
+        rank, attempt = self._settings.rank, self._settings.restart_count
+        files = JobFiles.of_agent_socket(agent_socket)
+        redaction = Redaction.of_rank(os.environ)
+        lines: tuple[str, ...] = ()
+        if code != 0:
+            with suppress(OSError), files.log(rank, attempt).open("rb") as log:
+                lines = last_lines(log.fileno())
+        exited = RankExited(
+            rank=rank, incarnation=attempt, exit_code=code, signal=None, last_lines=lines
+        )
+        said = (
+            RankSaid(rank=rank, incarnation=attempt, message=message)
+            for message in self._client.state()
+        )
+        record = make_exit_record(self._pid, map(redaction.redact, said), redaction.redact(exited))
+        write_own_record(files, record)
+
+
+def print_error(error: BaseException) -> int:
+    """Print an error that ends the process, as the interpreter would; return the exit code."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or 0
+    if isinstance(error, SystemExit):
+        print_stderr(f"{error.code}")
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    return 1
+
+
+def print_interrupt() -> int:
+    """Print what Ctrl-C leaves of a rank that was started by hand; return the exit code."""
+    print_stderr("muster: interrupted: saved checkpoints stay, the steps since then are lost")
+    return INTERRUPTED_CODE
+
+
+def exit_process(code: int, report: ExitReport | None = None) -> NoReturn:
+    """Exit as the interpreter does, but without waiting for threads of the program."""
+    code &= 0xFF  # as the kernel does
+    try:
+        atexit._run_exitfuncs()  # noqa: SLF001  os._exit skips them
+        flush_streams()
+        if report is not None:
+            with suppress(Exception):  # the agent usually sees the exit itself
+                report.write(code)
+    finally:
+        os._exit(code)

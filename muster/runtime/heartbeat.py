@@ -1,0 +1,243 @@
+"""How a training process is supervised: hello, heartbeats, SIGTERM, and permanent errors."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType, TracebackType
+from typing import Final, NoReturn
+
+from muster.checkpoints.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    CheckpointNotWritable,
+    UnsupportedState,
+)
+from muster.contracts.environ import RankSettings
+from muster.contracts.errors import MusterError
+from muster.contracts.job import Reason
+from muster.contracts.messages import (
+    Heartbeat,
+    Hello,
+    Orphaned,
+    PermanentFailure,
+    Raised,
+    RankMessage,
+    Warned,
+)
+from muster.contracts.retry import REPLACED_CODE
+from muster.contracts.wire import encodable
+from muster.datasets.errors import (
+    DatasetEmpty,
+    DatasetMissing,
+    InvalidSample,
+    ShardChanged,
+    ShardUnreadable,
+)
+from muster.program import InvalidProgram, ProgramRaised
+from muster.runtime.agent_client import RETRY_SECONDS, AgentClient
+from muster.runtime.redaction import Redaction
+from muster.runtime.stderr_messages import print_stderr
+
+REPORT_SECONDS: Final = 0.2
+"""A step is reported at once if the last report is at least this old."""
+
+STOP_CHECK_SECONDS: Final = 0.5
+"""How often the thread checks between two heartbeats whether it should end."""
+
+LAST_REPORT_SECONDS: Final = 5.0
+"""How long an exiting process waits for a new agent, which then sees its exit."""
+
+MESSAGE_LIMIT: Final = 8192
+"""Characters of an error that is reported: a longer message would not fit into the channel."""
+
+_PERMANENT: Final[Mapping[type[MusterError], Reason]] = {
+    DatasetMissing: Reason.INVALID_DATASET,
+    DatasetEmpty: Reason.INVALID_DATASET,
+    ShardUnreadable: Reason.INVALID_DATASET,
+    ShardChanged: Reason.INVALID_DATASET,
+    InvalidSample: Reason.INVALID_DATASET,
+    CheckpointDamaged: Reason.INVALID_CHECKPOINT,
+    CheckpointMismatch: Reason.INVALID_CHECKPOINT,
+    CheckpointNotWritable: Reason.INVALID_CHECKPOINT,
+    UnsupportedState: Reason.INVALID_PROGRAM,
+    InvalidProgram: Reason.INVALID_PROGRAM,
+}
+"""Errors that would only occur again after a restart."""
+
+
+class HeartbeatThread:
+    """Sends heartbeats, and reconnects to the next agent when ours has died."""
+
+    def __init__(
+        self,
+        client: AgentClient,
+        state: Callable[[], Heartbeat],
+        *,
+        heartbeat_seconds: float,
+        orphan_timeout_seconds: float,
+        on_orphaned: Callable[[], None],
+        on_replaced: Callable[[], None],
+    ) -> None:
+        """`on_orphaned` is called once, after the orphan timeout without any agent.
+
+        `on_replaced` is called if another process runs in place of this one; it ends this one.
+        """
+        self._client = client
+        self._state = state
+        self._heartbeat_seconds = heartbeat_seconds
+        self._orphan_timeout_seconds = orphan_timeout_seconds
+        self._on_orphaned = on_orphaned
+        self._on_replaced = on_replaced
+        self._is_orphan = False
+        self._stopped = threading.Event()
+        self._next_report = 0.0
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="muster-heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        """Send the final state and end; wait a moment for a new agent if ours is gone."""
+        self._stopped.set()
+        if self._client.is_replaced:
+            self._on_replaced()
+        self._client.send(self._state())
+        if not self._is_orphan:
+            deadline = time.monotonic() + LAST_REPORT_SECONDS
+            while self._client.socket.can_reconnect and not self._client.ensure_agent():
+                if time.monotonic() >= deadline:
+                    return
+                time.sleep(RETRY_SECONDS)
+
+    def report(self) -> None:
+        """Send the current state, unless that was done a moment ago."""
+        now = time.monotonic()
+        if now >= self._next_report:
+            self._next_report = now + REPORT_SECONDS
+            self._client.send(self._state())
+
+    def _run(self) -> None:
+        last_seen = now = time.monotonic()
+        next_beat = now + self._heartbeat_seconds
+        while not self._stopped.is_set():
+            self._client.wait_for_loss(max(0.0, min(next_beat - now, STOP_CHECK_SECONDS)))
+            if self._stopped.is_set():
+                return
+            now = time.monotonic()
+            if now >= next_beat:
+                # Send first: the checks below read a directory, which may be on a slow network.
+                next_beat = now + self._heartbeat_seconds
+                self._client.send(self._state())
+            if self._client.is_replaced:
+                self._on_replaced()
+            if self._client.ensure_agent():
+                last_seen = now
+            elif now >= last_seen + self._orphan_timeout_seconds and not self._is_orphan:
+                self._is_orphan = True
+                self._on_orphaned()
+
+
+class Supervision:
+    """One training process's side of being supervised; for the main thread."""
+
+    def __init__(
+        self, client: AgentClient, settings: RankSettings, state: Callable[[bool], Heartbeat]
+    ) -> None:
+        """`state` returns a heartbeat, given whether the process was asked to stop."""
+        self._client = client
+        self._state = state
+        self._heartbeat = HeartbeatThread(
+            client,
+            self._beat,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            orphan_timeout_seconds=settings.orphan_timeout_seconds,
+            on_orphaned=self._on_orphaned,
+            on_replaced=self._on_replaced,
+        )
+        self._orphan_timeout_seconds = settings.orphan_timeout_seconds
+        self._stopping = False
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the process was asked to stop."""
+        return self._stopping
+
+    def start(self) -> None:
+        """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        sys.excepthook = self._report_error
+        self._client.send(Hello())
+        self._heartbeat.start()
+        atexit.register(self._heartbeat.stop)
+
+    def report(self) -> None:
+        """Send the current state, unless that was done a moment ago."""
+        self._heartbeat.report()
+
+    def send(self, message: RankMessage) -> None:
+        self._client.send(message)
+
+    def send_waiting(self, message: RankMessage) -> None:
+        """Send a message that heartbeats do not repeat: wait a moment for room."""
+        self._client.send_waiting(message)
+
+    def warn(self, sentence: str) -> None:
+        """Write a warning to the log and to the job's events."""
+        self._client.send(Warned(message=encodable(sentence)))
+        print_stderr(f"muster: warning: {sentence}")
+
+    def _beat(self) -> Heartbeat:
+        return self._state(self._stopping)
+
+    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+        # Report at once: an exit code 0 from now on does not mean that the work is complete.
+        self._client.send(self._beat())
+
+    def _on_orphaned(self) -> None:
+        # A later agent must not count this as a preemption.
+        self._client.send(Orphaned(by=f"itself (no agent for {self._orphan_timeout_seconds:g} s)"))
+        # The program may have its own handler by now; an agent would have sent the same signal.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_replaced(self) -> NoReturn:
+        """End the process from any thread: the main thread may wait for a peer that is gone."""
+        # If our own agent still receives this, the exit is not counted as a crash.
+        self._client.send(Orphaned(by="itself (a newer agent's socket is there)"))
+        print_stderr(
+            "muster: another agent has taken over this job while this machine was suspended: this "
+            "process has been replaced and exits"
+        )
+        os._exit(REPLACED_CODE)
+
+    def _report_error(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Print one sentence for an error of Muster, and report one that is permanent."""
+        if not isinstance(error, MusterError):
+            sys.__excepthook__(kind, error, trace)
+            return
+        # Send before printing: writing to the log may block or end the process.
+        message = permanent_error(error, Redaction.of_rank(os.environ))
+        if message is not None:
+            self._client.send_waiting(message)
+        if isinstance(error, ProgramRaised) and error.__cause__ is not None:
+            cause = error.__cause__
+            sys.__excepthook__(type(cause), cause, cause.__traceback__)
+        print_stderr(f"muster: {error}")
+
+
+def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailure | Raised | None:
+    """Return how to report an error to the agent, or None if a restart may help.
+
+    An exception of the program may be transient; the coordinator notices if it repeats.
+    """
+    # Redact before cutting: half of a secret would not be recognized.
+    sentence = encodable(redaction.redact_text(str(error))[:MESSAGE_LIMIT])
+    if isinstance(error, ProgramRaised):
+        return Raised(step=error.step, message=sentence)
+    reason = _PERMANENT.get(type(error))
+    return None if reason is None else PermanentFailure(reason=reason, message=sentence)

@@ -1,1 +1,0 @@
-"""Managed synchronous training: one model, any number of ranks, the same bits."""

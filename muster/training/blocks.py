@@ -1,0 +1,261 @@
+"""Computes what a rank adds to the sum of a step: the contributions of its blocks, leaf by leaf.
+
+A leaf is one virtual shard. Its samples, shapes and random numbers are functions of (seed, epoch,
+step, shard) alone, so it has the same bits on every rank and every time.
+
+The sum of a block grows in the arrays of its first leaf where possible: a gradient that the program
+has just made, returned and dropped all references to may be overwritten. n leaves then cost n - 1
+in-place additions of data that is still in the cache. Arrays that the program may still read, or
+write to in its next call, are copied first.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, TypeAlias
+from weakref import getweakrefcount
+
+import numpy as np
+
+from muster.collectives.backend import Vector
+from muster.collectives.tree import Block
+from muster.contracts.errors import MusterError
+from muster.datasets.random_access import RandomAccess
+from muster.program import Batch, Contribution, Program, State
+from muster.training.batches import BatchLoader, BlockBatches, decoder_of
+from muster.training.loader import program_error
+from muster.training.sample_count import COUNT_ELEMENTS
+from muster.training.schedule import Schedule
+from muster.training.schema import GradientSchema, Leaf, StateSchema, read_only
+
+Arrays: TypeAlias = Sequence[Vector]
+
+ComputeLeaf: TypeAlias = Callable[[int], list[Vector]]
+"""Returns the gradients of a leaf in a new list; the caller may overwrite the arrays."""
+
+_NOT_PROGRAM_ERRORS: Final = (MusterError, MemoryError)
+"""Errors that pass through a program's functions without being the program's fault."""
+
+_NOTHING_BUFFERED: Final = 4
+"""Philox makes four numbers at a time; this buffer position means that all are used."""
+
+
+class BusyFlag:
+    """True while a thread computes, for the heartbeat thread to read: ``with busy: …``.
+
+    A rank that hangs in its program makes all others wait, and it alone is to be replaced. The flag
+    marks the work and not the waiting: few places compute, and a wait that is not marked must not
+    end a process.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def __enter__(self) -> None:
+        self.is_set = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.is_set = False
+
+
+class LeafRng:
+    """Random numbers of a leaf, as a function of (seed, epoch, step, shard); for one thread.
+
+    The counter-based generator has a place for each leaf. Moving there takes 1 us; a new generator
+    would take 10 us and ask the system for entropy.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.Philox(key=np.array([seed, 0], np.uint64))
+        self._generator = np.random.Generator(self._bits)
+        self._start = self._bits.state
+        self._start["buffer_pos"] = _NOTHING_BUFFERED
+        self._counter = self._start["state"]["counter"]
+
+    def at(self, epoch: int, leaf: Leaf) -> np.random.Generator:
+        """Return a generator at the start of the leaf's numbers, valid until the next call."""
+        self._counter[:] = (0, epoch, leaf.step, leaf.shard)
+        self._bits.state = self._start
+        return self._generator
+
+
+class BlockAdder:
+    """Sums blocks of at most `leaves` leaves in the order of the tree; for one thread."""
+
+    def __init__(self, schema: GradientSchema, leaves: int) -> None:
+        self._schema = schema
+        # A row takes memory only once it is written to, when a leaf has to be copied.
+        self._copies = np.empty((leaves.bit_length() - 1, schema.gradient_elements), np.float32)
+
+    def add_up(self, block: Block, compute: ComputeLeaf, out: Vector) -> None:
+        """Write the sum of a block into `out`, all gradients one after the other."""
+        views = self._schema.views(out)
+        if block.level == 0:
+            _copy(compute(block.number), views)
+            return
+        left, right = block.halves
+        with np.errstate(all="ignore"):  # `BlockComputer` reports what is not finite
+            # `out` is free until the last addition: a first leaf that is not ours is copied there.
+            self._add(self._sum(left, compute, views), right, compute, views)
+
+    def _sum(self, block: Block, compute: ComputeLeaf, fallback: Arrays) -> Arrays:
+        """Return the sum of a block in writable arrays: the first leaf's, or else `fallback`."""
+        if block.level == 0:
+            arrays = compute(block.number)
+            if is_unshared(arrays):
+                return arrays
+            _copy(arrays, fallback)
+            return fallback
+        left, right = block.halves
+        sums = self._sum(left, compute, fallback)
+        self._add(sums, right, compute, sums)
+        return sums
+
+    def _add(self, sums: Arrays, right: Block, compute: ComputeLeaf, target: Arrays) -> None:
+        """Write `sums` plus the sum of the block `right` into `target`."""
+        if right.level == 0:
+            others: Arrays = compute(right.number)  # only read, so it may be shared
+        else:
+            others = self._sum(right, compute, self._schema.views(self._copies[right.level]))
+        for one, other, place in zip(sums, others, target, strict=True):
+            np.add(one, other, out=place)
+
+
+class BlockComputer:
+    """Computes any block of any step, and the update after a step."""
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        drawer: RandomAccess,
+        state: State,
+        busy: BusyFlag,
+    ) -> None:
+        """`state` is any state; a first leaf is computed to learn the shape of contributions.
+
+        `busy` is set while a method computes.
+        """
+        self.schedule: Final = schedule
+        self._program: Final = program
+        self._busy: Final = busy
+        self._loader: Final = BatchLoader(schedule, drawer, decoder_of(program))
+        self._rng: Final = LeafRng(schedule.seed)
+        self._state_schema: Final = StateSchema.of(state)
+        first = Leaf(step=0, shard=0)
+        (batch,) = self._loader.load(0, Block(0, 0)).batches
+        contribution = self._contribution(read_only(state), batch, first)
+        self.schema: Final = GradientSchema.of(state, contribution, first)
+        self._adder: Final = BlockAdder(self.schema, schedule.virtual_shards)
+
+    @property
+    def elements(self) -> int:
+        """The length of the summed vector: gradients, loss, weight, metrics and sample count."""
+        return self.schema.elements + COUNT_ELEMENTS
+
+    def compute(self, block: Block, state: State, step: int, out: Vector) -> None:
+        """Fill `out` with the sum of a block, added in the order of the tree.
+
+        Raises `ProgramRaised`, and `InvalidProgram`, also for a number that is not finite; `out`
+        is then undefined.
+        """
+        with self._busy:
+            self._compute(block, read_only(state), step, out)
+
+    def update(self, state: State, gradients: State, step: int, target: State) -> None:
+        """Write the state after a step into `target`, or raise before anything is written."""
+        with self._busy:
+            try:
+                returned = self._program.update(read_only(state), gradients, step)
+            except _NOT_PROGRAM_ERRORS:
+                raise
+            except Exception as error:
+                raise program_error("update", step, error) from error
+            self._state_schema.write(returned, step, target)
+
+    def _compute(self, block: Block, state: State, step: int, out: Vector) -> None:
+        loaded = self._loader.load(step, block)
+        numbers: list[Sequence[float]] = [()] * block.size
+
+        def compute_leaf(shard: int) -> list[Vector]:
+            leaf, place = Leaf(step=step, shard=shard), shard - block.start
+            contribution = self._contribution(state, loaded.batches[place], leaf)
+            arrays = self.schema.arrays(contribution, leaf)
+            numbers[place] = self.schema.numbers(contribution, loaded.weights[place])
+            return arrays
+
+        end = self.schema.gradient_elements
+        self._adder.add_up(block, compute_leaf, out[:end])
+        try:
+            with np.errstate(all="ignore"):
+                # One row per leaf: loss, weight, metrics, sample count.
+                rows = total = np.hstack((np.array(numbers, np.float32), loaded.sample_counts))
+                while len(total) > 1:  # a whole level of the tree at once
+                    total = total[0::2] + total[1::2]
+        except (TypeError, ValueError):
+            self._find_bad_leaf(block, state, step, loaded)
+            raise
+        out[end:] = total[0]
+        if not (_is_finite(out[:end]) and np.isfinite(rows).all()):
+            self._find_bad_leaf(block, state, step, loaded)
+
+    def _contribution(self, state: State, batch: Batch, leaf: Leaf) -> Contribution:
+        epoch, _ = self.schedule.epoch_and_step(leaf.step)
+        random = self._rng.at(epoch, leaf)
+        try:
+            return self._program.gradient(state, batch, random)
+        except _NOT_PROGRAM_ERRORS:
+            raise
+        except Exception as error:
+            raise program_error("gradient", leaf.step, error) from error
+
+    def _find_bad_leaf(self, block: Block, state: State, step: int, loaded: BlockBatches) -> None:
+        """Recompute a block leaf by leaf and raise `InvalidProgram` for the first bad one.
+
+        Returns if every leaf is fine: the sum of finite numbers can be infinite.
+        """
+        target = np.empty(self.schema.elements, np.float32)
+        for place, batch in enumerate(loaded.batches):
+            leaf = Leaf(step=step, shard=block.start + place)
+            contribution = self._contribution(state, batch, leaf)
+            self.schema.write(contribution, loaded.weights[place], leaf, target)
+
+
+def is_unshared(arrays: list[Vector]) -> bool:
+    """True if only the holder of this list can reach any of the arrays or their memory.
+
+    A view, a buffer export and a name that the program keeps each hold a reference to the array
+    that owns the memory.
+    """
+    return all(
+        type(array) is np.ndarray
+        and sys.getrefcount(array) == _UNSHARED_REFERENCES
+        and array.flags.owndata
+        and array.flags.writeable
+        and not getweakrefcount(array)
+        for array in arrays
+    )
+
+
+def _count_references() -> int:
+    """Return the reference count of an unshared array as `is_unshared` sees it."""
+    return max(sys.getrefcount(array) for array in [np.empty(1, np.float32)])
+
+
+_UNSHARED_REFERENCES: Final = _count_references()
+
+
+def _copy(arrays: Arrays, views: Arrays) -> None:
+    for array, view in zip(arrays, views, strict=True):
+        np.copyto(view, array)
+
+
+def _is_finite(vector: Vector) -> bool:
+    """A sum of squares shows NaN and infinity; where it overflows, every element is checked."""
+    return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())

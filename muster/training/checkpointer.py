@@ -1,0 +1,148 @@
+"""Coordinated checkpoints: one directory for the job, written by one member for all.
+
+The state of a synchronous job is the same on every rank, so one copy is enough. It is written
+between two steps, when every member has finished its sum; no other agreement is needed. The round
+of the group is the fencing token: once a member of a newer group has claimed the directory, a save
+for an older group is refused.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manifest import Owner
+from muster.checkpoints.reader import Checkpoint, CheckpointReader
+from muster.contracts.environ import RankSettings
+from muster.contracts.messages import EpochDone
+from muster.contracts.paths import checkpoints_of_job
+from muster.training.schedule import Schedule
+from muster.training.state_sync import Arrays, Committed, Replica
+
+EPOCHS: Final = "muster.epochs"
+"""The array, beside the program's own, of what every finished epoch consumed.
+
+An array, because the JSON part of a checkpoint has a size limit."""
+
+SCHEDULE: Final = "muster.course"
+"""The value that decides which sample is read when. A position is valid for this schedule only."""
+
+
+class Checkpointer:
+    """Saves and restores the state of a synchronous job."""
+
+    def __init__(self, settings: RankSettings, warn: Callable[[str], None]) -> None:
+        self._settings: Final = settings
+        self._warn: Final = warn
+        self._manager: CheckpointManager | None = None
+        self._generation = -1
+
+    def save(self, generation: int, world_size: int, replica: Replica, schedule: Schedule) -> None:
+        """Make the replica durable. Raises `CheckpointError`; older checkpoints are untouched."""
+        manager = self._manager_of(generation, world_size)
+        position = replica.committed.position
+        values = {EPOCHS: rows_of(replica.committed.epochs), SCHEDULE: _facts(schedule)}
+        manager.save(position.step, position, {**replica.state, **values})
+
+    def claim(self, generation: int, world_size: int) -> None:
+        """Fence older groups: none of their members can save. Raises `CheckpointError`."""
+        self._manager_of(generation, world_size).claim()
+
+    def restore(self, initial: Arrays, replica: Replica, schedule: Schedule) -> bool:
+        """Fill the replica from the newest intact checkpoint; return False if there is none.
+
+        Raises `CheckpointError`, `CheckpointMismatch` for a state of another shape or schedule.
+        """
+        checkpoint = self._newest()
+        if checkpoint is None:
+            return False
+        state = dict(checkpoint.state)
+        if state.pop(SCHEDULE, None) != _facts(schedule):
+            raise CheckpointMismatch(
+                f"the checkpoint of step {checkpoint.step} was made with another batch size, seed "
+                "or data set, so some samples would be read twice and others never. Take those it "
+                "was made with, or begin a job that does not resume"
+            )
+        epochs = epochs_of(state.pop(EPOCHS))
+        if _shapes(state) != _shapes(initial):
+            raise CheckpointMismatch(
+                f"the checkpoint of step {checkpoint.step} holds a state of another shape than the "
+                "program begins with. Bring the program back to what it was, or begin a job that "
+                "does not resume"
+            )
+        replica.commit(state, Committed(position=checkpoint.position, epochs=epochs))
+        return True
+
+    def close(self) -> None:
+        if self._manager is not None:
+            self._manager.close()
+
+    def _newest(self) -> Checkpoint | None:
+        owner = self._owner(generation=None, world_size=self._settings.world_size)
+        own = self._reader(self._settings.job_id).newest(owner.owns)
+        if own is None and self._settings.resume_from is not None:
+            return self._reader(self._settings.resume_from).newest_of_last_job()
+        return own
+
+    def _manager_of(self, generation: int, world_size: int) -> CheckpointManager:
+        if self._manager is None or generation != self._generation:
+            self.close()
+            self._generation = generation
+            self._manager = CheckpointManager(
+                files=LocalFileSystem(),
+                directory=checkpoints_of_job(self._settings.checkpoint_dir, self._settings.job_id),
+                owner=self._owner(generation, world_size),
+                keep_last=self._settings.keep_last,
+                clock=lambda: datetime.now(UTC),
+                warn=self._warn,
+            )
+        return self._manager
+
+    def _owner(self, generation: int | None, world_size: int) -> Owner:
+        return Owner(
+            job_id=self._settings.job_id,
+            job_uid=self._settings.job_uid,
+            rank=0,
+            world_size=world_size,
+            generation=generation,
+        )
+
+    def _reader(self, job_id: str) -> CheckpointReader:
+        return CheckpointReader(
+            files=LocalFileSystem(),
+            directory=checkpoints_of_job(self._settings.checkpoint_dir, job_id),
+            rank=0,
+            world_size=None,
+            warn=self._warn,
+        )
+
+
+def rows_of(epochs: Sequence[EpochDone]) -> NDArray[np.uint64]:
+    """Return (epochs, fields of `EpochDone`) numbers, each below 2^64."""
+    rows = [msgspec.structs.astuple(epoch) for epoch in epochs]
+    return np.array(rows, np.uint64).reshape(-1, len(EpochDone.__struct_fields__))
+
+
+def epochs_of(rows: NDArray[Any]) -> tuple[EpochDone, ...]:
+    """Return the epochs from which `rows_of` made these rows."""
+    names = EpochDone.__struct_fields__
+    return tuple(EpochDone(**dict(zip(names, row, strict=True))) for row in rows.tolist())
+
+
+def _facts(schedule: Schedule) -> dict[str, int]:
+    return {
+        "batch_size": schedule.batch_size,
+        "seed": schedule.seed,
+        "lines": schedule.totals.lines,
+        "hash_sum": schedule.totals.hash_sum,
+    }
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (array.shape, array.dtype) for name, array in state.items()}

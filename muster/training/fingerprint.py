@@ -1,0 +1,206 @@
+"""Finds out in milliseconds whether two processes would compute the same bits.
+
+Additions and square roots have the same bits everywhere. Matrix products and exponentials do not:
+they depend on the number of BLAS threads, the kernels BLAS chose for the processor, numpy's SIMD
+level and both versions. Each worker computes a few of them from fixed inputs; a worker whose
+results differ is refused before it contributes, and the message names the setting that differs.
+"""
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import xxhash
+from numpy.typing import DTypeLike, NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+_UNKNOWN: Final = "unknown"
+
+_GEMM_SHAPES: Final = ((8, 64, 10), (17, 33, 5), (32, 784, 256))
+"""(rows, inner, columns). BLAS splits the last one among its threads."""
+
+_DOT_LENGTH: Final = 20_011
+_UFUNC_LENGTH: Final = 1003
+"""Odd, so that the remainder loops after the SIMD loops are covered."""
+
+_UFUNCS: Final = (np.exp, np.log1p, np.tanh, np.sin)
+
+_PERIOD: Final = 4099
+"""Values repeat after this many, to be made quickly; a prime, so that no two rows are equal."""
+
+_KERNELS: Final = (
+    "Prescott",
+    "Nehalem",
+    "Sandybridge",
+    "Haswell",
+    "SkylakeX",
+    "Cooperlake",
+    "Sapphirerapids",
+)
+"""OpenBLAS core types, oldest first; each processor can run the kernels of older ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Equal digests mean equal bits, as far as the tested operations show."""
+
+    digest: str
+    facts: Mapping[str, str]
+    """Settings that usually explain a difference; ``unknown`` where one cannot be read."""
+
+
+def fingerprint() -> Fingerprint:
+    """Return the fingerprint of this process."""
+    digest = xxhash.xxh3_128()
+    with np.errstate(all="ignore"):  # denormal numbers are among the inputs
+        for result in _results():
+            digest.update(np.ascontiguousarray(result).data)
+    return Fingerprint(digest=digest.hexdigest(), facts=_facts())
+
+
+def explain(ours: Fingerprint, theirs: Fingerprint) -> str:
+    """Return a sentence that says why the fingerprints differ and what to set on which side."""
+    if ours.digest == theirs.digest:
+        return "both compute the same bits"
+    differences = [
+        f"{name} is {_fact(ours, name)} here and {_fact(theirs, name)} there: {remedy}"
+        for name, remedy_for in _REMEDIES.items()
+        if _fact(ours, name) != _fact(theirs, name)
+        for remedy in [remedy_for(_fact(ours, name), _fact(theirs, name))]
+    ]
+    return "this process does not compute the same bits as the job; " + (
+        "; ".join(differences)
+        or "versions and settings are the same, so the processors must differ: set "
+        "OPENBLAS_CORETYPE and NPY_DISABLE_CPU_FEATURES to what both can do"
+    )
+
+
+def _fact(of: Fingerprint, name: str) -> str:
+    return of.facts.get(name, _UNKNOWN)
+
+
+def _results() -> Iterator[Array]:
+    for dtype in (np.float32, np.float64):
+        yield from _products(dtype)
+        values = _values(_UFUNC_LENGTH, dtype)
+        for ufunc in _UFUNCS:
+            yield ufunc(values)
+        yield np.power(values + dtype(1), dtype(1.7))
+        yield values.sum(keepdims=True)
+        square = values[:961].reshape(31, 31)
+        yield square.sum(axis=0)
+        yield square.mean(axis=1)
+        # Some libraries switch the processor to flush denormal numbers to zero.
+        yield values * np.finfo(dtype).tiny
+
+
+def _products(dtype: DTypeLike) -> Iterator[Array]:
+    """Yield the products of a layer: forward, both backward ones, one row, a dot product."""
+    for rows, inner, columns in _GEMM_SHAPES:
+        left = _values(rows * inner, dtype).reshape(rows, inner)
+        right = _values(inner * columns, dtype).reshape(inner, columns)
+        product = left @ right
+        yield product
+        yield left.T @ product
+        yield product @ right.T
+        yield left[0] @ right
+    dotted = _values(_DOT_LENGTH, dtype)
+    yield np.array([dotted @ dotted])
+
+
+def _values(count: int, dtype: DTypeLike) -> Array:
+    """Return pseudo-random numbers in [-0.5, 0.5), made from integers: the same everywhere."""
+    words = np.arange(1, _PERIOD + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    values = (words >> np.uint64(40)).astype(np.float64) * 2.0**-24 - 0.5
+    return np.resize(values.astype(dtype), count)
+
+
+def _facts() -> dict[str, str]:
+    built: Any = np.show_config(mode="dicts")
+    blas = built["Build Dependencies"]["blas"]
+    simd = built["SIMD Extensions"]
+    library = _openblas()
+    return {
+        "the processor": platform.machine(),
+        "numpy": np.__version__,
+        "the BLAS library": f"{blas.get('name', _UNKNOWN)} {blas.get('version', _UNKNOWN)}",
+        "the BLAS kernel": _ask(library, "corename", ctypes.c_char_p),
+        "the number of BLAS threads": _ask(library, "num_threads", ctypes.c_int),
+        "numpy's SIMD level": " ".join([*simd.get("baseline", []), *simd.get("found", [])]),
+    }
+
+
+def _openblas() -> ctypes.CDLL | None:
+    """Return numpy's own OpenBLAS, which is already loaded, or None if it is not found."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "openblas" in line}
+    # Another package, such as scipy, may have loaded its own copy.
+    numpys = sorted(paths, key=lambda path: ("numpy" not in path, path))
+    return ctypes.CDLL(numpys[0], mode=os.RTLD_NOLOAD | os.RTLD_LAZY) if numpys else None
+
+
+def _ask(library: ctypes.CDLL | None, what: str, kind: Any) -> str:  # noqa: ANN401  a C type
+    for name in (
+        f"scipy_openblas_get_{what}64_",
+        f"openblas_get_{what}64_",
+        f"openblas_get_{what}",
+    ):
+        function = getattr(library, name, None)
+        if function is not None:
+            function.restype = kind
+            answer = function()
+            return answer.decode() if isinstance(answer, bytes) else str(answer)
+    return _UNKNOWN
+
+
+def _same_processor(_ours: str, _theirs: str) -> str:
+    return "only processors of one kind can share a job"
+
+
+def _same_numpy(_ours: str, theirs: str) -> str:
+    return f"install numpy {theirs} here"
+
+
+def _same_library(_ours: str, _theirs: str) -> str:
+    return "install the same wheel of numpy on both sides"
+
+
+def _same_kernel(ours: str, theirs: str) -> str:
+    if ours not in _KERNELS or theirs not in _KERNELS:
+        return "set OPENBLAS_CORETYPE to the same on both sides"
+    lower = min(ours, theirs, key=_KERNELS.index)
+    return f"set OPENBLAS_CORETYPE={lower} {'there' if lower == ours else 'here'}"
+
+
+def _one_thread(ours: str, theirs: str) -> str:
+    sides = [side for side, threads in (("here", ours), ("there", theirs)) if threads != "1"]
+    return f"set OPENBLAS_NUM_THREADS=1 {' and '.join(sides)}, before numpy is imported"
+
+
+def _same_simd(ours: str, theirs: str) -> str:
+    here, there = set(ours.split()), set(theirs.split())
+    surplus = [("here", sorted(here - there)), ("there", sorted(there - here))]
+    return " and ".join(
+        f'set NPY_DISABLE_CPU_FEATURES="{" ".join(features)}" {side}'
+        for side, features in surplus
+        if features
+    )
+
+
+_REMEDIES: Final[Mapping[str, Callable[[str, str], str]]] = {
+    "the processor": _same_processor,
+    "numpy": _same_numpy,
+    "the BLAS library": _same_library,
+    "the BLAS kernel": _same_kernel,
+    "the number of BLAS threads": _one_thread,
+    "numpy's SIMD level": _same_simd,
+}

@@ -1,0 +1,191 @@
+"""Turns a worker group into a backend and a reducer that connect its members."""
+
+import os
+import socket
+import time
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.collectives.arena import Arena, Geometry
+from muster.collectives.arena_reducer import ArenaReducer
+from muster.collectives.backend import Backend, Reducer
+from muster.collectives.errors import PeerRefused
+from muster.collectives.flags import Flags
+from muster.collectives.gathering import all_gather
+from muster.collectives.handshake import Membership
+from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.rendezvous import rendezvous
+from muster.collectives.shared_memory import SharedMemoryBackend
+from muster.collectives.simulated import SimulatedGroup
+from muster.contracts.messages import WorkerGroup
+from muster.training.group_updates import GroupUpdate, GroupUpdates
+
+PEER_TIMEOUT_SECONDS: Final = 30 * 24 * 3600.0
+"""Practically unlimited. The coordinator decides which peer is gone, and a newer group ends every
+wait."""
+
+LOOPBACK: Final = "127.0.0.1"
+
+ATTACH_POLL_SECONDS: Final = 0.001
+"""Between attempts to attach to the memory of a peer that has not initialised it yet."""
+
+Value = TypeVar("Value")
+
+
+class Group:
+    """A backend and a reducer of one worker group. Leaving the context closes the backend."""
+
+    def __init__(self, backend: Backend, reducer: Reducer) -> None:
+        self.backend: Final = backend
+        self.reducer: Final = reducer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.backend.close()
+
+
+class GroupFactory(Protocol):
+    """Connects this rank with the other members of a group."""
+
+    @property
+    def port(self) -> int:
+        """The port on which peers reach this rank; 0 if they do not use one."""
+
+    def create(self, update: GroupUpdate) -> Group | None:
+        """Return the group, or None if this rank is not a member.
+
+        Raises `CollectiveError`, and `GroupChanged` or `StopRequested` while it waits for peers.
+        """
+
+
+class TcpGroupFactory:
+    """Connects ranks over TCP: each one listens, all call the first member of the group."""
+
+    def __init__(self, rank: int, slots: NDArray[np.float32], updates: GroupUpdates) -> None:
+        self._rank: Final = rank
+        self._slots: Final = slots
+        self._updates: Final = updates
+        self._listener: Final = socket.create_server((LOOPBACK, 0))
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def create(self, update: GroupUpdate) -> Group | None:
+        group_rank = group_rank_of(self._rank, update.layout)
+        if group_rank is None:
+            return None
+        backend = self._connect(update.layout, group_rank)
+        return Group(backend, MessageReducer(backend, self._slots))
+
+    def _connect(self, layout: WorkerGroup, group_rank: int) -> Backend:
+        first = layout.members[0]
+        if len(layout.members) == 1:
+            return single_rank_backend()
+        membership = Membership(
+            rank=group_rank,
+            world_size=len(layout.members),
+            generation=layout.generation,
+            token=layout.token.encode(),
+        )
+        return rendezvous(
+            membership,
+            (first.host, first.port),
+            # `rendezvous` closes the listener it gets, and the next group needs ours again.
+            listener=self._listener.dup(),
+            timeout_seconds=PEER_TIMEOUT_SECONDS,
+            on_wait=self._updates.check,
+        )
+
+
+class SingleRankGroupFactory:
+    """Creates groups of one, for a rank that was started by hand."""
+
+    port: Final = 0
+
+    def __init__(self, slots: NDArray[np.float32]) -> None:
+        self._slots: Final = slots
+
+    def create(self, _update: GroupUpdate) -> Group | None:
+        backend = single_rank_backend()
+        return Group(backend, MessageReducer(backend, self._slots))
+
+
+class SharedMemoryGroupFactory:
+    """Connects the ranks of one host through the memory that comes with each group."""
+
+    port: Final = 0
+
+    def __init__(self, rank: int, geometry: Geometry, updates: GroupUpdates) -> None:
+        self._rank: Final = rank
+        self._geometry: Final = geometry
+        self._updates: Final = updates
+        self._own: Arena | None = None
+        self._own_file: tuple[int, int] | None = None
+
+    def create(self, update: GroupUpdate) -> Group | None:
+        group_rank = group_rank_of(self._rank, update.layout)
+        if group_rank is None:
+            return None
+        result, *descriptors = update.memory
+        own = self._own_arena(descriptors[group_rank])
+        arenas = [
+            own if peer == group_rank else self._attach(descriptor)
+            for peer, descriptor in enumerate(descriptors)
+        ]
+        flags = Flags(
+            arenas=arenas,
+            rank=group_rank,
+            generation=update.layout.generation,
+            # The agent sees deaths, and the coordinator answers them with a newer group.
+            pidfds={},
+            on_wait=self._updates.check,
+        )
+        return Group(SharedMemoryBackend(flags), ArenaReducer(flags, result))
+
+    def _own_arena(self, descriptor: int) -> Arena:
+        """Return this rank's arena; a new agent hands out a new one."""
+        stat = os.fstat(descriptor)
+        file = (stat.st_dev, stat.st_ino)
+        if self._own is None or file != self._own_file:
+            self._own, self._own_file = Arena.create(descriptor, self._geometry), file
+        return self._own
+
+    def _attach(self, descriptor: int) -> Arena:
+        """Map a peer's arena. A peer in its first group may still be initialising it."""
+        while True:
+            try:
+                return Arena.attach(descriptor)
+            except PeerRefused:
+                self._updates.check()
+                time.sleep(ATTACH_POLL_SECONDS)
+
+
+def gather_values(backend: Backend, own: Value, kind: type[Value]) -> list[Value]:
+    """Return the value that each member passed, in group rank order; all members call this."""
+    encoded = msgspec.msgpack.encode(own)
+    gathered = all_gather(backend, encoded, timeout_seconds=PEER_TIMEOUT_SECONDS)
+    return [msgspec.msgpack.decode(value, type=kind) for value in gathered]
+
+
+def single_rank_backend() -> Backend:
+    """Return the backend of a group of one."""
+    (backend,) = SimulatedGroup(1).backends()
+    return backend
+
+
+def group_rank_of(rank: int, layout: WorkerGroup) -> int | None:
+    """Return the position of a rank in the group, or None if it is not a member."""
+    return next((place for place, seat in enumerate(layout.members) if seat.rank == rank), None)

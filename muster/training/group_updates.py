@@ -1,0 +1,116 @@
+"""Worker groups as a rank receives them, from the channel to its agent.
+
+A rank polls between two sums and whenever it waits for a peer. Only the newest group counts: when
+it arrives, the memory that came with an older one is closed.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from muster.contracts.errors import WireError
+from muster.contracts.messages import GroupMember, WorkerGroup
+from muster.contracts.wire import decode_group
+from muster.runtime.agent_client import AgentSocket
+
+POLL_SECONDS: Final = 0.1
+"""How often a rank that waits for a group checks for a stop request."""
+
+
+class GroupChanged(Exception):
+    """A newer group has arrived: leave the current one."""
+
+
+class StopRequested(Exception):
+    """The rank was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupUpdate:
+    """A worker group and its shared memory: the result's descriptor, then one per member."""
+
+    layout: WorkerGroup
+    memory: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        _close(self.memory)
+
+
+class GroupUpdates(Protocol):
+    """Delivers worker groups to a rank."""
+
+    def check(self) -> None:
+        """Return if nothing changed; raise `GroupChanged` or `StopRequested`. Takes about 1 us."""
+
+    def next(self) -> GroupUpdate:
+        """Wait for a group newer than the last one returned; the caller closes it.
+
+        Raises `StopRequested`.
+        """
+
+
+class AgentGroupUpdates:
+    """Groups that the agent sends. Until the next one arrives, the current one stays in force."""
+
+    def __init__(self, agent_socket: AgentSocket, should_stop: Callable[[], bool]) -> None:
+        self._socket = agent_socket
+        self._should_stop = should_stop
+        self._generation = -1
+        self._newest: GroupUpdate | None = None
+
+    def check(self) -> None:
+        self._receive()
+        if self._should_stop():
+            raise StopRequested
+        if self._newest is not None:
+            raise GroupChanged
+
+    def next(self) -> GroupUpdate:
+        while self._newest is None:
+            if self._should_stop():
+                raise StopRequested
+            self._socket.wait_for_packet(POLL_SECONDS)
+            self._receive()
+        newest, self._newest = self._newest, None
+        self._generation = newest.layout.generation
+        return newest
+
+    def _receive(self) -> None:
+        while (packet := self._socket.receive()) is not None:
+            self._keep_newest(*packet)
+
+    def _keep_newest(self, content: bytes, memory: Sequence[int]) -> None:
+        try:
+            update = GroupUpdate(layout=decode_group(content), memory=tuple(memory))
+        except WireError:
+            _close(memory)
+            return
+        known = self._generation if self._newest is None else self._newest.layout.generation
+        if update.layout.generation <= known:
+            update.close()
+            return
+        if self._newest is not None:
+            self._newest.close()
+        self._newest = update
+
+
+class SingleRankUpdates:
+    """The only group of a rank that was started by hand: itself."""
+
+    def __init__(self, rank: int, should_stop: Callable[[], bool]) -> None:
+        seat = GroupMember(worker_id=0, rank=rank, host="", port=0)
+        self._layout = WorkerGroup(generation=0, token="", members=(seat,), paused=False)
+        self._should_stop = should_stop
+
+    def check(self) -> None:
+        if self._should_stop():
+            raise StopRequested
+
+    def next(self) -> GroupUpdate:
+        return GroupUpdate(layout=self._layout)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

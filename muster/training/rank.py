@@ -1,0 +1,158 @@
+"""Runs the managed training of one rank: program, data, peers and checkpoints, wired together."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NoReturn
+
+import numpy as np
+
+from muster.collectives.arena import Geometry
+from muster.contracts.environ import RankSettings
+from muster.contracts.messages import Ready
+from muster.contracts.spec import GROUP_LIMIT
+from muster.datasets.errors import DatasetEmpty
+from muster.datasets.random_access import RandomAccess
+from muster.datasets.reader import find_shards
+from muster.program import InvalidProgram, Program
+from muster.programs.classifier import Classifier
+from muster.runtime.agent_client import AgentClient, AgentSocket
+from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
+from muster.training import independent
+from muster.training.blocks import BlockComputer
+from muster.training.group import (
+    GroupFactory,
+    SharedMemoryGroupFactory,
+    SingleRankGroupFactory,
+    TcpGroupFactory,
+)
+from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
+from muster.training.loader import load_program, report_program_errors
+from muster.training.replay import Replay
+from muster.training.reporter import Reporter
+from muster.training.schedule import Schedule
+from muster.training.state_sync import Replica
+from muster.training.trainer import Trainer
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+"""Parameters of mallopt(3), from malloc.h of the GNU C library."""
+
+_TRIM_BYTES: Final = (1 << 31) - 1
+"""The most free memory that the process can be told to keep."""
+
+_MMAP_BYTES: Final = 32 << 20
+"""The largest threshold that glibc allows. numpy requests huge pages for larger blocks, so those
+cause few page faults."""
+
+
+def train(settings: RankSettings) -> NoReturn:
+    """Train as the settings say, and end the process."""
+    agent = AgentClient(AgentSocket.of(settings))
+    account = ExitReport(settings, agent)
+    code = 1
+    try:
+        if settings.mode == "synchronous":
+            keep_freed_memory()
+            code = train_synchronous(settings, Path.cwd(), agent)
+        else:
+            code = independent.main(settings, agent)
+    except KeyboardInterrupt as error:
+        # Ctrl-C reaches only a rank that was started by hand; under an agent it is an error.
+        code = print_interrupt() if settings.agent_fd is None else print_error(error)
+    except BaseException as error:  # noqa: BLE001  reported, then the process ends
+        code = print_error(error)
+    finally:
+        exit_process(code, account)
+
+
+def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentClient) -> int:
+    """Train with the members of each group, to the end or until asked to stop."""
+    reporter = Reporter(settings, agent)
+    reporter.supervision.start()
+    program: Program
+    with reporter.busy:
+        if settings.program is None:
+            program = Classifier(settings.dataset_dir)
+        else:
+            program = load_program(settings.program, working_dir, dataset_dir=settings.dataset_dir)
+    drawer = RandomAccess(find_shards(settings.dataset_dir))
+    if drawer.totals.lines == 0:
+        raise DatasetEmpty(settings.dataset_dir, "its shards hold no line")
+    schedule = Schedule(
+        totals=drawer.totals,
+        batch_size=settings.batch_size,
+        virtual_shards=settings.virtual_shards,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        checkpoint_every=settings.checkpoint_every,
+    )
+    with reporter.busy, report_program_errors("initial() of the program failed", working_dir):
+        initial = program.initial(settings.seed)
+    computer = BlockComputer(program, schedule, drawer, initial, reporter.busy)
+    reporter.set_schedule(initial, schedule)
+    _refuse_closed(agent.socket)
+    updates: GroupUpdates
+    if settings.agent_fd is None:
+        updates = SingleRankUpdates(settings.rank, lambda: reporter.supervision.is_stopping)
+    else:
+        updates = AgentGroupUpdates(agent.socket, lambda: reporter.supervision.is_stopping)
+    groups = _group_factory(settings, computer, updates)
+    trainer = Trainer(
+        computer=computer,
+        replay=Replay(computer, settings.replay_every),
+        replica=Replica(initial),
+        updates=updates,
+        groups=groups,
+        callbacks=reporter,
+    )
+    reporter.supervision.send(Ready(port=groups.port))
+    with _refusing_closed(agent.socket):
+        outcome = trainer.run()
+    reporter.print_outcome(outcome)
+    return 0
+
+
+def keep_freed_memory() -> None:
+    """Keep memory that a step frees for the next step, which needs the same amount.
+
+    The C library returns large blocks to the system as soon as they are free, and the next step
+    faults in and clears every page again: in a step that computes little, more than half of all
+    processor time. Has no effect with another C library than glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+
+
+def _group_factory(
+    settings: RankSettings, computer: BlockComputer, updates: GroupUpdates
+) -> GroupFactory:
+    leaves = computer.schedule.virtual_shards
+    if settings.agent_fd is not None and settings.backend != "tcp":
+        geometry = Geometry(slot_count=leaves, elements=computer.elements, places=GROUP_LIMIT)
+        return SharedMemoryGroupFactory(settings.rank, geometry, updates)
+    slots = np.zeros((leaves, computer.elements), np.float32)
+    if settings.agent_fd is None:
+        return SingleRankGroupFactory(slots)
+    return TcpGroupFactory(settings.rank, slots, updates)
+
+
+@contextmanager
+def _refusing_closed(agent_socket: AgentSocket) -> Iterator[None]:
+    """Raise `InvalidProgram` for errors that follow from a program that closed our descriptors."""
+    try:
+        yield
+    except OSError:
+        _refuse_closed(agent_socket)
+        raise
+
+
+def _refuse_closed(agent_socket: AgentSocket) -> None:
+    if agent_socket.is_closed:
+        raise InvalidProgram(
+            "the program has closed files and sockets that Muster needs: let it close only what it "
+            "has opened itself (look for os.closerange and os.close), and submit the job again"
+        )

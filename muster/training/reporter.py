@@ -1,0 +1,192 @@
+"""Reports the progress of a rank to its agent and its log, and saves its checkpoints."""
+
+import atexit
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from muster.checkpoints.errors import CheckpointFailed
+from muster.collectives.errors import CollectiveError
+from muster.contracts.environ import RankSettings
+from muster.contracts.messages import (
+    Heartbeat,
+    JoinedGroup,
+    PeerLost,
+    Saved,
+    StateMismatch,
+    WorkerGroup,
+)
+from muster.contracts.shards import Position
+from muster.runtime.agent_client import AgentClient
+from muster.runtime.heartbeat import Supervision
+from muster.runtime.stderr_messages import print_stdout
+from muster.training.blocks import BusyFlag
+from muster.training.checkpointer import Checkpointer
+from muster.training.schedule import Schedule
+from muster.training.schema import Means
+from muster.training.state_sync import Arrays, Committed, Replica, WorkersDiverged
+from muster.training.trainer import Outcome
+
+PROGRESS_SECONDS: Final = 1.0
+"""At most one progress line per second."""
+
+WAIT_PIECE_SECONDS: Final = 0.02
+"""A wait is taken in pieces; between two the rank checks for a new group."""
+
+RETRY_SECONDS: Final = 1.0
+"""Between two attempts to save the last checkpoint, while the disk is full."""
+
+EPOCHS_PER_MESSAGE: Final = 256
+"""Keeps every message within the limit of the channel, however long the job."""
+
+_LAST_LINES: Final = {
+    Outcome.DONE: "is done",
+    Outcome.STOPPED: "is asked to stop",
+    Outcome.LEFT: "leaves; the others go on",
+}
+
+
+class Reporter:
+    """The `TrainerCallbacks` of a rank."""
+
+    def __init__(self, settings: RankSettings, agent: AgentClient) -> None:
+        self.supervision: Final = Supervision(agent, settings, self._beat)
+        self.busy: Final = BusyFlag()
+        self._settings = settings
+        self._schedule: Schedule
+        self._total_steps: int | None = None
+        self._initial: Arrays = {}
+        self._checkpointer = Checkpointer(settings, self.supervision.warn)
+        self._position = Position()
+        self._means: Means | None = None
+        self._checkpoints_saved = 0
+        self._last_checkpoint_step: int | None = None
+        self._last_warning: str | None = None
+        """The last warning about failed saves; None once a save succeeded."""
+        self._epochs_reported = 0
+        self._next_line_at = 0.0
+        atexit.register(self._checkpointer.close)
+
+    def set_schedule(self, initial: Arrays, schedule: Schedule) -> None:
+        """Set the state that a job without a checkpoint begins with, and its schedule."""
+        self._initial, self._schedule = initial, schedule
+        self._total_steps = schedule.total_steps
+
+    def load_state(self, layout: WorkerGroup, replica: Replica) -> None:
+        with self.busy:
+            self._checkpointer.claim(layout.generation, len(layout.members))
+            is_resumed = self._checkpointer.restore(self._initial, replica, self._schedule)
+        if is_resumed:
+            self._last_checkpoint_step = replica.position.step
+            # The rank that saved it may have died before it could report it.
+            self._report_saved(layout, replica)
+            self._print(replica.position.step, "goes on from the checkpoint")
+        else:
+            initial = {name: array.copy() for name, array in self._initial.items()}
+            replica.commit(initial, Committed(position=Position()))
+
+    def on_group_joined(self, layout: WorkerGroup, replica: Replica) -> None:
+        if layout.members[0].rank == self._settings.rank:
+            # A full disk is reported by the first save, which fences as well.
+            with self.busy, suppress(CheckpointFailed):
+                self._checkpointer.claim(layout.generation, len(layout.members))
+        # A rank with nothing left to do reports no other step than this one.
+        self._position = replica.position
+        step = replica.position.step
+        self.supervision.send(JoinedGroup(generation=layout.generation, step=step))
+        verb = "is paused" if layout.paused else "goes on"
+        self._print(step, f"{verb} with {len(layout.members)} workers")
+
+    def on_peer_lost(self, layout: WorkerGroup, error: CollectiveError) -> None:
+        self.supervision.send(PeerLost(generation=layout.generation, message=str(error)))
+
+    def on_state_mismatch(self, layout: WorkerGroup, error: WorkersDiverged) -> None:
+        workers = tuple(layout.members[member].worker_id for member in error.members)
+        self.supervision.send(
+            StateMismatch(generation=layout.generation, workers=workers, message=str(error))
+        )
+
+    def on_step(self, replica: Replica, means: Means) -> None:
+        self._position, self._means = replica.position, means
+        self.supervision.report()
+        now = time.monotonic()
+        if now >= self._next_line_at:
+            self._next_line_at = now + PROGRESS_SECONDS
+            self._print(replica.position.step, f"loss {means.loss:.4f}")
+
+    def save_checkpoint(self, layout: WorkerGroup, replica: Replica) -> None:
+        with self.busy:
+            self._checkpointer.save(layout.generation, len(layout.members), replica, self._schedule)
+        self._checkpoints_saved += 1
+        self._last_checkpoint_step = replica.position.step
+        self._last_warning = None
+        self._report_saved(layout, replica)
+
+    def on_checkpoint_failed(self, replica: Replica, error: CheckpointFailed) -> None:
+        is_over = self._schedule.is_over(replica.position)
+        effect = "the job is done when it succeeds" if is_over else "training goes on meanwhile"
+        # Only once: every attempt fails while the disk is full.
+        if effect != self._last_warning:
+            self._last_warning = effect
+            self.supervision.warn(
+                f"could not save a checkpoint and will try again; {effect}: {error}"
+            )
+
+    def wait_before_retry(self, check: Callable[[], None]) -> None:
+        _wait(RETRY_SECONDS, check)
+
+    def wait_between_steps(self, check: Callable[[], None]) -> None:
+        _wait(self._settings.sleep_sec, check)
+
+    def print_outcome(self, outcome: Outcome) -> None:
+        self._print(self._position.step, _LAST_LINES[outcome])
+
+    def _report_saved(self, layout: WorkerGroup, replica: Replica) -> None:
+        """Report the checkpoint and every finished epoch that this process has not reported.
+
+        The last epochs are always included again, which makes up for a lost message.
+        """
+        position, epochs = replica.position, replica.committed.epochs
+        first = min(self._epochs_reported, max(0, len(epochs) - EPOCHS_PER_MESSAGE))
+        self._epochs_reported = len(epochs)
+        digest = replica.digest()
+        for start in range(first, max(len(epochs), first + 1), EPOCHS_PER_MESSAGE):
+            self.supervision.send_waiting(
+                Saved(
+                    generation=layout.generation,
+                    step=position.step,
+                    epoch=position.epoch,
+                    digest=digest,
+                    consumed=position.consumed,
+                    consumed_hash=position.consumed_hash,
+                    epochs=epochs[start : start + EPOCHS_PER_MESSAGE],
+                )
+            )
+
+    def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of the heartbeat
+        position, means = self._position, self._means
+        return Heartbeat(
+            step=position.step,
+            total_steps=self._total_steps,
+            epoch=position.epoch,
+            shard_idx=0,
+            line_idx=position.line_idx,
+            loss=means.loss if means is not None and math.isfinite(means.loss) else None,
+            metrics={} if means is None else dict(means.metrics),
+            checkpoints_saved=self._checkpoints_saved,
+            last_checkpoint_step=self._last_checkpoint_step,
+            stopping=stopping,
+            waiting=not self.busy.is_set,
+        )
+
+    def _print(self, step: int, words: str) -> None:
+        print_stdout(f"rank {self._settings.rank}  step {step}/{self._total_steps}  {words}")
+
+
+def _wait(seconds: float, check: Callable[[], None]) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        check()
+        time.sleep(min(left, WAIT_PIECE_SECONDS))

@@ -1,0 +1,66 @@
+"""Maps a step to its place in the data, by arithmetic on what was fixed at submission."""
+
+from dataclasses import dataclass
+
+from muster.contracts.messages import EpochDone
+from muster.contracts.shards import HASH_MODULUS, Position
+from muster.datasets.index import Totals
+from muster.datasets.order import steps_per_epoch
+from muster.training.state_sync import Committed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Batch size, epochs and seed of a job, and the totals of its data set."""
+
+    totals: Totals
+    """Of the whole data set, from its index."""
+    batch_size: int
+    virtual_shards: int
+    epochs: int
+    seed: int
+    checkpoint_every: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self.totals.lines, self.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    def is_over(self, position: Position) -> bool:
+        return position.step >= self.total_steps
+
+    def is_checkpoint_due(self, position: Position) -> bool:
+        return position.step % self.checkpoint_every == 0 or self.is_over(position)
+
+    def epoch_and_step(self, step: int) -> tuple[int, int]:
+        """Return the epoch of a step and the step's number within it, both from 0."""
+        return divmod(step, self.steps_per_epoch)
+
+    def advance(self, committed: Committed, consumed: Totals) -> Committed:
+        """Return what is committed after the step at `committed`, which read `consumed`.
+
+        `line_idx` counts the samples of the epoch, in the epoch's own order.
+        """
+        epoch, step_in_epoch = self.epoch_and_step(committed.position.step)
+        before = committed.position if step_in_epoch else Position()
+        count = before.consumed + consumed.lines
+        position = Position(
+            step=committed.position.step + 1,
+            epoch=epoch,
+            line_idx=count,
+            consumed=count,
+            consumed_hash=(before.consumed_hash + consumed.hash_sum) % HASH_MODULUS,
+        )
+        if step_in_epoch + 1 < self.steps_per_epoch:
+            return Committed(position=position, epochs=committed.epochs)
+        done = EpochDone(
+            epoch=position.epoch,
+            samples=position.consumed,
+            hash_sum=position.consumed_hash,
+            expected_samples=self.totals.lines,
+            expected_hash_sum=self.totals.hash_sum,
+        )
+        return Committed(position=position, epochs=(*committed.epochs, done))

@@ -1,0 +1,220 @@
+"""Brings the members of a new worker group to the same step and state.
+
+1. Every member reports its step, the digest of its state and the block sums it holds.
+2. Among the members that are furthest, those whose digest differs from the majority are removed
+   before they can send their state.
+3. The first member that is furthest sends its state to all members that are behind.
+4. All digests are compared again, which verifies the transfer.
+5. The blocks of the unfinished step that no member holds are assigned.
+
+A member that is one step behind was interrupted after its peers had committed that step; a newcomer
+is behind by all steps. Both receive the state from memory, not from disk.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128
+
+from muster.collectives.backend import Backend
+from muster.collectives.tree import Block, BlockAssignment, assign_blocks
+from muster.contracts.errors import MusterError
+from muster.contracts.messages import EpochDone
+from muster.contracts.shards import Position
+from muster.training.fingerprint import Fingerprint, explain
+from muster.training.group import gather_values
+from muster.training.schema import read_only
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The training position of a state, and what every finished epoch consumed."""
+
+    position: Position
+    epochs: tuple[EpochDone, ...] = ()
+
+
+EMPTY: Final = Committed(position=Position(step=-1))
+"""Of a replica that has no state yet."""
+
+
+class Replica:
+    """A rank's copy of the model state and its position, always of the same step.
+
+    Two sets of arrays are used in turn. A step writes its new state into the unused set and takes
+    it over in one assignment, so a failure before that leaves the last committed state whole.
+    """
+
+    def __init__(self, example: Arrays) -> None:
+        """`example` is any state of the program: it gives names, shapes and dtypes."""
+        self.state: Arrays = {}
+        """Read-only; valid until the second next step is committed."""
+        self.committed = EMPTY
+        self._current, self.other = _allocate(example), _allocate(example)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.committed == EMPTY
+
+    @property
+    def position(self) -> Position:
+        return self.committed.position
+
+    def commit(self, state: Arrays, committed: Committed) -> None:
+        """Take over a complete state: `other` itself, or arrays that are copied into it."""
+        if state is not self.other:
+            for name, array in self.other.items():
+                array[...] = state[name]
+        self._current, self.other = self.other, self._current
+        self.state, self.committed = read_only(self._current), committed
+
+    def digest(self) -> str:
+        """Return 32 hexadecimal digits of state and position; equal bits give equal digits."""
+        hasher = xxh3_128(msgspec.json.encode(self.committed))
+        for name, array in self.state.items():
+            hasher.update(name.encode())
+            hasher.update(_bytes_of(array))
+        return hasher.hexdigest()
+
+    def send(self, backend: Backend, peer: int) -> None:
+        """Send the replica to a peer that calls `receive`."""
+        committed = msgspec.msgpack.encode(self.committed)
+        backend.send(peer, len(committed).to_bytes(8, "little"))
+        backend.send(peer, committed)
+        for array in self.state.values():
+            backend.send(peer, _bytes_of(array))
+
+    def receive(self, backend: Backend, peer: int) -> None:
+        """Replace this replica by a peer's; an interrupted transfer changes nothing."""
+        size_bytes = int.from_bytes(backend.receive(peer, 8), "little")
+        committed = msgspec.msgpack.decode(backend.receive(peer, size_bytes), type=Committed)
+        for array in self.other.values():
+            backend.receive_into(peer, _bytes_of(array))
+        self.commit(self.other, committed)
+
+
+class WorkersDiverged(MusterError):
+    """Some members hold or compute other bits; `members` are their positions in the group."""
+
+    def __init__(self, message: str, members: Sequence[int], rank: int) -> None:
+        super().__init__(message)
+        self.members = tuple(members)
+        self.includes_this_rank = rank in members
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncResult:
+    """What the members of a group agreed on."""
+
+    assignment: BlockAssignment
+    """The blocks of the next sum that each member contributes, held ones first."""
+    held: BlockAssignment
+    """The blocks whose sums exist already."""
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """What one member sends to the others."""
+
+    step: int
+    digest: str
+    held: tuple[tuple[int, int], ...]
+    arithmetic: str
+    """Digest of the arithmetic fingerprint."""
+    facts: dict[str, str]
+    """Facts of the arithmetic fingerprint."""
+
+
+def sync_state(
+    backend: Backend,
+    replica: Replica,
+    held: Sequence[Block],
+    leaves: int,
+    arithmetic: Fingerprint,
+    load: Callable[[], None],
+) -> SyncResult:
+    """Bring every member to the same step and state; all members call this.
+
+    `held` are the blocks of the unfinished step whose sums this rank has. `load` fills the replica
+    if no member has a state; the first member calls it. Raises `WorkersDiverged`, and what the
+    backend raises; the replica stays whole in any case.
+    """
+    report = _Report(
+        replica.position.step,
+        "" if replica.is_empty else replica.digest(),
+        tuple((block.level, block.number) for block in held),
+        arithmetic.digest,
+        dict(arithmetic.facts),
+    )
+    reports = gather_values(backend, report, _Report)
+    _compare_arithmetic(reports, backend.rank)
+    furthest = max(report.step for report in reports)
+    source = next(member for member, report in enumerate(reports) if report.step == furthest)
+    if furthest < 0 and backend.rank == source:
+        load()
+    is_behind = [report.step < furthest or furthest < 0 for report in reports]
+    _compare_states([report.digest for report in reports], is_behind, backend.rank)
+    if backend.rank == source:
+        for member, behind in enumerate(is_behind):
+            if behind and member != source:
+                replica.send(backend, member)
+    elif is_behind[backend.rank]:
+        replica.receive(backend, source)
+    digests = gather_values(backend, replica.digest(), str)
+    _compare_states(digests, [False] * len(digests), backend.rank)
+    blocks = [report.held if report.step == furthest else () for report in reports]
+    kept = [[Block(*block) for block in member] for member in blocks]
+    return SyncResult(assignment=assign_blocks(kept, leaves), held=kept)
+
+
+def divergent_members(digests: Sequence[str]) -> list[int]:
+    """Return the members whose digest differs from the most common one.
+
+    If no digest is more common than the others, the first member's counts.
+    """
+    counts = Counter(digests)
+    right = max(counts, key=lambda digest: (counts[digest], digest == digests[0]))
+    return [member for member, digest in enumerate(digests) if digest != right]
+
+
+def _compare_arithmetic(reports: Sequence[_Report], rank: int) -> None:
+    """Refuse members whose machine computes other bits, and name the setting that differs."""
+    prints = [Fingerprint(digest=report.arithmetic, facts=report.facts) for report in reports]
+    divergent = divergent_members([it.digest for it in prints])
+    if divergent:
+        right = next(it for member, it in enumerate(prints) if member not in divergent)
+        raise WorkersDiverged(explain(prints[divergent[0]], right), divergent, rank)
+
+
+def _compare_states(digests: Sequence[str], is_behind: Sequence[bool], rank: int) -> None:
+    """Refuse the minority. Without a majority no state can be trusted, so all are refused."""
+    members = [member for member, behind in enumerate(is_behind) if not behind]
+    counts = Counter(digests[member] for member in members)
+    if len(counts) < 2:  # noqa: PLR2004  all equal
+        return
+    (right, most), (_, next_most) = counts.most_common(2)
+    divergent = [it for it in members if digests[it] != right or most == next_most]
+    raise WorkersDiverged(
+        f"the state of {len(divergent)} of {len(members)} workers differs from that of the others "
+        "at the same step: stopped before the next step",
+        divergent,
+        rank,
+    )
+
+
+def _allocate(example: Arrays) -> dict[str, NDArray[Any]]:
+    """Return writable arrays in the order of their names.
+
+    `np.full` touches every page now, while the other ranks still train without this one. With
+    `np.zeros` the page faults would come in the first step, in which all ranks wait for it.
+    """
+    return {name: np.full(example[name].shape, 0, example[name].dtype) for name in sorted(example)}
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,226 @@
+"""The training loop of one rank: compute a part of the sum, all-reduce, take the step.
+
+When a peer joins, leaves or dies, the loop abandons what it was doing, joins the new worker group
+and continues. Finished block sums of the current step are kept and everything else is recomputed,
+so a change of group does not change the bits.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Final, Protocol
+
+import numpy as np
+
+from muster.checkpoints.errors import CheckpointFailed
+from muster.collectives.backend import Reducer, Vector
+from muster.collectives.errors import CollectiveError
+from muster.collectives.tree import Block, BlockAssignment, assign_blocks
+from muster.contracts.messages import WorkerGroup
+from muster.training.blocks import BlockComputer
+from muster.training.fingerprint import fingerprint
+from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
+from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
+from muster.training.replay import Replay
+from muster.training.sample_count import decode_sample_count
+from muster.training.schema import Means
+from muster.training.state_sync import Replica, WorkersDiverged, sync_state
+
+
+class Outcome(Enum):
+    """Why the training of a rank ended."""
+
+    DONE = auto()
+    """Every step is taken and the last checkpoint is durable."""
+    STOPPED = auto()
+    """A stop was requested; the state is saved if this rank was the one to save it."""
+    LEFT = auto()
+    """The group continues without this rank."""
+
+
+class TrainerCallbacks(Protocol):
+    """Loads and saves the state, and reports progress, on behalf of a `Trainer`."""
+
+    def load_state(self, layout: WorkerGroup, replica: Replica) -> None:
+        """Fill an empty replica from the newest checkpoint, or with the initial state."""
+
+    def on_group_joined(self, layout: WorkerGroup, replica: Replica) -> None:
+        """All members hold this replica. Called once per group, before its first step."""
+
+    def on_peer_lost(self, layout: WorkerGroup, error: CollectiveError) -> None:
+        """A peer is gone; no step follows until the next group."""
+
+    def on_state_mismatch(self, layout: WorkerGroup, error: WorkersDiverged) -> None:
+        """Some members hold or compute other bits. Called on every member that is still there."""
+
+    def on_step(self, replica: Replica, means: Means) -> None:
+        """A step is committed. It is lost only if all ranks die before the next checkpoint.
+
+        `means` is valid until the next step.
+        """
+
+    def save_checkpoint(self, layout: WorkerGroup, replica: Replica) -> None:
+        """Make the replica durable before returning; called on one member of the group.
+
+        Raises `CheckpointError`; the replica stays whole in any case.
+        """
+
+    def on_checkpoint_failed(self, replica: Replica, error: CheckpointFailed) -> None:
+        """`save_checkpoint` failed; it will be tried again."""
+
+    def wait_before_retry(self, check: Callable[[], None]) -> None:
+        """Wait before the last checkpoint is tried again; call `check` meanwhile."""
+
+    def wait_between_steps(self, check: Callable[[], None]) -> None:
+        """Wait for as long as the job asks for after each step; call `check` meanwhile."""
+
+
+class Trainer:
+    """One rank of one synchronous job."""
+
+    def __init__(
+        self,
+        *,
+        computer: BlockComputer,
+        replay: Replay,
+        replica: Replica,
+        updates: GroupUpdates,
+        groups: GroupFactory,
+        callbacks: TrainerCallbacks,
+    ) -> None:
+        self._computer: Final = computer
+        self._schedule: Final = computer.schedule
+        self._means: Final = np.empty(computer.schema.elements, np.float32)
+        self._replay: Final = replay
+        self._replica: Final = replica
+        self._updates: Final = updates
+        self._groups: Final = groups
+        self._callbacks: Final = callbacks
+        self._arithmetic: Final = fingerprint()
+        self._held: Final[list[Block]] = []
+        """Blocks of the unfinished step whose sums are in the slots, in slot order."""
+        self._slots: Vector | None = None
+        """The slots of the previous group: a new agent hands out new memory."""
+        self._layout: WorkerGroup | None = None
+        self._is_saver = False
+        """True if this member writes the group's checkpoints."""
+        self._saved_step = -1
+
+    def run(self) -> Outcome:
+        """Train until this rank has nothing left to do.
+
+        Raises `InvalidProgram`, and `WorkersDiverged` if this rank is the one that diverged.
+        """
+        try:
+            while True:
+                outcome = self._train_in_group(self._updates.next())
+                if outcome is not None:
+                    return outcome
+        except StopRequested:
+            if self._is_saver and self._layout is not None:
+                self._save(self._layout)
+            return Outcome.STOPPED
+
+    def _train_in_group(self, update: GroupUpdate) -> Outcome | None:
+        """Train with the members of one group; return None if another group follows."""
+        layout, is_newcomer = update.layout, self._layout is None
+        self._is_saver = False
+        try:
+            created = self._groups.create(update)
+            if created is None:
+                # A newcomer still receives groups that were made before it reported ready.
+                return None if is_newcomer else Outcome.LEFT
+            self._layout = layout
+            with created as group:
+                assignment = self._sync(layout, group)
+                if layout.paused:
+                    group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
+                    return None
+                self._take_steps(layout, group, assignment)
+                return Outcome.DONE
+        except WorkersDiverged as error:
+            self._callbacks.on_state_mismatch(layout, error)
+            if error.includes_this_rank:
+                raise
+            return None
+        except GroupChanged:
+            return None
+        except CollectiveError as error:
+            self._callbacks.on_peer_lost(layout, error)
+            return None
+        finally:
+            update.close()
+
+    def _sync(self, layout: WorkerGroup, group: Group) -> BlockAssignment:
+        """Reach the state that all members hold; return the blocks each member contributes."""
+        before = self._replica.position
+        if group.reducer.slots is not self._slots:
+            self._slots = group.reducer.slots
+            self._held.clear()
+        result = sync_state(
+            group.backend,
+            self._replica,
+            self._held,
+            self._schedule.virtual_shards,
+            self._arithmetic,
+            lambda: self._callbacks.load_state(layout, self._replica),
+        )
+        if self._replica.position != before:
+            self._held.clear()
+        self._is_saver = group.backend.rank == 0
+        self._callbacks.on_group_joined(layout, self._replica)
+        return self._replay.split(result.assignment, self._replica.position.step, result.held)
+
+    def _take_steps(self, layout: WorkerGroup, group: Group, assignment: BlockAssignment) -> None:
+        """Take every remaining step; return once the last checkpoint is durable."""
+        even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
+        while not self._schedule.is_over(self._replica.position):
+            step = self._replica.position.step
+            self._compute(group.reducer, assignment[group.backend.rank])
+            total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
+            self._replay.check(
+                group.backend, self._replica.state, step, assignment, group.reducer.slots
+            )
+            self._commit(total)
+            assignment = self._replay.split(even, step + 1)
+            if self._is_saver and self._schedule.is_checkpoint_due(self._replica.position):
+                self._try_to_save(layout)
+            self._callbacks.wait_between_steps(self._updates.check)
+        while self._is_saver and not self._try_to_save(layout):
+            self._callbacks.wait_before_retry(self._updates.check)
+        group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
+
+    def _compute(self, reducer: Reducer, blocks: Sequence[Block]) -> None:
+        """Write the sums of this rank's blocks into the slots; held ones are there already."""
+        step, state = self._replica.position.step, self._replica.state
+        for slot in range(len(self._held), len(blocks)):
+            self._updates.check()
+            self._computer.compute(blocks[slot], state, step, reducer.slots[slot])
+            self._held.append(blocks[slot])
+        self._updates.check()
+
+    def _commit(self, total: Vector) -> None:
+        """Take the step. An error before `Replica.commit` leaves the last state untouched."""
+        step = self._replica.position.step
+        elements = self._computer.schema.elements
+        means = self._computer.schema.means(total[:elements], self._means)
+        consumed = decode_sample_count(total[elements:])
+        state = self._replica.other
+        self._computer.update(self._replica.state, means.gradients, step, state)
+        self._held.clear()
+        self._replica.commit(state, self._schedule.advance(self._replica.committed, consumed))
+        self._callbacks.on_step(self._replica, means)
+
+    def _try_to_save(self, layout: WorkerGroup) -> bool:
+        """Make the current step durable; return False if the disk refused, which may pass."""
+        try:
+            self._save(layout)
+        except CheckpointFailed as error:
+            self._callbacks.on_checkpoint_failed(self._replica, error)
+            return False
+        return True
+
+    def _save(self, layout: WorkerGroup) -> None:
+        step = self._replica.position.step
+        if not self._replica.is_empty and step != self._saved_step:
+            self._callbacks.save_checkpoint(layout, self._replica)
+            self._saved_step = step

@@ -1,1 +1,0 @@
-"""The database: rows in, values out. SQLAlchemy lives here and nowhere else."""

@@ -1,0 +1,74 @@
+"""One rank that saves checkpoints, and states that identify the save they come from."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from muster.checkpoints.crash_simulator import MemoryFileSystem
+from muster.checkpoints.local import FileSystem
+from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manifest import CheckpointName, Fence, Owner
+from muster.contracts.shards import Position
+
+DIRECTORY = Path("/checkpoints/job/worker_0")
+NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
+
+
+def owner(
+    *, uid: str | None = "uid", generation: int | None = 0, rank: int = 0, world_size: int = 2
+) -> Owner:
+    return Owner(job_id="job", job_uid=uid, rank=rank, world_size=world_size, generation=generation)
+
+
+@dataclass
+class Rank:
+    """A checkpoint manager and its warnings."""
+
+    files: FileSystem = field(default_factory=MemoryFileSystem)
+    owner: Owner = field(default_factory=owner)
+    keep_last: int = 2
+    directory: Path = DIRECTORY
+    kind: type[CheckpointManager] = CheckpointManager
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.manager = self.kind(
+            files=self.files,
+            directory=self.directory,
+            owner=self.owner,
+            keep_last=self.keep_last,
+            clock=lambda: NOON,
+            warn=self.warnings.append,
+        )
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            generation = self.owner.generation or 0
+            self.manager.save(step, position(step), state(generation, step))
+
+    def restored(self) -> CheckpointName | None:
+        checkpoint = self.manager.restore()
+        return checkpoint and checkpoint.name
+
+    def on_disk(self) -> list[str]:
+        """Return the names in the directory except fences."""
+        names = self.files.list_directory(str(self.directory))
+        return sorted(name for name in names if Fence.parse(name) is None)
+
+
+def position(step: int) -> Position:
+    return Position(step=step, line_idx=16 * step, consumed_hash=2**64 - 1 - step)
+
+
+def state(generation: int, step: int) -> dict[str, object]:
+    weights = np.arange(40, dtype=np.float32) + 1000 * generation + step
+    return {"weights": weights, "bias": np.float64(step), "generation": generation, "loss": None}
+
+
+def flipped(content: Iterable[int], index: int, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[index] ^= 1 << bit
+    return bytes(changed)

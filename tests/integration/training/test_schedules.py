@@ -1,0 +1,204 @@
+"""Whatever happens to a group, and however large it is: the same bits, every sample once.
+
+And the controls: what would break that promise is noticed.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stage import Stage, write_samples
+
+from muster.collectives.backend import Vector
+from muster.collectives.gathering import all_gather
+from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.tree import Block
+from muster.datasets.index import Line
+from muster.datasets.random_access import Numbers, RandomAccess
+
+SAMPLES = 150
+STEPS = 20
+"""Two epochs of ten."""
+
+MEMBERS_LIMIT = 8
+EVENTS = 6
+
+WORLD_SIZES = [1, 2, 3, 4, 5, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("samples"), samples=SAMPLES)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path) -> str:
+    return Stage(data).plays(1).digest
+
+
+class Fate:
+    """What happens to a stage, by chance that can be repeated."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self._stage = stage
+        self._chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+        acts = [self._joins, self._leaves, self._dies, self._is_replaced, self._holds]
+        for step in self._chance.sample(range(1, STEPS), EVENTS):
+            stage.at(step, *self._chance.choices([*acts, self._all_die], [2, 2, 3, 3, 2, 1]))
+
+    def _joins(self) -> None:
+        if len(self._stage.members) < MEMBERS_LIMIT:
+            self._stage.joins()
+
+    def _leaves(self) -> None:
+        if len(self._stage.members) > 1:
+            self._stage.leaves(self._somebody())
+
+    def _dies(self) -> None:
+        if len(self._stage.members) > 1:
+            self._stage.dies(self._somebody())
+
+    def _is_replaced(self) -> None:
+        victim = self._somebody()
+        self._stage.dies(victim)
+        self._stage.joins(rank=self._stage.players[victim].rank)
+
+    def _holds(self) -> None:
+        self._stage.holds(self._chance.choice([lambda: None, self._joins, self._dies]))
+
+    def _all_die(self) -> None:
+        for player in list(self._stage.members):
+            self._stage.dies(player.worker_id)
+        for _ in range(self._chance.randint(1, 3)):
+            self._stage.joins()
+
+    def _somebody(self) -> int:
+        return self._chance.choice(self._stage.members).worker_id
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_schedule_changes_a_bit_or_loses_a_sample(
+    data: Path, undisturbed: str, world_size: int, seed: int
+) -> None:
+    stage = Stage(data, replay_every=[None, 3][seed % 2])
+    Fate(stage, seed=100 * world_size + seed)
+    stage.plays(world_size)
+    assert stage.digest == undisturbed
+    assert is_exact(stage)
+    assert stage.disputes == []
+
+
+def is_exact(stage: Stage) -> bool:
+    """Whether every sample of both epochs was read once, by what travelled with the sums."""
+    epochs = stage.finished[0].replica.committed.epochs
+    assert [epoch.epoch for epoch in epochs] == [0, 1]
+    return all(
+        (epoch.samples, epoch.hash_sum) == (SAMPLES, epoch.expected_hash_sum) for epoch in epochs
+    )
+
+
+# Controls
+
+
+class InRankOrder(MessageReducer):
+    """The obvious sum: each rank adds up what it has, then the ranks are added up in order."""
+
+    def all_reduce(self, layout: Sequence[Sequence[Block]], **_: object) -> Vector:
+        mine = self.slots[: len(layout[self._backend.rank])].sum(axis=0, dtype=np.float32)
+        parts = all_gather(self._backend, mine.tobytes())
+        total = np.zeros_like(mine)
+        for part in parts:
+            total += np.frombuffer(part, np.float32)
+        return total
+
+
+def test_a_sum_that_depends_on_the_number_of_ranks_gives_other_bits(
+    data: Path, undisturbed: str
+) -> None:
+    digests = {size: Stage(data, reducer=InRankOrder).plays(size).digest for size in (1, 3, 5)}
+    assert digests[1] == undisturbed
+    assert len(set(digests.values())) > 1
+
+
+class Straying(RandomAccess):
+    """Reads the line after the one that is wanted, and the last one twice."""
+
+    def draw(self, numbers: Numbers) -> list[Line]:
+        return super().draw(np.minimum(numbers + 1, SAMPLES - 1))
+
+
+class Repeating(RandomAccess):
+    """Reads a line twice, and its neighbour never."""
+
+    def draw(self, numbers: Numbers) -> list[Line]:
+        return super().draw(np.where(numbers == 7, 8, numbers))
+
+
+@pytest.mark.parametrize("broken", [Straying, Repeating])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_reader_that_reads_wrongly_is_caught_by_the_audit(
+    data: Path, broken: type[RandomAccess], world_size: int
+) -> None:
+    assert not is_exact(Stage(data, drawer=broken).plays(world_size))
+
+
+def flipped(stage: Stage, worker_id: int) -> Callable[[], None]:
+    """Return what flips one bit of one weight of a worker that stands still."""
+
+    def flip() -> None:
+        replica = stage.players[worker_id].replica
+        weights = replica.state["weights"].copy()
+        weights.view(np.uint32)[2] ^= 1
+        weights.flags.writeable = False
+        replica.state = {**replica.state, "weights": weights}
+
+    return flip
+
+
+def replaces(stage: Stage) -> Callable[[tuple[int, ...]], None]:
+    """Return what a coordinator does about a dispute."""
+
+    def replace_them(workers: tuple[int, ...]) -> None:
+        for worker in workers:
+            stage.leaves(worker)
+        for worker in workers:
+            stage.joins(rank=stage.players[worker].rank)
+
+    return replace_them
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_one_flipped_bit_is_found_at_the_next_layout_and_its_worker_goes(
+    data: Path, undisturbed: str, victim: int
+) -> None:
+    stage = Stage(data)
+    stage.when_disputed = replaces(stage)
+    stage.at(6, lambda: stage.holds(flipped(stage, victim)))
+    assert stage.plays(3).digest == undisturbed
+    assert set(stage.disputes) == {(victim,)}
+    assert victim not in {player.worker_id for player in stage.finished}
+
+
+def test_newcomers_get_no_flipped_bit_and_have_no_vote(data: Path, undisturbed: str) -> None:
+    stage = Stage(data)
+    stage.when_disputed = replaces(stage)
+    meanwhile = [flipped(stage, 0), stage.joins, stage.joins, stage.joins]
+    stage.at(6, lambda: stage.holds(lambda: [act() for act in meanwhile]))
+    assert stage.plays(3).digest == undisturbed
+    assert set(stage.disputes) == {(0,)}
+
+
+def test_where_nobody_can_tell_who_is_right_all_go_back_to_the_checkpoint(
+    data: Path, undisturbed: str
+) -> None:
+    stage = Stage(data)
+    stage.when_disputed = replaces(stage)
+    stage.at(6, lambda: stage.holds(flipped(stage, 0)))
+    assert stage.plays(2).digest == undisturbed
+    assert set(stage.disputes) == {(0, 1)}
+    assert {player.worker_id for player in stage.finished} == {2, 3}
+    began_again_at = [step for _, step in stage.taken if step < 6]
+    assert began_again_at[-2:] == [4, 4], "the last checkpoint"

@@ -1,0 +1,318 @@
+"""Ranks from their start to the report of their exit."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from house import SAY_HELLO, WAIT, House
+from installation import await_value
+from stories import beat, saved
+
+from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.job import Reason
+from muster.contracts.messages import (
+    AdoptedRank,
+    Hello,
+    JoinedGroup,
+    PermanentFailure,
+    RankExited,
+    RankSaid,
+    RankSpawned,
+    Warned,
+)
+from muster.contracts.paths import JobFiles
+from muster.contracts.wire import ExitRecord, decode_exit_record, encode
+from muster.host.containment import can_tag, set_tag_limit
+from muster.host.processes import identify, is_running
+from muster.runtime.exit_report import write_exit_record
+from worker.rank import WARNINGS_LIMIT
+from worker.start import Started
+
+
+def exit_of(
+    rank: int, incarnation: int, code: int | None, number: int | None, *lines: str
+) -> RankExited:
+    return RankExited(
+        rank=rank, incarnation=incarnation, exit_code=code, signal=number, last_lines=lines
+    )
+
+
+def test_start_messages_and_exit_are_reported_in_order(house: House) -> None:
+    # It runs until it was read: a start is not reported if the process is gone before that.
+    calm = "import signal; signal.signal(signal.SIGTERM, lambda *_: os._exit(3)); "
+    house.starts(calm + "print('the end', flush=True); " + SAY_HELLO + WAIT)
+    house.lives_until(house.has_heard_hello)
+    house.ranks.send_signal(0, 0, signal.SIGTERM)
+    house.lives_until_it_is_empty()
+    spawned, said, exited = house.reports
+    assert isinstance(spawned, RankSpawned)
+    assert said == RankSaid(rank=0, incarnation=0, message=Hello())
+    assert exited == exit_of(0, 0, 3, None, "the end")
+    record = decode_exit_record(house.files.exit_record(0, 0).read_bytes(), spawned.pid)
+    assert (record.said, record.exited) == ((said,), exited)
+    assert house.files.times(0, 0).stat().st_size == 16
+
+
+def test_killed_ranks_are_reported_before_those_that_exited(house: House) -> None:
+    house.starts("raise SystemExit(1)", rank=0)
+    house.starts("import os; os.kill(os.getpid(), 9)", rank=1)
+    house.starts("raise SystemExit(0)", rank=2)
+    ranks = house.ranks.running
+    await_value(lambda: all(rank.process.has_exited() for rank in ranks), str)
+    house.lives_until_it_is_empty()
+    ends = [report.rank for report in house.reports if isinstance(report, RankExited)]
+    assert ends == [1, 0, 2]
+
+
+def test_the_error_file_of_a_rank_is_reported(house: House) -> None:
+    house.files.run.mkdir(exist_ok=True)
+    write = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write"
+    house.starts(f'{write}(\'{{"message": "ValueError: no"}}\'); raise SystemExit(1)')
+    house.lives_until_it_is_empty()
+    (end,) = (report for report in house.reports if isinstance(report, RankExited))
+    assert end.error == "ValueError: no"
+
+
+def test_an_exit_is_recorded_before_its_process_is_reaped(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that dies in between leaves the record or the zombie."""
+    zombies: list[int] = []
+
+    def look_and_write(files: JobFiles, record: ExitRecord) -> None:
+        assert Path(f"/proc/{record.pid}").exists()
+        zombies.append(record.pid)
+        write_exit_record(files, record)
+
+    monkeypatch.setattr("worker.exits.write_exit_record", look_and_write)
+    house.starts("raise SystemExit(3)")
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 0, 3, None)
+    (pid,) = zombies
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_signal_reaches_only_the_attempt_it_names(house: House) -> None:
+    house.starts(SAY_HELLO + WAIT, incarnation=4)
+    house.lives_until(house.has_heard_hello)
+    house.ranks.send_signal(0, 3, signal.SIGKILL)
+    house.ranks.send_signal(1, 4, signal.SIGKILL)
+    house.ranks.settle()
+    assert house.ranks
+    house.ranks.send_signal(0, 4, signal.SIGTERM)
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 4, None, signal.SIGTERM)
+
+
+def test_a_repeated_or_old_start_is_ignored(house: House) -> None:
+    house.starts(SAY_HELLO + WAIT, incarnation=1)
+    house.lives_until(house.has_heard_hello)
+    known = list(house.reports)
+    house.starts("", incarnation=1)
+    house.starts("", incarnation=2)
+    assert house.reports == known, "it still runs"
+    house.ranks.send_signal(0, 1, signal.SIGKILL)
+    house.lives_until_it_is_empty()
+    known = list(house.reports)
+    house.starts("", incarnation=0)
+    house.starts("", incarnation=1)
+    assert house.reports == known, "its attempt has ended"
+    house.starts("", incarnation=2)
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 2, 0, None)
+
+
+def test_what_a_rank_started_is_gone_before_its_exit_is_reported(house: House) -> None:
+    leave = (
+        "import os, signal, time\n"
+        "pid = os.fork()\n"
+        "if pid == 0: signal.pause()\n"
+        "print(pid, flush=True)\n"
+        "os._exit(1)"
+    )
+    house.starts(leave)
+    house.lives_until_it_is_empty()
+    exited = house.reports[-1]
+    assert isinstance(exited, RankExited)
+    assert identify(int(exited.last_lines[0])) is None
+
+
+def test_a_new_coordinator_gets_running_ranks_and_exits(
+    house: House,
+) -> None:
+    house.starts("", rank=1)
+    house.lives_until_it_is_empty()
+    house.starts(SAY_HELLO + WAIT, rank=0)
+    house.lives_until(house.has_heard_hello)
+    spawned, said, ended = house.ranks.state()
+    assert isinstance(spawned, RankSpawned)
+    record = identify(spawned.pid)
+    assert record is not None
+    assert is_running(record)
+    assert said == RankSaid(rank=0, incarnation=0, message=Hello())
+    assert ended == exit_of(1, 0, 0, None)
+
+
+def test_messages_are_repeated_in_their_order(house: House) -> None:
+    early, late = beat(step=3), beat(step=30)
+    told = [Hello(), early, JoinedGroup(generation=2, step=4), late]
+    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
+    house.lives_until_it_is_empty()
+    *said, _ = house.ranks.state()
+    assert [report.message for report in said] == [told[0], told[2], late]
+
+
+def test_every_save_is_repeated(house: House) -> None:
+    told = [saved(step) for step in (5, 10, 15)]
+    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
+    house.lives_until_it_is_empty()
+    *said, _ = house.ranks.state()
+    assert [report.message for report in said] == told
+
+
+def test_the_number_of_reported_warnings_is_limited(house: House) -> None:
+    warning = encode(Warned(message="again"))
+    wait_for_room = "import os; os.set_blocking(CHANNEL, True); "
+    house.starts(wait_for_room + f"[os.write(CHANNEL, {warning!r}) for _ in range(1000)]")
+    house.lives_until_it_is_empty()
+    warnings = [report for report in house.reports if isinstance(report, RankSaid)]
+    assert len(warnings) == WARNINGS_LIMIT
+
+
+@pytest.mark.parametrize("working_dir", ["/nowhere/at/all", "/dev/null"])
+def test_an_unusable_working_directory_is_refused(house: House, working_dir: str) -> None:
+    house.starts("", working_dir=working_dir)
+    said, exited = house.reports
+    assert isinstance(said, RankSaid)
+    assert isinstance(said.message, PermanentFailure)
+    assert said.message.reason is Reason.INVALID_PROGRAM
+    assert working_dir in said.message.message
+    assert exited == exit_of(0, 0, 126, None)
+    assert list(house.ranks.state()) == [said, exited]
+    assert not house.ranks
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO]
+)
+def test_a_lack_of_resources_can_be_retried(
+    house: House, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: object) -> Started:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as shortage:
+        shortage.setattr(house.starter, "start", fails)
+        house.starts("")
+    (ended,) = house.reports
+    why = f"cannot be started in /: [Errno {number}] {os.strerror(number)}"
+    assert ended == msgspec.structs.replace(exit_of(0, 0, None, None), unstarted=why)
+    assert list(house.ranks.state()) == [ended]
+    house.starts("", incarnation=1)
+    house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 1, 0, None)
+
+
+RECONNECT = """
+import socket
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.connect({address!r})
+line.send({said!r})
+line.recv(100)
+"""
+
+
+@pytest.mark.skipif(not can_tag(), reason="RLIMIT_LOCKS is limited")
+@pytest.mark.parametrize(("tagged_rank", "is_believed"), [(1, True), (0, False)])
+def test_a_reconnecting_process_needs_the_tag_number_too(
+    house: House, tagged_rank: int, *, is_believed: bool
+) -> None:
+    """A child of rank 0 with a copy of rank 1's environment cannot take its channel."""
+    for rank in (0, 1):
+        house.starts(SAY_HELLO + WAIT, rank=rank)
+    own = {rank_process.rank: rank_process.channel for rank_process in house.ranks.running}
+    house.ranks.listen()
+    words = RECONNECT.format(
+        address=str(house.ranks.newest_socket), said=encode(Warned(message="not me"))
+    )
+    caller = subprocess.Popen(
+        [sys.executable, "-S", "-c", words],
+        env={PROCESS_TAG: f"{house.uid}/1/0"},
+        preexec_fn=partial(set_tag_limit, f"{house.uid}/{tagged_rank}/0"),  # noqa: PLW1509  one thread
+        stderr=subprocess.DEVNULL,
+    )
+    said = RankSaid(rank=1, incarnation=0, message=Warned(message="not me"))
+    house.lives_until(lambda: said in house.reports or caller.poll() is not None)
+    assert (said in house.reports) is is_believed
+    rank_process = house.ranks.find(1, 0)
+    assert rank_process is not None
+    assert (rank_process.channel is own[1]) is not is_believed
+    caller.kill()
+    caller.wait()
+
+
+def test_all_ranks_can_be_signalled(house: House) -> None:
+    for rank in range(3):
+        house.starts(WAIT, rank=rank)
+    house.ranks.signal_all(signal.SIGTERM)
+    house.lives_until_it_is_empty()
+    ends = [report for report in house.reports if isinstance(report, RankExited)]
+    assert sorted(ends, key=lambda end: end.rank) == [
+        exit_of(rank, 0, None, signal.SIGTERM) for rank in range(3)
+    ]
+
+
+def test_an_exited_rank_leaves_no_descriptor_open(house: House) -> None:
+    house.starts("")
+    house.lives_until_it_is_empty()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+    for incarnation in range(1, 4):
+        house.starts("", incarnation=incarnation)
+        house.lives_until_it_is_empty()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
+
+
+def test_an_unusable_log_can_be_retried(house: House) -> None:
+    house.files.logs.mkdir(parents=True)
+    house.files.log(0, 0).symlink_to("/nowhere/at/all")
+    house.starts("")
+    (ended,) = house.reports
+    assert isinstance(ended, RankExited)
+    assert (ended.exit_code, ended.signal) == (None, None)
+    assert ended.unstarted is not None
+    assert "rank_00000.000.log" in ended.unstarted
+
+
+def test_an_exit_is_reported_although_a_process_survives_sigkill(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.rank.kill_attempt", lambda _tag: False)
+    house.starts("raise SystemExit(3)")
+    (rank,) = house.ranks.running
+    await_value(rank.process.has_exited, lambda: "it does not exit")
+    house.ranks.settle()
+    assert house.ranks, "its containment is tried again"
+    monkeypatch.setattr("worker.ranks.CONTAINMENT_SECONDS", 0.0)
+    house.ranks.settle()
+    assert house.reports[-1] == exit_of(0, 0, 3, None)
+
+
+def test_an_adopted_rank_without_a_log_is_supervised(house: House) -> None:
+    house.files.times(0, 0).mkdir(parents=True)
+    tag = f"{house.uid}/0/0"
+    with subprocess.Popen(
+        ["/bin/sleep", "600"], env={PROCESS_TAG: tag}, start_new_session=True
+    ) as process:
+        record = identify(process.pid)
+        assert record is not None
+        house.ranks.adopt(AdoptedRank(rank=0, incarnation=0, process=record, mark=tag))
+        house.ranks.signal_all(signal.SIGKILL)
+        house.lives_until_it_is_empty()
+    assert house.reports[-1] == exit_of(0, 0, None, signal.SIGKILL)

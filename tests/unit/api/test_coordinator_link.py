@@ -1,0 +1,102 @@
+"""The API sees whether the coordinator is alive, and wakes it up."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from database_samples import PROCESS
+
+from api.coordinator_link import CACHED_SECONDS, CoordinatorWaker, CoordinatorWatch
+from database.errors import DatabaseUnavailable
+from database.leases import LEASE_SECONDS
+from database.records import Lease
+from muster.contracts.rank import ProcessRecord
+from muster.host.processes import this_process
+
+HERE = Lease(
+    name="coordinator", epoch=1, beat=0, owner="me", process=this_process(), address="127.0.0.1:1"
+)
+ELSEWHERE = replace(
+    HERE, process=ProcessRecord(pid=1, start_ticks=1, boot_id="other", node="elsewhere")
+)
+
+
+class Watched:
+    """A lease that can change, and a clock."""
+
+    def __init__(self, lease: Lease | None) -> None:
+        self.lease = lease
+        self.seconds = 0.0
+        self.watch = CoordinatorWatch(lambda: self.lease, lambda: self.seconds)
+
+
+def test_without_a_lease_there_is_no_coordinator() -> None:
+    assert "muster up" in str(Watched(None).watch.absence())
+
+
+def test_a_process_of_this_host_is_judged_by_itself() -> None:
+    assert Watched(HERE).watch.absence() is None
+    dead = replace(HERE, process=replace(HERE.process, start_ticks=1))
+    watched = Watched(dead)
+    assert watched.watch.absence() is not None
+    watched.lease = replace(dead, beat=1)
+    assert watched.watch.absence() is not None
+
+
+def test_a_process_of_another_host_is_judged_by_its_heartbeat() -> None:
+    watched = Watched(ELSEWHERE)
+    assert watched.watch.absence() is not None
+    watched.lease = replace(ELSEWHERE, beat=1)
+    assert watched.watch.absence() is None
+    watched.seconds = LEASE_SECONDS
+    assert watched.watch.absence() is not None
+
+
+class Leases:
+    """A lease with the address of a socket; counts queries."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.now = 100.0
+        self.queries = 0
+        self.is_away = False
+        self.waker = CoordinatorWaker(self._read, lambda: self.now)
+        self._address = "{}:{}".format(*channel.getsockname())
+
+    def _read(self) -> Lease:
+        self.queries += 1
+        if self.is_away:
+            raise DatabaseUnavailable("away")
+        return replace(HERE, process=PROCESS, address=self._address)
+
+
+@pytest.fixture
+def channel() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.settimeout(20)
+        yield bound
+
+
+def test_the_address_is_cached_for_a_second(channel: socket.socket) -> None:
+    leases = Leases(channel)
+    for _ in range(3):
+        leases.waker()
+    assert leases.queries == 1
+    leases.now += CACHED_SECONDS
+    leases.waker()
+    assert leases.queries == 2
+    assert [channel.recv(1) for _ in range(4)] == [b""] * 4
+
+
+def test_waking_never_fails(channel: socket.socket) -> None:
+    leases = Leases(channel)
+    leases.is_away = True
+    leases.waker()
+    channel.setblocking(False)  # noqa: FBT003  its name
+    with pytest.raises(BlockingIOError):
+        channel.recv(1)
+    leases.is_away = False
+    leases.waker()
+    channel.settimeout(20)
+    assert channel.recv(1) == b""

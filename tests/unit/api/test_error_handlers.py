@@ -1,0 +1,104 @@
+"""Every exception that leaves a route is one problem document without secrets."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
+
+from api.auth import Authenticator
+from api.error_handlers import install
+from api.errors import Conflict, did_you_mean, invalid_field
+from api.middleware import AccessMiddleware
+from api.rate_limits import RateLimiter
+from database.errors import (
+    CommitInDoubt,
+    DatabaseError,
+    DatabaseUnavailable,
+    IdempotencyConflict,
+    JobExists,
+    JobMissing,
+    JobNotTerminal,
+)
+from database.records import utc_now
+from muster.contracts.errors import FieldProblem, InvalidSpec
+from muster.contracts.job import JobId, JobStatus
+
+SECRET = "hunter2"  # noqa: S105  must not be shown
+
+
+def answer_to(error: Exception) -> httpx.Response:
+    """Return the response of a service whose route raises `error`."""
+    app = FastAPI()
+    install(app)
+
+    @app.get("/x")
+    async def failing() -> None:
+        raise error
+
+    guarded = AccessMiddleware(
+        app,
+        authenticator=Authenticator(
+            tokens=None, clock=utc_now, own_uid=7, require_token=False, token_sha256=None
+        ),
+        limiter=RateLimiter(per_second=1, at_once=1, monotonic=lambda: 0.0),
+        hosts=["localhost"],
+        uid_of=lambda _scope: 7,
+    )
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(guarded), base_url="http://localhost"
+        ) as client:
+            return await client.get("/x")
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (JobMissing(JobId("a")), 404, "job-not-found"),
+        (JobExists(JobId("a")), 409, "job-exists"),
+        (JobNotTerminal(JobId("a"), JobStatus.RUNNING), 409, "job-not-over"),
+        (IdempotencyConflict("k"), 422, "idempotency-conflict"),
+        (DatabaseUnavailable("locked"), 503, "store-unavailable"),
+        (CommitInDoubt("lost"), 503, "commit-in-doubt"),
+        (DatabaseError(SECRET), 500, "unexpected"),
+        (RuntimeError(SECRET), 500, "unexpected"),
+        (InvalidSpec([FieldProblem("seed", "is odd")]), 422, "invalid-request"),
+        (invalid_field("body", "seed", "is odd"), 422, "invalid-request"),
+        (Conflict("full", "no room"), 409, "full"),
+    ],
+)
+def test_each_error_has_its_document(error: Exception, status: int, kind: str) -> None:
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        answer = answer_to(error)
+    problem: dict[str, Any] = answer.json()
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, problem["status"]) == (status, status)
+    assert problem["type"] == f"/problems/{kind}"
+    assert isinstance(problem["detail"], str)
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
+    assert SECRET not in answer.text
+    assert [log["request_id"] for log in logs] == ([problem["request_id"]] * (status == 500))
+
+
+def test_problems_of_a_spec_are_fields_of_the_body() -> None:
+    answer = answer_to(InvalidSpec([FieldProblem("seed", "is odd"), FieldProblem("env", "bad")]))
+    assert [error["loc"] for error in answer.json()["errors"]] == [
+        ["body", "seed"],
+        ["body", "env"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("wrold_size", "did you mean 'world_size'?"), ("zzz", None)],
+)
+def test_a_similar_name_is_suggested(name: str, hint: str | None) -> None:
+    assert did_you_mean(name, ["seed", "world_size"]) == hint

@@ -1,0 +1,115 @@
+"""Creation under the requested or a free id, plans, and waiting for a status."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from unit.api.jobs import JOB
+
+from api.routes.jobs import IDS_TRIED, create, planned, wait_for_status
+from api.streams import JobCache, JobState
+from api.submission import Submitter
+from database.engine import Write
+from database.errors import DatabaseUnavailable, JobExists
+from database.records import Job
+from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid
+from muster.contracts.paths import DataDir
+from muster.contracts.settings import ServiceSettings
+from muster.contracts.spec import JobRequest
+
+UID = JobUid("uid")
+
+
+class Service:
+    """The parts of a desk that a submission uses; the clock stands still."""
+
+    def __init__(self, root: Path, numbers: Iterable[int]) -> None:
+        environment = {"MUSTER_DATA_DIR": str(root), "CHECKPOINT_DIR": str(root / "ckpt")}
+        hexes = map(hex, numbers)
+        self.stored: dict[JobId, Job] = {}
+        self.app_state = SimpleNamespace(
+            jobs=SimpleNamespace(creation=self._creation, find=self.stored.get),
+            intake=SimpleNamespace(store=self._store),
+            files=DataDir(root),
+            submitter=Submitter(
+                settings=ServiceSettings.read(environment, cores=2),
+                working_dir=root,
+                clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+                random_hex=lambda: next(hexes),
+                checkpoint_dir_of=lambda _: None,
+                search_path=None,
+            ),
+        )
+
+    def _creation(self, job_id: JobId, uid: JobUid, *_: object, **__: object) -> Write[Job]:
+        def write(_: object) -> Job:
+            if job_id in self.stored:
+                raise JobExists(job_id)
+            return self.stored.setdefault(job_id, replace(JOB, job_id=job_id, uid=uid))
+
+        return write
+
+    async def _store(self, creation: Write[Job]) -> Job:
+        return creation(None)  # type: ignore[arg-type]  # these need no connection
+
+    def submit(self, job_id: str | None = None) -> Job:
+        return asyncio.run(create(JobRequest(job_id=job_id), self.app_state, UID, None, "ada"))
+
+
+def test_a_generated_id_that_is_taken_is_replaced(tmp_path: Path) -> None:
+    service = Service(tmp_path, [1, 1, 1, 2])
+    assert [service.submit().job_id for _ in range(2)] == [
+        "job-20260102t030405-100000",
+        "job-20260102t030405-200000",
+    ]
+
+
+def test_generated_ids_are_tried_a_few_times(tmp_path: Path) -> None:
+    service = Service(tmp_path, [1] * (1 + IDS_TRIED))
+    service.submit()
+    with pytest.raises(JobExists):
+        service.submit()
+    assert len(service.stored) == 1
+
+
+def test_a_requested_id_is_tried_once(tmp_path: Path) -> None:
+    service = Service(tmp_path, [])
+    service.submit("mine")
+    with pytest.raises(JobExists):
+        service.submit("mine")
+    with pytest.raises(JobExists):
+        planned(JobRequest(job_id="mine"), service.app_state)
+
+
+def test_a_plan_may_show_a_generated_id_that_is_taken(tmp_path: Path) -> None:
+    service = Service(tmp_path, [1, 1])
+    assert service.submit().job_id == planned(JobRequest(), service.app_state).job_id
+
+
+def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:
+    wanted = replace(JOB, uid=JobUid("later"))
+    over = replace(wanted, status=JobStatus.COMPLETED)
+    seen = [JOB, wanted, DatabaseUnavailable("away"), over]
+
+    def read(_: JobId) -> JobState:
+        found = seen.pop(0)
+        if isinstance(found, DatabaseUnavailable):
+            raise found
+        return JobState(found, ())
+
+    async def is_disconnected() -> bool:
+        return False
+
+    async def story() -> None:
+        moments = iter(range(100))
+        glances = JobCache(read, lambda: float(next(moments)))
+        desk = SimpleNamespace(job_cache=glances, is_closing=lambda: False)
+        request = SimpleNamespace(is_disconnected=is_disconnected)
+        await glances.get(JOB.job_id)
+        assert await wait_for_status(desk, request, JOB.job_id, TERMINAL, 20) == over
+
+    asyncio.run(story())

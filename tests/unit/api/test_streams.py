@@ -1,0 +1,382 @@
+"""Streams share one reader without gaps or repetitions; the job cache shares queries."""
+
+import asyncio
+import gc
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio import CapacityLimiter
+from unit.api.jobs import JOB
+
+from api import streams
+from api.logs import follow
+from api.logs.follow import JobFollower
+from api.logs.position import Position
+from api.streams import (
+    FRESH_SECONDS,
+    JobCache,
+    JobState,
+    LogBroadcast,
+    LogEvent,
+    encode_event,
+    encode_start,
+)
+from database.errors import DatabaseUnavailable
+from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.paths import DataDir, JobFiles
+
+OVER = replace(JOB, status=JobStatus.COMPLETED)
+STATE = JobState(JOB, ())
+OTHER = JobState(replace(JOB, uid=JobUid("another")), ())
+ID = JOB.job_id
+
+
+def test_events_are_encoded_for_browsers() -> None:
+    event_id = "6f1c2ab9/0.0:8"
+    assert encode_event(event_id, "one\n\ntwo") == (
+        b"id: 6f1c2ab9/0.0:8\ndata: one\ndata: \ndata: two\n\n"
+    )
+    assert encode_event(event_id, "{}", "end") == b"id: 6f1c2ab9/0.0:8\nevent: end\ndata: {}\n\n"
+    assert encode_start(event_id) == b"id: 6f1c2ab9/0.0:8\nretry: 2000\n\n"
+
+
+class World:
+    """A job that writes logs, and the broadcast of a service."""
+
+    def __init__(self, root: Path) -> None:
+        directory = DataDir(root)
+        self.job = JOB
+        self.is_closing = False
+        ticks = itertools.count()
+        self.broadcast = LogBroadcast(
+            directory,
+            JobCache(lambda _id: JobState(self.job, ()), lambda: float(next(ticks))),
+            is_closing=lambda: self.is_closing,
+            readers=CapacityLimiter(2),
+        )
+        self.files = directory.job(JOB.job_id)
+        self.files.logs.mkdir(parents=True)
+        self.written = 0
+
+    def write(self, count: int = 1) -> None:
+        """Write numbered lines, to two ranks in turn."""
+        for _ in range(count):
+            with self.files.log(self.written % 2, 0).open("a") as log:
+                log.write(f"{self.written}\n")
+            self.written += 1
+
+    async def read(self, position: Position | None = None) -> list[str]:
+        """Follow the job to its end."""
+        found = []
+        async with self.broadcast.subscribe(JOB, None) as feed:
+            async for event in feed.events(position or {}):
+                found += lines(event)
+        return found
+
+    def check(self, found: list[str]) -> None:
+        """Every line must be there once, those of each rank in order."""
+        for rank in (0, 1):
+            prefix = f"[rank {rank}] "
+            numbers = [int(line.removeprefix(prefix)) for line in found if line.startswith(prefix)]
+            assert numbers == list(range(rank, self.written, 2))
+
+
+def lines(event: LogEvent | None) -> list[str]:
+    if event is None:
+        return []
+    text = event.encoded.decode().removesuffix("\n\n")
+    return [line.removeprefix("data: ") for line in text.split("\n")[1:]]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(streams, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(follow, "BATCH_BYTES", 100)
+    return World(tmp_path)
+
+
+def test_readers_that_join_at_any_time_get_each_line_once(world: World) -> None:
+    async def scenario() -> None:
+        world.write(50)
+        readers = []
+        for _ in range(10):
+            readers.append(asyncio.create_task(world.read()))
+            world.write(20)
+            await asyncio.sleep(0.003)
+        world.job = OVER
+        for reader in readers:
+            world.check(await reader)
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_falls_behind_has_no_gap(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "BACKLOG_BYTES", 2)
+    opened_by: list[asyncio.Task[object] | None] = []
+
+    class Opened(JobFollower):
+        def __init__(
+            self,
+            files: JobFiles,
+            rank: int | None,
+            position: Position,
+            until: Position | None = None,
+        ) -> None:
+            super().__init__(files, rank, position, until)
+            opened_by.append(asyncio.current_task())
+
+    monkeypatch.setattr(streams, "JobFollower", Opened)
+
+    async def keep_up(found: list[str], has_more: asyncio.Event) -> None:
+        async with world.broadcast.subscribe(JOB, None) as feed:
+            async for event in feed.events({}):
+                found += lines(event)
+                has_more.set()
+
+    async def fall_behind() -> list[str]:
+        quick_lines: list[str] = []
+        has_more = asyncio.Event()
+        quick = asyncio.create_task(keep_up(quick_lines, has_more))
+        found = []
+        async with world.broadcast.subscribe(JOB, None) as feed:
+            async for event in feed.events({}):
+                found += lines(event)
+                if world.written < 300:
+                    world.write(60)
+                    # Once the quick reader has the lines, the feed has dropped their events.
+                    while len(quick_lines) < world.written:
+                        has_more.clear()
+                        await has_more.wait()
+                else:
+                    world.job = OVER
+        await quick
+        return found
+
+    async def scenario() -> None:
+        slow = asyncio.create_task(fall_behind())
+        async with asyncio.timeout(30):
+            world.check(await slow)
+        assert opened_by.count(slow) > 1, "it never fell behind"
+
+    world.write(2)
+    asyncio.run(scenario())
+
+
+def test_a_feed_keeps_a_bounded_backlog(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "BACKLOG_BYTES", 1000)
+
+    async def scenario() -> None:
+        async with world.broadcast.subscribe(JOB, None) as feed:
+            reader = asyncio.create_task(world.read())
+            for _ in range(40):
+                world.write(2)
+                await asyncio.sleep(0.003)
+            world.job = OVER
+            world.check(await reader)
+            kept = [event.size_bytes for event in feed._kept]  # noqa: SLF001  what it holds
+            assert 0 < sum(kept) == feed._kept_bytes <= 1000  # noqa: SLF001
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_ahead_of_the_feed_gets_nothing_twice(world: World) -> None:
+    async def scenario() -> None:
+        async with world.broadcast.subscribe(JOB, None) as feed:
+            stream = feed.events({})
+            world.write(2)
+            assert sorted(lines(await anext(stream))) == ["[rank 0] 0", "[rank 1] 1"]
+            # The reader has read on at another service, and reconnects here.
+            world.write(2)
+            ahead = {rank: (0, world.files.log(rank, 0).stat().st_size) for rank in (0, 1)}
+            world.write(2)
+            reader = asyncio.create_task(world.read(ahead))
+            await asyncio.sleep(0.01)
+            world.job = OVER
+            assert sorted(await reader) == ["[rank 0] 4", "[rank 1] 5"]
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_stream_wakes_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "IDLE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        async with world.broadcast.subscribe(JOB, None) as feed, asyncio.timeout(30):
+            assert await anext(feed.events({})) is None
+
+    asyncio.run(scenario())
+
+
+def test_streams_end_when_the_service_stops(world: World) -> None:
+    async def scenario() -> None:
+        world.write(2)
+        async with world.broadcast.subscribe(JOB, None) as feed:
+            reading = asyncio.create_task(world.read())
+            await asyncio.sleep(0.01)
+            world.is_closing = True
+            assert len(await reading) == 2
+            final = await feed.final_state()
+            assert final is not None
+            assert not final.job.is_terminal
+
+    asyncio.run(scenario())
+
+
+def test_the_last_reader_closes_the_feed(world: World) -> None:
+    async def scenario() -> None:
+        async with world.broadcast.subscribe(JOB, None) as first:
+            async with world.broadcast.subscribe(JOB, None) as second:
+                assert first is second
+            async with world.broadcast.subscribe(JOB, 0) as other:
+                assert other is not first
+        with pytest.raises(asyncio.CancelledError):
+            await first.final_state()
+        async with world.broadcast.subscribe(JOB, None) as again:
+            assert again is not first
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_feed_fails_its_streams(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("disk failure")
+
+    async def scenario() -> None:
+        async with world.broadcast.subscribe(JOB, None) as feed:
+            monkeypatch.setattr(streams, "finished_logs", broken)
+            async for _ in feed.events({}):
+                pass
+            with pytest.raises(RuntimeError, match="disk failure"):
+                await feed.final_state()
+
+    asyncio.run(scenario())
+
+
+class Rows:
+    """A database that counts its queries, and a clock that moves by itself a little."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.queries = 0
+        self.answer: Callable[[], JobState | None] = lambda: STATE
+        self.cache = JobCache(self._read, self._monotonic)
+
+    def _monotonic(self) -> float:
+        self.seconds += 1e-6
+        return self.seconds
+
+    def _read(self, _job_id: JobId) -> JobState | None:
+        self.queries += 1
+        return self.answer()
+
+
+class SlowAnswer:
+    """An answer that waits until it may go on."""
+
+    def __init__(self, state: JobState) -> None:
+        self.has_begun, self.go_on = threading.Event(), threading.Event()
+        self._state = state
+
+    def __call__(self) -> JobState:
+        self.has_begun.set()
+        assert self.go_on.wait(20)
+        return self._state
+
+
+def unavailable() -> Any:  # noqa: ANN401  it never returns
+    raise DatabaseUnavailable("away")
+
+
+def test_fifty_readers_share_one_query() -> None:
+    async def scenario() -> None:
+        rows = Rows()
+        states = await asyncio.gather(*[rows.cache.get(ID) for _ in range(50)])
+        assert (states, rows.queries) == ([STATE] * 50, 1)
+        rows.seconds += FRESH_SECONDS
+        await rows.cache.get(ID)
+        assert rows.queries == 2
+
+    asyncio.run(scenario())
+
+
+def test_get_current_sees_the_job_that_has_the_id_now() -> None:
+    async def scenario() -> None:
+        rows = Rows()
+        await rows.cache.get(ID)
+        rows.answer = lambda: OTHER
+        assert await rows.cache.get(ID) == STATE, "it is fresh"
+        assert await rows.cache.get_current(ID) == OTHER
+        assert await rows.cache.get(ID) == OTHER
+
+    asyncio.run(scenario())
+
+
+def test_callers_during_a_query_share_the_next_one() -> None:
+    async def scenario() -> None:
+        rows = Rows()
+        rows.answer = slow = SlowAnswer(STATE)
+        early = asyncio.create_task(rows.cache.get_current(ID))
+        await asyncio.to_thread(slow.has_begun.wait, 20)
+        rows.answer = lambda: OTHER
+        late = [asyncio.create_task(rows.cache.get_current(ID)) for _ in range(50)]
+        await asyncio.sleep(0)
+        slow.go_on.set()
+        assert await early == STATE
+        assert await asyncio.gather(*late) == [OTHER] * 50
+        assert rows.queries == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("method", ["get", "get_current"])
+def test_a_reader_that_leaves_disturbs_no_other(method: str) -> None:
+    faults: list[object] = []
+
+    async def scenario() -> None:
+        rows = Rows()
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        rows.answer = slow = SlowAnswer(STATE)
+        leaving = asyncio.create_task(getattr(rows.cache, method)(ID))
+        staying = asyncio.create_task(getattr(rows.cache, method)(ID))
+        await asyncio.to_thread(slow.has_begun.wait, 20)
+        leaving.cancel()
+        slow.go_on.set()
+        assert await staying == STATE
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert faults == []
+
+
+def test_without_a_database_get_returns_the_last_state() -> None:
+    async def scenario() -> None:
+        rows = Rows()
+        await rows.cache.get(ID)
+        rows.answer = unavailable
+        rows.seconds += FRESH_SECONDS
+        assert await rows.cache.get(ID) == STATE
+        for refused in (rows.cache.get_current(ID), rows.cache.get(JobId("unknown"))):
+            with pytest.raises(DatabaseUnavailable):
+                await refused
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_job_is_not_found_and_may_come_back() -> None:
+    async def scenario() -> None:
+        rows = Rows()
+        await rows.cache.get(ID)
+        rows.answer = lambda: None
+        assert await rows.cache.get_current(ID) is None
+        rows.answer = lambda: OTHER
+        rows.seconds += FRESH_SECONDS
+        assert await rows.cache.get(ID) == OTHER
+
+    asyncio.run(scenario())

@@ -1,0 +1,263 @@
+"""Rows to response bodies: summaries, audits, the state of an agent, what a caller may see."""
+
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import msgspec
+import pytest
+from database_samples import epoch
+from unit.api.jobs import JOB, NOW
+
+from api.auth import Caller
+from api.views import (
+    agent_state,
+    audit_view,
+    eta_seconds,
+    every_rank,
+    job_view,
+    mean_loss,
+    summary,
+    throughput,
+    total_steps,
+)
+from database.records import Audit, EpochRecord, RankRecord
+from muster.contracts.job import TERMINAL, JobStatus, StopRequest
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.retry import RetryClass
+from muster.contracts.token import Scope
+from muster.contracts.views import AuditView, SummaryView
+from muster.host.processes import identify
+
+
+def worker(rank: int = 0, **changes: object) -> RankRecord:
+    live = RankRecord(
+        rank=rank,
+        incarnation=0,
+        state="live",
+        process=None,
+        step=10,
+        total_steps=30,
+        throughput_steps_per_sec=5.0,
+        loss=0.5,
+    )
+    return replace(live, **changes)  # type: ignore[arg-type]
+
+
+FINISHED = worker(1, finished=True, state="exited", step=30)
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([worker(), worker(1)], 4.0),
+        ([worker(), worker(1, step=0)], 6.0),
+        ([worker(), FINISHED], 4.0),
+        ([FINISHED], 0.0),
+        ([worker(step=31), FINISHED], 0.0),
+        ([worker(), worker(1, throughput_steps_per_sec=0.0)], None),
+        ([worker(), worker(1, throughput_steps_per_sec=math.nan)], None),
+        ([worker(), worker(1, state="exited")], None),
+        ([worker(), worker(1, total_steps=None)], None),
+        (every_rank([worker()], 2), None),
+    ],
+)
+def test_the_slowest_rank_decides_the_eta(
+    workers: list[RankRecord], expected: float | None
+) -> None:
+    assert eta_seconds(workers) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 5.0),
+        ({"state": "suspect"}, 5.0),
+        ({"state": "exited"}, 0.0),
+        ({"finished": True}, 0.0),
+        ({"throughput_steps_per_sec": math.inf}, 0.0),
+    ],
+)
+def test_only_a_living_rank_has_a_throughput(changes: dict[str, object], expected: float) -> None:
+    assert throughput(worker(**changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [([], None), ([None], None), ([math.nan], None), ([0.5, None], 0.5), ([0.5, 1.5, math.inf], 1)],
+)
+def test_the_loss_is_the_mean_of_the_known_ones(
+    losses: list[float | None], expected: float | None
+) -> None:
+    assert mean_loss([worker(loss=loss) for loss in losses]) == expected
+
+
+def test_the_total_is_unknown_until_every_rank_reports_one() -> None:
+    assert total_steps([worker(), worker(1)]) == 60
+    assert total_steps([worker(), worker(1, total_steps=None)]) is None
+
+
+def together(*workers: RankRecord) -> SummaryView:
+    """Return the summary of a synchronous job of two ranks."""
+    spec = msgspec.structs.replace(JOB.spec, mode="synchronous")
+    return summary(replace(JOB, spec=spec), workers, NOW)
+
+
+def test_ranks_of_one_model_count_its_steps_once() -> None:
+    found = together(worker(), worker(1, step=11, loss=0.25))
+    assert (found.step, found.total_steps, found.throughput_steps_per_sec) == (11, 30, 5.0)
+    assert (found.eta_seconds, found.loss) == (19 / 5.0, 0.25)
+
+
+def test_a_living_rank_counts_for_the_model_if_there_is_one() -> None:
+    down = worker(1, step=11, state="exited")
+    assert together(worker(), down).eta_seconds == 4.0
+    assert together(worker(state="exited", step=3), down).step == 11
+    assert together().step == 0
+
+
+def test_a_summary_has_as_many_ranks_as_are_wanted_now() -> None:
+    found = summary(replace(JOB, wanted_world_size=3), [worker(), worker(3)], NOW)
+    assert (found.world_size, [one.rank for one in found.workers]) == (3, [0, 1, 2])
+
+
+def test_a_rank_without_a_process_is_waiting() -> None:
+    never = worker(0, incarnation=-1, state="exited")
+    for started in ([worker(1)], [never, worker(1)]):
+        found = summary(JOB, started, NOW).workers
+        assert [(one.worker_id, one.state) for one in found] == [("0", "waiting"), ("1.0", "live")]
+
+
+def test_heartbeat_ages_are_never_negative() -> None:
+    beats = [NOW - timedelta(seconds=3), NOW + timedelta(seconds=3)]
+    ranks = [worker(rank, last_heartbeat_at=beat) for rank, beat in enumerate(beats)]
+    found = summary(JOB, ranks, NOW).workers
+    assert [one.last_heartbeat_age_seconds for one in found] == [3.0, 0.0]
+
+
+def test_a_job_that_is_over_has_no_eta() -> None:
+    over = replace(JOB, status=JobStatus.STOPPED)
+    assert summary(over, [worker(), worker(1)], NOW).eta_seconds is None
+
+
+def test_a_stop_request_shows_at_once() -> None:
+    stopping = replace(JOB, stop_request=StopRequest.GRACEFUL)
+    assert summary(stopping, [], NOW).status is JobStatus.STOPPING
+
+
+def test_exits_are_summed_over_all_ranks_and_kinds() -> None:
+    crashed = {"crash": 2}
+    ranks = [worker(endings=crashed), worker(7, endings={"crash": 1, "hang": 1})]
+    found = summary(JOB, ranks, NOW)
+    counted = {kind: count for kind, count in found.endings.items() if count}
+    assert counted == {"crash": 3, "hang": 1}
+    assert set(found.endings) == set(RetryClass)
+    assert found.workers[0].endings == crashed
+
+
+@pytest.mark.parametrize(
+    ("scope", "value"), [(Scope.READ, "…"), (Scope.SUBMIT, "hidden"), (Scope.ADMIN, "hidden")]
+)
+def test_a_reader_sees_no_value_of_the_environment(scope: Scope, value: str) -> None:
+    job = replace(JOB, spec=msgspec.structs.replace(JOB.spec, env={"KEY": "hidden"}))
+    assert job_view(job, Caller(name="ci", scope=scope, is_limited=True)).spec["env"] == {
+        "KEY": value
+    }
+
+
+# Audits
+
+EXACT = epoch(0)
+OTHER = epoch(1, hash_sum=1)
+SHORT = epoch(1, samples=3, hash_sum=1)
+TWICE = epoch(1, samples=101)
+
+
+def audited(
+    status: JobStatus, epochs: Sequence[EpochRecord], mode: str = "synchronous"
+) -> AuditView:
+    verdicts = [record.exactly_once for record in epochs]
+    job = replace(JOB, status=status, spec=msgspec.structs.replace(JOB.spec, mode=mode, epochs=2))
+    exact, inexact = verdicts.count(True), verdicts.count(False)
+    return audit_view(job, Audit(commits=[], epochs=epochs, exact=exact, inexact=inexact))
+
+
+@pytest.mark.parametrize(
+    ("status", "epochs", "is_exact"),
+    [
+        (JobStatus.RUNNING, [], None),
+        (JobStatus.RUNNING, [EXACT, SHORT], None),
+        (JobStatus.RUNNING, [EXACT, epoch(1)], None),
+        (JobStatus.RUNNING, [EXACT, OTHER], False),
+        (JobStatus.RUNNING, [EXACT, TWICE], False),
+        (JobStatus.STOPPED, [EXACT, SHORT], None),
+        (JobStatus.COMPLETED, [EXACT, epoch(1)], True),
+        (JobStatus.COMPLETED, [EXACT, SHORT], False),
+        (JobStatus.COMPLETED, [EXACT], False),
+        (JobStatus.COMPLETED, [], False),
+    ],
+)
+def test_exactly_once_is_decided_as_soon_as_it_is_known(
+    status: JobStatus,
+    epochs: list[EpochRecord],
+    is_exact: bool | None,  # noqa: FBT001  a table's column
+) -> None:
+    found = audited(status, epochs)
+    assert (found.complete, found.exactly_once) == (status is JobStatus.COMPLETED, is_exact)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(JobStatus.RUNNING, None), (JobStatus.COMPLETED, False)]
+)
+def test_a_short_epoch_is_wrong_once_the_job_is_completed(
+    status: JobStatus,
+    expected: bool | None,  # noqa: FBT001  a table's column
+) -> None:
+    found = audited(status, [EXACT, SHORT]).epochs
+    assert [one.exactly_once for one in found] == [True, expected]
+
+
+def test_the_result_covers_epochs_that_are_not_listed() -> None:
+    job = replace(JOB, spec=msgspec.structs.replace(JOB.spec, mode="synchronous", epochs=1000))
+    cut = Audit(
+        commits=[], epochs=[EXACT], exact=999, inexact=1, epochs_omitted=999, commits_omitted=7
+    )
+    found = audit_view(job, cut)
+    assert (found.epochs_omitted, found.checkpoints_omitted) == (999, 7)
+    assert [one.exactly_once for one in found.epochs] == [True]
+    assert found.exactly_once is False
+
+
+def test_an_independent_job_proves_nothing() -> None:
+    found = audited(JobStatus.COMPLETED, [], "independent")
+    assert (found.complete, found.exactly_once) == (False, None)
+
+
+# The agent of a job
+
+
+@pytest.fixture
+def agent() -> Iterator[ProcessRecord]:
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+        record = identify(process.pid)
+        assert record is not None
+        yield record
+        process.kill()
+
+
+def test_the_state_of_an_agent_is_that_of_its_process(agent: ProcessRecord) -> None:
+    assert agent_state(replace(JOB, agent=agent)) == "running"
+    os.kill(agent.pid, signal.SIGSTOP)
+    os.waitpid(agent.pid, os.WUNTRACED)
+    assert agent_state(replace(JOB, agent=agent)) == "stopped"
+    gone = replace(agent, start_ticks=agent.start_ticks - 1)
+    assert agent_state(replace(JOB, agent=gone)) == "gone"
+    elsewhere = replace(agent, boot_id="another", node="another machine")
+    assert agent_state(replace(JOB, agent=elsewhere)) == "elsewhere"
+    assert agent_state(JOB) is None
+    for status in TERMINAL:
+        assert agent_state(replace(JOB, agent=agent, status=status)) is None

@@ -1,0 +1,47 @@
+"""A database with one token, for tests of authentication."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from database_samples import NOON
+
+from database.errors import DatabaseUnavailable
+from muster.contracts.token import Scope, Token, id_in, sha256_of
+
+TEXT = f"mst_{'a' * 12}_{'b' * 64}"
+
+
+def make_token() -> Token:
+    return Token(
+        token_id=id_in(TEXT) or "",
+        name="ci",
+        scope=Scope.SUBMIT,
+        sha256=sha256_of(TEXT),
+        created_at=NOON,
+        created_by=None,
+        expires_at=None,
+    )
+
+
+@dataclass
+class TokenStore:
+    """May be unavailable, for readers or for writers only."""
+
+    token: Token = field(default_factory=make_token)
+    is_away: bool = False
+    is_read_only: bool = False
+    is_cached: bool = False
+    noted: list[datetime] = field(default_factory=list)
+
+    def find(self, token_id: str) -> Token | None:
+        if self.is_away:
+            raise DatabaseUnavailable("no route to host")
+        return self.token if token_id == self.token.token_id else None
+
+    def find_cached(self, token_id: str) -> Token | None:
+        return self.token if self.is_cached and token_id == self.token.token_id else None
+
+    def note_use(self, _token_id: str, now: datetime) -> None:
+        self.noted.append(now)
+        if self.is_read_only:
+            raise DatabaseUnavailable("locked")

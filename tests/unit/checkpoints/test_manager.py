@@ -1,0 +1,187 @@
+"""Saving and restoring without failures, and the order of the durable steps."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint_ranks import NOON, Rank, position, state
+
+from muster.checkpoints.comparison import identity, identity_of
+from muster.checkpoints.manager import RECYCLED_LIMIT_BYTES, expendable
+from muster.checkpoints.manifest import LATEST, CheckpointName
+
+
+def test_saved_state_is_restored() -> None:
+    rank = Rank()
+    rank.save(5)
+    checkpoint = rank.manager.restore()
+    assert checkpoint is not None
+    assert checkpoint.step == 5
+    assert checkpoint.position == position(5)
+    saved = state(0, 5)
+    assert checkpoint.state.keys() == saved.keys()
+    np.testing.assert_array_equal(checkpoint.state["weights"], saved["weights"])
+    assert checkpoint.state["loss"] is None
+    assert identity_of(checkpoint) == identity(saved, position(5))
+    assert rank.warnings == []
+
+
+def test_new_job_restores_nothing() -> None:
+    rank = Rank()
+    assert rank.manager.restore() is None
+    assert rank.files.tree() == {}
+
+
+def test_manifest_fields_of_a_save() -> None:
+    manifest = Rank().manager.save(3, position(3), {"lr": 0.1})
+    assert (manifest.step, manifest.rank, manifest.world_size) == (3, 0, 2)
+    assert (manifest.job_id, manifest.job_uid, manifest.generation) == ("job", "uid", 0)
+    assert manifest.time == NOON.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert len(manifest.manifest_xxh3) == 16
+    assert manifest.files == {}
+
+
+def steps_of_a_save(rank: Rank, step: int) -> list[str]:
+    """Save, and return the operations whose order matters."""
+    before = len(rank.files.operations)
+    rank.save(step)
+    return [
+        operation.name
+        for operation in rank.files.operations[before:]
+        if operation.name not in ("read", "write", "close", "is_directory", "list_directory")
+    ]
+
+
+def test_save_follows_the_durable_sequence() -> None:
+    rank = Rank()
+    rank.save(1, 2)
+    assert steps_of_a_save(rank, 3) == [
+        *("make_directory", "create", "fsync", "create", "fsync", "fsync_directory"),
+        *("create", "fsync"),
+        *("rename", "fsync_directory", "rename", "fsync_directory"),
+        "rename",
+    ]
+
+
+def test_small_save_recycles_a_hidden_directory() -> None:
+    rank = Rank()
+    rank.save(1, 2, 3, 4)
+    assert steps_of_a_save(rank, 5) == [
+        *("overwrite", "fsync", "overwrite", "fsync", "create", "fsync"),
+        *("rename", "fsync_directory", "rename", "fsync_directory"),
+        "rename",
+    ]
+    assert rank.manager.restore().state["bias"] == 5
+
+
+def test_recycled_directory_takes_states_of_any_length() -> None:
+    rank = Rank()
+    lengths = (40, 40, 40, 40, 7, 90, 40, 1, 200)
+    for step, length in enumerate(lengths):
+        rank.manager.save(step, position(step), {"weights": np.full(length, step, np.float32)})
+    restored = rank.manager.restore()
+    assert restored is not None
+    assert restored.state["weights"].tolist() == [8.0] * 200
+    assert Rank(rank.files, keep_last=2).restored() == CheckpointName(0, 8)
+
+
+def test_large_or_empty_states_are_not_recycled() -> None:
+    rank = Rank()
+    for step in range(4):
+        rank.manager.save(
+            step, position(step), {"weights": np.zeros(RECYCLED_LIMIT_BYTES, np.uint8)}
+        )
+    for step in range(4, 8):
+        rank.manager.save(step, position(step), {"loss": 0.5})
+    assert rank.on_disk() == [LATEST, "step_0000000006.g0000", "step_0000000007.g0000"]
+
+
+@pytest.mark.parametrize("keep_last", [1, 2, 3])
+def test_retention_keeps_last_and_removes_temporaries(keep_last: int) -> None:
+    rank = Rank(keep_last=keep_last)
+    rank.save(*range(6))
+    rank.manager.close()
+    kept = [f"step_{step:010d}.g0000" for step in range(6 - keep_last, 6)]
+    assert rank.on_disk() == [LATEST, *kept]
+
+
+def test_saving_a_step_again_uses_a_new_revision() -> None:
+    rank = Rank(keep_last=2)
+    rank.save(4, 4, 4)
+    rank.manager.close()
+    assert rank.restored() == CheckpointName(0, 4, 2)
+    assert rank.on_disk() == [LATEST, "step_0000000004.g0000.r0001", "step_0000000004.g0000.r0002"]
+
+
+BY_HAND = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from muster.checkpoints.crash_simulator import MemoryFileSystem
+from muster.checkpoints.manifest import Owner
+from muster.checkpoints.manager import CheckpointManager
+from muster.contracts.shards import Position
+manager = CheckpointManager(
+    files=MemoryFileSystem(), directory=Path("/c"), keep_last=1, warn=print,
+    owner=Owner(job_id="j", job_uid=None, rank=0, world_size=1, generation=None),
+    clock=lambda: datetime.now(UTC),
+)
+events = []
+sys.addaudithook(lambda event, _: events.append(event))
+manager.save(1, Position(), {"best": float("inf")})
+manager.save(2, Position(), {"best": 0.5})
+assert manager.restore().state == {"best": 0.5}
+"""
+
+
+def test_state_without_arrays_imports_no_numpy() -> None:
+    run(BY_HAND + "assert 'numpy' not in sys.modules")
+
+
+def test_all_disk_access_goes_through_the_port() -> None:
+    run(BY_HAND + "assert not [event for event in events if event.startswith(('open', 'os.'))]")
+
+
+def run(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize("keep_last", [0, -1])
+def test_keep_last_zero_is_refused(keep_last: int) -> None:
+    with pytest.raises(ValueError, match="keep_last"):
+        Rank(keep_last=keep_last)
+
+
+def test_negative_step_is_refused() -> None:
+    rank = Rank()
+    with pytest.raises(ValueError, match="steps count from 0"):
+        rank.save(-1)
+    assert rank.files.tree() == {}
+
+
+CASES = [
+    # have, latest, trusted, keep_last, gone
+    ({1, 2, 3}, 3, {3}, 1, [2, 1]),
+    ({1, 2, 3, 4}, 4, {3, 4}, 2, [2, 1]),
+    ({1, 2, 3, 4}, 4, {4}, 2, []),
+    ({1, 2, 3, 4}, 4, {2, 4}, 2, [1]),
+    ({1, 2, 3, 4}, 4, {3, 4}, 3, [1]),
+    ({1, 2, 3, 4}, 4, {3, 4}, 9, []),
+    ({1}, 1, {1}, 1, []),
+    # A program that went back: LATEST stays, though others have later steps.
+    ({2, 8, 9}, 2, {2, 8, 9}, 2, [8]),
+    ({2, 8, 9}, 2, {2, 8, 9}, 1, [9, 8]),
+]
+
+
+@pytest.mark.parametrize(("have", "latest", "trusted", "keep_last", "gone"), CASES)
+def test_expendable_checkpoints(
+    have: set[int], latest: int, trusted: set[int], keep_last: int, gone: list[int]
+) -> None:
+    def named(steps: set[int]) -> set[CheckpointName]:
+        return {CheckpointName(0, step) for step in steps}
+
+    found = expendable(named(have), CheckpointName(0, latest), named(trusted), keep_last)
+    assert [name.step for name in found] == gone

@@ -1,0 +1,170 @@
+"""Damaged checkpoints are detected, and the previous one is restored."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from checkpoint_ranks import DIRECTORY, Rank, flipped, owner
+
+from muster.checkpoints.crash_simulator import MemoryFileSystem
+from muster.checkpoints.errors import CheckpointDamaged
+from muster.checkpoints.manifest import LATEST, MANIFEST, CheckpointName
+from muster.checkpoints.reader import CheckpointReader
+
+
+def overwrite(files: MemoryFileSystem, path: str, content: bytes) -> None:
+    """Replace the content of a file, like bit rot."""
+    files.remove_file(path)
+    descriptor = files.create(path)
+    files.write(descriptor, content)
+    files.close(descriptor)
+
+
+LATEST_LINES = {
+    "missing": None,
+    "empty": b"",
+    "torn": b"step_00000",
+    "without its line end": b"step_0000000003.g0000",
+    "pointing nowhere": b"step_0000000099.g0000\n",
+    "a path": b"../../worker_1/step_0000000003.g0000\n",
+    "an absolute path": b"/etc\n",
+    "the parent": b"..\n",
+    "two lines": b"step_0000000003.g0000\nstep_0000000002.g0000\n",
+    "not text": b"\xff\xfe\x00\n",
+    "other digits": "step_000000000\u0663.g0000\n".encode(),
+    "very long": b"step_0000000003.g0000\n" * 1000,
+}
+
+
+@pytest.mark.parametrize("line", LATEST_LINES.values(), ids=list(LATEST_LINES))
+def test_bad_latest_is_ignored_with_a_warning(line: bytes | None) -> None:
+    rank = Rank()
+    rank.save(2, 3)
+    if line is None:
+        rank.files.remove_file(f"{DIRECTORY}/{LATEST}")
+    else:
+        overwrite(rank.files, f"{DIRECTORY}/{LATEST}", line)
+    assert rank.restored() == CheckpointName(0, 3)
+    assert len(rank.warnings) == 1
+    rank.save(4)
+    rank.warnings.clear()
+    assert rank.restored() == CheckpointName(0, 4)
+    assert rank.warnings == []
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "state.safetensors"])
+@pytest.mark.parametrize("index", [*range(0, 330, 7), -1, -2, -3, -10])
+def test_flipped_bit_falls_back_to_previous_checkpoint(file: str, index: int) -> None:
+    rank = Rank()
+    rank.save(2, 3)
+    path = f"{DIRECTORY}/step_0000000003.g0000/{file}"
+    content = rank.files.tree()[path]
+    index %= len(content)
+    overwrite(rank.files, path, flipped(content, index, bit=index % 8))
+    assert rank.restored() == CheckpointName(0, 2)
+    assert len(rank.warnings) == 2
+    assert file in rank.warnings[0]
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "state.safetensors"])
+@pytest.mark.parametrize("kept", [0, 1, 17, 200, -1])
+def test_truncated_or_longer_file_falls_back(file: str, kept: int) -> None:
+    rank = Rank()
+    rank.save(2, 3)
+    path = f"{DIRECTORY}/step_0000000003.g0000/{file}"
+    content = rank.files.tree()[path]
+    for changed in (content[:kept], content + b"\0", content + content):
+        overwrite(rank.files, path, changed)
+        assert rank.restored() == CheckpointName(0, 2)
+
+
+def test_renamed_checkpoint_is_damaged() -> None:
+    rank = Rank()
+    rank.save(2)
+    rank.files.rename(f"{DIRECTORY}/step_0000000002.g0000", f"{DIRECTORY}/step_0000000009.g0000")
+    with pytest.raises(CheckpointDamaged, match="another directory"):
+        rank.manager.restore()
+
+
+def test_no_intact_checkpoint_raises_and_changes_nothing() -> None:
+    rank = Rank()
+    rank.save(2, 3)
+    for step in (2, 3):
+        overwrite(rank.files, f"{DIRECTORY}/step_{step:010d}.g0000/manifest.json", b"{}")
+    before = rank.files.tree()
+    with pytest.raises(CheckpointDamaged, match="no checkpoint in"):
+        rank.manager.restore()
+    assert rank.files.tree() == before
+
+
+def test_retention_keeps_the_last_intact_checkpoint() -> None:
+    first = Rank(keep_last=3)
+    first.save(1, 2, 3)
+    for step in (2, 3):
+        overwrite(first.files, f"{DIRECTORY}/step_{step:010d}.g0000/state.safetensors", b"")
+    second = Rank(first.files, owner(generation=1), keep_last=2)
+    assert second.restored() == CheckpointName(0, 1)
+    second.save(2)
+    assert "step_0000000001.g0000" in second.on_disk()
+    second.save(3)
+    assert second.on_disk() == [LATEST, "step_0000000002.g0001", "step_0000000003.g0001"]
+
+
+def test_interrupted_saves_are_removed_other_files_stay() -> None:
+    rank = Rank()
+    rank.save(1)
+    others = [f"{DIRECTORY}/{name}" for name in ("notes.tmp", ".step_x.tmp", "step_1")]
+    newer = f"{DIRECTORY}/.step_0000000002.g0009.tmp"
+    dead = f"{DIRECTORY}/.step_0000000002.g0000.tmp"
+    for path in (*others, newer, dead):
+        rank.files.make_directory(path)
+    overwriteable = f"{DIRECTORY}/.LATEST.g0000.tmp"
+    rank.files.close(rank.files.create(overwriteable))
+    rank.files.close(rank.files.create(f"{dead}/state.safetensors"))
+    successor = Rank(rank.files, owner(generation=1))
+    successor.save(2)
+    left = {name for name in successor.on_disk() if "tmp" in name or name == "step_1"}
+    assert left == {"notes.tmp", ".step_x.tmp", "step_1", ".step_0000000002.g0009.tmp"}
+
+
+@dataclass
+class Racing:
+    """A reader's file system on which the job saves before a manifest is read."""
+
+    files: MemoryFileSystem
+    saves: Iterator[Callable[[], None]]
+
+    def read(self, path: str, limit_bytes: int) -> bytearray:
+        if path.endswith(MANIFEST):
+            next(self.saves, lambda: None)()
+        return self.files.read(path, limit_bytes)
+
+    def list_directory(self, path: str) -> list[str]:
+        return self.files.list_directory(path)
+
+
+def racing_reader(rank: Rank, times: int, warnings: list[str]) -> CheckpointReader:
+    """Return a reader; the rank saves three times before each of its first reads."""
+    assert isinstance(rank.files, MemoryFileSystem)
+    saves = (partial(rank.save, *range(first, first + 3)) for first in range(10, 10 + 3 * times, 3))
+    files = Racing(rank.files, saves)
+    return CheckpointReader(
+        files=files, directory=rank.directory, rank=0, world_size=None, warn=warnings.append
+    )
+
+
+def test_reader_retries_when_the_job_deletes_meanwhile() -> None:
+    rank, warnings = Rank(), []
+    rank.save(1, 2, 3)
+    found = racing_reader(rank, 2, warnings).newest()
+    assert found is not None
+    assert found.step == 15
+    assert not warnings, "nothing was damaged"
+
+
+def test_reader_gives_up_on_constant_changes() -> None:
+    rank = Rank()
+    rank.save(1, 2, 3)
+    with pytest.raises(CheckpointDamaged, match="faster than it can be read"):
+        racing_reader(rank, 1000, []).newest()

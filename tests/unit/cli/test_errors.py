@@ -1,0 +1,89 @@
+"""An exit code for every error and every end of a job."""
+
+import pytest
+
+from cli import errors
+from cli.checkpoints import RankRequired
+from cli.errors import ExitCode, Misuse, WrongState, exit_code_of, exit_code_of_job
+from muster.client.errors import (
+    Ambiguous,
+    Busy,
+    ClientError,
+    NoCertificates,
+    NotMuster,
+    Problem,
+    Unconfirmed,
+    Unreachable,
+    Unsendable,
+    WaitTimedOut,
+    refusal,
+)
+from muster.contracts.errors import (
+    FieldProblem,
+    InvalidEnvironment,
+    InvalidSpec,
+    JobDiffers,
+    MusterError,
+)
+from muster.contracts.job import TERMINAL
+from muster.contracts.secrets import Reference, SecretUnavailable
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Unreachable("http://api"), ExitCode.UNREACHABLE),
+        (NotMuster("http://api", 200), ExitCode.UNREACHABLE),
+        (Ambiguous("a", ["a1", "a2"]), ExitCode.USAGE),
+        (WaitTimedOut("a", "RUNNING", 1.0), ExitCode.TIMED_OUT),
+        (ClientError("anything else"), ExitCode.FAILED),
+        (InvalidSpec([FieldProblem("job_id", "is not an id")]), ExitCode.USAGE),
+        (InvalidEnvironment("MUSTER_PORT", "x", "a number"), ExitCode.USAGE),
+        (JobDiffers("a", ["command"]), ExitCode.CONFLICT),
+        (MusterError("ours"), ExitCode.FAILED),
+        (NoCertificates("no PEM"), ExitCode.USAGE),
+        (Unsendable("an impossible token"), ExitCode.USAGE),
+        (Misuse("wrong words"), ExitCode.USAGE),
+        (RankRequired("which rank?"), ExitCode.USAGE),
+        (WrongState("it has ended"), ExitCode.CONFLICT),
+        (SecretUnavailable(Reference("file", "a"), "is missing"), ExitCode.NOT_FOUND),
+        (PermissionError(13, "Permission denied", "/x"), ExitCode.USAGE),
+        (OSError(28, "No space left on device", "/x"), ExitCode.FAILED),
+    ],
+)
+def test_exit_code_of_an_error(error: Exception, code: ExitCode) -> None:
+    assert exit_code_of(error) is code
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (401, ExitCode.NOT_ALLOWED),
+        (403, ExitCode.NOT_ALLOWED),
+        (404, ExitCode.NOT_FOUND),
+        (409, ExitCode.CONFLICT),
+        (412, ExitCode.CONFLICT),
+        (422, ExitCode.USAGE),
+        (429, ExitCode.FAILED),
+        (500, ExitCode.FAILED),
+        (503, ExitCode.FAILED),
+    ],
+)
+def test_exit_code_of_a_refusal(status: int, code: ExitCode) -> None:
+    assert exit_code_of(refusal(Problem(status=status, detail="No."))) is code
+
+
+def test_unconfirmed_request_has_the_code_of_its_cause() -> None:
+    busy = refusal(Problem(status=503, detail="The database is away."))
+    assert isinstance(busy, Busy)
+    assert exit_code_of(Unconfirmed(busy)) is ExitCode.FAILED
+    assert exit_code_of(Unconfirmed(Unreachable("http://api"))) is ExitCode.UNREACHABLE
+
+
+def test_each_end_of_a_job_has_its_own_code() -> None:
+    assert len({exit_code_of_job(status) for status in TERMINAL}) == len(TERMINAL)
+
+
+def test_every_exit_code_is_documented() -> None:
+    documented = {line.split()[0] for line in (errors.__doc__ or "").splitlines() if line}
+    assert {str(code.value) for code in ExitCode} <= documented

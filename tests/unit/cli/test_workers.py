@@ -1,0 +1,154 @@
+"""The workers, attempts and audit of a job, in lines and exit codes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+from summaries import JOB, RANK, job, summary
+
+from cli import workers
+from cli.main import app
+from cli.workers import attempt_lines, verdict_of
+from muster import Client
+
+WHOLE = {"epoch": 0, "exactly_once": True}
+PART = {"epoch": 0, "exactly_once": None}
+LATER_PART = {"epoch": 7, "exactly_once": None}
+
+FAILED = {
+    "job_id": "points",
+    "status": "FAILED",
+    "reason": "no_progress",
+    "message": "rank 0 failed; its log:\n  Traceback\n    line 3",
+}
+ENDED: dict[str, Any] = {
+    "rank": 0,
+    "incarnation": 0,
+    "pid": 7,
+    "started_at": "2026-03-01T12:00:00Z",
+    "ended_at": "2026-03-01T12:00:04Z",
+    "step_at_start": None,
+    "step_at_end": None,
+    "retry_class": "crash",
+    "message": "exited with code 1 (/a/very/long/path/to/train.py, line 12: NameError: name 'x')",
+}
+
+Ask = Callable[..., Result]
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "exactly_once", "epochs", "words", "code"),
+    [
+        ("synchronous", "COMPLETED", True, [WHOLE], "a read every sample exactly once", 0),
+        ("synchronous", "RUNNING", False, [], "a did NOT read every sample exactly once", 1),
+        ("independent", "COMPLETED", None, [], "there is nothing to audit", 2),
+        ("synchronous", "RUNNING", None, [PART], "no whole epoch is durable; ask again later", 2),
+        ("synchronous", "RUNNING", None, [LATER_PART], "was read exactly once; ask again", 2),
+        ("synchronous", "FAILED", None, [PART], "FAILED before its last epoch: no whole", 2),
+    ],
+)
+def test_audit_ends_with_a_verdict_and_its_exit_code(
+    mode: str,
+    status: str,
+    exactly_once: bool | None,  # noqa: FBT001  as the API sends it
+    epochs: list[dict[str, bool | None]],
+    words: str,
+    code: int,
+) -> None:
+    whole = job(status=status, is_terminal=status in {"COMPLETED", "FAILED"}, spec={"mode": mode})
+    sentence, found = verdict_of(whole, {"exactly_once": exactly_once, "epochs": epochs})
+    assert found == code
+    assert words in sentence
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Run a command against a server that answers by path."""
+
+    def run(answers: Mapping[str, Any], *words: str) -> Result:
+        bodies = {"/jobs/a": {**JOB, "status": "COMPLETED"}, **answers}
+
+        @contextmanager
+        def connected() -> Iterator[Client]:
+            transport = httpx.MockTransport(
+                lambda request: httpx.Response(200, json=bodies[request.url.path])
+            )
+            with Client("http://api", transport=transport) as client:
+                yield client
+
+        monkeypatch.setattr(workers, "connected", connected)
+        return CliRunner().invoke(app, words)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("agent", "notes"),
+    [
+        ({}, 0),
+        ({"agent": None}, 0),
+        ({"agent": "running"}, 0),
+        ({"agent": "stopped"}, 1),
+        ({"agent": "gone"}, 1),
+    ],
+    ids=["an older server", "none", "running", "stopped", "gone"],
+)
+def test_workers_notes_an_agent_that_does_not_run(
+    ask: Ask, agent: dict[str, str | None], notes: int
+) -> None:
+    shown = ask({"/jobs/a/workers": {"workers": [], "world_size": 2, **agent}}, "workers", "a")
+    header, wanted, *rest = shown.stdout.splitlines()
+    assert (header.split()[0], wanted, len(rest)) == ("worker", "world_size is 2 ranks", notes)
+
+
+def test_workers_of_an_ended_job_have_no_note(ask: Ask) -> None:
+    ended = {**JOB, "status": "COMPLETED", "is_terminal": True}
+    pool = {"workers": [], "world_size": 1, "agent": "gone"}
+    shown = ask({"/jobs/a": ended, "/jobs/a/workers": pool}, "workers", "a")
+    assert shown.stdout.splitlines()[-1] == "a is COMPLETED, world_size was 1 rank"
+
+
+def test_audit_of_an_older_server_has_no_omissions(ask: Ask) -> None:
+    read = {"samples": 8, "expected_samples": 8, "hash": "1f", "expected_hash": "1f"}
+    saved = {"step": 4, "epoch": 0, "generation": 1, "digest": "2e", "saved_at": "2026-01-01T12:00"}
+    found = {"exactly_once": True, "epochs": [{**WHOLE, **read}], "checkpoints": [saved]}
+    shown = ask({"/jobs/a/audit": found}, "audit", "a")
+    assert shown.exit_code == 0, shown.output
+    assert "not shown" not in shown.stdout
+
+
+def test_attempts_have_their_reason_below() -> None:
+    assert "\n".join(attempt_lines(summary(**FAILED), [ENDED])).splitlines() == [
+        "points is FAILED (no_progress): rank 0 failed; its log:",
+        "  Traceback",
+        "    line 3",
+        "rank  process  pid  started (UTC)   seconds  steps  class",
+        "   0        0    7  03-01 12:00:00        4  -      crash",
+        f"      {ENDED['message']}",
+    ]
+
+
+def test_job_without_attempts_says_so() -> None:
+    queued = attempt_lines(summary(status="QUEUED"), [])
+    assert list(queued) == ["a is QUEUED", "no process yet"]
+    stopped = attempt_lines(summary(status="STOPPED"), [])
+    assert list(stopped) == ["a is STOPPED", "no process was started"]
+
+
+def test_live_attempt_shows_its_worker_step() -> None:
+    live = {**ENDED, "ended_at": None, "retry_class": None, "message": None}
+    found = [
+        {**live, "incarnation": 2, "step_at_start": None},
+        {**live, "incarnation": 1, "step_at_start": 5},
+        {**live, "rank": 1, "step_at_start": 5},
+    ]
+    members = [{**RANK, "worker_id": name, "step": 9} for name in ("0.1", "0.2")]
+    _, _, *rows = attempt_lines(summary(workers=members), found)
+    assert [row.split()[6:] for row in rows] == [
+        ["-", "alive"],
+        ["5", "to", "9", "alive"],
+        ["5", "to", "-", "alive"],
+    ]

@@ -1,0 +1,49 @@
+"""The rows of one coordinator, and the story under the next one."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import UTC, datetime
+
+from stories import Story
+
+from coordinator.decide.state import JobSnapshot
+from coordinator.persistence import Attachment, Moment, job_row, member_rows, rank_rows
+from coordinator.restore import snapshot_of
+from database.records import Job, RankRecord
+from muster.contracts.job import StopRequest
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+def rows_of(
+    job: JobSnapshot, now: float = 1000.0, stop: StopRequest | None = None
+) -> tuple[Job, list[RankRecord]]:
+    """Return the rows of this job."""
+    moment = Moment(monotonic=now, wall=NOON)
+    change = job_row(job, Attachment(started_at=None), moment)
+    written = {field.name: getattr(change, field.name) for field in fields(change)}
+    row = Job(
+        **written,
+        spec=job.spec,
+        created_at=NOON,
+        updated_at=NOON,
+        stop_request=stop,
+        stop_grace_seconds=None,
+        version=1,
+        wanted_world_size=job.wanted_world_size,
+        pause_request=job.pause_requested,
+    )
+    return row, rank_rows(job, moment)
+
+
+def successor(
+    story: Story,
+    take_up: Callable[..., JobSnapshot] = snapshot_of,
+    *,
+    stop: StopRequest | None = None,
+) -> Story:
+    """Return the story under the next coordinator; by default no process is left."""
+    row, workers = rows_of(story.job, story.now, stop)
+    pool = member_rows(story.job, Moment(monotonic=story.now, wall=NOON))
+    taken_up = Story(take_up(row, workers, pool, Moment(monotonic=5.0, wall=NOON)), now=5.0)
+    return taken_up if stop is None else taken_up.is_stopped(stop)

@@ -1,0 +1,325 @@
+"""From the preparation of a job to the end of its agent."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+
+import pytest
+from stories import Story, exited
+
+from coordinator import agent_lifecycle
+from coordinator.agent_lifecycle import AgentLifecycle, Unprepared, prepare
+from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
+from coordinator.decide.state import JobFailure
+from coordinator.jobs import TrackedJob
+from coordinator.launcher import AgentProcess, JobPlaces
+from coordinator.persistence import Attachment
+from muster.contracts.job import JobUid, Reason
+from muster.contracts.messages import AgentAssignment, RankExited
+from muster.contracts.paths import DataDir
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings import ServiceSettings
+from muster.contracts.spec import JobSpec
+from muster.contracts.wire import ExitRecord
+from muster.datasets.reader import find_shards
+from muster.job_defaults import complete
+from muster.runtime.exit_report import write_own_record
+
+DEADLINE_SECONDS = 20.0
+
+
+def service_settings(root: Path) -> ServiceSettings:
+    environ = {
+        "MUSTER_DATA_DIR": str(root / "state"),
+        "DATASET_DIR": str(root / "shards"),
+        "CHECKPOINT_DIR": str(root / "checkpoints"),
+    }
+    return ServiceSettings.read(environ, cores=2)
+
+
+async def holds_lease() -> bool:
+    return True
+
+
+# The end of an agent
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> TrackedJob:
+    """A job whose only rank has recorded its exit with code 0."""
+    job = Story.running(world_size=1).job
+    files = DataDir(service_settings(tmp_path).data_dir).job(job.job_id)
+    files.run.mkdir(parents=True)
+    identity = job.ranks[0].identity
+    assert identity is not None
+    record = ExitRecord(pid=identity.pid, at="", said=(), exited=exited(0, 0, code=0))
+    write_own_record(files, record)
+    return TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
+
+
+class Sweeper:
+    """A launcher that only sweeps."""
+
+    def __init__(self, sweep: Callable[[], None]) -> None:
+        self._sweep = sweep
+
+    async def sweep(self, _job_uid: str, _known: Sequence[ProcessRecord]) -> None:
+        self._sweep()
+
+
+async def serve(_job: TrackedJob) -> str:
+    return "the agent has ended"
+
+
+def test_a_lost_agent_is_reported_after_the_sweep(finished: TrackedJob, tmp_path: Path) -> None:
+    happened: list[str] = []
+
+    def observe(_uid: JobUid, observation: Observation) -> None:
+        happened.append(type(observation).__name__)
+        if isinstance(observation, AgentLost):
+            assert observation.living == frozenset()
+        if isinstance(observation, RankExited):
+            assert observation.exit_code == 0
+
+    launcher = Sweeper(lambda: happened.append("swept"))
+    lifecycle = AgentLifecycle(launcher, service_settings(tmp_path), holds_lease)
+    asyncio.run(lifecycle._attend(finished, observe, serve))  # noqa: SLF001
+    assert happened == ["swept", "RankExited", "AgentLost"]
+
+
+def test_a_failed_sweep_reports_nothing_and_is_raised(finished: TrackedJob, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    observed: list[Observation] = []
+
+    async def attend() -> None:
+        lifecycle = AgentLifecycle(Sweeper(fail), service_settings(tmp_path), holds_lease)
+        lifecycle.raise_error()
+        lifecycle._run(lifecycle._attend(finished, lambda _, o: observed.append(o), serve))  # noqa: SLF001
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not lifecycle.is_idle:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        lifecycle.raise_error()
+
+    with pytest.raises(OSError, match="Too many open files"):
+        asyncio.run(attend())
+    assert observed == []
+
+
+# Dismissal before the agent was ever connected
+
+
+class Launcher:
+    """Agents that run until they are killed; `on_start` is called while one is being started."""
+
+    def __init__(self, on_start: Callable[[], None]) -> None:
+        self._on_start = on_start
+        self.calls: list[str] = []
+
+    async def start(self, _assignment: AgentAssignment) -> AgentProcess:
+        self.calls.append("started")
+        self._on_start()
+        return AgentProcess(record=None, ended=asyncio.get_running_loop().create_future())
+
+    async def kill(self, agent: AgentProcess) -> None:
+        self.calls.append("killed")
+        agent.ended.set_result(-9)
+
+    async def sweep(self, _job_uid: str, _known: Sequence[ProcessRecord]) -> None:
+        self.calls.append("swept")
+
+
+class Dismissal:
+    """An admitted job that is dismissed at one moment of its agent's start."""
+
+    def __init__(self, root: Path, moment: str) -> None:
+        self._story = Story.submitted(world_size=1).is_admitted()
+        self._story.plans()
+        job = self._story.job
+        settings = service_settings(root)
+        self.files = DataDir(settings.data_dir).job(job.job_id)
+        self.observed: list[Observation] = []
+        self.disk = Event()
+        """Set once it responds."""
+        self.launcher = Launcher(self._is_starting)
+        self._job = TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
+        self._lifecycle = AgentLifecycle(self.launcher, settings, holds_lease)
+        self._moment = moment
+        self._dismissed = Event()
+        self._lost = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start the agent and wait until it is reported as lost."""
+        self._loop = asyncio.get_running_loop()
+        self._lifecycle.start(self._job, self._observe)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await self._lost.wait()
+        self.disk.set()
+
+    def reach(self, moment: str) -> None:
+        if moment == self._moment and not self._dismissed.is_set():
+            self._job.snapshot = self._story.takes(DismissAgent()).job
+            self._lifecycle.dismiss(self._job)
+            self._dismissed.set()
+
+    def reach_in_thread(self, moment: str) -> None:
+        if moment == self._moment:
+            self._loop.call_soon_threadsafe(self.reach, moment)
+            assert self._dismissed.wait(DEADLINE_SECONDS)
+
+    def _is_starting(self) -> None:
+        self.reach("starting")
+        self._loop.call_soon(self.reach, "started")
+
+    def _observe(self, _uid: JobUid, observation: Observation) -> None:
+        self.observed.append(observation)
+        if isinstance(observation, AgentLost):
+            self._lost.set()
+
+
+@pytest.mark.parametrize(
+    ("moment", "calls"),
+    [
+        ("preparing", ["swept"]),
+        ("claiming", ["swept"]),
+        ("starting", ["started", "killed", "swept"]),
+        ("started", ["started", "killed", "swept"]),
+    ],
+)
+def test_an_agent_can_be_dismissed_at_any_moment_of_its_start(
+    moment: str, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dismissal = Dismissal(tmp_path, moment)
+
+    def slow_prepare(*_: object) -> JobPlaces:
+        dismissal.reach_in_thread("preparing")
+        if moment == "preparing":
+            assert dismissal.disk.wait(DEADLINE_SECONDS), "a hanging disk delays the dismissal"
+        return JobPlaces(dataset_dir=tmp_path, checkpoint_dir=tmp_path, working_dir=tmp_path)
+
+    def claim(*_: object) -> None:
+        dismissal.files.root.mkdir(parents=True)
+        dismissal.reach_in_thread("claiming")
+
+    monkeypatch.setattr(agent_lifecycle, "prepare", slow_prepare)
+    monkeypatch.setattr(agent_lifecycle, "claim_directory", claim)
+    monkeypatch.setattr(agent_lifecycle, "DISMISSAL_SECONDS", 0.0)
+    asyncio.run(dismissal.run())
+    assert dismissal.launcher.calls == calls
+    assert [type(one) for one in dismissal.observed] == [AgentLost]
+    assert dismissal.files.root.exists() == (moment != "preparing")
+
+
+def test_an_unprepared_job_fails_without_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dismissal = Dismissal(tmp_path, moment="never")
+
+    def refuse(*_: object) -> JobPlaces:
+        raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message="there is no data"))
+
+    monkeypatch.setattr(agent_lifecycle, "prepare", refuse)
+    asyncio.run(dismissal.run())
+    assert [type(one) for one in dismissal.observed] == [JobFailed, AgentLost]
+    assert dismissal.launcher.calls == []
+
+
+# Preparation
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ServiceSettings:
+    return service_settings(tmp_path)
+
+
+@pytest.fixture
+def synthetic(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "datasets" / "synthetic"
+
+
+def write_shard(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "shard_00000.txt").write_text('{"x":[1],"y":0}\n')
+    return directory
+
+
+def refusal(spec: JobSpec, settings: ServiceSettings) -> tuple[Reason, str]:
+    with pytest.raises(Unprepared) as caught:
+        prepare(spec, settings)
+    return caught.value.failure.reason, caught.value.failure.message
+
+
+def test_the_synthetic_data_set_is_created_once(settings: ServiceSettings, synthetic: Path) -> None:
+    spec = JobSpec(dataset_dir=str(synthetic))
+    places = prepare(spec, settings)
+    assert places.dataset_dir == synthetic
+    made = {shard: shard.stat() for shard in find_shards(synthetic)}
+    assert len(made) == 8
+    assert prepare(spec, settings) == places
+    assert {shard: shard.stat() for shard in find_shards(synthetic)} == made
+
+
+def test_a_job_never_changes_its_data_set(
+    settings: ServiceSettings, synthetic: Path, tmp_path: Path
+) -> None:
+    of_synthetic = complete(JobSpec(), settings, tmp_path).spec
+    shards = write_shard(tmp_path / "shards")
+    assert prepare(of_synthetic, settings).dataset_dir == synthetic
+    of_default = complete(JobSpec(), settings, tmp_path).spec
+    shards.rename(tmp_path / "elsewhere")
+    reason, _ = refusal(of_default, settings)
+    assert reason is Reason.INVALID_DATASET
+
+
+def test_an_incomplete_stored_job_is_completed_first(
+    settings: ServiceSettings, synthetic: Path, tmp_path: Path
+) -> None:
+    places = prepare(JobSpec(), settings)
+    assert places.dataset_dir == synthetic
+    assert places.checkpoint_dir == tmp_path / "checkpoints"
+    assert places.working_dir == Path.cwd()
+    assert len(find_shards(synthetic)) == 8
+
+
+def test_the_named_data_set_is_used(settings: ServiceSettings, tmp_path: Path) -> None:
+    write_shard(tmp_path / "shards")
+    named = write_shard(tmp_path / "named")
+    assert prepare(JobSpec(dataset_dir=str(named)), settings).dataset_dir == named
+
+
+@pytest.mark.parametrize("name", ["gone", "."])
+def test_a_named_data_set_without_shards_is_refused(
+    settings: ServiceSettings, tmp_path: Path, name: str
+) -> None:
+    reason, message = refusal(JobSpec(dataset_dir=str(tmp_path / name)), settings)
+    assert reason is Reason.INVALID_DATASET
+    assert str(tmp_path / name) in message
+    assert not (tmp_path / "state").exists(), "no other data set is created instead"
+
+
+def test_an_unreadable_default_data_set_is_refused(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "shard_00000.txt").symlink_to(tmp_path / "gone")
+    reason, message = refusal(JobSpec(), settings)
+    assert reason is Reason.INVALID_DATASET
+    assert "shard_00000.txt" in message
+
+
+def test_a_command_may_run_without_data(settings: ServiceSettings, tmp_path: Path) -> None:
+    spec = JobSpec(command=("true",), dataset_dir=str(tmp_path / "gone"))
+    assert prepare(spec, settings).dataset_dir == tmp_path / "gone"
+
+
+@pytest.mark.parametrize("working_dir", ["gone", "file", "x" * 4000])
+def test_a_missing_working_directory_fails_the_job(
+    settings: ServiceSettings, tmp_path: Path, working_dir: str
+) -> None:
+    (tmp_path / "file").touch()
+    spec = JobSpec(command=("true",), working_dir=str(tmp_path / working_dir))
+    reason, message = refusal(spec, settings)
+    assert reason is Reason.INVALID_PROGRAM
+    assert str(tmp_path / working_dir) in message

@@ -1,0 +1,240 @@
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from stories import Story, beat, exited
+from unit.coordinator.successors import successor
+
+from coordinator.decide.actions import (
+    ActionTaken,
+    AgentConnected,
+    AgentLost,
+    KillProcess,
+    Observation,
+    SetStatus,
+    Start,
+    StopRequested,
+    Suspect,
+)
+from coordinator.decide.events import NewEvent, event_of
+from coordinator.decide.state import Cause, JobSnapshot
+from coordinator.restore import snapshot_of, snapshot_with_agent
+from muster.contracts.job import JobStatus, Reason, StopRequest
+from muster.contracts.messages import Hello, PeerLost, RankSaid, RankSpawned, StateMismatch, Warned
+
+SILENT = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message="sent no heartbeat for 10 s")
+
+
+def event_after(story: Story, observation: Observation) -> NewEvent | None:
+    before = story.job
+    return event_of(before, observation, story.observes(observation).job)
+
+
+def of_rank(kind: str, message: str) -> NewEvent:
+    return NewEvent(kind=kind, message=message, rank=1, attempt=0)
+
+
+WARNING = RankSaid(rank=1, incarnation=0, message=Warned(message="took an older checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("observation", "entry"),
+    [
+        (exited(1, 0, code=3), of_rank("rank_exited", "rank 1 exited with code 3")),
+        (exited(1, 0, code=0), of_rank("rank_exited", "rank 1 exited with code 0")),
+        (
+            exited(1, 0, signal=9),
+            of_rank("rank_exited", "rank 1 was ended by signal 9 (SIGKILL)"),
+        ),
+        (
+            exited(1, 0, unstarted="cannot be started in /: no process"),
+            of_rank("rank_exited", "rank 1 cannot be started in /: no process"),
+        ),
+        (WARNING, of_rank("warned", "rank 1 took an older checkpoint")),
+        (
+            ActionTaken(action=KillProcess(rank=1, cause=SILENT)),
+            of_rank("rank_killed", "rank 1 sent no heartbeat for 10 s"),
+        ),
+        (
+            ActionTaken(action=Suspect(rank=1)),
+            of_rank("rank_suspected", "rank 1 is late with its heartbeat"),
+        ),
+        (
+            ActionTaken(action=SetStatus(status=JobStatus.RECOVERING, message="rank 1 died")),
+            NewEvent(kind="job_recovering", message="the job is RECOVERING: rank 1 died"),
+        ),
+        (
+            ActionTaken(action=SetStatus(status=JobStatus.COMPLETED)),
+            NewEvent(kind="job_completed", message="the job is COMPLETED"),
+        ),
+        (
+            AgentLost(generation=1, message="the agent died"),
+            NewEvent(kind="agent_lost", message="the agent died"),
+        ),
+    ],
+)
+def test_an_observation_becomes_its_event(observation: Observation, entry: NewEvent) -> None:
+    story = Story.running(world_size=2)
+    assert event_after(story, observation) == entry
+
+
+def test_a_failing_job_has_two_events() -> None:
+    story = Story.running(world_size=2, max_restarts=0).exits(1, code=3)
+    why = "rank 1 exited with code 3 and may not be restarted"
+    stopping = ActionTaken(action=SetStatus(status=JobStatus.STOPPING, message=why))
+    words = "the job cannot go on; remaining ranks are saving and exiting"
+    assert event_after(story, stopping) == NewEvent(kind="job_failing", message=words)
+    failed = ActionTaken(action=SetStatus(status=JobStatus.FAILED, message=why))
+    assert event_after(story, failed) == NewEvent(
+        kind="job_failed", message=f"the job is FAILED: {why}"
+    )
+
+
+def test_only_an_agent_with_ranks_is_adopted() -> None:
+    story = Story.running(world_size=2).agent_is_lost(living=[1])
+    story.plans()
+    joined = AgentConnected(generation=story.job.generation)
+    adopted = NewEvent(
+        kind="agent_adopted", message="the job's agent has connected, its ranks go on"
+    )
+    assert event_after(story, joined) == adopted
+    story = Story.submitted().is_admitted()
+    story.plans()
+    assert event_after(story, AgentConnected(generation=story.job.generation)) is None
+
+
+@pytest.mark.parametrize(
+    "take_up", [partial(snapshot_of, living=[0, 1]), snapshot_with_agent], ids=["alone", "agent"]
+)
+def test_a_takeover_is_an_event(
+    take_up: Callable[..., JobSnapshot],
+) -> None:
+    story = successor(Story.running(world_size=2), take_up)
+    sentence = "a new coordinator has taken over; the job's agent has connected, its ranks go on"
+    story.plans()
+    joined = AgentConnected(generation=story.job.generation)
+    assert event_after(story, joined) == NewEvent(kind="agent_adopted", message=sentence)
+    again = AgentConnected(generation=story.agent_disconnects().job.generation)
+    adopted = NewEvent(
+        kind="agent_adopted", message="the job's agent has connected, its ranks go on"
+    )
+    assert event_after(story, again) == adopted
+
+
+@pytest.mark.parametrize("observation", [exited(1, 0, code=3), WARNING])
+def test_a_repeated_message_is_one_event(observation: Observation) -> None:
+    story = Story.running(world_size=2).observes(observation)
+    assert event_after(story, observation) is None
+
+
+def test_a_start_is_one_event() -> None:
+    story = Story.starting(world_size=2)
+    spawned = RankSpawned(rank=1, incarnation=0, pid=77, start_ticks=1, boot_id="boot", node="node")
+    assert event_after(story, spawned) == of_rank("rank_started", "rank 1 runs as pid 77")
+    assert event_after(story, spawned) is None
+
+
+def test_a_note_is_not_repeated_as_a_reason() -> None:
+    story = Story.running(world_size=2)
+    story.job = replace(story.job, note="env shows HF_TOKEN")
+    recovering = SetStatus(status=JobStatus.RECOVERING, message="rank 1 died")
+    entry = NewEvent(kind="job_recovering", message="the job is RECOVERING: rank 1 died")
+    assert event_after(story, ActionTaken(action=recovering)) == entry
+    running = SetStatus(status=JobStatus.RUNNING, message="env shows HF_TOKEN")
+    entry = NewEvent(kind="job_running", message="the job is RUNNING")
+    assert event_after(story, ActionTaken(action=running)) == entry
+
+
+def test_a_killed_rank_has_no_further_events() -> None:
+    story = Story.starting(world_size=2).is_stopped(StopRequest.FORCED)
+    story.plans()
+    spawned = RankSpawned(rank=1, incarnation=0, pid=77, start_ticks=1, boot_id="boot", node="node")
+    assert event_after(story, spawned) is None
+    assert event_after(story, exited(1, 0, signal=9)) is None
+
+
+def test_an_exit_before_the_kill_is_an_event() -> None:
+    story = Story.running(world_size=2).is_stopped(StopRequest.FORCED)
+    story.plans()
+    entry = of_rank("rank_exited", "rank 1 exited with code 3")
+    assert event_after(story, exited(1, 0, code=3)) == entry
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        RankSaid(rank=1, incarnation=0, message=Hello()),
+        RankSaid(rank=1, incarnation=0, message=beat(step=1)),
+        StopRequested(request=StopRequest.GRACEFUL, grace_seconds=1),
+        ActionTaken(action=Start(rank=1)),
+        ActionTaken(action=SetStatus(status=JobStatus.RUNNING, message="the same, said otherwise")),
+        RankSaid(rank=1, incarnation=7, message=Warned(message="from an incarnation unheard of")),
+        RankSaid(rank=7, incarnation=0, message=Warned(message="from a rank unheard of")),
+        AgentLost(generation=7, message="another agent died"),
+    ],
+)
+def test_routine_observations_are_no_events(observation: Observation) -> None:
+    assert event_after(Story.running(world_size=2), observation) is None
+
+
+def test_the_next_attempt_may_repeat_a_warning() -> None:
+    story = Story.running(world_size=2).observes(WARNING).dies(1)
+    story.plans()
+    story.wakes()
+    again = RankSaid(rank=1, incarnation=1, message=WARNING.message)
+    entry = event_after(story, again)
+    assert entry is not None
+    assert entry.attempt == 1
+
+
+def test_a_mismatch_is_reported_once() -> None:
+    story = Story.training(world_size=3)
+    said = StateMismatch(generation=1, workers=(1,), message="numpy is 2.4 here and 2.5 there")
+    dispute = RankSaid(rank=0, incarnation=0, message=said)
+    again = RankSaid(rank=2, incarnation=0, message=said)
+    sentence = "worker 1: numpy is 2.4 here and 2.5 there"
+    assert event_after(story, dispute) == NewEvent(kind="workers_disputed", message=sentence)
+    assert event_after(story, again) is None
+
+
+def test_a_broken_group_is_reported_once() -> None:
+    story = Story.training(world_size=3)
+    generation = story.job.group.round
+    lost = PeerLost(generation=generation, message="the channel to rank 0 is closed")
+    entry = event_after(story, RankSaid(rank=1, incarnation=0, message=lost))
+    assert entry == of_rank(
+        "rank_stranded",
+        "rank 1 has lost the group of ranks 0, 1, 2, in this order: "
+        "the channel to rank 0 is closed",
+    )
+    assert event_after(story, RankSaid(rank=2, incarnation=0, message=lost)) is None
+
+
+@pytest.mark.parametrize("end", [Story.is_stopped, Story.is_interrupted])
+def test_a_lost_peer_of_an_ending_job_is_no_event(
+    end: Callable[[Story], Story],
+) -> None:
+    story = end(Story.training(world_size=2))
+    generation = story.job.group.round
+    lost = PeerLost(generation=generation, message="the channel to rank 0 is closed")
+    assert event_after(story, RankSaid(rank=1, incarnation=0, message=lost)) is None
+
+
+def test_a_lost_peer_of_an_earlier_round_is_no_event() -> None:
+    story = Story.training(world_size=3)
+    late = PeerLost(generation=story.job.group.round - 1, message="the channel is closed")
+    assert event_after(story, RankSaid(rank=1, incarnation=0, message=late)) is None
+
+
+def test_the_end_of_an_unneeded_agent_is_no_event() -> None:
+    story = Story.submitted().is_admitted()
+    story.plans()
+    story.is_stopped().plans()
+    assert event_after(story, AgentLost(generation=1, message="another one is started")) is None
+
+
+def test_the_loss_of_an_agent_with_ranks_is_an_event() -> None:
+    story = Story.running(world_size=1).is_stopped()
+    story.plans()
+    assert event_after(story, AgentLost(generation=1, message="the agent died")) is not None

@@ -1,0 +1,113 @@
+"""Group commit: writes share a transaction, and a failing write affects no other."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from database_samples import everything, idempotency_key, submit
+
+from database.engine import Database
+from database.errors import DatabaseUnavailable, JobExists, JobMissing
+from database.jobs import Jobs
+from muster.contracts.job import JobId, JobUid
+from muster.contracts.spec import JobSpec
+
+AWAY = DatabaseUnavailable("away")
+REFUSED = JobMissing(JobId("gone"))
+BROKEN = ValueError("no such value")
+
+
+class Ledger(Database):
+    """Transactions as lists of what was written; transaction number `away_from` and later fail."""
+
+    def __init__(self, away_from: int = 99) -> None:
+        self.begun = 0
+        self.committed: list[list[str]] = []
+        self.away_from = away_from
+
+    @contextmanager
+    def writing(self):  # type: ignore[no-untyped-def,override]  # noqa: ANN201
+        self.begun += 1
+        written: list[str] = []
+        yield written
+        if self.begun >= self.away_from:
+            raise AWAY
+        self.committed.append(written)
+
+    def outcomes(self, *results: str | Exception) -> list[str | Exception]:
+        """Write each string; raise each exception."""
+        return self.write_together([self._write(result) for result in results])
+
+    @staticmethod
+    def _write(result: str | Exception):  # type: ignore[no-untyped-def]  # noqa: ANN205
+        def write(written: list[str]) -> str:
+            if isinstance(result, Exception):
+                raise result
+            written.append(result)
+            return result
+
+        return write
+
+
+CASES = {
+    "all succeed": (["a", "b"], 99, ["a", "b"], [["a", "b"]]),
+    "one is refused": (["a", REFUSED, "b"], 99, ["a", REFUSED, "b"], [["a", "b"]]),
+    "one fails": (["a", BROKEN, "b"], 99, ["a", BROKEN, "b"], [["a"], ["b"]]),
+    "away": (["a", "b"], 1, [AWAY, AWAY], []),
+    "away later": (["a", "b", BROKEN, "c"], 3, ["a", AWAY, AWAY, AWAY], [["a"]]),
+}
+
+
+@pytest.mark.parametrize(
+    ("writes", "away_from", "expected", "committed"), CASES.values(), ids=CASES
+)
+def test_each_write_gets_its_own_result(
+    writes: list[str | Exception],
+    away_from: int,
+    expected: list[str | Exception],
+    committed: list[list[str]],
+) -> None:
+    ledger = Ledger(away_from)
+    assert ledger.outcomes(*writes) == expected
+    assert ledger.committed == committed
+    assert ledger.begun <= away_from, "an outage is waited for once"
+
+
+def test_one_id_in_one_group_goes_to_the_first(database: Database, jobs: Jobs) -> None:
+    outcomes = jobs.create_all(
+        [
+            jobs.creation(JobId(name), JobUid(uid), JobSpec(), message=None, idempotency=None)
+            for name, uid in (("a", "1"), ("b", "2"), ("a", "3"))
+        ]
+    )
+    assert isinstance(outcomes[2], JobExists)
+    rows = everything(database)
+    assert [(row[0], row[1]) for row in rows["jobs"]] == [("a", "1"), ("b", "2")]
+    assert len(rows["events"]) == 2
+
+
+def test_one_key_in_one_group_makes_one_job(jobs: Jobs) -> None:
+    key = idempotency_key("k")
+    outcomes = jobs.create_all(
+        [
+            jobs.creation(JobId(name), JobUid(name), JobSpec(), message=None, idempotency=key)
+            for name in "abc"
+        ]
+    )
+    assert outcomes == [jobs.get(JobId("a"))] * 3
+    assert len(jobs.unfinished()) == 1
+
+
+def test_many_threads_may_write_at_once(jobs: Jobs) -> None:
+    names = [f"job-{number % 10}" for number in range(40)]
+
+    def attempt(place: int) -> str | None:
+        try:
+            return submit(jobs, names[place], uid=f"uid-{place}").job_id
+        except JobExists:
+            return None
+
+    with ThreadPoolExecutor(8) as threads:
+        found = [name for name in threads.map(attempt, range(len(names))) if name]
+    assert sorted(found) == sorted(set(names))
+    assert sorted(job.job_id for job in jobs.unfinished()) == sorted(found)

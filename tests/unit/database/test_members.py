@@ -1,0 +1,147 @@
+"""Pool members, and which of them may be asked to leave."""
+
+import pytest
+from database_samples import (
+    NOON,
+    SteppingClock,
+    bring_to,
+    finish,
+    member,
+    nothing_moves,
+    submit,
+    take_lease,
+    write_of,
+)
+
+from database.engine import Database
+from database.errors import DepartureRefused, JobMissing, JobOver, MemberMissing
+from database.fenced_writer import FencedWriter
+from database.jobs import Jobs
+from database.records import Job, Member
+from database.workers import Events, Members
+from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.spec import JobSpec
+
+MIN_TWO = JobSpec(mode="synchronous", world_size=4, min_workers=2)
+FOUR = [member(number) for number in range(4)]
+
+
+@pytest.fixture
+def members(database: Database, clock: SteppingClock) -> Members:
+    return Members(database, clock)
+
+
+def write(database: Database, job: Job, *pool: Member) -> None:
+    FencedWriter(database, take_lease(database)).commit([write_of(job, members=pool)])
+
+
+def pooled(database: Database, jobs: Jobs, *pool: Member) -> Job:
+    """Return a running job with these members."""
+    job = jobs.create(JobId("a"), JobUid("uid-a"), MIN_TWO, message=None, idempotency=None)
+    job = bring_to(database, job, JobStatus.STARTING, JobStatus.RUNNING)
+    write(database, job, *pool)
+    return jobs.get(job.job_id)
+
+
+def test_members_are_replaced_by_id_and_kept_when_gone(
+    database: Database, jobs: Jobs, members: Members
+) -> None:
+    kept = member(1, state="syncing", joined_step=None)
+    job = pooled(database, jobs, member(0), kept)
+    gone = member(0, state="failed", last_heartbeat_at=NOON)
+    newcomer = member(2**40, rank=0, incarnation=1, node=None, gpu_count=8, backend="tcp")
+    write(database, job, newcomer, gone)
+    assert members.of_job(job.job_id) == [gone, kept, newcomer]
+
+
+def test_members_of_several_jobs_are_read_together(
+    database: Database, jobs: Jobs, members: Members
+) -> None:
+    a, b = submit(jobs, "a"), submit(jobs, "b")
+    write(database, a, member(0))
+    found = members.of_jobs([a.job_id, b.job_id, JobId("none")])
+    assert found == {"a": [member(0)], "b": [], "none": []}
+    assert members.departures([a.job_id]) == {"a": frozenset()}
+    assert members.of_jobs([]) == members.departures([]) == {}
+
+
+def test_a_departure_takes_one_rank_from_the_job(
+    database: Database, jobs: Jobs, members: Members
+) -> None:
+    job = pooled(database, jobs, *FOUR)
+    changed = members.request_departure(job.job_id, 1)
+    assert changed == jobs.get(job.job_id)
+    assert (changed.world_size, changed.wanted_world_size, changed.spec) == (3, 3, job.spec)
+    assert changed.version == job.version + 1
+    assert members.departures([job.job_id]) == {job.job_id: frozenset({1})}
+    (event,) = Events(database).of_job(job.job_id, 1)
+    assert (event.kind, event.message) == ("departure_requested", "worker 1 was asked to leave")
+
+
+def pool_of(*states: str) -> list[Member]:
+    return [member(number, state=state) for number, state in enumerate(states)]
+
+
+REFUSED = {
+    "syncing": (pool_of("syncing", *["active"] * 4), [], 0, "it is syncing, not active"),
+    "draining": (pool_of("draining", *["active"] * 4), [], 0, "it is draining, not active"),
+    "failed": (pool_of("failed", *["active"] * 4), [], 0, "it is failed, not active"),
+    "left": (pool_of("left", *["active"] * 4), [], 0, "it is left, not active"),
+    "asked before": (FOUR, [3], 3, "asked to already"),
+    "too few stay": (FOUR, [0, 1], 2, r"min_workers \(2\) would be left"),
+    "only active ones count": (
+        pool_of("active", "active", "syncing", "failed", "left", "draining"),
+        [],
+        0,
+        "would be left",
+    ),
+}
+
+
+@pytest.mark.parametrize(("pool", "asked", "worker_id", "why"), REFUSED.values(), ids=REFUSED)
+def test_a_departure_is_refused(
+    database: Database,
+    jobs: Jobs,
+    members: Members,
+    pool: list[Member],
+    asked: list[int],
+    worker_id: int,
+    why: str,
+) -> None:
+    job = pooled(database, jobs, *pool)
+    for each in asked:
+        members.request_departure(job.job_id, each)
+    with nothing_moves(database), pytest.raises(DepartureRefused, match=why):
+        members.request_departure(job.job_id, worker_id)
+
+
+def test_no_departure_while_shrinking_to_the_minimum(
+    database: Database, jobs: Jobs, members: Members
+) -> None:
+    job = pooled(database, jobs, *FOUR)
+    jobs.scale(job.job_id, 2)
+    with nothing_moves(database), pytest.raises(DepartureRefused, match="would be left"):
+        members.request_departure(job.job_id, 0)
+
+
+def test_no_departure_of_an_unknown_worker_or_job(
+    database: Database, jobs: Jobs, members: Members
+) -> None:
+    job = pooled(database, jobs, member(0))
+    with nothing_moves(database):
+        with pytest.raises(MemberMissing, match="job a has no worker 7"):
+            members.request_departure(job.job_id, 7)
+        with pytest.raises(JobMissing):
+            members.request_departure(JobId("none"), 0)
+
+
+def test_no_departure_from_a_job_that_ends(
+    database: Database, jobs: Jobs, members: Members
+) -> None:
+    job = pooled(database, jobs, *FOUR)
+    jobs.request_stop(job.job_id, StopRequest.GRACEFUL, None)
+    with nothing_moves(database), pytest.raises(JobOver, match="STOPPING"):
+        members.request_departure(job.job_id, 0)
+    finish(database, job)
+    with nothing_moves(database), pytest.raises(JobOver, match="FAILED"):
+        members.request_departure(job.job_id, 0)

@@ -1,0 +1,158 @@
+"""A migrated database keeps its rows, and processes of the earlier release can still write."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from database_samples import NOON, idempotency_key, worker
+from sqlalchemy import Connection, create_engine, inspect, make_url, text
+
+from database import schema
+from database.engine import Database
+from database.idempotency import Answers
+from database.jobs import Jobs
+from database.tables import UtcTime
+from database.workers import Attempts, Events, Members, Ranks
+from muster.contracts.job import JobId, JobStatus, StopRequest
+
+NOON_MICROSECONDS = UtcTime().process_bind_param(NOON, None)
+
+JOB_OF_0001 = text(
+    "INSERT INTO jobs (job_id, uid, spec, status, message, created_at, updated_at, stop_request,"
+    " generation, version) VALUES (:id, :id, :spec, 'RUNNING', 'höst', :noon, :noon, 'graceful',"
+    " 3, 7)"
+)
+ROWS_OF_0001 = [
+    text(
+        "INSERT INTO workers (job_id, rank, incarnation, state, restarts, failures, finished, step,"
+        " epoch, shard_idx, line_idx, metrics, throughput_steps_per_sec, checkpoints_saved)"
+        " VALUES (:id, 0, 2, 'live', 1, 0, false, 11, 0, 0, 0, '{}', 0.0, 0)"
+    ),
+    text(
+        "INSERT INTO events (job_id, at, kind, message)"
+        " VALUES (:id, :noon, 'submitted', 'the job was submitted')"
+    ),
+]
+ANSWER_OF_0001 = text(
+    "INSERT INTO answers (principal, key, request_sha256, job, created_at)"
+    " VALUES ('ada', :id, 'body', :job, :noon)"
+)
+JOB_ANSWERED = """{"job_id": "old", "uid": "old", "spec": {"world_size": 2}, "status": "QUEUED",
+ "reason": null, "message": null, "created_at": "2026-03-01T12:00:00Z",
+ "updated_at": "2026-03-01T12:00:00Z", "started_at": null, "finished_at": null, "exit_code": null,
+ "stop_request": null, "stop_grace_seconds": null, "generation": 0, "agent": null,
+ "agent_token_sha256": null, "version": 1}"""
+SPEC_OF_0001 = '{"mode": "independent", "world_size": 2, "batch_size": 16, "seed": 5}'
+
+
+def write_as_0001(connection: Connection, job_id: str) -> None:
+    values = {
+        "id": job_id,
+        "spec": SPEC_OF_0001,
+        "job": JOB_ANSWERED,
+        "noon": NOON_MICROSECONDS,
+    }
+    for statement in (JOB_OF_0001, *ROWS_OF_0001, ANSWER_OF_0001):
+        connection.execute(statement, values)
+
+
+@contextmanager
+def migrating(address: str) -> Iterator[tuple[Connection, Config]]:
+    """A transaction that Alembic may work in."""
+    url = make_url(address)
+    driver = "postgresql+psycopg" if url.drivername.startswith("postgresql") else "sqlite"
+    engine = create_engine(url.set(drivername=driver))
+    try:
+        with engine.begin() as connection:
+            config = schema.alembic_config()
+            config.attributes["connection"] = connection
+            yield connection, config
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture
+def old_url(fresh_url: str) -> str:
+    """A database as revision 0001 left it, with a job."""
+    with migrating(fresh_url) as (connection, config):
+        command.upgrade(config, "0001")
+        write_as_0001(connection, "old")
+    return fresh_url
+
+
+@pytest.fixture
+def migrated(old_url: str) -> Iterator[Database]:
+    database = Database.open(old_url)
+    yield database
+    database.close()
+
+
+def test_rows_of_the_first_release_are_kept(migrated: Database) -> None:
+    job = Jobs(migrated).get(JobId("old"))
+    assert (job.status, job.stop_request) == (JobStatus.RUNNING, StopRequest.GRACEFUL)
+    assert (job.created_at, job.message, job.generation, job.version) == (NOON, "höst", 3, 7)
+    assert (job.spec.world_size, job.spec.seed, job.spec.effective_batch_size) == (2, 5, 16)
+    assert (job.wanted_world_size, job.world_size, job.pause_request) == (None, 2, False)
+    ranks = Ranks(migrated).of_job(job.job_id)
+    assert ranks == [worker(0, incarnation=2, process=None, restarts=1, step=11)]
+    assert [event.kind for event in Events(migrated).of_job(job.job_id, 9)] == ["submitted"]
+    assert Members(migrated).of_job(job.job_id) == []
+    assert Attempts(migrated).page(job.job_id, 9, None) == []
+
+
+def test_a_response_of_the_first_release_is_repeated(migrated: Database) -> None:
+    answered = Answers(migrated, lambda: NOON).find(idempotency_key("old"))
+    assert answered is not None
+    assert (answered.job_id, answered.world_size, answered.pause_request) == ("old", 2, False)
+
+
+def test_a_process_of_the_first_release_can_still_write(migrated: Database) -> None:
+    with migrated.writing() as connection:
+        write_as_0001(connection, "late")
+    assert Jobs(migrated).get(JobId("late")).pause_request is False
+
+
+def shape(connection: Connection) -> dict[str, object]:
+    """Return every table with its columns, keys and indexes."""
+    found = inspect(connection)
+    return {
+        table: (
+            sorted(
+                str((c["name"], str(c["type"]), c["nullable"])) for c in found.get_columns(table)
+            ),
+            found.get_pk_constraint(table)["constrained_columns"],
+            sorted(str(key["constrained_columns"]) for key in found.get_foreign_keys(table)),
+            sorted(str(index["name"]) for index in found.get_indexes(table)),
+        )
+        for table in found.get_table_names()
+    }
+
+
+@pytest.mark.slow
+def test_every_revision_can_be_undone_and_repeated(old_url: str) -> None:
+    revisions = ["0001", "0002", "0003", "0004", "0005"]
+    assert revisions[-1] == schema.HEAD
+    shapes = {}
+    for revision in revisions:
+        with migrating(old_url) as (connection, config):
+            command.upgrade(config, revision)
+            shapes[revision] = shape(connection)
+    for revision in reversed(revisions):
+        with migrating(old_url) as (connection, config):
+            command.downgrade(config, revision)
+            assert shape(connection) == shapes[revision]
+            write_as_0001(connection, f"of-{revision}")
+    with closing(Database.open(old_url)) as database:
+        with database.reading() as connection:
+            assert shape(connection) == shapes[schema.HEAD]
+        ids = {job.job_id for job in Jobs(database).unfinished()}
+    assert ids == {"old", *(f"of-{revision}" for revision in revisions)}
+
+
+def test_the_first_revision_can_be_undone(old_url: str) -> None:
+    with migrating(old_url) as (connection, config):
+        command.upgrade(config, "head")
+        command.downgrade(config, "base")
+        assert set(shape(connection)) <= {"alembic_version"}

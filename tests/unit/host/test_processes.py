@@ -1,0 +1,112 @@
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from muster.contracts.environ import PROCESS_TAG
+from muster.host.containment import tag_of, tagged_processes
+from muster.host.processes import (
+    PollLimit,
+    descendants,
+    identify,
+    is_provably_gone,
+    is_running,
+    send_signal,
+    this_process,
+)
+
+NOBODY_UID = 65534
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+
+
+@contextmanager
+def sleeper(**environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(SLEEPER, stdout=subprocess.PIPE, env={**os.environ, **environ})
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        process.kill()
+
+
+def test_identify_returns_the_same_record_until_exit() -> None:
+    with sleeper() as process:
+        record = identify(process.pid)
+        assert record is not None
+        assert record == identify(process.pid)
+        assert is_running(record)
+        assert not is_provably_gone(record)
+        process.kill()
+        process.wait()
+    assert identify(record.pid) is None
+    assert is_provably_gone(record)
+
+
+def test_killing_another_users_process_is_skipped() -> None:
+    program = (
+        "import os; from muster.host.processes import identify, kill\n"
+        f"if os.getuid() == 0: os.setuid({NOBODY_UID})\n"
+        "assert not kill(identify(1))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_zombie_is_not_running() -> None:
+    with sleeper() as process:
+        record = identify(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert identify(process.pid) is None
+        assert record is not None
+        assert is_provably_gone(record)
+        assert not send_signal(record, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("new", [{"start_ticks": 1}, {"boot_id": "another"}, {"pid": 2**22 + 1}])
+def test_a_process_with_a_reused_pid_is_not_signalled(new: dict[str, object]) -> None:
+    reused = replace(this_process(), **new)
+    assert not is_running(reused)
+    assert is_provably_gone(reused)
+    assert not send_signal(reused, signal.SIGKILL)
+
+
+def test_another_machines_process_is_not_provably_gone() -> None:
+    elsewhere = replace(this_process(), node="elsewhere", pid=2**22 + 1)
+    assert not is_provably_gone(elsewhere)
+
+
+def test_send_signal_reaches_the_process() -> None:
+    with sleeper() as process:
+        record = identify(process.pid)
+        assert record is not None
+        assert send_signal(record, signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_tagged_processes_are_found_by_prefix() -> None:
+    uid = uuid4().hex
+    with sleeper(**{PROCESS_TAG: f"{uid}/3/0"}) as process:
+        assert tag_of(process.pid) == f"{uid}/3/0"
+        assert [record.pid for record in tagged_processes(f"{uid}/")] == [process.pid]
+        assert tagged_processes(f"{uid}/4") == []
+        assert process.pid in descendants(os.getpid())
+        assert descendants(process.pid) == []
+    assert tagged_processes(f"{uid}/") == []
+
+
+def test_a_missing_process_has_no_tag() -> None:
+    assert tag_of(2**22 + 1) is None
+
+
+def test_polling_stops_at_zero_or_when_the_time_is_over() -> None:
+    found = iter([3, 1, 0, 7])
+    assert PollLimit(seconds=600.0, pause_seconds=0.0).poll(lambda: next(found)) == 0
+    assert next(found) == 7
+    over = PollLimit(seconds=-1.0, pause_seconds=600.0)
+    assert (over.poll(lambda: 2), over.poll(lambda: 0)) == (2, 0)

@@ -1,0 +1,82 @@
+"""The directories of a job: named ones, defaults and the synthetic data set."""
+
+from pathlib import Path
+
+import pytest
+
+from muster.contracts.settings import ServiceSettings
+from muster.contracts.spec import JobSpec
+from muster.datasets.errors import ShardUnreadable
+from muster.job_defaults import complete
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ServiceSettings:
+    environ = {
+        "MUSTER_DATA_DIR": str(tmp_path / "state"),
+        "DATASET_DIR": str(tmp_path / "shards"),
+        "CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
+    }
+    return ServiceSettings.read(environ, cores=2)
+
+
+def write_shard(tmp_path: Path, text: str = "{}\n") -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "shard_first.txt").write_text(text)
+
+
+def test_a_default_data_set_is_used(settings: ServiceSettings, tmp_path: Path) -> None:
+    write_shard(tmp_path)
+    completed = complete(JobSpec(), settings, tmp_path)
+    assert completed.dataset_dir == tmp_path / "shards"
+    assert completed.note is None
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_without_data_the_synthetic_set_is_named_but_not_made(
+    settings: ServiceSettings, tmp_path: Path, text: str | None
+) -> None:
+    if text is not None:
+        write_shard(tmp_path, text)
+    completed = complete(JobSpec(), settings, tmp_path)
+    assert completed.dataset_dir == tmp_path / "state" / "datasets" / "synthetic"
+    assert completed.note == (
+        f"no data set was named and none is at {tmp_path / 'shards'}: "
+        "a small synthetic one will be used"
+    )
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_unreadable_default_data_set_is_an_error(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "shard_00000.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(ShardUnreadable, match=r"shard_00000\.txt"):
+        complete(JobSpec(), settings, tmp_path)
+
+
+def test_a_command_gets_the_default_directory(settings: ServiceSettings, tmp_path: Path) -> None:
+    completed = complete(JobSpec(command=("true",)), settings, tmp_path)
+    assert (completed.dataset_dir, completed.note) == (tmp_path / "shards", None)
+
+
+def test_named_directories_are_made_absolute(settings: ServiceSettings, tmp_path: Path) -> None:
+    write_shard(tmp_path)
+    spec = JobSpec(dataset_dir="gone", checkpoint_dir="/saved", working_dir="work")
+    completed = complete(spec, settings, tmp_path)
+    assert completed.dataset_dir == tmp_path / "gone"
+    assert completed.checkpoint_dir == Path("/saved")
+    assert completed.working_dir == tmp_path / "work"
+
+
+def test_the_spec_names_the_same_directories(settings: ServiceSettings, tmp_path: Path) -> None:
+    completed = complete(JobSpec(), settings, tmp_path)
+    for field in ("dataset_dir", "checkpoint_dir", "working_dir"):
+        assert getattr(completed.spec, field) == str(getattr(completed, field))
+
+
+def test_completing_twice_changes_nothing(settings: ServiceSettings, tmp_path: Path) -> None:
+    spec = complete(JobSpec(), settings, tmp_path).spec
+    write_shard(tmp_path)
+    assert complete(spec, settings, tmp_path / "elsewhere").spec == spec

@@ -1,0 +1,142 @@
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from stories import beat
+
+from muster.contracts.messages import RankExited, RankSaid
+from muster.contracts.paths import JobFiles
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.wire import ExitRecord, encode_exit_record
+from muster.host.processes import identify
+from muster.runtime.exit_report import (
+    LAST_BYTES,
+    LAST_LINES,
+    TOO_LONG,
+    find_exit_record,
+    last_lines,
+    read_exit_record,
+    write_exit_record,
+    write_own_record,
+)
+
+PROCESS = ProcessRecord(pid=7, start_ticks=1, boot_id="b", node="n")
+ANOTHER = ProcessRecord(pid=8, start_ticks=1, boot_id="b", node="n")
+
+
+def test_an_exit_record_is_written_once_and_read_back(tmp_path: Path) -> None:
+    files = JobFiles(tmp_path)
+    files.exits.mkdir(parents=True)
+    exited = RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=())
+    # A program's metrics may be infinite.
+    said = RankSaid(rank=1, incarnation=2, message=beat(metrics={"accuracy": math.inf}))
+    record = ExitRecord(pid=7, at="2026-03-01T12:00:00+00:00", said=(said,), exited=exited)
+    write_exit_record(files, record)
+    write_exit_record(files, msgspec.structs.replace(record, at="later"))
+    assert read_exit_record(files, 1, 2, PROCESS) == record
+    assert read_exit_record(files, 1, 2, None) == record, "the pid is not always known"
+    assert read_exit_record(files, 1, 3, PROCESS) is None
+    assert read_exit_record(files, 1, 2, ANOTHER) is None
+    assert list(files.exits.iterdir()) == [files.exit_record(1, 2)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> JobFiles:
+    files = JobFiles(tmp_path)
+    files.exits.mkdir(parents=True)
+    return files
+
+
+def end_with(code: int, pid: int = PROCESS.pid) -> ExitRecord:
+    exited = RankExited(rank=1, incarnation=2, exit_code=code, signal=None, last_lines=())
+    return ExitRecord(
+        pid=pid, at="", said=(RankSaid(rank=1, incarnation=2, message=beat(step=9)),), exited=exited
+    )
+
+
+def test_without_an_agents_record_the_own_record_counts(files: JobFiles) -> None:
+    write_own_record(files, end_with(0))
+    assert find_exit_record(files, 1, 2, PROCESS) == end_with(0)
+    assert find_exit_record(files, 1, 2, ANOTHER) is None
+    assert find_exit_record(files, 1, 2, None) is None
+
+
+def test_an_agents_record_wins_over_the_own_record(files: JobFiles) -> None:
+    write_own_record(files, end_with(0))
+    write_exit_record(files, end_with(137))
+    assert find_exit_record(files, 1, 2, PROCESS) == end_with(137)
+
+
+def test_a_running_processes_own_record_does_not_count(files: JobFiles) -> None:
+    write_own_record(files, end_with(0, os.getpid()))
+    assert find_exit_record(files, 1, 2, identify(os.getpid())) is None
+
+
+def test_an_incomplete_record_does_not_count(files: JobFiles) -> None:
+    write_own_record(files, end_with(0))
+    own = files.exit_report(1, 2)
+    own.write_bytes(own.read_bytes()[:-1])
+    assert find_exit_record(files, 1, 2, PROCESS) is None
+
+
+def test_a_record_counts_only_for_its_own_rank_and_attempt(files: JobFiles) -> None:
+    """A program can write these files."""
+    forged = end_with(0)
+    files.exit_report(0, 2).write_bytes(encode_exit_record(forged))
+    files.exit_record(0, 2).write_bytes(encode_exit_record(forged))
+    assert find_exit_record(files, 0, 2, PROCESS) is None
+    exited = RankExited(rank=0, incarnation=2, exit_code=0, signal=None, last_lines=())
+    mixed = msgspec.structs.replace(forged, exited=exited)
+    files.exit_report(0, 2).write_bytes(encode_exit_record(mixed))
+    assert find_exit_record(files, 0, 2, PROCESS) is None
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("put", [fifo, endless, Path.mkdir])
+def test_a_pipe_directory_or_huge_file_is_not_a_record(
+    files: JobFiles, put: Callable[[Path], None]
+) -> None:
+    put(files.exit_report(1, 2))
+    put(files.exit_record(1, 2))
+    assert find_exit_record(files, 1, 2, PROCESS) is None
+
+
+def test_writing_the_own_record_does_not_wait_at_a_pipe(files: JobFiles) -> None:
+    fifo(files.exit_report(1, 2))
+    with pytest.raises(OSError, match="No such device"):
+        write_own_record(files, end_with(0))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", ()),
+        (b"one", ("one",)),
+        (b"one\n\ntwo\n", ("one", "", "two")),
+        (b"\xff\xfe\n", ("\ufffd\ufffd",)),
+        (b"\n".join(b"%d" % n for n in range(50)), tuple(str(n) for n in range(40, 50))),
+        (b"a line\n" * (LAST_LINES + 1), ("a line",) * LAST_LINES),
+        (b"x" * 100_000 + b"end", (TOO_LONG,)),
+        # Half of a line may hold half of a secret.
+        (b"secret\n" + b"x" * (LAST_BYTES - 9) + b"\nend\n", ("x" * (LAST_BYTES - 9), "end")),
+        (b"secret\n" + b"x" * (LAST_BYTES - 5) + b"\nend\n", ("end",)),
+    ],
+)
+def test_whole_last_lines_are_quoted(
+    tmp_path: Path, content: bytes, expected: tuple[str, ...]
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    with path.open("rb") as log:
+        assert last_lines(log.fileno()) == expected

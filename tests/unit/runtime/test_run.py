@@ -1,0 +1,286 @@
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import Ear, run_of, write_shards
+
+from muster.checkpoints.errors import CheckpointMismatch
+from muster.contracts.job import Reason
+from muster.contracts.messages import Heartbeat, Hello, PermanentFailure, RankMessage
+
+PATIENCE_SECONDS = 30
+NAN = float("nan")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_shards(tmp_path / "data", [0, 1, 2, 3], [4, 5, 6], [7])
+    return tmp_path
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    ear = Ear()
+    yield ear
+    ear.close()
+
+
+def script(place: Path, text: str, ear: Ear | None = None) -> subprocess.Popen[str]:
+    """Start a training script."""
+    environ = {"DATASET_DIR": f"{place}/data", "CHECKPOINT_DIR": f"{place}/checkpoints"}
+    if ear is not None:
+        environ["MUSTER_AGENT_FD"] = str(ear.descriptor)
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        env=environ,
+        pass_fds=[] if ear is None else [ear.descriptor],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# Without an agent
+
+
+def test_a_run_works_without_services(place: Path) -> None:
+    run = run_of(place)
+    assert (run.rank, run.world_size, run.restart_count, run.steps_done) == (0, 1, 0, 0)
+    assert run.restore() is None
+    assert list(run.samples()) == list(range(8))
+    assert not run.should_stop
+
+
+def test_each_rank_reads_its_own_shards(place: Path) -> None:
+    read = [list(run_of(place, RANK=rank, WORLD_SIZE=2).samples()) for rank in (0, 1)]
+    assert read == [[0, 1, 2, 3, 7], [4, 5, 6]]
+
+
+def test_the_jobs_batch_size_is_the_default(place: Path) -> None:
+    run = run_of(place, MUSTER_BATCH_SIZE=5)
+    assert list(run.batches()) == [[0, 1, 2, 3, 4], [5, 6, 7]]
+    assert list(islice(run.batches(size=3), 1)) == [[0, 1, 2]]
+
+
+def test_a_checkpoint_is_due_every_n_steps(place: Path) -> None:
+    run = run_of(place, CHECKPOINT_EVERY=3)
+    due = []
+    for _ in range(7):
+        run.step()
+        due.append(run.should_checkpoint)
+    assert due == [False, False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("killed_after", range(1, 16))
+def test_a_resumed_run_reads_the_samples_of_an_undisturbed_one(
+    place: Path, killed_after: int
+) -> None:
+    def train(steps: int | None) -> tuple[list[int], int]:
+        run = run_of(place, MUSTER_EPOCHS=2, CHECKPOINT_EVERY=4)
+        state = run.restore() or {"seen": np.zeros(0, np.int64)}
+        for sample in islice(run.samples(), steps):
+            state["seen"] = np.append(state["seen"], sample)
+            run.step()
+            if run.should_checkpoint:
+                run.checkpoint(state)
+        return state["seen"].tolist(), run.steps_done
+
+    train(killed_after)
+    assert train(None) == (list(range(8)) * 2, 16)
+
+
+def test_restore_returns_state_and_seeks_to_the_position(place: Path) -> None:
+    first = run_of(place)
+    for _ in islice(first.samples(), 3):
+        first.step()
+    first.checkpoint({"weights": np.arange(3.0), "note": "ü"})
+    second = run_of(place)
+    state = second.restore()
+    assert state is not None
+    assert state["weights"].tolist() == [0, 1, 2]
+    assert state["note"] == "ü"
+    assert second.steps_done == 3
+    assert next(second.samples()) == 3
+
+
+def test_another_jobs_checkpoint_needs_resume_from(place: Path) -> None:
+    first = run_of(place, JOB_ID="first")
+    first.step()
+    first.checkpoint({"weights": np.ones(1)})
+    assert run_of(place, JOB_ID="second").restore() is None
+    second = run_of(place, JOB_ID="second", MUSTER_RESUME_FROM="first")
+    assert second.restore() is not None
+    assert second.steps_done == 1
+    second.step()
+    second.checkpoint({"weights": np.zeros(1)})
+    again = run_of(place, JOB_ID="second", MUSTER_RESUME_FROM="first")
+    again.restore()
+    assert again.steps_done == 2, "its own checkpoint comes first"
+    assert run_of(place, JOB_ID="first").restore() == {"weights": np.ones(1)}
+
+
+def test_a_checkpoint_of_another_world_size_is_refused(place: Path) -> None:
+    first = run_of(place)
+    first.step()
+    first.checkpoint({})
+    with pytest.raises(CheckpointMismatch):
+        run_of(place, WORLD_SIZE=2).restore()
+
+
+def test_rest_returns_at_once_for_zero_seconds(place: Path) -> None:
+    run_of(place).rest(0.0)
+    run_of(place).rest(-1.0)
+
+
+# With an agent
+
+
+def last_beat(ear: Ear) -> Heartbeat:
+    beats = [message for message in ear.heard() if isinstance(message, Heartbeat)]
+    return beats[-1]
+
+
+def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
+    run = run_of(place, ear.voice)
+    run.total_steps = 16
+    for _ in islice(run.samples(), 5):
+        run.step(loss=np.float32(0.5), accuracy=0.75)
+    run.checkpoint({})
+    run._supervision._heartbeat.stop()  # noqa: SLF001  sends the final state
+    assert last_beat(ear) == Heartbeat(
+        step=5,
+        total_steps=16,
+        epoch=0,
+        shard_idx=1,
+        line_idx=1,
+        loss=0.5,
+        metrics={"accuracy": 0.75},
+        checkpoints_saved=1,
+        last_checkpoint_step=5,
+        stopping=False,
+        waiting=False,
+    )
+
+
+@pytest.mark.parametrize("loss", [NAN, float("inf"), -float("inf"), np.float32("nan")])
+def test_losses_and_metrics_that_are_not_finite_are_dropped(
+    place: Path, ear: Ear, loss: float
+) -> None:
+    run = run_of(place, ear.voice)
+    run.step(loss=loss, good=1.0, bad=loss)
+    assert last_beat(ear).loss is None
+    assert last_beat_metrics(run) == {"good": 1.0}
+
+
+def last_beat_metrics(run: object) -> dict[str, float]:
+    return run._beat(stopping=False).metrics  # noqa: SLF001  the value that is sent
+
+
+def test_a_step_without_values_keeps_the_last_ones(place: Path, ear: Ear) -> None:
+    run = run_of(place, ear.voice)
+    run.step(loss=0.25, accuracy=0.5)
+    run.step()
+    run._supervision._heartbeat.stop()  # noqa: SLF001  sends the final state
+    beat = last_beat(ear)
+    assert (beat.step, beat.loss, beat.metrics) == (2, 0.25, {"accuracy": 0.5})
+
+
+def test_a_restored_run_reports_the_restored_step(place: Path, ear: Ear) -> None:
+    first = run_of(place)
+    first.step()
+    first.checkpoint({})
+    second = run_of(place, ear.voice)
+    second.restore()
+    second._supervision._heartbeat.stop()  # noqa: SLF001  sends the final state
+    beat = last_beat(ear)
+    assert (beat.step, beat.checkpoints_saved, beat.last_checkpoint_step) == (1, 0, 1)
+
+
+# In its own process
+
+
+def test_sigterm_sets_should_stop_and_ends_a_rest(place: Path, ear: Ear) -> None:
+    process = script(
+        place,
+        "import muster; run = muster.join(); run.step(); run.rest(600); "
+        "run.checkpoint({}); print('stop' if run.should_stop else 'go on')",
+        ear,
+    )
+    assert ear.hear() == Hello()
+    assert isinstance(ear.hear(), Heartbeat)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, stdout, stderr) == (0, "stop\n", "")
+    beat = last_beat(ear)
+    assert beat.stopping
+    assert beat.checkpoints_saved == 1, "the final state is sent after the last save"
+
+
+def test_an_error_of_muster_is_one_sentence_and_reported(place: Path, ear: Ear) -> None:
+    (place / "data" / "shard_00001.txt").write_bytes(b"4\nnonsense\n")
+    process = script(
+        place,
+        "import muster; run = muster.join()\nfor sample in run.samples(): run.step()",
+        ear,
+    )
+    _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert stderr.count("\n") == 1
+    assert stderr.startswith("muster: ")
+    assert "shard_00001.txt:2" in stderr
+    assert refusals(ear) == [
+        PermanentFailure(
+            reason=Reason.INVALID_DATASET, message=stderr.removeprefix("muster: ").strip()
+        )
+    ]
+
+
+def test_an_error_of_the_program_is_a_traceback_only(place: Path, ear: Ear) -> None:
+    process = script(place, "import muster; run = muster.join(); 1 / 0", ear)
+    _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert stderr.startswith("Traceback")
+    assert refusals(ear) == []
+
+
+def refusals(ear: Ear) -> list[RankMessage]:
+    return [message for message in ear.heard() if isinstance(message, PermanentFailure)]
+
+
+ASKED_AND_GONE = """
+import os, signal
+import muster
+run = muster.join()
+os.kill(os.getpid(), signal.SIGTERM)
+while not run.should_stop: pass
+os._exit(0)
+"""
+
+
+def test_sigterm_is_reported_before_the_program_can_exit(place: Path, ear: Ear) -> None:
+    """An exit code 0 from then on does not mean that the work is complete."""
+    with script(place, ASKED_AND_GONE, ear) as process:
+        assert process.wait() == 0
+    (*_, last) = ear.heard()
+    assert isinstance(last, Heartbeat)
+    assert last.stopping
+
+
+@pytest.mark.parametrize("steps", [-1, 2**63, 10**30])
+def test_a_total_beyond_a_database_integer_is_refused(place: Path, steps: int) -> None:
+    run = run_of(place)
+    with pytest.raises(ValueError, match="total_steps"):
+        run.total_steps = steps
+    run.total_steps = np.int64(7)
+    assert run.total_steps == 7
+
+
+def test_numpy_numbers_are_accepted(place: Path, ear: Ear) -> None:
+    run = run_of(place, ear.voice)
+    run.step(loss=np.float32(0.5), accuracy=np.float64(0.25))
+    assert last_beat_metrics(run) == {"accuracy": 0.25}

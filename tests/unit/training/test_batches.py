@@ -1,0 +1,96 @@
+"""What a block reads is what its leaves read by themselves."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stage import write_samples
+from virtual_shards import consumed, positions_of_shard, shard_samples
+
+from muster.collectives.tree import Block
+from muster.datasets.random_access import RandomAccess
+from muster.datasets.reader import find_shards
+from muster.training.batches import BatchLoader, BlockBatches
+from muster.training.sample_count import decode_sample_count
+from muster.training.schedule import Schedule
+
+SAMPLES = 150
+SHARDS = 8
+BATCH = 32
+
+
+@pytest.fixture(scope="module")
+def drawer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RandomAccess]:
+    directory: Path = tmp_path_factory.mktemp("data")
+    with RandomAccess(find_shards(write_samples(directory, SAMPLES))) as drawer:
+        yield drawer
+
+
+@pytest.fixture
+def schedule(drawer: RandomAccess) -> Schedule:
+    return Schedule(
+        totals=drawer.totals,
+        batch_size=BATCH,
+        virtual_shards=SHARDS,
+        epochs=2,
+        seed=3,
+        checkpoint_every=1,
+    )
+
+
+@pytest.fixture
+def loader(schedule: Schedule, drawer: RandomAccess) -> BatchLoader:
+    return BatchLoader(schedule, drawer, bytes)
+
+
+ROOT = Block(3, 0)
+
+
+@pytest.mark.parametrize("step", [0, 4, 7, 9])
+def test_every_leaf_reads_its_places_in_the_order_of_the_epoch(
+    step: int, loader: BatchLoader, schedule: Schedule, drawer: RandomAccess
+) -> None:
+    epoch, step_in_epoch = schedule.epoch_and_step(step)
+    loaded = loader.load(step, ROOT)
+    for shard, batch in enumerate(loaded.batches):
+        part = shard_samples(
+            step_in_epoch, shard, batch_size=BATCH, virtual_shards=SHARDS, samples=SAMPLES
+        )
+        numbers = positions_of_shard(part, SAMPLES, seed=3, epoch=epoch)[: part.real]
+        lines = drawer.draw(numbers)
+        assert batch.samples[: part.real] == [line.content for line in lines]
+        assert batch.weights.tolist() == part.weights.tolist()
+        assert loaded.weights[shard] == part.real
+        assert decode_sample_count(loaded.sample_counts[shard]) == consumed(lines)
+
+
+@pytest.mark.parametrize("step", [0, 4, 9])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_part_of_a_block_reads_its_part(step: int, level: int, loader: BatchLoader) -> None:
+    whole = loader.load(step, ROOT)
+    parts = [loader.load(step, Block(level, number)) for number in range(SHARDS >> level)]
+    assert contents(whole) == [row for part in parts for row in contents(part)]
+
+
+def test_the_last_step_fills_up_with_copies_that_have_no_weight(loader: BatchLoader) -> None:
+    last = loader.load(4, ROOT)  # 150 = 4 · 32 + 22: five leaves are full, one half full
+    assert last.weights.tolist() == [4, 4, 4, 4, 4, 2, 0, 0]
+    half = last.batches[5]
+    assert half.samples[2:] == [half.samples[0]] * 2
+    assert len(set(last.batches[6].samples + last.batches[7].samples)) == 1
+
+
+def test_whatever_order_steps_come_in_they_read_the_same(loader: BatchLoader) -> None:
+    forwards = [contents(loader.load(step, ROOT)) for step in range(10)]
+    backwards = [contents(loader.load(step, ROOT)) for step in reversed(range(10))]
+    assert forwards == backwards[::-1]
+
+
+def contents(loaded: BlockBatches) -> list[tuple[object, ...]]:
+    return [
+        (list(batch.samples), batch.weights.tolist(), float(weight), np.array(tally).tolist())
+        for batch, weight, tally in zip(
+            loaded.batches, loaded.weights, loaded.sample_counts, strict=True
+        )
+    ]

@@ -1,0 +1,168 @@
+"""The sum of a block against the naive recursion, whatever the program does with its memory."""
+
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from muster.collectives.tree import Block
+from muster.program import Contribution
+from muster.training.blocks import BlockAdder, is_unshared
+from muster.training.schema import GradientSchema, Leaf
+
+LEAVES = 16
+
+Gradients = dict[str, np.ndarray]
+
+
+def gradients(leaf: int) -> Gradients:
+    """Numbers of very different sizes: in another order they come to other bits."""
+    draw = np.random.default_rng(leaf)
+    scale = np.float32(10) ** draw.integers(-6, 6, (3, 4)).astype(np.float32)
+    matrix = draw.standard_normal((3, 4)).astype(np.float32) * scale
+    return {"bias": np.array(draw.standard_normal(), np.float32), "weights": matrix}
+
+
+SHAPE = GradientSchema.of({}, Contribution(gradients(0), 0.0), Leaf(0, 0))
+
+
+def flat(made: Gradients) -> np.ndarray:
+    return np.concatenate([made[name].reshape(-1) for name in sorted(made)])
+
+
+def naive(block: Block) -> np.ndarray:
+    if block.level == 0:
+        return flat(gradients(block.number))
+    left, right = block.halves
+    return naive(left) + naive(right)
+
+
+class Fresh:
+    def __call__(self, leaf: int) -> list[np.ndarray]:
+        made = gradients(leaf)
+        return [made[name] for name in sorted(made)]
+
+
+class OneBuffer(Fresh):
+    """Writes every gradient over the one before."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(13, np.float32)
+        self.calls: list[int] = []
+
+    def __call__(self, leaf: int) -> list[np.ndarray]:
+        self.calls.append(leaf)
+        self.buffer[:] = flat(gradients(leaf))
+        return [self.buffer[:1].reshape(()), self.buffer[1:].reshape(3, 4)]
+
+
+class TwoBuffers(Fresh):
+    """Takes turns between two of them, after it has used one for all."""
+
+    def __init__(self) -> None:
+        self.buffers = [OneBuffer(), OneBuffer()]
+        self.turn = 0
+
+    def __call__(self, leaf: int) -> list[np.ndarray]:
+        self.turn += 1
+        return self.buffers[self.turn % 2 if self.turn < 8 else 0](leaf)
+
+
+class ThreeBuffers(Fresh):
+    """Takes the next of three buffers for each of its two gradients."""
+
+    def __init__(self) -> None:
+        self.buffers = [np.empty(12, np.float32) for _ in range(3)]
+
+    def __call__(self, leaf: int) -> list[np.ndarray]:
+        return [self.taken(array) for array in super().__call__(leaf)]
+
+    def taken(self, array: np.ndarray) -> np.ndarray:
+        self.buffers.append(self.buffers.pop(0))
+        place = self.buffers[0][: array.size].reshape(array.shape)
+        place[...] = array
+        return place
+
+
+BLOCKS = [Block(0, 5), Block(1, 3), Block(2, 1), Block(3, 1), Block(4, 0)]
+
+
+@pytest.mark.parametrize("program", [Fresh, OneBuffer, TwoBuffers, ThreeBuffers])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_comes_to_the_bits_of_the_tree(block: Block, program: Callable[[], Fresh]) -> None:
+    out = np.full(SHAPE.gradient_elements, 7, np.float32)
+    BlockAdder(SHAPE, LEAVES).add_up(block, program(), out)
+    assert out.tobytes() == naive(block).tobytes()
+
+
+def test_an_adder_serves_one_block_after_the_other() -> None:
+    adder, compute = BlockAdder(SHAPE, LEAVES), OneBuffer()
+    for block in BLOCKS:
+        out = np.empty(SHAPE.gradient_elements, np.float32)
+        adder.add_up(block, compute, out)
+        assert out.tobytes() == naive(block).tobytes()
+
+
+def test_every_leaf_is_computed_once() -> None:
+    program = OneBuffer()
+    BlockAdder(SHAPE, LEAVES).add_up(
+        Block(3, 0), program, np.empty(SHAPE.gradient_elements, np.float32)
+    )
+    assert program.calls == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+class Keeper(Fresh):
+    """Looks at what it returned, some way or other, once all is added up."""
+
+    def __init__(self, keep: Callable[[list[np.ndarray]], object]) -> None:
+        self.keep = keep
+        self.kept: list[object] = []
+
+    def __call__(self, leaf: int) -> list[np.ndarray]:
+        made = list(super().__call__(leaf))
+        self.kept.append(self.keep(made))
+        return made
+
+
+KEEPING: dict[str, Callable[[list[np.ndarray]], object]] = {
+    "arrays": lambda made: made[1],
+    "views": lambda made: made[1][1:],
+    "buffers": lambda made: memoryview(made[1]),
+    "weak references": lambda made: weakref.ref(made[1]),
+}
+
+
+@pytest.mark.parametrize("how", KEEPING)
+def test_what_a_program_still_sees_is_never_written_to(how: str) -> None:
+    program = Keeper(KEEPING[how])
+    out = np.empty(SHAPE.gradient_elements, np.float32)
+    BlockAdder(SHAPE, LEAVES).add_up(Block(3, 0), program, out)
+    assert out.tobytes() == naive(Block(3, 0)).tobytes()
+    for leaf, kept in enumerate(program.kept):
+        weights = gradients(leaf)["weights"]
+        seen = kept() if isinstance(kept, weakref.ref) else kept
+        if seen is not None:
+            found = np.asarray(seen)
+            assert found.tobytes() == weights[-len(found) :].tobytes()
+
+
+def test_what_was_made_and_forgotten_is_ours_and_nothing_else() -> None:
+    assert is_unshared([np.empty(3, np.float32), np.empty((), np.float32)])
+    frozen = np.empty(3, np.float32)
+    frozen.flags.writeable = False
+    name = np.empty(3, np.float32)
+    twice = [np.empty(3, np.float32)] * 2
+    view = [np.empty(6, np.float32)[:3]]
+    bytes_of_another = [np.frombuffer(bytearray(12), np.float32)]
+    matrix = [np.empty((1, 3), np.float32).view(np.matrix)]
+    for arrays in ([frozen], [name], twice, view, bytes_of_another, matrix):
+        assert not is_unshared(arrays)
+
+
+def test_what_is_not_finite_goes_through_without_a_warning() -> None:
+    large = np.full(13, 3e38, np.float32)
+    out = np.empty(13, np.float32)
+    views = [large[:1].reshape(()), large[1:].reshape(3, 4)]
+    BlockAdder(SHAPE, LEAVES).add_up(Block(2, 0), lambda _: [view.copy() for view in views], out)
+    assert np.isinf(out).all()

@@ -1,0 +1,137 @@
+"""What a rank adds to a sum: the same bits for every cut of the tree, however often."""
+
+import numpy as np
+import pytest
+from small_shares import LEAVES, computer_of
+from stage import Regression
+
+from muster.collectives.tree import Block
+from muster.datasets.random_access import RandomAccess
+from muster.program import Batch, Contribution, InvalidProgram, ProgramRaised, State
+from muster.training.blocks import BlockComputer, BusyFlag
+from muster.training.sample_count import COUNT_ELEMENTS, decode_sample_count
+
+
+def sum_of(computer: BlockComputer, block: Block, step: int) -> np.ndarray:
+    out = np.full(computer.elements, np.nan, np.float32)
+    computer.compute(block, Regression().initial(3), step, out)
+    return out
+
+
+def test_a_block_is_the_sum_of_its_halves_all_the_way_down(drawer: RandomAccess) -> None:
+    computer = computer_of(drawer)
+
+    def by_halves(block: Block) -> np.ndarray:
+        if block.level == 0:
+            return sum_of(computer, block, step=1)
+        left, right = block.halves
+        return by_halves(left) + by_halves(right)
+
+    root = Block(3, 0)
+    assert sum_of(computer, root, step=1).tobytes() == by_halves(root).tobytes()
+
+
+def test_a_leaf_comes_out_the_same_on_another_rank_and_another_time(drawer: RandomAccess) -> None:
+    leaf = Block(0, 5)
+    computer = computer_of(drawer)
+    first = sum_of(computer, leaf, step=2)
+    sum_of(computer, Block(3, 0), step=6)
+    assert sum_of(computer, leaf, step=2).tobytes() == first.tobytes()
+    assert sum_of(computer_of(drawer), leaf, step=2).tobytes() == first.tobytes()
+
+
+def test_no_two_leaves_and_no_two_epochs_are_alike(drawer: RandomAccess) -> None:
+    computer = computer_of(drawer)
+    leaves = {
+        sum_of(computer, Block(0, n), step).tobytes() for n in range(LEAVES) for step in (0, 4)
+    }
+    assert len(leaves) == 2 * LEAVES
+
+
+def test_the_steps_of_an_epoch_read_every_sample_once(drawer: RandomAccess) -> None:
+    computer = computer_of(drawer)
+    read = [
+        decode_sample_count(sum_of(computer, Block(3, 0), step)[-COUNT_ELEMENTS:])
+        for step in range(computer.schedule.steps_per_epoch)
+    ]
+    assert [one.lines for one in read] == [16, 16, 16, 2]
+    assert sum(one.hash_sum for one in read) % 2**64 == drawer.totals.hash_sum
+
+
+def updated(computer: BlockComputer, state: State) -> dict[str, np.ndarray]:
+    """Return what one update makes of a state, in memory beside it."""
+    target = {name: np.empty_like(array) for name, array in state.items()}
+    computer.update(state, {"weights": np.ones(5, np.float32)}, 0, target)
+    return target
+
+
+def test_an_update_makes_arrays_of_its_own(drawer: RandomAccess) -> None:
+    computer = computer_of(drawer)
+    state = Regression().initial(3)
+    before = {name: array.copy() for name, array in state.items()}
+    after = updated(computer, state)
+    assert not any(np.shares_memory(after[name], state[name]) for name in state)
+    assert all((state[name] == before[name]).all() for name in state)
+    assert (after["weights"] != state["weights"]).any()
+
+
+class Meddling(Regression):
+    """Writes to what it was given."""
+
+    def update(self, state: State, gradients: State, step: int) -> dict[str, np.ndarray]:
+        state["weights"][:] = 0
+        return super().update(state, gradients, step)
+
+
+class Growing(Regression):
+    """Returns another shape than it was given."""
+
+    def update(self, state: State, gradients: State, step: int) -> dict[str, np.ndarray]:
+        after = super().update(state, gradients, step)
+        return {**after, "weights": np.append(after["weights"], np.float32(1))}
+
+
+def test_a_state_cannot_be_written_to(drawer: RandomAccess) -> None:
+    program = Meddling()
+    state = program.initial(3)
+    before = state["weights"].copy()
+    with pytest.raises(ProgramRaised, match=r"at step 0: .*ValueError: .*read-only") as caught:
+        updated(computer_of(drawer, program), state)
+    assert caught.value.step == 0
+    assert (state["weights"] == before).all()
+
+
+def test_a_state_of_another_shape_is_refused(drawer: RandomAccess) -> None:
+    program = Growing()
+    with pytest.raises(InvalidProgram, match="weights"):
+        updated(computer_of(drawer, program), program.initial(3))
+
+
+class Watched(Regression):
+    """Notes whether it is known to be at busy, and fails in its last method."""
+
+    def __init__(self) -> None:
+        self.busy = BusyFlag()
+        self.seen: list[bool] = []
+
+    def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
+        self.seen.append(self.busy.is_set)
+        return super().gradient(state, batch, random)
+
+    def update(self, _state: State, _gradients: State, _step: int) -> State:
+        self.seen.append(self.busy.is_set)
+        raise ValueError("in vain")
+
+
+def test_a_rank_is_at_work_while_its_program_computes_and_at_no_other_time(
+    drawer: RandomAccess,
+) -> None:
+    program = Watched()
+    computer = computer_of(drawer, program, program.busy)
+    program.seen.clear()
+    sum_of(computer, Block(0, 0), step=0)
+    assert not program.busy.is_set
+    with pytest.raises(ProgramRaised, match="in vain"):
+        computer.update({}, {}, 0, {})
+    assert not program.busy.is_set
+    assert program.seen == [True, True]

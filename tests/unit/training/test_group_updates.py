@@ -1,0 +1,124 @@
+"""How a rank hears of layouts: the newest counts, and nothing that comes along is leaked."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from muster.contracts.messages import WorkerGroup
+from muster.contracts.wire import encode
+from muster.runtime.agent_client import AgentSocket
+from muster.training.group_updates import (
+    AgentGroupUpdates,
+    GroupChanged,
+    SingleRankUpdates,
+    StopRequested,
+)
+
+
+class Channel:
+    """Both ends of a rank's channel, and whether somebody has asked it to stop."""
+
+    def __init__(self) -> None:
+        kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        self.agent, self.rank = socket.socketpair(socket.AF_UNIX, kind)
+        self.is_stopping = False
+        self.line = AgentSocket(self.rank.detach())
+        self.layouts = AgentGroupUpdates(self.line, lambda: self.is_stopping)
+
+    def tells(self, generation: int, memory: int = 0) -> None:
+        layout = WorkerGroup(generation=generation, token="", members=(), paused=False)
+        self.sends(encode(layout), memory)
+
+    def sends(self, content: bytes, memory: int = 0) -> None:
+        descriptors = [os.memfd_create("test") for _ in range(memory)]
+        socket.send_fds(self.agent, [content], descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    before = open_descriptors()
+    channel = Channel()
+    yield channel
+    channel.agent.close()
+    channel.line.close()
+    assert open_descriptors() == before, "nothing stays open"
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a Path would open one more
+
+
+def test_only_the_newest_layout_counts(channel: Channel) -> None:
+    channel.tells(1, memory=2)
+    channel.tells(3, memory=3)
+    channel.tells(2, memory=2)
+    newest = channel.layouts.next()
+    assert newest.layout.generation == 3
+    assert len(newest.memory) == 3
+    newest.close()
+
+
+def test_nothing_new_is_no_reason_to_leave(channel: Channel) -> None:
+    channel.layouts.check()
+    channel.tells(1)
+    with pytest.raises(GroupChanged):
+        channel.layouts.check()
+    channel.layouts.next()
+    channel.layouts.check()
+    channel.tells(1, memory=1)
+    channel.layouts.check()
+
+
+def test_what_is_no_layout_is_dropped_with_all_that_came_along(channel: Channel) -> None:
+    channel.sends(b"no layout", memory=3)
+    channel.layouts.check()
+    channel.tells(1)
+    assert channel.layouts.next().layout.generation == 1
+
+
+def test_who_is_asked_to_stop_hears_that_first(channel: Channel) -> None:
+    channel.tells(1, memory=1)
+    channel.is_stopping = True
+    with pytest.raises(StopRequested):
+        channel.layouts.check()
+    channel.is_stopping = False
+    channel.layouts.next().close()
+
+
+def test_who_waits_for_a_layout_can_be_stopped(channel: Channel) -> None:
+    channel.is_stopping = True
+    with pytest.raises(StopRequested):
+        channel.layouts.next()
+
+
+def test_a_rank_whose_agent_is_gone_trains_on(channel: Channel) -> None:
+    channel.tells(1)
+    channel.agent.close()
+    assert channel.layouts.next().layout.generation == 1
+    channel.layouts.check()
+    channel.layouts.check()
+
+
+def test_an_agent_that_dies_before_it_has_heard_everything_is_gone_like_any_other(
+    channel: Channel,
+) -> None:
+    channel.line.send(b"a beat that nobody reads")
+    channel.tells(1)
+    channel.agent.close()
+    assert channel.layouts.next().layout.generation == 1, "what it had told is not lost"
+    channel.layouts.check()
+    channel.layouts.check()
+
+
+def test_a_rank_by_itself_has_one_layout_and_can_be_stopped() -> None:
+    stops = iter([False, True])
+    alone = SingleRankUpdates(3, lambda: next(stops))
+    (seat,) = alone.next().layout.members
+    assert seat.rank == 3
+    alone.check()
+    with pytest.raises(StopRequested):
+        alone.check()

@@ -1,0 +1,108 @@
+"""How the members of a layout come to stand at one step with one state."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from muster.collectives.simulated import SimulatedGroup, run_ranks
+from muster.collectives.tree import Block, assign_blocks
+from muster.contracts.shards import Position
+from muster.training.fingerprint import Fingerprint, fingerprint
+from muster.training.state_sync import Committed, Replica, SyncResult, WorkersDiverged, sync_state
+
+LEAVES = 8
+SHAPE = {"weights": np.zeros(3, np.float32)}
+
+
+def at(step: int, value: float = 1.0) -> Replica:
+    replica = Replica(SHAPE)
+    if step >= 0:
+        committed = Committed(position=Position(step=step))
+        replica.commit({"weights": np.full(3, value, np.float32)}, committed)
+    return replica
+
+
+def taken_up(
+    replicas: Sequence[Replica],
+    held: Sequence[Sequence[Block]] | None = None,
+    prints: Sequence[Fingerprint] | None = None,
+    begin: Callable[[int], None] = lambda _: None,
+) -> list[SyncResult | WorkersDiverged]:
+    """Return what each member came to."""
+
+    def run(backend: object) -> SyncResult | WorkersDiverged:
+        rank = backend.rank
+        try:
+            return sync_state(
+                backend,
+                replicas[rank],
+                held[rank] if held else (),
+                LEAVES,
+                prints[rank] if prints else fingerprint(),
+                lambda: begin(rank),
+            )
+        except WorkersDiverged as differs:
+            return differs
+
+    return run_ranks(SimulatedGroup(len(replicas)).backends(), run)
+
+
+def test_who_is_behind_gets_the_state_of_the_furthest() -> None:
+    replicas = [at(4, 0.5), at(5), at(-1), at(5)]
+    taken_up(replicas)
+    assert {replica.digest() for replica in replicas} == {at(5).digest()}
+
+
+def test_where_nobody_has_a_state_the_first_begins() -> None:
+    replicas = [at(-1), at(-1), at(-1)]
+    began: list[int] = []
+
+    def begin(rank: int) -> None:
+        began.append(rank)
+        replicas[rank].commit(dict(at(0).state), at(0).committed)
+
+    taken_up(replicas, begin=begin)
+    assert began == [0]
+    assert {replica.digest() for replica in replicas} == {at(0).digest()}
+
+
+def test_sums_of_the_unfinished_step_are_kept_by_who_stood_there_alone() -> None:
+    held = [[Block(1, 0)], [Block(0, 6)], [Block(1, 1)]]
+    results = taken_up([at(5), at(5), at(4, 0.5)], held)
+    expected = assign_blocks([held[0], held[1], []], LEAVES)
+    assert [result.assignment for result in results] == [expected] * 3
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_who_differs_is_named_by_all_and_gives_its_state_to_nobody(odd: int) -> None:
+    replicas = [at(5, 9.0 if place == odd else 1.0) for place in range(3)] + [at(-1), at(-1)]
+    found = taken_up(replicas)
+    assert all(isinstance(one, WorkersDiverged) and one.members == (odd,) for one in found)
+    assert [one.includes_this_rank for one in found] == [place == odd for place in range(5)]
+    assert replicas[3].is_empty
+    assert replicas[4].is_empty
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "odd"),
+    [
+        ([1, 2], (0, 1)),
+        ([1, 1, 2, 2], (0, 1, 2, 3)),
+        ([1, 2, 2, 3], (0, 3)),
+        ([1, 2, 3], (0, 1, 2)),
+    ],
+)
+def test_without_a_majority_nobody_is_believed(values: list[int], odd: tuple[int, ...]) -> None:
+    found = taken_up([at(5, value) for value in values])
+    assert [one.members for one in found] == [odd] * len(values)
+
+
+def test_who_computes_otherwise_is_turned_away_before_it_has_computed_anything() -> None:
+    ours = fingerprint()
+    other = Fingerprint(digest="0" * 32, facts={**ours.facts, "numpy": "0.1"})
+    replicas = [at(5), at(5), at(-1)]
+    found = taken_up(replicas, prints=[ours, ours, other])
+    assert [one.members for one in found] == [(2,)] * 3
+    assert replicas[2].is_empty

@@ -1,0 +1,185 @@
+import selectors
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster.contracts.messages import (
+    AgentHello,
+    AgentMessage,
+    CoordinatorAddress,
+    CoordinatorMessage,
+    Dismiss,
+    TerminateRank,
+    Welcome,
+)
+from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
+from worker.coordinator_link import CoordinatorLink
+
+HELLO = AgentHello(job_uid="uid", generation=1, token="secret")  # noqa: S106  for a test
+ORDER = TerminateRank(rank=0, incarnation=0)
+PATIENCE_SECONDS = 10.0
+
+
+class Wire:
+    """A link, its selector, and a coordinator with a listening socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.received: list[CoordinatorMessage] = []
+        self.address_file = directory / "coordinator.json"
+        self.link = CoordinatorLink(self.address_file, self.selector, self.received.append)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._accepted: list[socket.socket] = []
+        self.is_published_at(self._listening.getsockname()[1])
+
+    def is_published_at(self, port: int) -> None:
+        address = CoordinatorAddress(host="127.0.0.1", port=port)
+        self.address_file.write_bytes(msgspec.json.encode(address))
+
+    def accepts(self) -> socket.socket:
+        connection, _ = self._listening.accept()
+        connection.settimeout(PATIENCE_SECONDS)
+        self._accepted.append(connection)
+        return connection
+
+    def turns_until(self, condition: Callable[[], bool]) -> None:
+        """Run the agent's loop until the condition holds."""
+        while not condition():
+            ready = self.selector.select(PATIENCE_SECONDS)
+            assert ready, "nothing is ready"
+            for key, _ in ready:
+                key.data()
+
+    def close(self) -> None:
+        self.link.close()
+        for connection in [self._listening, *self._accepted]:
+            connection.close()
+        self.selector.close()
+
+
+@pytest.fixture
+def wire(tmp_path: Path) -> Iterator[Wire]:
+    wire = Wire(tmp_path)
+    yield wire
+    wire.close()
+
+
+def receive(connection: socket.socket, count: int) -> list[AgentMessage]:
+    frames = FrameReader()
+    messages: list[AgentMessage] = []
+    while len(messages) < count:
+        messages += map(decode_agent_message, frames.feed(connection.recv(1 << 16)))
+    return messages
+
+
+def test_messages_sent_while_connecting_arrive_in_order(wire: Wire) -> None:
+    assert wire.link.connect()
+    wire.link.send(HELLO)
+    wire.link.send(HELLO)
+    coordinator = wire.accepts()
+    wire.turns_until(lambda: not wire.selector.get_map() or not wire.link._unsent)  # noqa: SLF001
+    assert receive(coordinator, 2) == [HELLO, HELLO]
+
+
+def test_messages_that_arrive_in_pieces_are_complete(wire: Wire) -> None:
+    wire.link.connect()
+    coordinator = wire.accepts()
+    content = frame(encode(Welcome(epoch=1))) + frame(encode(ORDER))
+    for byte in content:
+        coordinator.sendall(bytes([byte]))
+    wire.turns_until(lambda: len(wire.received) == 2)
+    assert wire.received == [Welcome(epoch=1), ORDER]
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff" * 8, frame(b"no message"), frame(encode(HELLO)), frame(b"\x81\xa1\xff\x00")]
+)
+def test_a_protocol_error_closes_the_connection(wire: Wire, content: bytes) -> None:
+    wire.link.connect()
+    wire.link.is_welcome = True
+    wire.accepts().sendall(content)
+    wire.turns_until(lambda: not wire.link.is_open)
+    assert wire.received == []
+    assert not wire.link.is_welcome
+    assert not wire.selector.get_map()
+
+
+def test_a_closed_connection_can_be_opened_again(wire: Wire) -> None:
+    wire.link.connect()
+    wire.accepts().close()
+    wire.turns_until(lambda: not wire.link.is_open)
+    assert wire.link.connect()
+    wire.link.send(HELLO)
+    assert receive(wire.accepts(), 1) == [HELLO]
+
+
+def test_an_incomplete_frame_ends_with_its_connection(wire: Wire) -> None:
+    wire.link.connect()
+    first = wire.accepts()
+    first.sendall(frame(encode(ORDER))[:-1])
+    wire.turns_until(lambda: bool(wire.link._reader._buffer))  # noqa: SLF001  it has come
+    first.close()
+    wire.turns_until(lambda: not wire.link.is_open)
+    wire.link.connect()
+    wire.accepts().sendall(frame(encode(ORDER)))
+    wire.turns_until(lambda: bool(wire.received))
+    assert wire.received == [ORDER]
+
+
+def test_messages_after_closing_are_ignored(wire: Wire) -> None:
+    """The first one closes the link if a replaced coordinator sends welcome and dismiss."""
+
+    def close_link(message: CoordinatorMessage) -> None:
+        wire.received.append(message)
+        wire.link.close()
+
+    wire.link = CoordinatorLink(wire.address_file, wire.selector, close_link)
+    wire.link.connect()
+    wire.accepts().sendall(frame(encode(Welcome(epoch=1))) + frame(encode(Dismiss())))
+    wire.turns_until(lambda: bool(wire.received))
+    assert wire.received == [Welcome(epoch=1)]
+
+
+def test_a_refused_connection_is_no_error(wire: Wire) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    wire.is_published_at(port)
+    if wire.link.connect():
+        wire.turns_until(lambda: not wire.link.is_open)
+    wire.link.send(HELLO)
+    assert not wire.link.is_open
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"host": 3}', b'{"host":"\xff"}'])
+def test_an_invalid_address_file_means_no_coordinator(wire: Wire, content: bytes) -> None:
+    wire.address_file.write_bytes(content)
+    assert not wire.link.connect()
+    wire.address_file.unlink()
+    assert not wire.link.connect()
+
+
+def test_a_coordinator_that_does_not_read_is_dropped(wire: Wire) -> None:
+    wire.link.connect()
+    wire.accepts()
+    news = AgentHello(job_uid="x" * 500_000, generation=1, token="")
+    sent = 0
+    while wire.link.is_open:
+        wire.link.send(news)
+        sent += 1
+        assert sent < 1000
+    assert not wire.selector.get_map()
+
+
+def test_a_new_published_address_is_noticed(wire: Wire) -> None:
+    assert wire.link.connect()
+    assert not wire.link.has_new_address
+    wire.is_published_at(1)
+    assert wire.link.has_new_address
+    wire.address_file.unlink()
+    assert not wire.link.has_new_address, "no other coordinator is known"
+    wire.link.close()
+    wire.is_published_at(1)
+    assert wire.link.has_new_address, "without a connection too"

@@ -1,0 +1,163 @@
+"""Errors of starts as the kernel gives them, and the secrets of ranks."""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from secret_rank import LENT, VALUE, assignment, redacted_by
+
+from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.messages import AdoptedRank, StartRank
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.secrets import SecretUnavailable
+from muster.host.limits import OpenFileLimits
+from muster.host.processes import identify
+from muster.runtime.secrets import SecretStore
+from worker.log_index import LogIndex
+from worker.start import (
+    ExecStarter,
+    RankSecrets,
+    is_command_error,
+    is_permanent_start_error,
+)
+
+
+def error_of_start(working_dir: str) -> OSError:
+    order = StartRank(
+        rank=0, incarnation=0, environment={PROCESS_TAG: "uid/0/0"}, working_dir=working_dir
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(OSError) as caught:  # noqa: PT011  the caller looks closer
+        ExecStarter(OpenFileLimits(64, 64)).start(order, 2, theirs)
+    return caught.value
+
+
+@pytest.mark.parametrize("working_dir", ["/nowhere/at/all", "/nowhere//at/all/", "/dev/null"])
+def test_an_unusable_working_directory_is_permanent(working_dir: str) -> None:
+    assert is_permanent_start_error(error_of_start(working_dir), working_dir)
+
+
+def test_a_too_large_environment_is_permanent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INHERITED", "x" * (1 << 18))
+    error = error_of_start("/")
+    assert error.errno == errno.E2BIG
+    assert is_permanent_start_error(error, "/")
+
+
+def test_a_missing_interpreter_is_not_permanent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/bin/python")
+    error = error_of_start("/")
+    assert error.errno == errno.ENOENT
+    assert not is_permanent_start_error(error, "/")
+
+
+def test_an_unusable_log_is_not_permanent(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    (tmp_path / "a.log").mkdir()
+    for directory in (tmp_path / "logs", tmp_path):
+        with pytest.raises(OSError) as caught:  # noqa: PT011  file exists, or is a directory
+            LogIndex(directory / "a.log", directory / "a.times")
+        assert not is_permanent_start_error(caught.value, str(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+def test_a_lack_of_resources_is_not_permanent(number: int) -> None:
+    assert not is_permanent_start_error(OSError(number, os.strerror(number), "/"), "/")
+    assert not is_command_error(OSError(number, os.strerror(number), "sh"))
+
+
+@pytest.mark.parametrize("command", ["/nowhere/at/all", "/dev/null", "/"])
+def test_an_unusable_command_is_permanent(command: str) -> None:
+    with pytest.raises(OSError) as caught:  # noqa: PT011  one of several
+        subprocess.run([command], check=False)
+    assert is_command_error(caught.value)
+
+
+# Secrets
+
+REFERENCES = {"A": "file:token", "B": "env:LENT"}
+NEWER = "a new value, since the old one leaked"
+GONE = AdoptedRank(
+    rank=0,
+    incarnation=0,
+    process=ProcessRecord(pid=2**22 + 1, start_ticks=1, boot_id="boot", node="here"),
+    mark="uid/0/0",
+)
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path) -> SecretStore:
+    store = SecretStore(tmp_path / "secrets")
+    store.put("token", VALUE)
+    return store
+
+
+@contextmanager
+def running(environment: dict[str, str]) -> Iterator[AdoptedRank]:
+    with subprocess.Popen(["/bin/sleep", "600"], env=environment) as process:
+        record = identify(process.pid)
+        assert record is not None
+        try:
+            yield AdoptedRank(rank=0, incarnation=0, process=record, mark="uid/0/0")
+        finally:
+            process.kill()
+
+
+def test_a_rank_gets_the_values_of_its_references(tmp_path: Path) -> None:
+    secrets = RankSecrets.of(assignment(tmp_path, **REFERENCES))
+    assert secrets.variables() == {"A": VALUE, "B": LENT, "MUSTER_SECRETS": "A,B"}
+    assert RankSecrets.of(assignment(tmp_path)).variables() == {}
+
+
+def test_secrets_are_read_again_for_each_start(store: SecretStore, tmp_path: Path) -> None:
+    secrets = RankSecrets.of(assignment(tmp_path, A="file:token"))
+    secrets.variables()
+    store.put("token", NEWER)
+    assert secrets.variables()["A"] == NEWER
+    store.remove("token")
+    with pytest.raises(SecretUnavailable, match="file:token"):
+        secrets.variables()
+
+
+def test_a_variable_that_the_service_does_not_lend_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SecretUnavailable, match=r"env:HOME .* MUSTER_SECRET_ENV"):
+        RankSecrets.of(assignment(tmp_path, A="env:HOME")).variables()
+
+
+def test_values_are_redacted_even_if_another_one_is_missing(tmp_path: Path) -> None:
+    secrets = RankSecrets.of(assignment(tmp_path, A="file:token", B="file:other"))
+    with pytest.raises(SecretUnavailable):
+        secrets.variables()
+    assert redacted_by(secrets, VALUE) == "[secret]"
+
+
+def test_an_adopting_agent_redacts_all_current_values(store: SecretStore, tmp_path: Path) -> None:
+    store.put("other", "another value")
+    store.remove("token")
+    secrets = RankSecrets.of(assignment(tmp_path, GONE, **REFERENCES, C="file:other"))
+    assert redacted_by(secrets, f"another value, {LENT}") == "[secret], [secret]"
+
+
+def test_an_adopting_agent_redacts_what_ranks_were_started_with(
+    store: SecretStore, tmp_path: Path
+) -> None:
+    variables = RankSecrets.of(assignment(tmp_path, **REFERENCES)).variables()
+    with running(variables) as rank:
+        store.put("token", NEWER)
+        secrets = RankSecrets.of(assignment(tmp_path, rank, **REFERENCES))
+    assert redacted_by(secrets, f"{VALUE}; {NEWER}; {LENT}") == "[secret]; [secret]; [secret]"
+
+
+def test_the_environment_of_a_reused_pid_is_ignored(tmp_path: Path) -> None:
+    with running({"MUSTER_SECRETS": "A", "A": "of another process"}) as rank:
+        reused = msgspec.structs.replace(rank, process=replace(rank.process, start_ticks=1))
+        secrets = RankSecrets.of(assignment(tmp_path, reused, **REFERENCES))
+    assert redacted_by(secrets, "of another process") == "of another process"

@@ -1,0 +1,241 @@
+"""How ranks ended, as their agent knows it: durable first, then reported, then kept.
+
+A coordinator that reconnects gets the last exit of every rank again, word for word.
+"""
+
+import errno
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from muster.contracts.job import Reason
+from muster.contracts.messages import (
+    ERROR_LIMIT,
+    AdoptedRank,
+    PermanentFailure,
+    RankExited,
+    RankSaid,
+    StartRank,
+)
+from muster.contracts.paths import JobFiles
+from muster.contracts.retry import SIGNAL_BASE
+from muster.contracts.secrets import SecretUnavailable
+from muster.host.files import read_limited
+from muster.runtime.exit_report import (
+    make_exit_record,
+    read_exit_record,
+    read_own_record,
+    write_exit_record,
+)
+from muster.runtime.redaction import Redaction
+from muster.runtime.stderr_messages import print_stderr
+from worker.process import UNKNOWN_EXIT, ExitStatus
+from worker.rank import RankProcess
+from worker.start import is_permanent_start_error
+
+CANNOT_START: Final = 126
+"""Exit code of a rank that never became a process, as in shells."""
+
+KILLED_IN_SHELL: Final = SIGNAL_BASE + signal.SIGKILL
+"""Exit code of a shell or container whose program was killed."""
+
+ERROR_FILE_LIMIT_BYTES: Final = 1 << 20
+"""More than any traceback; a longer file is not read."""
+
+CGROUPS: Final = Path("/sys/fs/cgroup")
+MEMBERSHIP: Final = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """How one attempt ended, and its last messages."""
+
+    said: tuple[RankSaid, ...] = ()
+    exited: RankExited
+
+    @classmethod
+    def of_missing(cls, rank: int, attempt: int, number: signal.Signals) -> Self:
+        """Return the exit of an attempt that was to be signalled but never started."""
+        exited = RankExited(
+            rank=rank, incarnation=attempt, exit_code=None, signal=number, last_lines=()
+        )
+        return cls(exited=exited)
+
+    @classmethod
+    def of_failed_start(cls, order: StartRank, error: OSError | SecretUnavailable) -> Self:
+        """Return the exit of an attempt that did not start: refused, or to be tried again."""
+        message = f"cannot be started in {order.working_dir}: {error}"
+        if isinstance(error, OSError) and error.errno == errno.E2BIG:
+            message += " (env and secrets are too large: pass a file's path, not its content)"
+        reason = None
+        if isinstance(error, SecretUnavailable):
+            message, reason = f"cannot be started: {error}", Reason.SECRET_UNAVAILABLE
+        elif is_permanent_start_error(error, order.working_dir):
+            reason = Reason.INVALID_PROGRAM
+        exited = RankExited(
+            rank=order.rank,
+            incarnation=order.incarnation,
+            exit_code=None if reason is None else CANNOT_START,
+            signal=None,
+            last_lines=(),
+            unstarted=message if reason is None else None,
+        )
+        if reason is None:
+            return cls(exited=exited)
+        refused = PermanentFailure(reason=reason, message=message)
+        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
+        return cls(said=(said,), exited=exited)
+
+
+class ExitLog:
+    """The last exit of each rank."""
+
+    def __init__(self, files: JobFiles, redaction: Redaction | None = None) -> None:
+        self._files = files
+        self._redaction = redaction or Redaction()
+        self._last: dict[int, RankExit] = {}
+        self._oom_kills = OomKills()
+
+    def examine(self, rank: RankProcess) -> tuple[Sequence[RankSaid], ExitStatus]:
+        """Return messages of an exited process that have not been reported, and how it ended.
+
+        Its last messages may have met a full channel or no agent. Its own record holds them, and
+        the exit code too if the kernel does not know it any more.
+        """
+        status = rank.process.exit_status()
+        own = read_own_record(self._files, rank.rank, rank.attempt, rank.pid)
+        if own is None:
+            return (), status
+        # The own record is redacted, so compare it with redacted messages.
+        known = [self._redaction.redact(said) for said in rank.kept_messages()]
+        unreported = [said for said in own.said if said not in known and rank.keep(said.message)]
+        if status == UNKNOWN_EXIT:
+            status = ExitStatus(exit_code=own.exited.exit_code, signal=None)
+        return unreported, status
+
+    def record(self, rank: RankProcess, status: ExitStatus) -> RankExit:
+        """Make the exit record durable, and return it."""
+        lines: tuple[str, ...] = ()
+        error = None
+        if status.exit_code != 0:  # a clean exit needs no explanation, and there are many
+            lines = () if rank.log is None else rank.log.last_lines()
+            error = read_error_file(self._files.error_file(rank.rank, rank.attempt))
+        if error is not None:
+            # Redact before cutting: half of a secret would not be recognized.
+            error = self._redaction.redact_text(error)[:ERROR_LIMIT]
+        was_killed = status.signal == signal.SIGKILL or status.exit_code == KILLED_IN_SHELL
+        exited = RankExited(
+            rank=rank.rank,
+            incarnation=rank.attempt,
+            exit_code=status.exit_code,
+            signal=status.signal,
+            last_lines=lines,
+            out_of_memory=was_killed and self._oom_kills.claim(),
+            error=error,
+        )
+        recorded = RankExit(
+            said=tuple(map(self._redaction.redact, rank.kept_messages())),
+            exited=self._redaction.redact(exited),
+        )
+        try:
+            record = make_exit_record(rank.pid, recorded.said, recorded.exited)
+            write_exit_record(self._files, record)
+        except OSError as problem:  # a full disk must not end the agent
+            print_stderr(f"cannot write the exit record of rank {rank.rank}: {problem}")
+        return recorded
+
+    def recorded(self, adopted: AdoptedRank) -> RankExit | None:
+        """Return the exit that an earlier agent has recorded, if any."""
+        record = read_exit_record(self._files, adopted.rank, adopted.incarnation, adopted.process)
+        return None if record is None else RankExit(said=record.said, exited=record.exited)
+
+    def keep(self, exited: RankExit) -> None:
+        """Keep an exit for later coordinators."""
+        self._last[exited.exited.rank] = exited
+
+    def forget(self, rank: int) -> None:
+        """Drop a rank's exit because its next attempt has started."""
+        self._last.pop(rank, None)
+
+    def has_ended(self, rank: int, attempt: int) -> bool:
+        """Return whether this attempt, or a later one, has ended."""
+        last = self._last.get(rank)
+        return last is not None and attempt <= last.exited.incarnation
+
+    def messages(self) -> Iterator[RankSaid | RankExited]:
+        """Yield what was reported of all exits."""
+        for exited in self._last.values():
+            yield from exited.said
+            yield exited.exited
+
+
+class OomKills:
+    """Counts kills for lack of memory in this cgroup: SIGKILL alone is no evidence.
+
+    Other processes of the same cgroup are counted too, so a rank that is killed at the same time
+    may be blamed wrongly. Without a readable counter there is no evidence.
+    """
+
+    def __init__(self, membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> None:
+        self._file = _oom_counter(membership, cgroups)
+        self._claimed = self._count()
+
+    def claim(self) -> bool:
+        """Return whether there was one since the start or the last claimed one."""
+        if self._count() <= self._claimed:
+            return False
+        self._claimed += 1
+        return True
+
+    def _count(self) -> int:
+        try:
+            lines = "" if self._file is None else self._file.read_text()
+        except OSError:
+            return 0
+        words = (line.split() for line in lines.splitlines())
+        return next((int(word[1]) for word in words if word[:1] == ["oom_kill"]), 0)
+
+
+def _oom_counter(membership: Path, cgroups: Path) -> Path | None:
+    """Return the kernel's file, of cgroup v2 or else v1."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    groups = {
+        kinds: place.lstrip("/") for _, kinds, place in (line.split(":", 2) for line in lines)
+    }
+    candidates = [cgroups / groups.get("", "") / "memory.events"]
+    candidates += [
+        cgroups / "memory" / place / "memory.oom_control"
+        for kinds, place in groups.items()
+        if "memory" in kinds.split(",")
+    ]
+    return next((file for file in candidates if file.is_file()), None)
+
+
+class _Message(msgspec.Struct):
+    message: str
+
+
+class _ErrorFile(msgspec.Struct):
+    """The part of torch's error file that is not in the log as well."""
+
+    message: _Message | str
+
+
+_ERROR_FILE: Final = msgspec.json.Decoder(_ErrorFile)
+
+
+def read_error_file(path: Path) -> str | None:
+    """Return the error that torch's `@record` has written; None without a valid file."""
+    try:
+        message = _ERROR_FILE.decode(read_limited(path, ERROR_FILE_LIMIT_BYTES)).message
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    text = message if isinstance(message, str) else message.message
+    return text.strip() or None

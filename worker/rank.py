@@ -1,0 +1,211 @@
+"""One attempt of one rank, as its agent sees it: start, read, signal, contain, release.
+
+A rank leads its own session, so that a signal reaches its group, and is contained
+(`muster.host.containment`), so that processes that have left the group are found too.
+"""
+
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Final, Self
+
+from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.errors import WireError
+from muster.contracts.messages import (
+    SAVED_LIMIT,
+    Heartbeat,
+    Hello,
+    Orphaned,
+    RankMessage,
+    RankSaid,
+    RankSpawned,
+    Saved,
+    StartRank,
+    Warned,
+    WorkerGroup,
+)
+from muster.contracts.wire import decode_rank_message, encode
+from muster.host.containment import kill_attempt
+from worker.log_index import LogIndex
+from worker.process import ChildProcess, ProcessHandle
+from worker.start import Starter
+
+WARNINGS_LIMIT: Final = 100
+"""Warnings of one attempt that become events of the job; its log holds all of them."""
+
+MESSAGE_LIMIT_BYTES: Final = 1 << 16
+"""Messages of ranks are small. The socket keeps their boundaries and cuts longer ones."""
+
+PACKETS_LIMIT: Final = SAVED_LIMIT + 64
+"""A rank's share per tick: what it sends at most at once, after a takeover."""
+
+PACKET_BYTES: Final = 1 << 12
+"""More than most packets have; a longer one counts as several. A share is at most 1.25 MiB."""
+
+
+class RankProcess:
+    """One attempt. Order at its end: has_exited, contain, exit_status, release."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        attempt: int,
+        tag: str,
+        log: LogIndex | None,
+        process: ProcessHandle,
+        channel: socket.socket | None,
+    ) -> None:
+        """`log` is None if it cannot be opened, `channel` until a rank has reconnected."""
+        self.rank = rank
+        self.attempt = attempt
+        self.tag = tag
+        self.log = log
+        self.process = process
+        self.channel = channel
+        self._latest: dict[type[RankMessage], RankMessage] = {}
+        """The last message of each type, in order of arrival, for a new coordinator."""
+        self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
+        """All of them: each reports epochs that no later one may report."""
+        self._warnings = 0
+        self.grant()
+
+    @classmethod
+    def start(cls, order: StartRank, log: LogIndex, starter: Starter) -> Self:
+        """Start it; raises OSError if the directory is missing or there is no process."""
+        # Sequenced packets are sent whole or not at all. So two threads of a rank can send at
+        # once, and a full buffer costs a heartbeat instead of blocking training.
+        channel, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        )
+        try:
+            started = starter.start(order, log.descriptor, theirs)
+        except OSError:
+            channel.close()
+            raise
+        finally:
+            theirs.close()
+        return cls(
+            rank=order.rank,
+            attempt=order.incarnation,
+            tag=order.environment[PROCESS_TAG],
+            log=log,
+            process=ChildProcess(started),
+            channel=channel,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_share_used_up(self) -> bool:
+        """Whether the rank is not read until `grant` is called."""
+        return self._share_bytes <= 0
+
+    def grant(self, packets: int = PACKETS_LIMIT) -> None:
+        """Set its share to this many packets, fewer if they are large."""
+        self._share_bytes = packets * PACKET_BYTES
+
+    def read(self) -> tuple[list[RankMessage], bool]:
+        """Return the messages to report since the last call, and whether more can come.
+
+        Anything that is not a message is dropped: a program may write into any descriptor.
+        """
+        messages: list[RankMessage] = []
+        while self.channel is not None and not self.is_share_used_up:
+            try:
+                packet = self.channel.recv(MESSAGE_LIMIT_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if not packet:
+                return messages, False
+            self._share_bytes -= max(len(packet), PACKET_BYTES)
+            with suppress(WireError):
+                message = decode_rank_message(packet)
+                if self.keep(message):
+                    messages.append(message)
+        return messages, True
+
+    def keep(self, message: RankMessage) -> bool:
+        """Keep a message for the next coordinator; return False if it is over the limit."""
+        if isinstance(message, Saved):
+            self._saved.append(message)
+            return True
+        self._warnings += isinstance(message, Warned)
+        if isinstance(message, Warned) and self._warnings > WARNINGS_LIMIT:
+            return False
+        # Remove first: the order of arrival matters, or a rank would seem to be starting.
+        self._latest.pop(type(message), None)
+        self._latest[type(message)] = message
+        return True
+
+    def mark_orphaned(self, by: str) -> RankSaid:
+        """Keep and return the message that it was asked to stop for lack of supervision."""
+        orphaned = Orphaned(by=by)
+        self.keep(orphaned)
+        return RankSaid(rank=self.rank, incarnation=self.attempt, message=orphaned)
+
+    @cached_property
+    def arena(self) -> int:
+        """Shared memory of this attempt alone; raises OSError if there is none at the moment.
+
+        After adoption it is another one: the next group round delivers it.
+        """
+        return os.memfd_create(f"muster-arena-{self.rank}", os.MFD_CLOEXEC)
+
+    def send_group(self, layout: WorkerGroup, memory: Sequence[int]) -> bool:
+        """Send a worker group with descriptors; return False if it has to be tried again."""
+        if self.channel is None:
+            return False
+        try:
+            socket.send_fds(self.channel, [encode(layout)], memory)
+        except ConnectionError:  # closed: nothing reads it any more
+            return True
+        except OSError:
+            return False
+        return True
+
+    def contain(self) -> bool:
+        """Kill everything that it has started; return whether nothing of that is left."""
+        self.process.signal_group(signal.SIGKILL)
+        return kill_attempt(self.tag)
+
+    def release(self) -> None:
+        """Reap the process and close everything; only after it has been contained."""
+        self.process.release()
+        if self.log is not None:
+            self.log.close()
+        if self.channel is not None:
+            self.channel.close()
+        if "arena" in vars(self):
+            os.close(self.arena)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it sends heartbeats of its own."""
+        return Hello in self._latest or Heartbeat in self._latest
+
+    def spawned(self) -> Iterator[RankSpawned]:
+        """Yield its identity; nothing if it exited before it could be identified."""
+        identity = self.process.identity
+        if identity is not None:
+            yield RankSpawned(
+                rank=self.rank,
+                incarnation=self.attempt,
+                pid=self.pid,
+                start_ticks=identity.start_ticks,
+                boot_id=identity.boot_id,
+                node=identity.node,
+            )
+
+    def kept_messages(self) -> Iterator[RankSaid]:
+        """Yield the last message of each type in order of arrival, then all saves."""
+        for message in (*self._latest.values(), *self._saved):
+            yield RankSaid(rank=self.rank, incarnation=self.attempt, message=message)

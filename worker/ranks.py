@@ -1,0 +1,268 @@
+"""The ranks of one job on this host: started, read, contained, recorded, reported.
+
+The order at an exit is what the product's promise rests on: first everything the rank has started
+is gone, then the exit record is durable, then the exit is reported. So two attempts of a rank never
+run at the same time.
+"""
+
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.contracts.environ import (
+    AGENT_SOCKET,
+    ERROR_FILE,
+    ORPHAN_TIMEOUT,
+    ORPHAN_TIMEOUT_SECONDS,
+)
+from muster.contracts.messages import AdoptedRank, AgentHeartbeat, AgentMessage, StartRank
+from muster.contracts.paths import JobFiles
+from muster.contracts.secrets import SecretUnavailable
+from muster.host.containment import is_contained, tag_of
+from muster.host.processes import is_stopped
+from muster.runtime.agent_sockets import is_succeeded, newest_socket
+from muster.runtime.stderr_messages import print_stderr
+from worker.adopt import AdoptedProcess, adopt_process
+from worker.containment import reap_zombies
+from worker.exits import ExitLog, RankExit
+from worker.log_index import LogIndex
+from worker.rank import RankProcess
+from worker.rank_listener import ChannelReader, ReconnectListener
+from worker.start import NO_SECRETS, RankSecrets, Starter
+
+CONTAINMENT_SECONDS: Final = 2.0
+"""A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
+reported all the same, or the job would wait for ever."""
+
+Report = Callable[[AgentMessage], None]
+
+
+class RankTable:
+    """All ranks of one job on this host. `report` gets every message for the coordinator."""
+
+    def __init__(
+        self,
+        files: JobFiles,
+        selector: selectors.BaseSelector,
+        starter: Starter,
+        report: Report,
+        orphan_timeout_seconds: float = ORPHAN_TIMEOUT_SECONDS,
+        generation: int = 0,
+        secrets: RankSecrets = NO_SECRETS,
+    ) -> None:
+        """`orphan_timeout_seconds` tells ranks how long to go on without any agent.
+
+        `generation` is the number of this agent of the job.
+        """
+        self._files = files
+        self._selector = selector
+        self._starter = starter
+        self._report = report
+        self._orphan_timeout_seconds = orphan_timeout_seconds
+        self._socket = files.agent_socket(generation)
+        self._running: dict[int, RankProcess] = {}
+        self._listener: ReconnectListener | None = None
+        self._reader = ChannelReader(selector, report)
+        self._pidfds: dict[int, int] = {}
+        """By adopted rank, registered in the selector."""
+        self._exited_at: dict[int, float] = {}
+        self._secrets = secrets
+        self._exits = ExitLog(files, secrets.redaction)
+
+    def __bool__(self) -> bool:
+        return bool(self._running)
+
+    @property
+    def running(self) -> list[RankProcess]:
+        """The ranks whose exit has not been recorded."""
+        return list(self._running.values())
+
+    def find(self, rank: int, attempt: int) -> RankProcess | None:
+        """Return this attempt's process if it runs."""
+        found = self._running.get(rank)
+        return found if found is not None and found.attempt == attempt else None
+
+    def state(self) -> Iterator[AgentMessage]:
+        """Yield everything that a new coordinator has to know."""
+        for rank in self._running.values():
+            yield from rank.spawned()
+            yield from rank.kept_messages()
+        yield from self._exits.messages()
+
+    def start(self, order: StartRank) -> None:
+        """Start an attempt; ignored if its rank still runs, or the attempt has ended."""
+        has_ended = self._exits.has_ended(order.rank, order.incarnation)
+        if order.rank in self._running or has_ended or self.is_succeeded:
+            return
+        try:
+            rank = self._start(order)
+        except (OSError, SecretUnavailable) as error:
+            exited = RankExit.of_failed_start(order, error)
+            for said in exited.said:
+                self._report(said)
+            self._report_exit(exited)
+            return
+        self._exits.forget(order.rank)
+        self._running[order.rank] = rank
+        self._reader.add(rank)
+        for message in rank.spawned():
+            self._report(message)
+
+    def _start(self, order: StartRank) -> RankProcess:
+        environment = {
+            **self._secrets.variables(),
+            **order.environment,
+            AGENT_SOCKET: str(self._socket),
+            ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
+            ERROR_FILE: str(self._files.error_file(order.rank, order.incarnation)),
+        }
+        complete = msgspec.structs.replace(order, environment=environment)
+        log = LogIndex(*self._log_files(order.rank, order.incarnation))
+        try:
+            return RankProcess.start(complete, log, self._starter)
+        except OSError:
+            log.close()
+            raise
+
+    def adopt(self, adopted: AdoptedRank) -> None:
+        """Supervise a process that an earlier agent has started; raises OSError.
+
+        An exit record is reported as it is. A process that is gone without one is handled by the
+        next `settle`, with its own record if it has left one.
+        """
+        exited = self._exits.recorded(adopted)
+        if exited is not None:
+            self._report_exit(exited)
+            return
+        process = adopt_process(adopted.process)
+        try:
+            log = LogIndex(*self._log_files(adopted.rank, adopted.incarnation))
+        except OSError as error:  # disk full: the rank itself is not affected
+            print_stderr(f"rank {adopted.rank}: the times of its log lines are lost: {error}")
+            log = None
+        rank = RankProcess(
+            rank=adopted.rank,
+            attempt=adopted.incarnation,
+            tag=adopted.mark,
+            log=log,
+            process=process,
+            channel=None,
+        )
+        self._running[adopted.rank] = rank
+        self._reader.add(rank)
+        if isinstance(process, AdoptedProcess):
+            # SIGCHLD does not report the exit of a process that is not our child.
+            self._pidfds[adopted.rank] = process.pidfd
+            self._selector.register(
+                process.pidfd, selectors.EVENT_READ, lambda: self._on_pidfd(adopted.rank)
+            )
+
+    def _on_pidfd(self, rank: int) -> None:
+        self._unregister_pidfd(rank)  # it stays readable
+        self.settle()
+
+    def _unregister_pidfd(self, rank: int) -> None:
+        pidfd = self._pidfds.pop(rank, None)
+        if pidfd is not None:
+            self._selector.unregister(pidfd)
+
+    def listen(self) -> None:
+        """Accept ranks that have lost their agent, from now on."""
+        self._listener = ReconnectListener(self._socket, self._selector, self._accept)
+
+    @property
+    def is_succeeded(self) -> bool:
+        """True if a newer agent has replaced this one, for example after a suspend."""
+        return is_succeeded(self._socket)
+
+    @property
+    def newest_socket(self) -> Path:
+        """The socket of the newest agent, which may be this one."""
+        return newest_socket(self._socket)
+
+    def _accept(self, channel: socket.socket, pid: int) -> bool:
+        """Take the channel if the process belongs to a rank; return whether it does."""
+        tag = tag_of(pid)
+        for rank in self._running.values():
+            if pid == rank.pid or (tag == rank.tag and is_contained(pid, tag)):
+                self._reader.replace_channel(rank, channel)
+                return True
+        return False
+
+    def send_signal(self, rank: int, attempt: int, number: signal.Signals) -> None:
+        """Signal one attempt's group; report an attempt that never started as ended."""
+        found = self.find(rank, attempt)
+        if found is not None:
+            found.process.signal_group(number)
+        elif rank not in self._running and not self._exits.has_ended(rank, attempt):
+            # The order to start it was lost, and the coordinator waits for its exit.
+            self._report_exit(RankExit.of_missing(rank, attempt, number))
+
+    def signal_all(self, number: signal.Signals) -> None:
+        for rank in self._running.values():
+            rank.process.signal_group(number)
+
+    def mark_orphaned(self, by: str) -> None:
+        """Report, now and to later coordinators, that all ranks were asked to stop."""
+        for rank in self._running.values():
+            self._report(rank.mark_orphaned(by))
+
+    def pulse(self) -> AgentHeartbeat:
+        """Return the agent's heartbeat, with the ranks that are stopped and send none."""
+        return AgentHeartbeat(
+            stopped=tuple(
+                (rank.rank, rank.attempt)
+                for rank in self._running.values()
+                if not rank.has_joined and is_stopped(rank.pid)
+            )
+        )
+
+    def tick(self) -> None:
+        """Read on, index the logs, and look for exits that no signal reports."""
+        self._reader.resume()
+        for rank in self._running.values():
+            if rank.log is not None:
+                rank.log.note(time.time())
+        self.settle()
+
+    def settle(self) -> None:
+        """Contain, record and report every exit; to be called on SIGCHLD and at every tick."""
+        exited = [rank for rank in self._running.values() if rank.process.has_exited()]
+        # Killed ranks first: their peers may exit with a code because they have lost them.
+        for rank in sorted(exited, key=lambda rank: rank.process.exit_status().signal is None):
+            self._settle(rank)
+        reap_zombies(own={rank.pid for rank in self._running.values()})
+
+    def _settle(self, rank: RankProcess) -> None:
+        now = time.monotonic()
+        since = self._exited_at.setdefault(rank.rank, now)
+        is_contained = rank.contain()
+        # Its last messages may be on a connection that is still waiting.
+        is_read = self._listener is None or self._listener.accept_waiting()
+        if not (is_contained and is_read) and now < since + CONTAINMENT_SECONDS:
+            return  # the next SIGCHLD or tick tries again
+        self._reader.remove(rank)
+        del self._running[rank.rank], self._exited_at[rank.rank]
+        self._unregister_pidfd(rank.rank)
+        if rank.log is not None:
+            rank.log.note(time.time())
+        unreported, status = self._exits.examine(rank)
+        for said in unreported:
+            self._report(said)
+        recorded = self._exits.record(rank, status)
+        # Reap after recording: if this agent dies in between, a zombie or the record is left.
+        rank.release()
+        self._report_exit(recorded)
+
+    def _report_exit(self, exited: RankExit) -> None:
+        self._exits.keep(exited)
+        self._report(exited.exited)
+
+    def _log_files(self, rank: int, attempt: int) -> tuple[Path, Path]:
+        return self._files.log(rank, attempt), self._files.times(rank, attempt)

@@ -1,0 +1,275 @@
+"""How a rank's process is started, with its secrets, and which start errors are permanent.
+
+Exec works for every program. A fork of the prefork server is faster, for managed training. In both
+cases the process leads its own session, writes to its log, has a channel to the agent, and is a
+child of the agent.
+"""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from muster.contracts.environ import (
+    AGENT_FD,
+    PREFORK_FD,
+    PROCESS_TAG,
+    PROCESS_TAG_WIDTH,
+    SINGLE_THREADED,
+)
+from muster.contracts.messages import (
+    FORKED_PID,
+    AdoptedRank,
+    AgentAssignment,
+    ForkRequest,
+    StartRank,
+)
+from muster.contracts.secrets import (
+    SECRET_VARIABLES,
+    SHARED_VARIABLES,
+    Reference,
+    SecretUnavailable,
+)
+from muster.host.containment import tagged_processes
+from muster.host.limits import OpenFileLimits
+from muster.host.processes import environment_of, is_running, kill
+from muster.runtime.redaction import Redaction, held_secrets
+from muster.runtime.secrets import SecretStore
+
+IMPORT_SECONDS: Final = 10.0
+"""Timeout of the first fork, which waits for the imports; no rank runs yet that could suffer."""
+
+FORK_SECONDS: Final = 1.0
+"""Timeout of later forks, which take milliseconds; the agent's loop waits meanwhile."""
+
+_PERMANENT: Final = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.E2BIG,
+        errno.ENAMETOOLONG,
+        errno.ENOEXEC,
+        errno.ELOOP,
+        errno.EINVAL,
+    }
+)
+"""Errors of a working directory, a command or an environment. All others may be transient: the
+host may lack processes, memory or disk space."""
+
+
+def is_command_error(error: OSError) -> bool:
+    """Return whether running the command again would meet the same error."""
+    return error.errno in _PERMANENT
+
+
+def is_permanent_start_error(error: OSError, working_dir: str) -> bool:
+    """Return whether another start in this directory would meet the same error.
+
+    Only an environment that is too large, or an error about the directory itself, is the job's
+    fault. Every other file belongs to the installation and may come back.
+    """
+    if error.errno == errno.E2BIG:
+        return True
+    is_directory = error.filename is not None and Path(error.filename) == Path(working_dir)
+    return is_directory and error.errno in _PERMANENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A started process; `handle` if subprocess keeps one."""
+
+    pid: int
+    handle: subprocess.Popen[bytes] | None = None
+
+
+class Starter(Protocol):
+    """A way to start a rank."""
+
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        """Start the process; raises OSError."""
+
+    def warm_up(self) -> None:
+        """Prepare the first start; optional."""
+
+    def close(self) -> None:
+        """End what `warm_up` has started."""
+
+
+class ExecStarter:
+    """``python -P -m worker``, which becomes the program."""
+
+    def __init__(self, limits: OpenFileLimits) -> None:
+        self._limits = limits
+
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "worker"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=Path(order.working_dir),
+            env={**os.environ, **order.environment, AGENT_FD: str(channel.fileno())},
+            pass_fds=(channel.fileno(),),
+            start_new_session=True,
+        )
+        self._limits.apply_to(process.pid)  # long before its interpreter has started
+        return Started(pid=process.pid, handle=process)
+
+    def warm_up(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class PreforkStarter:
+    """Forks of a prefork server, which imports while the agent connects to its coordinator."""
+
+    def __init__(self, job_uid: str, limits: OpenFileLimits) -> None:
+        self._exec = ExecStarter(limits)
+        self._limits = limits
+        self._tag = f"{job_uid}/template"
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._doubtful_tags: list[str] = []
+        """Of processes that a failed server may have left; killed before the next start."""
+
+    def warm_up(self) -> None:
+        """Start the server, once; if it fails, exec takes over."""
+        if self._server is not None:
+            return
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(IMPORT_SECONDS)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", "-m", "muster.training.prefork"],
+                stdin=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    **SINGLE_THREADED,
+                    PROCESS_TAG: self._tag.ljust(PROCESS_TAG_WIDTH),
+                    PREFORK_FD: str(theirs.fileno()),
+                },
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._limits.apply_to(self._server.pid)
+
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+        # Check the directory here: in a fork the error would look like a crash.
+        os.stat(f"{order.working_dir}/.")  # noqa: PTH116  a Path would drop the dot
+        self.warm_up()
+        pid = self._fork(order, log, channel)
+        if pid is not None:
+            return Started(pid=pid)
+        while self._doubtful_tags:
+            for record in tagged_processes(self._doubtful_tags[-1]):
+                kill(record)
+            self._doubtful_tags.pop()
+        return self._exec.start(order, log, channel)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            if self._server is not None:
+                self._server.send_signal(signal.SIGKILL)
+                self._server.wait()
+
+    def _fork(self, order: StartRank, log: int, channel: socket.socket) -> int | None:
+        """Return the pid of a fork, or None after giving up the server."""
+        if self._channel is None:
+            return None
+        request = ForkRequest(
+            environment={**os.environ, **order.environment}, working_dir=order.working_dir
+        )
+        try:
+            content = msgspec.msgpack.encode(request)
+            socket.send_fds(self._channel, [content], [log, channel.fileno()])
+            answer = self._channel.recv(FORKED_PID.size)
+        except OSError:
+            answer = b""
+        if not answer:
+            self.close()
+            # It may have forked without having answered.
+            self._doubtful_tags = [order.environment[PROCESS_TAG], self._tag]
+            return None
+        self._channel.settimeout(FORK_SECONDS)
+        (pid,) = FORKED_PID.unpack(answer)
+        return int(pid)
+
+
+class RankSecrets:
+    """A job's secrets: read for each start, given to ranks only, and redacted in reports."""
+
+    def __init__(
+        self, references: Mapping[str, Reference], lent: Mapping[str, str], store: SecretStore
+    ) -> None:
+        """`references` by variable; `lent` are variables of the service by name."""
+        self._references = references
+        self._lent = lent
+        self._store = store
+        self.redaction: Final = Redaction()
+        """Every value that a rank may hold; values stay in it, as ranks may print them late."""
+
+    @classmethod
+    def of(cls, assignment: AgentAssignment) -> "RankSecrets":
+        """Return the secrets of an agent's job; ranks that it adopts may hold some already."""
+        parsed = {name: Reference.parse(text) for name, text in assignment.secrets.items()}
+        references = {name: found for name, found in parsed.items() if found is not None}
+        secrets = cls(references, assignment.lent, SecretStore(Path(assignment.safe)))
+        if references and assignment.adopted:
+            secrets.learn(assignment.adopted)
+        return secrets
+
+    def learn(self, adopted: Iterable[AdoptedRank]) -> None:
+        """Redact what these ranks hold: their own variables, and the current values.
+
+        Both are needed: the variables of an exited rank cannot be read, and the values may have
+        changed since its start.
+        """
+        for rank in adopted:
+            environment = environment_of(rank.process.pid)
+            if is_running(rank.process):
+                self.redaction.add(held_secrets(environment))
+        for reference in self._references.values():
+            with suppress(SecretUnavailable, OSError):
+                self._read(reference)
+
+    def variables(self) -> dict[str, str]:
+        """Return a rank's secret variables, and the one that lists their names.
+
+        Raises `SecretUnavailable`, or OSError if one cannot be read at the moment.
+        """
+        if not self._references:
+            return {}
+        values = {name: self._read(reference) for name, reference in self._references.items()}
+        return {**values, SECRET_VARIABLES: ",".join(values)}
+
+    def _read(self, reference: Reference) -> str:
+        if reference.source == "file":
+            value = self._store.read(reference.name)
+        elif reference.name in self._lent:
+            value = self._lent[reference.name]
+        else:
+            raise SecretUnavailable(
+                reference,
+                f"is not available to jobs: set the variable for the service, add its name to "
+                f"{SHARED_VARIABLES}, and restart the service",
+            )
+        self.redaction.add([value])
+        return value
+
+
+NO_SECRETS: Final = RankSecrets({}, {}, SecretStore(Path("/")))
