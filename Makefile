@@ -49,28 +49,28 @@ test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choos
 # Every part can be run alone, longer and with another seed: docs/reliability.md, with what is not
 # among these (vigil, outage, log_gaps, lost_replies).
 chaos: $(STAMP) ## kill anything, then single ranks, then elastic ones: 10 to 30 min (ARGS='--faults 50')
-	$(BIN)/python tests/chaos.py $(ARGS)
-	$(BIN)/python tests/random_kills.py
-	$(BIN)/python tests/elastic_schedules.py
+	$(BIN)/python -m stress.chaos $(ARGS)
+	$(BIN)/python -m stress.random_kills
+	$(BIN)/python -m stress.elastic_schedules
 
 contain: $(STAMP) ## 500 ranks that leave processes behind, and decoys: 5 to 10 min (ARGS='TRIALS SEED')
-	$(BIN)/python tests/containment.py $(ARGS)
+	$(BIN)/python -m stress.containment $(ARGS)
 
 stale: $(STAMP) ## 200 ranks of machines that stood still wake up: 10 to 20 min (ARGS='WAKINGS SEED')
-	$(BIN)/python tests/stale_ranks.py $(ARGS)
+	$(BIN)/python -m stress.stale $(ARGS)
 
 fuzz: $(STAMP) ## 20 000 requests made from the API's document: 10 to 15 min (ARGS='--cases N --seed S')
-	$(BIN)/python tests/fuzz_api.py $(ARGS)
+	$(BIN)/python -m stress.security.fuzz_api $(ARGS)
 
 load: $(STAMP) ## many readers, submissions, jobs, keys: 5 to 10 min
-	$(BIN)/python tests/load_streams.py
-	$(BIN)/python tests/load_answers.py
-	$(BIN)/python tests/lost_replies.py --keys 1000 --duplicates 8 --kills 25
+	$(BIN)/python -m stress.load.streams
+	$(BIN)/python -m stress.load.answers
+	$(BIN)/python -m stress.lost_replies --keys 1000 --duplicates 8 --kills 25
 
 siege: $(STAMP) ## who must not get in, or out, or through: 5 min
-	$(BIN)/python tests/siege.py
-	$(BIN)/python tests/escapes.py
-	$(BIN)/python tests/canaries.py
+	$(BIN)/python -m stress.security.siege
+	$(BIN)/python -m stress.security.escapes
+	$(BIN)/python -m stress.security.canaries
 
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench

@@ -77,7 +77,7 @@ def bare_small_saves(directory: Path, sizes: tuple[int, int]) -> Callable[[int],
         write_durably(f"{latest}.tmp", b"step_0000000000.g0000\n")
         os.rename(f"{latest}.tmp", latest)  # noqa: PTH104  the bare call is what is measured
         flush_directory(place)
-        if step >= 3:  # noqa: PLR2004  the vault keeps three
+        if step >= 3:
             hidden.append(f"{place}/.step_{step - 3}.tmp")
             os.rename(f"{place}/step_{step - 3}", hidden[-1])  # noqa: PTH104  as above
 

@@ -11,11 +11,8 @@ if a checkpoint was lost or torn.
 import random
 import sys
 from collections import Counter
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from crash_histories import History, Session, explore
+from tests.support.crash_histories import History, Session, explore
 
 STATES_PER_OPERATION = 400
 

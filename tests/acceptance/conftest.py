@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import SLOTS, Installation, Undisturbed, await_value, lent
-from terminals import Terminal
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
+from tests.support.installation import SLOTS, Installation, Undisturbed, await_value, lent
+from tests.support.terminals import Terminal
 
 
 @pytest.fixture(scope="session")

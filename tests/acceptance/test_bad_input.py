@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from installation import Installation, await_value
-from scarcity import small_disk
+
+from tests.support.installation import Installation, await_value
+from tests.support.scarcity import small_disk
 
 GOOD = b'{"x":[0.5,0.25],"y":1}\n'
 

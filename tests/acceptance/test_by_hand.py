@@ -3,10 +3,10 @@
 import signal
 
 import pytest
-from installation import DEADLINE_SECONDS, Undisturbed, await_value
-from terminals import Terminal
 
 from muster.contracts.paths import JobFiles
+from tests.support.installation import DEADLINE_SECONDS, Undisturbed, await_value
+from tests.support.terminals import Terminal
 
 ALONE = {"MUSTER_MODE": "independent"}
 

@@ -1,11 +1,12 @@
-"""All of what `tests/canaries.py` does: its jobs run at the same time, and fewer prove less."""
+"""The whole of `stress/security/canaries.py`: its jobs run at once, and fewer would prove less."""
 
 from pathlib import Path
 
-import canaries
 import pytest
-from certificates import needs_openssl
-from postgres_server import running_server
+
+from stress.security import canaries
+from tests.support.certificates import needs_openssl
+from tests.support.postgres_server import running_server
 
 
 @pytest.mark.postgres

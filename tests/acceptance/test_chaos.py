@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos import Plan, run
-from installation import Installation, Undisturbed, has_saved, pids, restarts
+from stress.chaos.__main__ import Plan, run
+from tests.support.installation import Installation, Undisturbed, has_saved, pids, restarts
 
 SHORT = Plan(faults=8, seed=3, minutes=0.5, jobs=2, steps=100)
 

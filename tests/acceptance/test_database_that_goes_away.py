@@ -7,15 +7,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from database_away import locked, ways
-from fragile_postgres import FragilePostgres, fragile_postgres
-from installation import Installation, await_value
-from outage import endure
-from peace import Peace
 from sqlalchemy import make_url
 
+from stress.outage import endure
+from tests.support.database_away import locked, ways
+from tests.support.fragile_postgres import FragilePostgres, fragile_postgres
+from tests.support.installation import Installation, await_value
+from tests.support.peace import Peace
+
 SECONDS = 2.0
-"""`tests/outage.py` does it for as long as you like."""
+"""`stress/outage.py` does it for as long as you like."""
 
 PASSWORD = "hunter2secretpw"  # noqa: S105  looked for
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from screens import Screen
-
 from cli.errors import ExitCode
 from cli.service_record import read_record
 from muster.contracts.paths import DataDir
+from tests.support.screens import Screen
 
 
 def test_who_ends_the_demo_is_told_for_what_it_waits_and_nothing_is_left(tmp_path: Path) -> None:

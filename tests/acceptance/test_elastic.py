@@ -6,12 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from elastic_schedules import LONG, Schedule
-from installation import Installation, pids
-from pools import PooledJob
 
 from muster.host.containment import tagged_processes
 from muster.host.processes import identify, send_signal
+from stress.elastic_schedules import LONG, Schedule
+from tests.support.installation import Installation, pids
+from tests.support.pools import PooledJob
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,10 @@
-"""Some of what `tests/escapes.py` tries, of every kind."""
+"""Some of what `stress/security/escapes.py` tries, of every kind."""
 
 from pathlib import Path
 
-import escapes
 import pytest
+
+from stress.security import escapes
 
 
 @pytest.mark.slow

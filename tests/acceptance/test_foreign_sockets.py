@@ -1,7 +1,8 @@
 """A file by the name of an agent's socket that no agent has made costs a start, and not the job."""
 
 import pytest
-from installation import Installation, has_saved
+
+from tests.support.installation import Installation, has_saved
 
 JOB = {"world_size": 1, "epochs": 3, "sleep_sec": 0.05, "max_restarts": 0}
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from installation import Installation, Seen, is_running, pids
 
 from muster.host.processes import send_signal
+from tests.support.installation import Installation, Seen, is_running, pids
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "gang.py"
 RANKS = 3

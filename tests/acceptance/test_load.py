@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from load_answers import cost_figure
-from load_figures import Figure
-from load_lists import list_figures
-from load_submissions import sqlite_figures
-from siege import siege_figures
+from stress.load.answers import cost_figure
+from stress.load.figures import Figure
+from stress.load.lists import list_figures
+from stress.load.submissions import sqlite_figures
+from stress.security.siege import siege_figures
 
 
 def misses(figures: Iterable[Figure]) -> list[Figure]:

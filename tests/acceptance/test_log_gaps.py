@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import log_gaps
-from installation import Installation
+from stress import log_gaps
+from tests.support.installation import Installation
 
 
 def test_readers_who_come_back_get_every_line_once(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import lost_replies
+from stress import lost_replies
 
 
 def test_retries_are_safe_while_the_api_is_killed_again_and_again(tmp_path: Path) -> None:

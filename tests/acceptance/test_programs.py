@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from installation import Installation, has_saved, restarts, without_ours
+from tests.support.installation import Installation, has_saved, restarts, without_ours
 
 PLAIN = """
 import json, os

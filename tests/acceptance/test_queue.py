@@ -4,9 +4,9 @@ import signal
 from functools import partial
 
 import pytest
-from installation import SLOTS, Installation, Seen, await_value, is_over
 
 from muster.host.containment import tagged_processes
+from tests.support.installation import SLOTS, Installation, Seen, await_value, is_over
 
 
 def test_twenty_jobs_at_once_all_complete_in_order(narrow: Installation) -> None:

@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from installation import DEADLINE_SECONDS, Installation, await_value, without_ours
 
 from coordinator.agents import publish_address
 from database.engine import Database
 from muster.contracts.messages import CoordinatorAddress
 from muster.contracts.paths import DataDir
 from muster.host.processes import identify, is_stopped
+from tests.support.installation import DEADLINE_SECONDS, Installation, await_value, without_ours
 
 
 def start(module: str, data_dir: Path, **environment: str) -> tuple[int, str]:

@@ -5,8 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from installation import Installation, Undisturbed, await_end, has_saved, pids, records, restarts
-from random_kills import survive_kills
+
+from stress.random_kills import survive_kills
+from tests.support.installation import (
+    Installation,
+    Undisturbed,
+    await_end,
+    has_saved,
+    pids,
+    records,
+    restarts,
+)
 
 LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
 """Two ranks of 64 steps and two seconds: time to be interrupted."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import Installation, Seen, await_value, has_saved
+
+from tests.support.installation import Installation, Seen, await_value, has_saved
 
 LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
 """Two ranks of 64 steps and two seconds: time to be interrupted."""

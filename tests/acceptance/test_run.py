@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from installation import DEADLINE_SECONDS
-from screens import Screen
-from terminals import Terminal
+
+from tests.support.installation import DEADLINE_SECONDS
+from tests.support.screens import Screen
+from tests.support.terminals import Terminal
 
 RUN = ("-P", "-m", "cli", "run")
 GANG = Path(__file__).parents[2] / "examples" / "gang.py"

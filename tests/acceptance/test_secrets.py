@@ -8,12 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import DEADLINE_SECONDS, Installation, await_value, is_running, lent, restarts
 
 from muster.contracts.secrets import SHARED_VARIABLES as LENT_NAMES
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
 from muster.runtime.secrets import SecretStore
+from tests.support.installation import (
+    DEADLINE_SECONDS,
+    Installation,
+    await_value,
+    is_running,
+    lent,
+    restarts,
+)
 
 KEPT = "kept-in-a-file-4d1f"
 LENT = "lent-by-the-service-9c2e"

@@ -9,8 +9,17 @@ from shutil import rmtree
 
 import httpx
 import pytest
-from database_away import locked
-from installation import (
+
+from muster.contracts.messages import RankExited
+from muster.contracts.wire import ExitRecord
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
+from muster.host.containment import tagged_processes
+from muster.host.processes import is_running as is_alive
+from muster.host.processes import send_signal
+from muster.runtime.exit_report import write_exit_record
+from tests.support.database_away import locked
+from tests.support.installation import (
     Installation,
     Service,
     Undisturbed,
@@ -23,15 +32,6 @@ from installation import (
     pids,
     records,
 )
-
-from muster.contracts.messages import RankExited
-from muster.contracts.wire import ExitRecord
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
-from muster.host.containment import tagged_processes
-from muster.host.processes import is_running as is_alive
-from muster.host.processes import send_signal
-from muster.runtime.exit_report import write_exit_record
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""

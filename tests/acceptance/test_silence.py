@@ -4,11 +4,10 @@ import signal
 import sys
 from pathlib import Path
 
-from installation import Installation, await_value, is_running, pids, records
-
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
+from tests.support.installation import Installation, await_value, is_running, pids, records
 
 STEP_SECONDS = 0.05
 TIMEOUT_SECONDS = 1

@@ -1,14 +1,15 @@
 """A machine stands still, another takes over its jobs, and it goes on: nothing of it counts.
 
-The long version is ``python tests/stale_ranks.py``.
+The long version is ``python -m stress.stale``.
 """
 
 from pathlib import Path
 
 import pytest
-from frozen_hosts import can_be_had
-from stale_jobs import KINDS
-from stale_ranks import run
+
+from stress.stale.__main__ import run
+from stress.stale.jobs import KINDS
+from tests.support.frozen_hosts import can_be_had
 
 GENEROUS_SECONDS = 60.0
 """For whoever wakes up to be gone: how soon it is, the long version measures."""

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from installation import Installation, Undisturbed, await_value, is_over, is_running
 
 from muster.checkpoints.manifest import LATEST, MANIFEST, STATE
 from muster.contracts.paths import checkpoints_of_rank
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
+from tests.support.installation import Installation, Undisturbed, await_value, is_over, is_running
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 """Two ranks of 48 steps and more than two seconds: time to be interrupted."""

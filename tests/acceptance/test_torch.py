@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from installation import Installation, is_running
 
-PROGRAM = Path(__file__).parents[1] / "ddp_program.py"
+from tests.support.installation import Installation, is_running
+
+PROGRAM = Path(__file__).parents[1] / "support" / "ddp_program.py"
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"

@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import (
+
+from cli.service_record import is_serving
+from database.engine import Database
+from database.jobs import Jobs
+from database.records import Job
+from muster.contracts.job import JobId, JobStatus
+from muster.contracts.rank import ProcessRecord
+from muster.host.processes import is_running as is_alive
+from muster.host.processes import send_signal
+from tests.support.installation import (
     DEADLINE_SECONDS,
     Installation,
     Service,
@@ -23,16 +32,7 @@ from installation import (
     lent,
     records,
 )
-from kept_services import kept_by
-
-from cli.service_record import is_serving
-from database.engine import Database
-from database.jobs import Jobs
-from database.records import Job
-from muster.contracts.job import JobId, JobStatus
-from muster.contracts.rank import ProcessRecord
-from muster.host.processes import is_running as is_alive
-from muster.host.processes import send_signal
+from tests.support.kept_services import kept_by
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 

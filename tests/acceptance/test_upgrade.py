@@ -9,12 +9,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from installation import Installation
 
 from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.reader import CheckpointReader
 from muster.contracts.paths import checkpoints_of_job
+from tests.support.installation import Installation
 
 ARCHIVE = Path(__file__).parent / "data" / "old-installation.tar.xz"
 OLD_ROOT = "/tmp/muster-old"  # noqa: S108  the paths in its rows

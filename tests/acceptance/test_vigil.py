@@ -1,8 +1,8 @@
-"""A short version of `tests/vigil.py`: every fault is seen, and nobody else is blamed."""
+"""A short version of `stress/vigil.py`: every fault is seen, and nobody else is blamed."""
 
 from pathlib import Path
 
-from vigil import keep_vigil
+from stress.vigil import keep_vigil
 
 KILLS = 5
 FREEZES = 2

@@ -4,22 +4,22 @@ import shlex
 from pathlib import Path
 
 import pytest
-from chaos import Plan
-from chaos_faults import CHOICES, Blow, Fault, Kind, Victim, blows, choices_of
-from chaos_figures import Event, History
-from chaos_logs import NumberedLines
-from chaos_observer import JobSeen, Look, RankSeen
-from chaos_program import witness_directory
-from chaos_reader import Watch
-from chaos_report import Report
-from chaos_saves import Saves
-from chaos_strikes import Strike, Target
-from checkpoint_ranks import Rank
-from log_follower import events
 
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from muster.contracts.rank import ProcessRecord
+from stress.chaos.__main__ import Plan
+from stress.chaos.faults import CHOICES, Blow, Fault, Kind, Victim, blows, choices_of
+from stress.chaos.figures import Event, History
+from stress.chaos.logs import NumberedLines
+from stress.chaos.observer import JobSeen, Look, RankSeen
+from stress.chaos.program import witness_directory
+from stress.chaos.reader import Watch
+from stress.chaos.report import Report
+from stress.chaos.saves import Saves
+from stress.chaos.strikes import Strike, Target
+from tests.support.checkpoint_ranks import Rank
+from tests.support.log_follower import events
 
 pytestmark = pytest.mark.slow
 
@@ -74,8 +74,8 @@ def test_a_fault_that_there_is_not_is_refused_with_those_there_are(words: str) -
     ],
 )
 def test_the_command_of_a_run_is_the_same_run_again(plan: Plan) -> None:
-    python, script, *words = shlex.split(plan.command)
-    assert (python, script) == ("python", "tests/chaos.py")
+    python, flag, module, *words = shlex.split(plan.command)
+    assert (python, flag, module) == ("python", "-m", "stress.chaos")
     again = Plan.of(words)
     assert again == plan
     assert _plan_of(again) == _plan_of(plan)

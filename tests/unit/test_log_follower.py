@@ -1,7 +1,8 @@
 """A reader that reads wrongly would find gaps where there are none, or miss those there are."""
 
 import pytest
-from log_follower import Event, events
+
+from tests.support.log_follower import Event, events
 
 STREAM = (
     "retry: 1000\n\n"

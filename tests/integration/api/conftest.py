@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
 
 import cli.output
 from database.engine import Database
+from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
 
 HOUR_SECONDS = 3600.0
 

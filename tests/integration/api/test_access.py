@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from integration.api.service import DEADLINE_SECONDS, Service
 
 from database.engine import Database
 from database.records import utc_now
 from database.tokens import Tokens
 from muster.contracts.token import Scope
+from tests.integration.api.service import DEADLINE_SECONDS, Service
 
 Credentials = Mapping[str, str | None]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from checkpoint_ranks import Rank, owner
 from click.testing import CliRunner, Result
-from integration.api.service import Service, StandIn
 
 from cli.main import app
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
+from tests.integration.api.service import Service, StandIn
+from tests.support.checkpoint_ranks import Rank, owner
 
 Muster = Callable[..., Result]
 

@@ -7,8 +7,6 @@ from itertools import islice
 
 import httpx
 import pytest
-from database_samples import attempt, commit, epoch, member, worker
-from integration.api.service import Agent, Service, StandIn
 
 from muster import Client
 from muster.client import (
@@ -20,6 +18,8 @@ from muster.client import (
     WaitTimedOut,
 )
 from muster.contracts.job import JobStatus
+from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.database_samples import attempt, commit, epoch, member, worker
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from datetime import timedelta
 
 import pytest
 from click.testing import CliRunner, Result
-from database_samples import NOON, attempt, commit, epoch, member, worker
-from integration.api.service import Service, StandIn
 
 from cli.errors import ExitCode
 from cli.main import app
 from cli.workers import AUDIT_UNKNOWN
 from muster.contracts.job import JobId, JobStatus
 from muster.host.ports import free_port
+from tests.integration.api.service import Service, StandIn
+from tests.support.database_samples import NOON, attempt, commit, epoch, member, worker
 
 TERMINAL_COLUMNS = 80
 

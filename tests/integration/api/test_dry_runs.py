@@ -2,9 +2,9 @@
 
 import httpx
 import pytest
-from integration.api.service import Agent, Service, StandIn
 
 from muster.contracts.job import JobStatus
+from tests.integration.api.service import Agent, Service, StandIn
 
 
 def total(client: httpx.Client) -> str:

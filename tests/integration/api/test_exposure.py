@@ -9,13 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from certificates import key_of, needs_openssl, own_certificate
-from integration.api.service import DEADLINE_SECONDS, Service
 
 from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.token import Scope
 from muster.host.peers import normalize_address, parse_endpoint
+from tests.integration.api.service import DEADLINE_SECONDS, Service
+from tests.support.certificates import key_of, needs_openssl, own_certificate
 
 TOKEN = "0123456789abcdef" * 4
 

@@ -9,7 +9,8 @@ import sys
 
 import httpx
 import pytest
-from integration.api.service import Service
+
+from tests.integration.api.service import Service
 
 STATUS = re.compile(rb"HTTP/1.1 (\d{3})")
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"

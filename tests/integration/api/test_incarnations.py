@@ -4,8 +4,9 @@ from datetime import timedelta
 
 import httpx
 import pytest
-from database_samples import NOON, attempt
-from integration.api.service import StandIn
+
+from tests.integration.api.service import StandIn
+from tests.support.database_samples import NOON, attempt
 
 ENDED = {
     "pid": 4711,

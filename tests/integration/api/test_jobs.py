@@ -4,10 +4,10 @@ import threading
 
 import httpx
 import pytest
-from installation import await_value
-from integration.api.service import Agent, Service, StandIn
 
 from muster.contracts.job import JobId, JobStatus, StopRequest
+from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.installation import await_value
 
 
 def test_a_world_size_alone_is_enough(client: httpx.Client) -> None:

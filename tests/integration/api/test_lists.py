@@ -5,7 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
-from integration.api.service import StandIn
+
+from tests.integration.api.service import StandIn
 
 LISTS = ("/jobs", "/jobs/summaries")
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import httpx
 import pytest
-from integration.api.service import Agent, StandIn
-from log_follower import events
 
 from muster.contracts.job import JobStatus
+from tests.integration.api.service import Agent, StandIn
+from tests.support.log_follower import events
 
 BEGAN = 1_700_000_000
 """2023-11-14T22:13:20Z"""

@@ -8,9 +8,6 @@ from contextlib import nullcontext
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from database_samples import worker
-from installation import await_value
-from integration.api.service import Agent, Service, StandIn
 from ruamel.yaml import YAML
 
 import cli.lifecycle
@@ -19,6 +16,9 @@ from cli.jobs import RUNS_WIDTH
 from cli.main import app
 from database.records import Event, utc_now
 from muster.contracts.job import JobId, JobStatus
+from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.database_samples import worker
+from tests.support.installation import await_value
 
 Muster = Callable[..., Result]
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from database_samples import NOON, commit, epoch, member, worker
-from integration.api.service import StandIn
 
 from muster.contracts.job import JobId, JobStatus
+from tests.integration.api.service import StandIn
+from tests.support.database_samples import NOON, commit, epoch, member, worker
 
 
 def kinds(client: httpx.Client, job: str) -> list[str]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from database_samples import worker
-from integration.api.service import Agent, Service, StandIn
-from screens import COLUMNS, Screen
 
 from cli.errors import ExitCode
 from muster.contracts.job import JobId, JobStatus, Reason
+from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.database_samples import worker
+from tests.support.screens import COLUMNS, Screen
 
 Opened = Callable[..., Screen]
 

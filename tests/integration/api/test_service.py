@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from integration.api.service import Agent, Service, StandIn
 
 from database.schema import HEAD
+from tests.integration.api.service import Agent, Service, StandIn
 
 
 @pytest.mark.usefixtures("stand_in")

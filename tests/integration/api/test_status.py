@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from integration.api.service import Service, StandIn
 
 from cli.main import app
+from tests.integration.api.service import Service, StandIn
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from integration.api.service import Agent, Service, StandIn
-from log_follower import Event, events
 
 from database.records import RankRecord
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import ProcessState
+from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.log_follower import Event, events
 
 
 def everything(

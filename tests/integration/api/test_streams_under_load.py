@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import await_value
-from stream_follow import follow
-from stream_history import arrivals, questions, write_log
-from stream_rate import lines_in, received, stream_request
-from stream_stage import Stage
+
+from stress.load.stream_follow import follow
+from stress.load.stream_history import arrivals, questions, write_log
+from stress.load.stream_rate import lines_in, received, stream_request
+from stress.load.stream_stage import Stage
+from tests.support.installation import await_value
 
 
 @pytest.fixture(scope="module")

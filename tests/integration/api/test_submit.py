@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from integration.api.service import DEADLINE_SECONDS, Service, StandIn
 
 import cli.submit
 from cli.connection import ATTACHED_SECONDS
@@ -20,6 +19,7 @@ from cli.main import app
 from database.jobs import JobQuery
 from database.records import Job
 from muster.contracts.job import JobId, JobStatus
+from tests.integration.api.service import DEADLINE_SECONDS, Service, StandIn
 
 Muster = Callable[..., Result]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from integration.api.service import Service
 
 from cli.main import app
+from tests.integration.api.service import Service
 
 Muster = Callable[..., Result]
 

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from certificates import key_of, needs_openssl, own_certificate
 from click.testing import CliRunner
-from integration.api.service import Service
 
 from cli.errors import exit_code_of
 from cli.main import app
 from muster import Client
 from muster.client import ClientError, Untrusted
 from muster.client.errors import HungUp
+from tests.integration.api.service import Service
+from tests.support.certificates import key_of, needs_openssl, own_certificate
 
 pytestmark = needs_openssl
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from integration.api.service import DEADLINE_SECONDS, LOOK_SECONDS, Service, StandIn
 
 from muster.contracts.job import JobStatus
+from tests.integration.api.service import DEADLINE_SECONDS, LOOK_SECONDS, Service, StandIn
 
 MORE_THAN_THREADS = 60
 """The server has 40 threads for its routes."""

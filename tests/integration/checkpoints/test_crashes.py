@@ -8,8 +8,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-from checkpoint_ranks import DIRECTORY, Rank, owner
-from crash_histories import Forgetful, History, Session, expected, explore, production_restore
 
 from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.crash_simulator import CrashMode, MemoryFileSystem, Operation, crash_states
@@ -18,6 +16,15 @@ from muster.checkpoints.format import decode_arrays
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import LATEST, CheckpointName, temporary_latest
 from muster.checkpoints.reader import Checkpoint
+from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner
+from tests.support.crash_histories import (
+    Forgetful,
+    History,
+    Session,
+    expected,
+    explore,
+    production_restore,
+)
 
 HISTORIES = {
     "saves, deletions and recycled directories": (Session(0, (1, 2, 3, 4, 5, 6)),),

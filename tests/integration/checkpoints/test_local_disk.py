@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoint_ranks import Rank, owner, position, state
 
 from muster.checkpoints.comparison import identity, identity_of
 from muster.checkpoints.errors import CheckpointNotWritable
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, CheckpointName
+from tests.support.checkpoint_ranks import Rank, owner, position, state
 
 KILLS = 20
 SAVES_BEFORE_A_KILL = 6
@@ -22,7 +22,7 @@ SAVER = """
 import sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[3]]
-from checkpoint_ranks import Rank, owner
+from tests.support.checkpoint_ranks import Rank, owner
 from muster.checkpoints.local import LocalFileSystem
 generation = int(sys.argv[2])
 rank = Rank(LocalFileSystem(), owner(generation=generation), directory=Path(sys.argv[1]))
@@ -41,7 +41,7 @@ def on_disk(place: Path, generation: int = 0) -> Rank:
 
 def killed_while_saving(place: Path, generation: int, draw: random.Random) -> int:
     """Kill a process that saves in a loop; return the last step it acknowledged."""
-    arguments = [sys.executable, "-c", SAVER, place, str(generation), Path(__file__).parents[2]]
+    arguments = [sys.executable, "-c", SAVER, place, str(generation), Path(__file__).parents[3]]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         acknowledged = 0
         for _ in range(SAVES_BEFORE_A_KILL):
@@ -84,7 +84,7 @@ FILLS_THE_DISK = """
 import resource, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
-from checkpoint_ranks import Rank, position, state
+from tests.support.checkpoint_ranks import Rank, position, state
 from muster.checkpoints.errors import CheckpointFailed
 from muster.checkpoints.local import LocalFileSystem
 rank = Rank(LocalFileSystem(), directory=Path(sys.argv[1]))
@@ -102,7 +102,7 @@ rank.save(2)
 
 def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     # A limit on the file size behaves like a full disk: a short write, then an error.
-    arguments = [sys.executable, "-c", FILLS_THE_DISK, tmp_path, Path(__file__).parents[2]]
+    arguments = [sys.executable, "-c", FILLS_THE_DISK, tmp_path, Path(__file__).parents[3]]
     told = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.splitlines()
     assert "Older checkpoints are untouched" in told[0]
     assert told[1] == "LATEST step_0000000001.g0000"

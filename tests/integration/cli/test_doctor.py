@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import key_of, needs_openssl, own_certificate
 from click.testing import CliRunner
-from scarcity import allow_no_more_files, small_disk
 
 from cli.config import SETTINGS
 from cli.main import app
 from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.token import Scope
+from tests.support.certificates import key_of, needs_openssl, own_certificate
+from tests.support.scarcity import allow_no_more_files, small_disk
 
 
 @pytest.fixture(autouse=True)

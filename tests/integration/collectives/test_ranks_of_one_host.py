@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import arena_rank
 import pytest
+
+from tests.support import arena_rank
 
 LONG_SECONDS = 60.0
 SHORT_SECONDS = 0.5

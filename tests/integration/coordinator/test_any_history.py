@@ -6,7 +6,6 @@ from typing import Final
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stories import Story
 
 from coordinator.decide.actions import PublishGroup, Start
 from coordinator.decide.plan import plan, wake_at
@@ -15,6 +14,7 @@ from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Warned
 from muster.contracts.pool import LIVING, TRANSITIONS, WorkerState
 from muster.contracts.retry import DO_NOT_RETRY_CODE, RETRIES
+from tests.support.stories import Story
 
 RANKS: Final = 3
 BUDGETS: Final = {

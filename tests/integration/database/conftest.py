@@ -5,7 +5,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from postgres_server import PostgresServer, running_server
+
+from tests.support.postgres_server import PostgresServer, running_server
 
 
 @pytest.fixture(scope="session")

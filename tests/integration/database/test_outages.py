@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-from database_samples import submit
-from fragile_postgres import FragilePostgres, fragile_postgres
 from sqlalchemy import make_url
 from sqlalchemy.exc import OperationalError
 
@@ -12,6 +10,8 @@ from database.engine import Database
 from database.errors import CommitInDoubt, DatabaseUnavailable
 from database.jobs import Jobs
 from database.postgres import PostgresBackend
+from tests.support.database_samples import submit
+from tests.support.fragile_postgres import FragilePostgres, fragile_postgres
 
 pytestmark = pytest.mark.postgres
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from installation import without_ours
-from ranks import Ear, write_shards
 
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure
 from muster.contracts.paths import JobFiles
 from muster.contracts.wire import ExitRecord
 from muster.runtime.exit_report import print_error, read_own_record
+from tests.support.installation import without_ours
+from tests.support.ranks import Ear, write_shards
 
 SUPERVISED = """
 import os, threading, time

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import msgspec
-from plain_training import PlainTraining
 
 from muster.datasets.index import totals_of
 from muster.datasets.reader import find_shards
@@ -12,6 +11,7 @@ from muster.datasets.synthetic import digits
 from muster.datasets.writer import write_dataset
 from muster.training.independent import accuracy
 from muster.training.loader import load_program
+from tests.support.plain_training import PlainTraining
 
 
 def test_it_learns_the_digits(tmp_path: Path) -> None:

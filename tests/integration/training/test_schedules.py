@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stage import Stage, write_samples
 
 from muster.collectives.backend import Vector
 from muster.collectives.gathering import all_gather
@@ -17,6 +16,7 @@ from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.tree import Block
 from muster.datasets.index import Line
 from muster.datasets.random_access import Numbers, RandomAccess
+from tests.support.stage import Stage, write_samples
 
 SAMPLES = 150
 STEPS = 20

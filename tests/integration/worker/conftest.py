@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_stage import Stage
-from house import House
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 from muster.host.containment import tagged_processes
+from tests.support.agent_stage import Stage
+from tests.support.house import House
 
 
 @pytest.fixture

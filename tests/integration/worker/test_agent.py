@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from agent_stage import Conversation, Stage
-from installation import await_value
 from msgspec.structs import replace
 
 from muster.contracts.job import Reason
@@ -29,6 +27,8 @@ from muster.contracts.messages import (
 from muster.contracts.wire import encode, frame
 from muster.host.containment import tag_of
 from muster.host.processes import identify, is_stopped, send_signal
+from tests.support.agent_stage import Conversation, Stage
+from tests.support.installation import await_value
 
 FOREVER = ("sleep", "600")
 SAVE = """

@@ -1,8 +1,8 @@
-"""A short run of the harness; `tests/containment.py` says what it does."""
+"""A short run of the harness; `stress/containment` says what it does."""
 
 from pathlib import Path
 
-from containment import contain, faults, table
+from stress.containment.__main__ import contain, faults, table
 
 
 def test_what_a_rank_started_ends_with_it_and_nobody_else_does(tmp_path: Path) -> None:

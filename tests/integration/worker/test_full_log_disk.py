@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_stage import GENERATION, Conversation, Stage
 
 from muster.contracts.messages import Dismiss, Orphaned, RankExited, RankSpawned, StartRank
 from muster.contracts.retry import REPLACED_CODE
+from tests.support.agent_stage import GENERATION, Conversation, Stage
 
 FOREVER = ("sleep", "600")
 

@@ -3,12 +3,11 @@
 import signal
 import sys
 
-from agent_stage import Stage
-from installation import await_value
-from takeovers import LONG, hear_said, started, taken_over
-
 from muster.contracts.messages import Heartbeat, Hello, Orphaned, RankExited
 from muster.host.processes import is_running, send_signal
+from tests.support.agent_stage import Stage
+from tests.support.installation import await_value
+from tests.support.takeovers import LONG, hear_said, started, taken_over
 
 
 def test_a_rank_that_stopped_itself_tells_a_late_agent(

@@ -9,13 +9,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from installation import await_value
 
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.messages import StartRank
 from muster.host.containment import cgroups_of_job, kill_cgroup, tagged_processes
 from muster.host.limits import OpenFileLimits
 from muster.host.processes import kill
+from tests.support.installation import await_value
 from worker.start import PreforkStarter, Started
 
 PATIENCE_SECONDS = 10.0

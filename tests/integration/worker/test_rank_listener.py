@@ -4,12 +4,12 @@ import signal
 from math import ceil
 
 import pytest
-from house import PATIENCE_SECONDS, RECONNECT_AND_SEND, SAY_HELLO, WAIT, House
-from installation import await_value
-from stories import beat, saved
 
 from muster.contracts.messages import Hello, Orphaned, RankExited, RankMessage, RankSaid, Warned
 from muster.contracts.wire import encode
+from tests.support.house import PATIENCE_SECONDS, RECONNECT_AND_SEND, SAY_HELLO, WAIT, House
+from tests.support.installation import await_value
+from tests.support.stories import beat, saved
 from worker.rank import PACKET_BYTES, PACKETS_LIMIT
 
 

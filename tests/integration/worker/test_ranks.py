@@ -10,9 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from house import SAY_HELLO, WAIT, House
-from installation import await_value
-from stories import beat, saved
 
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.job import Reason
@@ -31,6 +28,9 @@ from muster.contracts.wire import ExitRecord, decode_exit_record, encode
 from muster.host.containment import can_tag, set_tag_limit
 from muster.host.processes import identify, is_running
 from muster.runtime.exit_report import write_exit_record
+from tests.support.house import SAY_HELLO, WAIT, House
+from tests.support.installation import await_value
+from tests.support.stories import beat, saved
 from worker.rank import WARNINGS_LIMIT
 from worker.start import Started
 

@@ -5,14 +5,14 @@ import signal
 import subprocess
 
 import pytest
-from agent_stage import GENERATION, Stage
-from installation import await_value
-from takeovers import FOREVER, LONG, hear_said, started
 
 from muster.contracts.environ import PROCESS_TAG, process_tag
 from muster.contracts.messages import Heartbeat, Orphaned
 from muster.contracts.retry import REPLACED_CODE
 from muster.host.containment import tag_of
+from tests.support.agent_stage import GENERATION, Stage
+from tests.support.installation import await_value
+from tests.support.takeovers import FOREVER, LONG, hear_said, started
 
 
 def test_a_replaced_rank_reports_it_and_exits(stage: Stage) -> None:

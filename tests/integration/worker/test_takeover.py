@@ -7,10 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from agent_stage import GENERATION, Stage, adopted
-from installation import await_value
-from takeovers import AT_A_GATE, FOREVER, LONG, TOGETHER, hear_said, open_gate, started, taken_over
-
 from muster.contracts.messages import (
     AdoptedRank,
     AnnounceGroup,
@@ -29,6 +25,18 @@ from muster.contracts.messages import (
 from muster.contracts.paths import TIME_MARK
 from muster.host.containment import tag_of
 from muster.host.processes import identify, is_running, send_signal
+from tests.support.agent_stage import GENERATION, Stage, adopted
+from tests.support.installation import await_value
+from tests.support.takeovers import (
+    AT_A_GATE,
+    FOREVER,
+    LONG,
+    TOGETHER,
+    hear_said,
+    open_gate,
+    started,
+    taken_over,
+)
 
 
 def announced(generation: int, *ranks: int) -> AnnounceGroup:

@@ -6,16 +6,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from database_samples import NOON
-from hand import Hand
 from structlog.testing import capture_logs
-from unit.api.token_store import TEXT, TokenStore
 
 from api.auth import CACHED_SECONDS, Authenticator, TokenCache, Unauthorized, client_network
 from api.errors import Problem
 from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.token import Scope, Token, sha256_of
+from tests.support.database_samples import NOON
+from tests.support.hand import Hand
+from tests.unit.api.token_store import TEXT, TokenStore
 
 OWN_UID = 7
 WRONG = TEXT[:-1] + "0"

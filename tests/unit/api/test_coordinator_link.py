@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from database_samples import PROCESS
 
 from api.coordinator_link import CACHED_SECONDS, CoordinatorWaker, CoordinatorWatch
 from database.errors import DatabaseUnavailable
@@ -13,6 +12,7 @@ from database.leases import LEASE_SECONDS
 from database.records import Lease
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import this_process
+from tests.support.database_samples import PROCESS
 
 HERE = Lease(
     name="coordinator", epoch=1, beat=0, owner="me", process=this_process(), address="127.0.0.1:1"

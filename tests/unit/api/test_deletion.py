@@ -10,8 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from checkpoint_ranks import Rank
-from database_samples import finish, submit
 
 from api import deletion
 from api.deletion import Deletion, delete_all
@@ -24,6 +22,8 @@ from muster.contracts.job import JobId, JobUid
 from muster.contracts.paths import DataDir
 from muster.contracts.spec import JobSpec
 from muster.runtime.archive import claim_directory
+from tests.support.checkpoint_ranks import Rank
+from tests.support.database_samples import finish, submit
 
 pytestmark = pytest.mark.slow  # a database of its own
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from unit.api.jobs import JOB
 
 from api.routes.jobs import IDS_TRIED, create, planned, wait_for_status
 from api.streams import JobCache, JobState
@@ -20,6 +19,7 @@ from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobRequest
+from tests.unit.api.jobs import JOB
 
 UID = JobUid("uid")
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from unit.api.jobs import JOB
 
 from api.errors import InvalidRequest
 from api.listing import (
@@ -20,6 +19,7 @@ from api.listing import (
 from api.routes import history
 from api.views import job_view
 from muster.contracts.job import JobId
+from tests.unit.api.jobs import JOB
 
 NO_ZONE = base64.urlsafe_b64encode(b'["2026-01-01T00:00:00","a"]').decode()
 NO_ID = base64.urlsafe_b64encode(b'["2026-01-01T00:00:00Z","a\\u0000"]').decode()

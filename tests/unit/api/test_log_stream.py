@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 from anyio import CapacityLimiter
-from unit.api.jobs import JOB
 
 from api import streams
 from api.auth import Unauthorized
@@ -15,6 +14,7 @@ from api.errors import ServiceUnavailable
 from api.routes import logs as routes
 from api.streams import JobCache, JobState, LogBroadcast
 from muster.contracts.paths import DataDir
+from tests.unit.api.jobs import JOB
 
 START = b"id: u/0.0:0\nretry: 2000\n\n"
 

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
-from database_samples import NOON
-from hand import Hand
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
-from unit.api.token_store import TEXT, TokenStore
 
 from api import middleware
 from api.auth import Authenticator
 from api.middleware import AccessMiddleware, peer_uid
 from api.rate_limits import BURST_SECONDS, RateLimiter
+from tests.support.database_samples import NOON
+from tests.support.hand import Hand
+from tests.unit.api.token_store import TEXT, TokenStore
 
 SHOWN = {"Authorization": f"Bearer {TEXT}"}
 

@@ -3,10 +3,10 @@
 from contextlib import ExitStack
 
 import pytest
-from hand import Hand
 
 from api import rate_limits
 from api.rate_limits import BURST_SECONDS, RateLimiter, TooManyRequests
+from tests.support.hand import Hand
 
 RATE = 2
 BURST = RATE * BURST_SECONDS

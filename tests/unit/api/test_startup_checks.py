@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from certificates import key_of, needs_openssl, own_certificate
 
 from api.startup_checks import (
     StartupProblem,
@@ -18,6 +17,7 @@ from database.schema import HEAD
 from database.tokens import Tokens
 from muster.contracts.settings import AccessSettings
 from muster.contracts.token import Scope
+from tests.support.certificates import key_of, needs_openssl, own_certificate
 
 TOKEN = {"MUSTER_TOKEN": "t" * 32}
 TLS = {"MUSTER_TLS_CERTFILE": "/certificate.pem"}

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from anyio import CapacityLimiter
-from unit.api.jobs import JOB
 
 from api import streams
 from api.logs import follow
@@ -29,6 +28,7 @@ from api.streams import (
 from database.errors import DatabaseUnavailable
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.paths import DataDir, JobFiles
+from tests.unit.api.jobs import JOB
 
 OVER = replace(JOB, status=JobStatus.COMPLETED)
 STATE = JobState(JOB, ())

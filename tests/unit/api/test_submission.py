@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from unit.api.jobs import JOB
 
 from api.errors import Conflict, InvalidRequest
 from api.submission import Outcomes, SubmissionQueue, Submitter, command_doubts
@@ -21,6 +20,7 @@ from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobRequest
+from tests.unit.api.jobs import JOB
 
 TIMEOUT_SECONDS = 20.0
 SEARCH_PATH = "/usr/bin:/bin"

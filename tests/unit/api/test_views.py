@@ -10,8 +10,6 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from database_samples import epoch
-from unit.api.jobs import JOB, NOW
 
 from api.auth import Caller
 from api.views import (
@@ -32,6 +30,8 @@ from muster.contracts.retry import RetryClass
 from muster.contracts.token import Scope
 from muster.contracts.views import AuditView, SummaryView
 from muster.host.processes import identify
+from tests.support.database_samples import epoch
+from tests.unit.api.jobs import JOB, NOW
 
 
 def worker(rank: int = 0, **changes: object) -> RankRecord:

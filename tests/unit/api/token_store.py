@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from database_samples import NOON
-
 from database.errors import DatabaseUnavailable
 from muster.contracts.token import Scope, Token, id_in, sha256_of
+from tests.support.database_samples import NOON
 
 TEXT = f"mst_{'a' * 12}_{'b' * 64}"
 

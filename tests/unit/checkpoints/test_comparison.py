@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from checkpoint_ranks import Rank, owner, position, state
 
 from muster.checkpoints.comparison import Difference, differences, identity, identity_of
 from muster.contracts.shards import Position
+from tests.support.checkpoint_ranks import Rank, owner, position, state
 
 ONES = np.ones((2, 2), np.float32)
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoint_ranks import Rank, owner
 
 from muster.checkpoints.deletion import entries, size_bytes
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import CheckpointName, Owner
+from tests.support.checkpoint_ranks import Rank, owner
 
 OWNER = owner()
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint_ranks import NOON, owner, position
 
 from muster.checkpoints.errors import ExportFailed
 from muster.checkpoints.export import REST, export
@@ -13,6 +12,7 @@ from muster.checkpoints.listing import checkpoint_dirs
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.reader import Checkpoint
+from tests.support.checkpoint_ranks import NOON, owner, position
 
 STATE = {
     "layer/0": np.arange(6, dtype=np.float32).reshape(2, 3),

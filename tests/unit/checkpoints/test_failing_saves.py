@@ -4,7 +4,6 @@ import errno
 
 import numpy as np
 import pytest
-from checkpoint_ranks import Rank, position
 
 from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import (
@@ -14,6 +13,7 @@ from muster.checkpoints.errors import (
     UnsupportedState,
 )
 from muster.checkpoints.manifest import CheckpointName
+from tests.support.checkpoint_ranks import Rank, position
 
 UNSUPPORTED = {
     "an object array": {"a": np.array([object()])},

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from checkpoint_ranks import DIRECTORY, Rank, owner
 
 from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import CheckpointFailed, CheckpointMismatch, StaleGeneration
 from muster.checkpoints.manifest import LATEST, CheckpointName, temporary_latest
 from muster.checkpoints.reader import CheckpointReader
+from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner
 
 
 def test_restarted_rank_may_save_a_step_again() -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from checkpoint_ranks import Rank, owner
 
 from muster.checkpoints.errors import (
     CheckpointDamaged,
@@ -21,6 +20,7 @@ from muster.checkpoints.listing import (
 )
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
+from tests.support.checkpoint_ranks import Rank, owner
 
 
 def saved(directory: Path, *steps: int, **whose: object) -> Path:

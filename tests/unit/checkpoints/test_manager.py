@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint_ranks import NOON, Rank, position, state
 
 from muster.checkpoints.comparison import identity, identity_of
 from muster.checkpoints.manager import RECYCLED_LIMIT_BYTES, expendable
 from muster.checkpoints.manifest import LATEST, CheckpointName
+from tests.support.checkpoint_ranks import NOON, Rank, position, state
 
 
 def test_saved_state_is_restored() -> None:

@@ -1,6 +1,5 @@
 import msgspec
 import pytest
-from checkpoint_ranks import flipped
 from xxhash import xxh3_64_hexdigest
 
 from muster.checkpoints.errors import CheckpointDamaged
@@ -16,6 +15,7 @@ from muster.checkpoints.manifest import (
     temporary_latest,
 )
 from muster.contracts.shards import Position
+from tests.support.checkpoint_ranks import flipped
 
 MANIFEST = Manifest(
     step=42,

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from checkpoint_ranks import DIRECTORY, Rank, flipped, owner
 
 from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.manifest import LATEST, MANIFEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
+from tests.support.checkpoint_ranks import DIRECTORY, Rank, flipped, owner
 
 
 def overwrite(files: MemoryFileSystem, path: str, content: bytes) -> None:

@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
-from summaries import RANK, job, rank, summary
 
 from cli import chaos
 from cli.chaos import FAULTS, FaultKind, FaultRefused, NotBack, NothingRuns, process_of, watch
@@ -18,6 +17,7 @@ from muster.client import Job
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.views import EventView, SummaryView, WorkerView
 from muster.host.processes import send_signal
+from tests.support.summaries import RANK, job, rank, summary
 
 JOB = job(job_uid="uid")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from summaries import RANK, SUMMARY
 
 import muster.client
 from cli import services
@@ -17,6 +16,7 @@ from muster.client import Client
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.processes import this_process
+from tests.support.summaries import RANK, SUMMARY
 
 IN_A_CONTAINER = msgspec.json.encode(
     ServiceRecord(

@@ -6,13 +6,13 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
-from summaries import SUMMARY
 
 from cli import top
 from cli.main import app
 from cli.top import JobList, screen
 from muster import Client
 from muster.contracts.views import SummaryView
+from tests.support.summaries import SUMMARY
 
 
 def job_list(answer: Callable[[httpx.Request], httpx.Response]) -> JobList:

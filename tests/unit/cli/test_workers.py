@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from summaries import JOB, RANK, job, summary
 
 from cli import workers
 from cli.main import app
 from cli.workers import attempt_lines, verdict_of
 from muster import Client
+from tests.support.summaries import JOB, RANK, job, summary
 
 WHOLE = {"epoch": 0, "exactly_once": True}
 PART = {"epoch": 0, "exactly_once": None}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from scene import JOB, Scene, job, problem
 
 from muster.client.client import Client
 from muster.client.errors import (
@@ -33,6 +32,7 @@ from muster.client.http import (
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.errors import InvalidEnvironment
 from muster.host.ports import free_port
+from tests.support.scene import JOB, Scene, job, problem
 
 
 class ConnectionRefused(httpx.ConnectError):

@@ -2,12 +2,12 @@
 
 import httpx
 import pytest
-import summaries
-from scene import Late, Scene, job, problem
 
 from muster.client.errors import Replaced, Unreachable, WaitTimedOut
 from muster.client.http import LATE_SECONDS, LONGEST_PAUSE_SECONDS, TIMEOUT_SECONDS
 from muster.client.job import PAUSE_SECONDS
+from tests.support import summaries
+from tests.support.scene import Late, Scene, job, problem
 
 
 def over() -> httpx.Response:

@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
-from summaries import summary
 
 from muster.client.progress import QUIET_SECONDS, Progress, duration, line_of, news
 from muster.contracts.views import EventView
+from tests.support.summaries import summary
 
 UNKNOWN = {
     "step": 0,

@@ -4,8 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from arenas import Host
-from unit.collectives.leaves import LEAVES, Layout, layout_by_chance, leaves_of, sum_of
 
 from muster.collectives import arena_reducer
 from muster.collectives.arena import PUBLISHED, SUMMED
@@ -13,6 +11,8 @@ from muster.collectives.arena_reducer import ArenaReducer
 from muster.collectives.errors import ChannelClosed, TimedOut
 from muster.collectives.flags import Flags
 from muster.collectives.tree import Block, assign_blocks
+from tests.support.arenas import Host
+from tests.unit.collectives.leaves import LEAVES, Layout, layout_by_chance, leaves_of, sum_of
 
 LENGTHS = [1, 1000, 4096, 4097, 10_000]
 """Short and long ones, and the two at the border."""

@@ -5,11 +5,11 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from groups import GENERATION, LIMIT_BYTES, connected
 
 from muster.collectives.channel import Channel, Kind
 from muster.collectives.errors import ChannelClosed, PeerRefused, TimedOut
 from muster.collectives.tcp import TcpBackend
+from tests.support.groups import GENERATION, LIMIT_BYTES, connected
 
 NOW = 0.0
 FAR = 1 << 63

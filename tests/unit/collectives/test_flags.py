@@ -3,7 +3,6 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from arenas import Host, unreachable
 
 from muster.collectives.arena import BARRIER, PUBLISHED, Arena, Geometry
 from muster.collectives.deadline import Deadline
@@ -16,6 +15,7 @@ from muster.collectives.errors import (
     TimedOut,
 )
 from muster.collectives.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Flags
+from tests.support.arenas import Host, unreachable
 
 
 class LayoutChanged(Exception):

@@ -3,12 +3,12 @@ import random
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from unit.collectives.leaves import LEAVES, Layout, layout_by_chance, leaves_of, sum_of
 
 from muster.collectives.backend import Backend, Vector
 from muster.collectives.message_reducer import MessageReducer, rounds_of
 from muster.collectives.simulated import SimulatedGroup, run_ranks
 from muster.collectives.tree import Block, assign_blocks
+from tests.unit.collectives.leaves import LEAVES, Layout, layout_by_chance, leaves_of, sum_of
 
 
 def slots_of(count: int, elements: int) -> NDArray[np.float32]:

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from groups import LIMIT_BYTES, TRANSPORTS, Group
 
 from muster.collectives.backend import Backend
 from muster.collectives.errors import (
@@ -21,6 +20,7 @@ from muster.collectives.gathering import all_gather, broadcast
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.simulated import run_ranks
 from muster.collectives.tree import assign_blocks
+from tests.support.groups import LIMIT_BYTES, TRANSPORTS, Group
 
 pytestmark = pytest.mark.slow
 

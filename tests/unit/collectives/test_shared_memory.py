@@ -2,7 +2,6 @@ from collections.abc import Callable
 from threading import Event
 
 import pytest
-from arenas import Host
 
 from muster.collectives.backend import Backend
 from muster.collectives.errors import (
@@ -12,6 +11,7 @@ from muster.collectives.errors import (
 )
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import run_ranks
+from tests.support.arenas import Host
 
 RING_BYTES = 4096
 SIZES = [0, 1, RING_BYTES - 9, RING_BYTES - 8, RING_BYTES, RING_BYTES + 1, 50_000]

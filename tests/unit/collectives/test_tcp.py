@@ -1,10 +1,10 @@
 """What is TCP's own; what every transport promises is in `test_promises`."""
 
 import pytest
-from groups import GENERATION, connected
 
 from muster.collectives.errors import InvalidWorldSize, NotConnected
 from muster.collectives.tcp import TcpBackend
+from tests.support.groups import GENERATION, connected
 
 
 class NewLayoutError(Exception):

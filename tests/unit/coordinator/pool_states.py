@@ -1,9 +1,8 @@
 """Workers of a pool, their states and ranks."""
 
-from stories import Story
-
 from coordinator.decide.state import GroupSnapshot
 from muster.contracts.pool import WorkerState
+from tests.support.stories import Story
 
 LAST_STEP = 100
 """The total steps that `stories.beat` reports."""

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
 
-from stories import Story
-
 from coordinator.decide.state import JobSnapshot
 from coordinator.persistence import Attachment, Moment, job_row, member_rows, rank_rows
 from coordinator.restore import snapshot_of
 from database.records import Job, RankRecord
 from muster.contracts.job import StopRequest
+from tests.support.stories import Story
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from stories import Story, exited
 
 from coordinator import agent_lifecycle
 from coordinator.agent_lifecycle import AgentLifecycle, Unprepared, prepare
@@ -25,6 +24,7 @@ from muster.contracts.wire import ExitRecord
 from muster.datasets.reader import find_shards
 from muster.job_defaults import complete
 from muster.runtime.exit_report import write_own_record
+from tests.support.stories import Story, exited
 
 DEADLINE_SECONDS = 20.0
 

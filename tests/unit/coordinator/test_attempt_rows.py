@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from stories import Story, beat, exited
 
 from coordinator.decide.actions import ActionTaken, AgentLost, Start
 from coordinator.jobs import TrackedJob
@@ -12,6 +11,7 @@ from database.records import Attempt, ProcessRecord, RankRecord
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, JoinedGroup, RankSaid, RankSpawned
 from muster.contracts.retry import RetryClass
+from tests.support.stories import Story, beat, exited
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 START = ActionTaken(action=Start(rank=0))

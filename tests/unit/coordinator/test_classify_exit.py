@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from stories import Story, starts
 
 from coordinator.decide.actions import Terminate
 from coordinator.decide.classify_exit import SIGKILL, SIGTERM
@@ -12,6 +11,7 @@ from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import Executing, Orphaned, Raised
 from muster.contracts.retry import DO_NOT_RETRY_CODE, RETRIES, RetryClass
 from muster.contracts.spec import LIMITS
+from tests.support.stories import Story, starts
 
 CRASH, HANG, MEMORY = RetryClass.CRASH, RetryClass.HANG, RetryClass.OUT_OF_MEMORY
 PREEMPTION = RetryClass.PREEMPTION

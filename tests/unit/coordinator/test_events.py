@@ -3,8 +3,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from stories import Story, beat, exited
-from unit.coordinator.successors import successor
 
 from coordinator.decide.actions import (
     ActionTaken,
@@ -22,6 +20,8 @@ from coordinator.decide.state import Cause, JobSnapshot
 from coordinator.restore import snapshot_of, snapshot_with_agent
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import Hello, PeerLost, RankSaid, RankSpawned, StateMismatch, Warned
+from tests.support.stories import Story, beat, exited
+from tests.unit.coordinator.successors import successor
 
 SILENT = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message="sent no heartbeat for 10 s")
 

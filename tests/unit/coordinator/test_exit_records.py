@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
-from stories import Story, beat, exited
 
 from coordinator.decide.state import JobSnapshot
 from coordinator.jobs import TrackedJob
@@ -15,6 +14,7 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.retry import RetryClass
 from muster.contracts.wire import ExitRecord, encode_exit_record
 from muster.runtime.exit_report import write_own_record
+from tests.support.stories import Story, beat, exited
 
 REFUSED = PermanentFailure(reason=Reason.INVALID_PROGRAM, message="there is no such program")
 

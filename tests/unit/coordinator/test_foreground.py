@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from database_samples import bring_to
 
 from coordinator import foreground
 from coordinator.foreground import Display, EventPrinter
@@ -25,6 +24,7 @@ from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.retry import INTERRUPTED_CODE
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
+from tests.support.database_samples import bring_to
 
 PATH = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.COMPLETED)
 

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from stories import Story, kills, starts, terminations
-from unit.coordinator.successors import successor
 
 from coordinator.decide.actions import LoopStalled, SetStatus
 from coordinator.decide.state import AgentState
@@ -13,6 +11,8 @@ from coordinator.restore import snapshot_of, snapshot_with_agent
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing
 from muster.contracts.retry import RetryClass
+from tests.support.stories import Story, kills, starts, terminations
+from tests.unit.coordinator.successors import successor
 
 COMMAND = ("python", "train.py")
 

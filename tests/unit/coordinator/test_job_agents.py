@@ -3,13 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from stories import Story, starts
 
 from coordinator.decide.actions import KillAgent, SetStatus, StartAgent
 from coordinator.decide.liveness import AGENT_CONNECT_SECONDS
 from coordinator.decide.state import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import Executing, Hello
+from tests.support.stories import Story, starts
 
 
 def test_a_lost_agent_restarts_its_ranks_for_free() -> None:

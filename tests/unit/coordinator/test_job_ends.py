@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from stories import Story, groups, kills, starts, terminations
-from unit.coordinator.pool_states import LAST_STEP, members
 
 from coordinator.decide.actions import DismissAgent, SetStatus, Start, Terminate
 from coordinator.decide.plan import plan, wake_at
 from coordinator.decide.state import AgentState
 from muster.contracts.job import JobStatus, Reason, StopRequest
+from tests.support.stories import Story, groups, kills, starts, terminations
+from tests.unit.coordinator.pool_states import LAST_STEP, members
 
 # Ends
 

@@ -1,9 +1,9 @@
 """Messages of ranks: stale ones are ignored, progress is recorded."""
 
 import pytest
-from stories import Story, exited
 
 from muster.contracts.messages import Executing, Hello, RankSaid, RankSpawned, Warned
+from tests.support.stories import Story, exited
 
 # Stale messages
 

@@ -2,12 +2,11 @@
 
 from itertools import pairwise
 
-from stories import Story, kills, queued_job, starts, terminations
-
 from coordinator.decide.actions import DismissAgent, SetStatus, Start, StartAgent
 from coordinator.decide.plan import plan
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import Executing
+from tests.support.stories import Story, kills, queued_job, starts, terminations
 
 # Starting
 

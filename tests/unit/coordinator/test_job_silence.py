@@ -1,12 +1,12 @@
 """Silent ranks, and ranks without progress."""
 
 import pytest
-from stories import Story, kills
 
 from coordinator.decide.actions import Suspect
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import Executing
 from muster.contracts.rank import ProcessState
+from tests.support.stories import Story, kills
 
 
 def test_a_late_heartbeat_makes_a_suspect_for_a_while() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from stories import Story, beat
 
 from coordinator import loop as module
 from coordinator.decide.actions import LoopStalled, Observation, StartAgent
@@ -18,6 +17,7 @@ from database.errors import DatabaseUnavailable
 from database.records import JobWrite
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentHeartbeat, RankSaid, Warned
+from tests.support.stories import Story, beat
 
 DEADLINE_SECONDS = 10.0
 """Only a failing test waits so long."""

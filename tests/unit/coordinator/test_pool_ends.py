@@ -1,10 +1,9 @@
 """How a pool ends, by its last step or from outside."""
 
-from stories import Story, groups, kills, terminations
-from unit.coordinator.pool_states import ACTIVE, DRAINING, LAST_STEP, LEFT, members, states
-
 from coordinator.decide.plan import EXIT_SECONDS
 from muster.contracts.job import JobStatus, StopRequest
+from tests.support.stories import Story, groups, kills, terminations
+from tests.unit.coordinator.pool_states import ACTIVE, DRAINING, LAST_STEP, LEFT, members, states
 
 # The last step
 

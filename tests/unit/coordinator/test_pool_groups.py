@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from stories import Story, groups, kills, starts
-from unit.coordinator.pool_states import ACTIVE, FAILED, SYNCING, members, states
-
 from coordinator.decide.actions import PublishGroup, SetStatus
 from coordinator.decide.plan_pool import GATHER_SECONDS
 from coordinator.decide.state import GroupSnapshot
 from muster.contracts.job import JobStatus, Reason
+from tests.support.stories import Story, groups, kills, starts
+from tests.unit.coordinator.pool_states import ACTIVE, FAILED, SYNCING, members, states
 
 # Joining
 

@@ -1,8 +1,7 @@
 """When a pool takes no step, and which rank is at fault."""
 
-from stories import Story, groups, kills, starts
-
 from muster.contracts.job import JobStatus, Reason
+from tests.support.stories import Story, groups, kills, starts
 
 
 def test_a_pause_and_its_end_are_group_rounds() -> None:

@@ -3,8 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from stories import Story, groups, starts, terminations
-from unit.coordinator.pool_states import (
+
+from coordinator.decide.actions import AddRank, Start
+from coordinator.decide.plan import plan, wake_at
+from coordinator.decide.state import AgentState
+from muster.contracts.job import JobStatus
+from tests.support.stories import Story, groups, starts, terminations
+from tests.unit.coordinator.pool_states import (
     ACTIVE,
     DRAINING,
     FAILED,
@@ -13,11 +18,6 @@ from unit.coordinator.pool_states import (
     members,
     states,
 )
-
-from coordinator.decide.actions import AddRank, Start
-from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import AgentState
-from muster.contracts.job import JobStatus
 
 # Scaling
 

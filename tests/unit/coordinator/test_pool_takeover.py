@@ -1,12 +1,11 @@
 """How a pool outlives its agent and its coordinator."""
 
-from stories import Story, groups, kills, starts
-from unit.coordinator.pool_states import ACTIVE, FAILED, LAST_STEP, active_ranks, states
-from unit.coordinator.successors import successor
-
 from coordinator.decide.state import AgentState
 from coordinator.restore import snapshot_with_agent
 from muster.contracts.job import JobStatus, Reason
+from tests.support.stories import Story, groups, kills, starts
+from tests.unit.coordinator.pool_states import ACTIVE, FAILED, LAST_STEP, active_ranks, states
+from tests.unit.coordinator.successors import successor
 
 
 def test_a_lost_agent_means_new_workers_and_a_later_round() -> None:

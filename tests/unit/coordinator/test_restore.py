@@ -5,8 +5,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from stories import Story, kills, starts, terminations
-from unit.coordinator.successors import NOON, rows_of, successor
 
 from coordinator.decide.actions import KillAgent
 from coordinator.decide.liveness import AGENT_CONNECT_SECONDS
@@ -16,6 +14,8 @@ from coordinator.restore import snapshot_with_agent
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.rank import ProcessRecord, ProcessState
 from muster.contracts.retry import RetryClass
+from tests.support.stories import Story, kills, starts, terminations
+from tests.unit.coordinator.successors import NOON, rows_of, successor
 
 # Conditions of a rank that a coordinator may leave behind
 

@@ -1,7 +1,6 @@
 """An agent that is alive and silent must not block its job."""
 
 import pytest
-from stories import Story, starts
 
 from coordinator.decide.actions import AgentLost, KillAgent, KillProcess, LoopStalled, StartAgent
 from coordinator.decide.liveness import (
@@ -13,6 +12,7 @@ from coordinator.decide.liveness import (
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentState
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import AgentHeartbeat, Executing, Hello
+from tests.support.stories import Story, starts
 
 
 def kills(actions: list[object]) -> list[int]:

@@ -2,13 +2,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from stories import Story, beat, exited
 
 from coordinator.decide.actions import SetStatus, Start, StartAgent
 from coordinator.jobs import TrackedJob
 from coordinator.persistence import Attachment, Moment, Urgency
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import RankSaid
+from tests.support.stories import Story, beat, exited
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NOW = Moment(monotonic=1000.0, wall=NOON)

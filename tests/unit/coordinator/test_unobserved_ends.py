@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import pytest
-from stories import Story, starts
 
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import Orphaned, RankSaid
 from muster.contracts.retry import RetryClass
+from tests.support.stories import Story, starts
 
 Find = Callable[[Story], Story]
 

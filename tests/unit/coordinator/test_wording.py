@@ -1,12 +1,12 @@
 from dataclasses import replace
 
 import pytest
-from stories import queued_job
 
 from coordinator.decide.events import describe_exit, describe_recovery, quote_end, quote_lines
 from coordinator.decide.state import AttemptEnd, Cause, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.retry import RetryClass, describe_status
+from tests.support.stories import queued_job
 
 
 @pytest.mark.parametrize(

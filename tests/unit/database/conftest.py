@@ -6,13 +6,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from database_samples import SteppingClock
-from postgres_server import PostgresServer, running_server
 from sqlalchemy import delete
 
 from database.engine import Database
 from database.jobs import Jobs
 from database.tables import METADATA
+from tests.support.database_samples import SteppingClock
+from tests.support.postgres_server import PostgresServer, running_server
 
 
 @pytest.fixture(scope="session")

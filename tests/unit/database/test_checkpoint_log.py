@@ -1,7 +1,6 @@
 """The log of durable checkpoints, and the audit whether each sample was read exactly once."""
 
 import pytest
-from database_samples import commit, epoch, nothing_moves, submit, take_lease, write_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,14 @@ from database.records import Audit, Job
 from database.tables import Uint64
 from database.workers import COMMITS_KEPT, CheckpointLog
 from muster.contracts.job import JobId
+from tests.support.database_samples import (
+    commit,
+    epoch,
+    nothing_moves,
+    submit,
+    take_lease,
+    write_of,
+)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from database_samples import NOON, nothing_moves, submit
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, bindparam, event, func, insert, make_url, select, update
@@ -24,6 +23,7 @@ from database.schema import HEAD
 from database.sqlite import SqliteBackend, journal_mode
 from database.tables import EVENTS, JOBS, UtcTime
 from muster.contracts.job import JobId
+from tests.support.database_samples import NOON, nothing_moves, submit
 
 BRIEF_SECONDS = 0.05
 

@@ -5,7 +5,18 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import pytest
-from database_samples import (
+from sqlalchemy import Connection
+
+from database.engine import Database
+from database.errors import DatabaseUnavailable, LeaseLost
+from database.fenced_writer import FencedWriter
+from database.jobs import Jobs
+from database.leases import Leases
+from database.records import Event, JobWrite, Lease
+from database.workers import Attempts, CheckpointLog, Events, Members, Ranks
+from muster.contracts.errors import IllegalMove
+from muster.contracts.job import JobId, JobStatus, StopRequest
+from tests.support.database_samples import (
     NOON,
     PROCESS,
     SteppingClock,
@@ -22,17 +33,6 @@ from database_samples import (
     worker,
     write_of,
 )
-from sqlalchemy import Connection
-
-from database.engine import Database
-from database.errors import DatabaseUnavailable, LeaseLost
-from database.fenced_writer import FencedWriter
-from database.jobs import Jobs
-from database.leases import Leases
-from database.records import Event, JobWrite, Lease
-from database.workers import Attempts, CheckpointLog, Events, Members, Ranks
-from muster.contracts.errors import IllegalMove
-from muster.contracts.job import JobId, JobStatus, StopRequest
 
 STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, incarnation=0)
 ROWS = {

@@ -4,13 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from database_samples import everything, idempotency_key, submit
 
 from database.engine import Database
 from database.errors import DatabaseUnavailable, JobExists, JobMissing
 from database.jobs import Jobs
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.spec import JobSpec
+from tests.support.database_samples import everything, idempotency_key, submit
 
 AWAY = DatabaseUnavailable("away")
 REFUSED = JobMissing(JobId("gone"))

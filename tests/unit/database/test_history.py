@@ -4,7 +4,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from database_samples import NOON, attempt, finish, submit, take_lease, write_of
 
 from database.engine import Database
 from database.fenced_writer import FencedWriter
@@ -12,6 +11,7 @@ from database.jobs import Jobs
 from database.records import Attempt, Job
 from database.workers import Attempts, Events
 from muster.contracts.job import JobId, StopRequest
+from tests.support.database_samples import NOON, attempt, finish, submit, take_lease, write_of
 
 LATER = NOON + timedelta(seconds=7)
 

@@ -3,14 +3,6 @@
 from datetime import timedelta
 
 import pytest
-from database_samples import (
-    SteppingClock,
-    everything,
-    finish,
-    idempotency_key,
-    nothing_moves,
-    submit,
-)
 
 from database.engine import Database
 from database.errors import IdempotencyConflict, JobExists
@@ -18,6 +10,14 @@ from database.idempotency import RETENTION, Answers
 from database.jobs import Jobs
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.spec import JobSpec
+from tests.support.database_samples import (
+    SteppingClock,
+    everything,
+    finish,
+    idempotency_key,
+    nothing_moves,
+    submit,
+)
 
 
 def test_a_repeated_request_returns_the_original_response(database: Database, jobs: Jobs) -> None:

@@ -5,7 +5,18 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from database_samples import (
+from sqlalchemy import insert
+
+from database.engine import Database
+from database.errors import JobExists, JobMissing, JobNotTerminal, JobOver
+from database.fenced_writer import FencedWriter
+from database.jobs import JobQuery, Jobs
+from database.records import Job, values_of
+from database.tables import JOBS
+from database.workers import Events, Members
+from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.spec import JobSpec
+from tests.support.database_samples import (
     EVERY_STATUS,
     NOON,
     SteppingClock,
@@ -21,17 +32,6 @@ from database_samples import (
     worker,
     write_of,
 )
-from sqlalchemy import insert
-
-from database.engine import Database
-from database.errors import JobExists, JobMissing, JobNotTerminal, JobOver
-from database.fenced_writer import FencedWriter
-from database.jobs import JobQuery, Jobs
-from database.records import Job, values_of
-from database.tables import JOBS
-from database.workers import Events, Members
-from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.spec import JobSpec
 
 GRACEFUL, FORCED = StopRequest.GRACEFUL, StopRequest.FORCED
 

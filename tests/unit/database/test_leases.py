@@ -5,12 +5,12 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
-from database_samples import PROCESS, nothing_moves
 
 from database.engine import Database
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.leases import Leases, renew
 from database.records import Lease
+from tests.support.database_samples import PROCESS, nothing_moves
 
 NAME = "coordinator"
 

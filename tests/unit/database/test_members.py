@@ -1,7 +1,16 @@
 """Pool members, and which of them may be asked to leave."""
 
 import pytest
-from database_samples import (
+
+from database.engine import Database
+from database.errors import DepartureRefused, JobMissing, JobOver, MemberMissing
+from database.fenced_writer import FencedWriter
+from database.jobs import Jobs
+from database.records import Job, Member
+from database.workers import Events, Members
+from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.spec import JobSpec
+from tests.support.database_samples import (
     NOON,
     SteppingClock,
     bring_to,
@@ -12,15 +21,6 @@ from database_samples import (
     take_lease,
     write_of,
 )
-
-from database.engine import Database
-from database.errors import DepartureRefused, JobMissing, JobOver, MemberMissing
-from database.fenced_writer import FencedWriter
-from database.jobs import Jobs
-from database.records import Job, Member
-from database.workers import Events, Members
-from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.spec import JobSpec
 
 MIN_TWO = JobSpec(mode="synchronous", world_size=4, min_workers=2)
 FOUR = [member(number) for number in range(4)]

@@ -6,7 +6,6 @@ from contextlib import closing, contextmanager
 import pytest
 from alembic import command
 from alembic.config import Config
-from database_samples import NOON, idempotency_key, worker
 from sqlalchemy import Connection, create_engine, inspect, make_url, text
 
 from database import schema
@@ -16,6 +15,7 @@ from database.jobs import Jobs
 from database.tables import UtcTime
 from database.workers import Attempts, Events, Members, Ranks
 from muster.contracts.job import JobId, JobStatus, StopRequest
+from tests.support.database_samples import NOON, idempotency_key, worker
 
 NOON_MICROSECONDS = UtcTime().process_bind_param(NOON, None)
 

@@ -3,12 +3,12 @@
 from datetime import timedelta
 
 import pytest
-from database_samples import NOON, SteppingClock, everything, nothing_moves
 
 from database.engine import Database
 from database.errors import TokenExists, TokenMissing
 from database.tokens import Tokens
 from muster.contracts.token import Scope, matches
+from tests.support.database_samples import NOON, SteppingClock, everything, nothing_moves
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from database_samples import submit
-from installation import await_value
 
 from database.engine import Database
 from database.jobs import Jobs
 from database.sqlite import WriteLock
+from tests.support.database_samples import submit
+from tests.support.installation import await_value
 
 WAIT_SECONDS = 30.0
 

@@ -2,9 +2,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from virtual_shards import ShardSamples, positions_of_shard, shard_samples
 
 from muster.datasets.order import positions, steps_per_epoch
+from tests.support.virtual_shards import ShardSamples, positions_of_shard, shard_samples
 
 BIG = [1_000_003, 2**31 + 11, 2**40 - 1, 2**62 + 12_345]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from virtual_shards import consumed
 
 from muster.contracts.shards import Position
 from muster.datasets import random_access
@@ -13,6 +12,7 @@ from muster.datasets.errors import InvalidSample, ShardChanged, ShardUnreadable
 from muster.datasets.index import Line, ShardIndex, index_beside, totals_of
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import read_lines
+from tests.support.virtual_shards import consumed
 
 CONTENTS = [
     b"",  # empty at the beginning

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ranks import write_shards
 
 from muster.contracts.shards import Position
 from muster.datasets.errors import InvalidSample
 from muster.datasets.index import line_hash
 from muster.datasets.reader import SampleReader, find_shards
+from tests.support.ranks import write_shards
 
 ANYTHING = msgspec.json.Decoder()
 EPOCHS = 2

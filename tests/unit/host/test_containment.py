@@ -4,7 +4,6 @@ import subprocess
 from uuid import uuid4
 
 import pytest
-from enclosures import enclosed
 
 from muster.contracts.environ import PROCESS_TAG
 from muster.host import containment
@@ -17,6 +16,7 @@ from muster.host.containment import (
     tag_number_of,
     tag_numbers,
 )
+from tests.support.enclosures import enclosed
 
 UID = "5f" * 16
 tagging = pytest.mark.skipif(not can_tag(), reason="RLIMIT_LOCKS is limited")

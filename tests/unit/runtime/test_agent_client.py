@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from agents import PATIENCE_SECONDS, Agents
-from ranks import Ear
-from stories import beat, saved
 
 from muster.contracts.messages import SAVED_LIMIT, Hello, Ready, Warned
 from muster.host.peers import peer_of
 from muster.runtime.agent_client import AgentClient, AgentSocket
+from tests.support.agents import PATIENCE_SECONDS, Agents
+from tests.support.ranks import Ear
+from tests.support.stories import beat, saved
 
 
 @pytest.fixture

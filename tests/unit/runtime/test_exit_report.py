@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from stories import beat
 
 from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.paths import JobFiles
@@ -22,6 +21,7 @@ from muster.runtime.exit_report import (
     write_exit_record,
     write_own_record,
 )
+from tests.support.stories import beat
 
 PROCESS = ProcessRecord(pid=7, start_ticks=1, boot_id="b", node="n")
 ANOTHER = ProcessRecord(pid=8, start_ticks=1, boot_id="b", node="n")

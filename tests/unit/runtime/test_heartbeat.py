@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from agents import PATIENCE_SECONDS, Agents
-from ranks import Ear, settings_of
-from stories import beat
 
 from muster.checkpoints.errors import (
     CheckpointDamaged,
@@ -42,6 +39,9 @@ from muster.runtime.heartbeat import (
     permanent_error,
 )
 from muster.runtime.redaction import Redaction
+from tests.support.agents import PATIENCE_SECONDS, Agents
+from tests.support.ranks import Ear, settings_of
+from tests.support.stories import beat
 
 OFTEN_SECONDS = 0.001
 NEVER_SECONDS = 3600.0
@@ -184,8 +184,8 @@ def test_warnings_and_errors_reach_the_agent_with_a_full_log(
 SUPERVISED = """
 import sys, time
 from pathlib import Path
-from ranks import settings_of
-from stories import beat
+from tests.support.ranks import settings_of
+from tests.support.stories import beat
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.heartbeat import Supervision
 root, channel = Path(sys.argv[1]), int(sys.argv[2])
@@ -197,7 +197,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 def test_a_replaced_rank_exits_with_a_full_log(ear: Ear, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     with Path("/dev/full").open("wb") as full:
         rank = subprocess.Popen(
             [sys.executable, "-c", SUPERVISED, str(tmp_path), str(ear.descriptor)],

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Ear, run_of, write_shards
 
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, Hello, PermanentFailure, RankMessage
+from tests.support.ranks import Ear, run_of, write_shards
 
 PATIENCE_SECONDS = 30
 NAN = float("nan")

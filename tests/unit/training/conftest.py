@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from small_shares import SAMPLES
-from stage import write_samples
 
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import find_shards
+from tests.support.small_shares import SAMPLES
+from tests.support.stage import write_samples
 
 
 @pytest.fixture(scope="session")

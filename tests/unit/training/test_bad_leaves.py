@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from small_shares import LEAVES, computer_of
-from stage import FEATURES, Regression
 
 from muster.collectives.tree import Block
 from muster.datasets.random_access import RandomAccess
 from muster.program import Batch, Contribution, InvalidProgram, State
+from tests.support.small_shares import LEAVES, computer_of
+from tests.support.stage import FEATURES, Regression
 
 WRONG = 5
 """The shard that goes wrong, in step 1."""

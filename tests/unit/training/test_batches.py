@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stage import write_samples
-from virtual_shards import consumed, positions_of_shard, shard_samples
 
 from muster.collectives.tree import Block
 from muster.datasets.random_access import RandomAccess
@@ -14,6 +12,8 @@ from muster.datasets.reader import find_shards
 from muster.training.batches import BatchLoader, BlockBatches
 from muster.training.sample_count import decode_sample_count
 from muster.training.schedule import Schedule
+from tests.support.stage import write_samples
+from tests.support.virtual_shards import consumed, positions_of_shard, shard_samples
 
 SAMPLES = 150
 SHARDS = 8

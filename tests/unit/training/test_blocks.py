@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from small_shares import LEAVES, computer_of
-from stage import Regression
 
 from muster.collectives.tree import Block
 from muster.datasets.random_access import RandomAccess
 from muster.program import Batch, Contribution, InvalidProgram, ProgramRaised, State
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.sample_count import COUNT_ELEMENTS, decode_sample_count
+from tests.support.small_shares import LEAVES, computer_of
+from tests.support.stage import Regression
 
 
 def sum_of(computer: BlockComputer, block: Block, step: int) -> np.ndarray:

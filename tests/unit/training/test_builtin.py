@@ -2,7 +2,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plain_training import PlainTraining
 
 from muster.datasets.errors import DatasetMissing, InvalidSample
 from muster.datasets.reader import find_shards
@@ -15,6 +14,7 @@ from muster.training.blocks import LeafRng
 from muster.training.independent import initial_state, train_step
 from muster.training.loader import load_program
 from muster.training.schema import Leaf
+from tests.support.plain_training import PlainTraining
 
 FEATURES, CLASSES = 5, 3
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import settings_of
 
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
 from muster.contracts.messages import EpochDone
@@ -13,6 +12,7 @@ from muster.datasets.index import Totals
 from muster.training.checkpointer import Checkpointer
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Committed, Replica
+from tests.support.ranks import settings_of
 
 SCHEDULE = Schedule(
     totals=Totals(lines=9, hash_sum=5),

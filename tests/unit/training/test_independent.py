@@ -4,7 +4,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from ranks import settings_of, write_shards
 
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.datasets.errors import InvalidSample
@@ -14,6 +13,7 @@ from muster.datasets.writer import write_dataset
 from muster.run import Run
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.training import independent
+from tests.support.ranks import settings_of, write_shards
 
 
 class Killed(Exception):

@@ -1,8 +1,8 @@
 import numpy as np
-from plain_training import random_of
 
 from muster.training.blocks import LeafRng
 from muster.training.schema import Leaf
+from tests.support.plain_training import random_of
 
 LEAVES = [(epoch, Leaf(step, shard)) for epoch in (0, 3) for step in (0, 9) for shard in (0, 31)]
 

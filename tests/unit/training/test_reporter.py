@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import Ear, settings_of
 
 from muster.checkpoints.errors import CheckpointFailed, CheckpointMismatch
 from muster.contracts.messages import (
@@ -25,6 +24,7 @@ from muster.training.reporter import EPOCHS_PER_MESSAGE, Reporter
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Committed, Replica
 from muster.training.trainer import Outcome
+from tests.support.ranks import Ear, settings_of
 
 STATE = {"weights": np.arange(3, dtype=np.float32)}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stage import Regression, Stage, write_samples
 
 from muster.program import Batch, Contribution, InvalidProgram, State
+from tests.support.stage import Regression, Stage, write_samples
 
 pytestmark = pytest.mark.slow
 

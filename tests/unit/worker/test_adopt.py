@@ -10,12 +10,12 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
-from installation import await_value
 
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import tagged_processes
 from muster.host.processes import identify, is_running, send_signal
+from tests.support.installation import await_value
 from worker.adopt import AdoptedProcess, GoneProcess
 from worker.process import UNKNOWN_EXIT, ExitStatus
 

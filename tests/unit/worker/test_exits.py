@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from stories import beat
 
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
@@ -21,6 +20,7 @@ from muster.contracts.messages import (
 from muster.contracts.paths import JobFiles
 from muster.runtime.exit_report import make_exit_record, read_exit_record, write_own_record
 from muster.runtime.redaction import Redaction
+from tests.support.stories import beat
 from worker.exits import ERROR_FILE_LIMIT_BYTES, ExitLog, OomKills, read_error_file
 from worker.process import UNKNOWN_EXIT, ExitStatus
 from worker.rank import RankProcess

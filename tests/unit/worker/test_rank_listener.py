@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stories import beat
 
 from muster.contracts.messages import Hello, RankMessage, RankSaid
 from muster.contracts.wire import encode
+from tests.support.stories import beat
 from worker.adopt import GoneProcess
 from worker.rank import RankProcess
 from worker.rank_listener import CONNECTIONS_LIMIT, ChannelReader, ReconnectListener

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from secret_rank import LENT, VALUE, assignment, redacted_by
 
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.messages import AdoptedRank, StartRank
@@ -21,6 +20,7 @@ from muster.contracts.secrets import SecretUnavailable
 from muster.host.limits import OpenFileLimits
 from muster.host.processes import identify
 from muster.runtime.secrets import SecretStore
+from tests.support.secret_rank import LENT, VALUE, assignment, redacted_by
 from worker.log_index import LogIndex
 from worker.start import (
     ExecStarter,

@@ -1,0 +1,257 @@
+"""From what was seen to figures: when each fault was noticed, and when nothing was left of it.
+
+*Detected*: the job's event about it, or for a service the restarter that saw it end. *Recovered*:
+the first look in which the job is well, without the victim, and further than before the fault; for
+the API the first answer, for the coordinator the first step that is on record after its restart.
+
+*Adopted again*, of an agent or a coordinator that ended: the job's agent, the next one or the same,
+stands before a coordinator and has ranks. For a coordinator that is the last of all jobs that were
+well. Whoever is struck again before that has no such time; whose successor is has.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from muster.contracts.job import TERMINAL
+from stress.chaos.faults import Kind, Victim
+from stress.chaos.observer import JobSeen, Look
+from stress.chaos.strikes import Strike
+
+ENDS_OF_A_RANK = frozenset({"rank_exited", "rank_killed"})
+AGENT_LOST, AGENT_ADOPTED = "agent_lost", "agent_adopted"
+END_OF_A_JOB = frozenset(f"job_{status.lower()}" for status in TERMINAL)
+ADOPTABLE = frozenset({Victim.AGENT, Victim.COORDINATOR})
+NOT_LONG_SECONDS = 60.0
+"""After so long it was something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What the product tells of a job."""
+
+    at: float
+    kind: str
+    rank: int | None
+    incarnation: int | None
+    message: str = ""
+
+    @classmethod
+    def read(cls, event: Mapping[str, object]) -> "Event":
+        at = datetime.fromisoformat(str(event["at"])).timestamp()
+        rank, incarnation = event["rank"], event["incarnation"]
+        assert isinstance(rank, int | None)
+        assert isinstance(incarnation, int | None)
+        return cls(
+            at=at,
+            kind=str(event["kind"]),
+            rank=rank,
+            incarnation=incarnation,
+            message=str(event["message"]),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """All faults of one kind for one sort of victim."""
+
+    injected: int = 0
+    observed: int = 0
+    inside: int = 0
+    restarted: int = 0
+    """Ranks that were started again because of it, beside the victim itself."""
+    detected_seconds: list[float] = field(default_factory=list)
+    recovered_seconds: list[float] = field(default_factory=list)
+    adopted_seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Everything that was seen of a run."""
+
+    strikes: Sequence[Strike]
+    looks: Sequence[Look]
+    events: Mapping[str, Sequence[Event]]
+    """Of each job."""
+    ends: Mapping[Victim, Sequence[float]]
+    """Of each service."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """What each job trains."""
+
+    def rows(self) -> dict[tuple[Victim, Kind], Row]:
+        """Return the table, and the restarts that no fault explains under nobody's name."""
+        rows: dict[tuple[Victim, Kind], Row] = defaultdict(Row)
+        for strike in self.strikes:
+            row = rows[strike.fault.victim, strike.fault.kind]
+            row.injected += 1
+            row.observed += strike.observed
+            row.inside += strike.inside
+            self._time(strike, row)
+        for _, cause in self._restarts():
+            if cause is not None:
+                rows[cause.fault.victim, cause.fault.kind].restarted += 1
+        return rows
+
+    def unexplained(self) -> Iterator[str]:
+        """Yield a sentence for every restart behind which there is no fault."""
+        return (sentence for sentence, cause in self._restarts() if cause is None)
+
+    def collateral(self) -> Iterator[str]:
+        """Yield a sentence for every restart of a rank because of what another process met."""
+        for sentence, cause in self._restarts():
+            if cause is not None:
+                yield f"{sentence}; before that: {cause}"
+
+    def _time(self, strike: Strike, row: Row) -> None:
+        detected = self._detected_at(strike)
+        if detected is not None:
+            row.detected_seconds.append(detected - strike.at)
+        adopted = self._adopted_at(strike)
+        if adopted is not None:
+            row.adopted_seconds.append(adopted - strike.at)
+        recovered = self._recovered_at(strike, adopted or detected)
+        if recovered is not None:
+            row.recovered_seconds.append(recovered - strike.at)
+
+    def _detected_at(self, strike: Strike) -> float | None:
+        target = strike.target
+        if not strike.fault.kind.ends or strike.fault.victim is Victim.TEMPLATE:
+            return None  # nobody has to
+        if target.job_id is None:
+            return _first_after(strike.at, self.ends[strike.fault.victim])
+        is_rank = strike.fault.victim is Victim.RANK
+        concerned = [
+            event.at
+            for event in self.events.get(target.job_id, ())
+            if event.kind == AGENT_LOST
+            or (is_rank and event.kind in ENDS_OF_A_RANK and event.rank == target.rank)
+        ]
+        return _first_after(strike.at, concerned)
+
+    def _adopted_at(self, strike: Strike) -> float | None:
+        """Return when all agents concerned were there again; None as well if there was none."""
+        if strike.fault.victim not in ADOPTABLE or not strike.fault.kind.ends:
+            return None
+        there = [self._adoption(job_id, strike.at) for job_id in self._concerned(strike)]
+        found = [at for at in there if at is not None]
+        if not found or self._is_struck_again(strike, max(found)):
+            return None
+        return max(found)
+
+    def _concerned(self, strike: Strike) -> list[str]:
+        if strike.target.job_id is not None:
+            return [strike.target.job_id]
+        before = next((it for it in reversed(self.looks) if it.at <= strike.at), None)
+        jobs = {} if before is None else before.jobs
+        return [job_id for job_id, seen in jobs.items() if seen.is_well and not seen.is_over]
+
+    def _adoption(self, job_id: str, since: float) -> float | None:
+        """Return when the job's agent was there again, unless the job was over before that."""
+        kinds = {AGENT_ADOPTED, *END_OF_A_JOB}
+        later = [it for it in self.events[job_id] if it.kind in kinds and it.at > since]
+        return later[0].at if later and later[0].kind == AGENT_ADOPTED else None
+
+    def _is_struck_again(self, strike: Strike, until: float) -> bool:
+        def whom(it: Strike) -> tuple[Victim, str | None]:
+            return it.fault.victim, it.target.job_id
+
+        return any(
+            whom(it) == whom(strike) and it.fault.kind.ends and strike.at < it.at < until
+            for it in self.strikes
+        )
+
+    def _recovered_at(self, strike: Strike, detected: float | None) -> float | None:
+        if detected is None:
+            return None
+        later = [look for look in self.looks if detected < look.at < strike.at + NOT_LONG_SECONDS]
+        if strike.fault.victim is Victim.API or not later:
+            return later[0].at if later else None
+        jobs = [strike.target.job_id] if strike.target.job_id else list(later[0].jobs)
+        again = (self._well_again_at(strike, job_id, later) for job_id in jobs)
+        return min((at for at in again if at is not None), default=None)
+
+    def _well_again_at(self, strike: Strike, job_id: str, later: Sequence[Look]) -> float | None:
+        # What the old coordinator wrote last may have been seen only after its end.
+        is_service = strike.target.job_id is None
+        before = self._before(later[0].at if is_service else strike.at, job_id)
+        if before is None:
+            return None
+        for look in later:
+            seen = look.jobs.get(job_id)
+            if seen is not None and _is_past(seen, before, strike):
+                return look.at
+        return None
+
+    def _before(self, moment: float, job_id: str) -> JobSeen | None:
+        looks = (
+            it.jobs[job_id] for it in reversed(self.looks) if it.at <= moment and job_id in it.jobs
+        )
+        return next(looks, None)
+
+    # Whose fault a restart was
+
+    def _restarts(self) -> Iterator[tuple[str, Strike | None]]:
+        """Yield every restart of a rank that was not struck itself, and the fault behind it."""
+        for job_id, events in self.events.items():
+            started: dict[int | None, Event] = {}
+            for event in events:
+                if event.kind != "rank_started":
+                    continue
+                before = started.get(event.rank)
+                started[event.rank] = event
+                if before is None or before.incarnation == event.incarnation:
+                    continue  # its first process, or the same one, told of once more
+                cause = self._cause(job_id, event.rank, before.at, event.at)
+                if cause is None or cause.fault.victim is not Victim.RANK:
+                    ends = (
+                        it.message
+                        for it in reversed(events)
+                        if before.at < it.at <= event.at and it.kind in ENDS_OF_A_RANK
+                        if it.rank == event.rank
+                    )
+                    words = f"rank {event.rank} of {self._name(job_id)} was started again"
+                    why = next(ends, "nobody saw its end")
+                    yield f"{words} at {_clock(event.at)} ({why})", cause
+
+    def _name(self, job_id: str) -> str:
+        kind = self.kinds.get(job_id)
+        return job_id if kind is None else f"{job_id} ({kind})"
+
+    def _cause(self, job_id: str, rank: int | None, since: float, until: float) -> Strike | None:
+        """Return the last fault between two starts that explains the second one.
+
+        What ended the rank itself comes before what ended its agent or the coordinator; what only
+        stood still for a moment explains a restart if nothing else does.
+        """
+        between = [it for it in self.strikes if since < it.until and it.at < until]
+        own = [it for it in between if (it.target.job_id, it.target.rank) == (job_id, rank)]
+        others = [it for it in between if _may_end_ranks(it, job_id)]
+        ends, stands = [it for it in own if it.fault.kind.ends], [*others, *own]
+        found = ends or [it for it in others if it.fault.kind.ends] or stands
+        return found[-1] if found else None
+
+
+def _may_end_ranks(strike: Strike, job_id: str) -> bool:
+    """Whether ranks of a job may have to start again because of what another process met."""
+    victim = strike.fault.victim
+    is_agent = victim is Victim.AGENT and strike.target.job_id == job_id
+    return is_agent or victim is Victim.COORDINATOR
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")
+
+
+def _is_past(seen: JobSeen, before: JobSeen, strike: Strike) -> bool:
+    if seen.is_over:
+        return True
+    if strike.fault.victim is Victim.COORDINATOR:
+        return seen.step > before.step
+    pid = strike.target.record.pid
+    is_gone = all(rank.pid != pid for rank in seen.ranks)
+    return is_gone and seen.is_well and seen.step > before.step
+
+
+def _first_after(moment: float, times: Sequence[float]) -> float | None:
+    return min((it for it in times if moment < it < moment + NOT_LONG_SECONDS), default=None)

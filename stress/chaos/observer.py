@@ -1,0 +1,118 @@
+"""Looks at the jobs through the API all the while, and remembers what it saw and when."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from muster.contracts.job import TERMINAL
+from tests.support.installation import Installation
+
+LOOK_SECONDS = 0.1
+
+WELL = frozenset({"live", "finished"})
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    state: str
+    pid: int | None
+    beats: bool
+    """It has said a word: from now on its silence is noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """One job at one moment."""
+
+    status: str
+    step: int
+    ranks: tuple[RankSeen, ...]
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def is_well(self) -> bool:
+        """Whether everybody trains, or has nothing left to do."""
+        return self.is_over or all(rank.state in WELL for rank in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All jobs at one moment, in seconds since 1970."""
+
+    at: float
+    jobs: Mapping[str, JobSeen]
+
+
+class Observer:
+    """Looks every `LOOK_SECONDS`; while the API is away, it sees nothing."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self._attended: list[str] = []
+        self._last: dict[str, JobSeen] = {}
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.looks: list[Look] = []
+        self.refusals: list[str] = []
+        """What the API answered when it did not answer with a job."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self._is_ending.set()
+        self._thread.join()
+
+    def attend(self, job_id: str) -> None:
+        """Look at that job, too, until it is over."""
+        self._attended.append(job_id)
+
+    def last(self, job_id: str) -> JobSeen | None:
+        """Return how the job was when it was last seen."""
+        return self._last.get(job_id)
+
+    def is_over(self, job_id: str) -> bool:
+        seen = self._last.get(job_id)
+        return seen is not None and seen.is_over
+
+    def beating(self, job_id: str) -> set[int | None]:
+        """Return the pids of the ranks that beat."""
+        seen = self._last.get(job_id)
+        return set() if seen is None else {rank.pid for rank in seen.ranks if rank.beats}
+
+    def steps(self, job_id: str) -> int:
+        seen = self._last.get(job_id)
+        return 0 if seen is None else seen.step
+
+    def _run(self) -> None:
+        while not self._is_ending.wait(LOOK_SECONDS):
+            at = time.time()
+            try:
+                lively = [it for it in self._attended if not self.is_over(it)]
+                jobs = {job_id: self._see(job_id) for job_id in lively}
+            except httpx.TransportError:
+                continue
+            except AssertionError as refusal:
+                self.refusals.append(str(refusal))
+                continue
+            self._last.update(jobs)
+            self.looks.append(Look(at, jobs))
+
+    def _see(self, job_id: str) -> JobSeen:
+        seen = self._installation.see(job_id)
+        return JobSeen(seen["status"], seen["step"], tuple(map(_rank_seen, seen["workers"])))
+
+
+def _rank_seen(worker: Mapping[str, Any]) -> RankSeen:
+    return RankSeen(
+        worker["state"],
+        worker["pid"],
+        worker["last_heartbeat_age_seconds"] is not None,
+    )

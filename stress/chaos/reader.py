@@ -1,0 +1,108 @@
+"""A process that reads the newest checkpoint of every job, again and again, until SIGTERM.
+
+It uses the product's own reader, which verifies every byte. Then it prints, as JSON, how often it
+read and what was wrong: a checkpoint that does not match its hash, or one that is older than what
+was read before it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from muster.checkpoints.errors import CheckpointError
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manifest import LATEST, CheckpointName
+from muster.checkpoints.reader import CheckpointReader
+
+PAUSE_SECONDS = 0.0015
+NICE = 5
+"""Training comes first."""
+LISTING_SECONDS = 0.2
+LIVELY_SECONDS = 5.0
+"""A directory in which nothing happens for longer is not read any more."""
+
+
+class Watch:
+    """All directories of checkpoints below one, and what was read in each."""
+
+    def __init__(self, checkpoint_dir: Path) -> None:
+        self._root = checkpoint_dir
+        self._newest: dict[Path, CheckpointName] = {}
+        self.reads = 0
+        self.checkpoints = 0
+        """Different ones among what was read."""
+        self.invalid: list[str] = []
+        self.regressed: list[str] = []
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "reads": self.reads,
+            "checkpoints": self.checkpoints,
+            "invalid": self.invalid,
+            "regressed": self.regressed,
+        }
+
+    def look(self) -> None:
+        """Read each lively directory again and again, for a while."""
+        until = time.monotonic() + LISTING_SECONDS
+        places = list(self._places())
+        while time.monotonic() < until:
+            for directory, rank in places:
+                self._read(directory, rank)
+                time.sleep(PAUSE_SECONDS)
+            if not places:
+                time.sleep(LISTING_SECONDS)
+
+    def _places(self) -> Iterator[tuple[Path, int]]:
+        since = time.time() - LIVELY_SECONDS
+        for latest in [*self._root.glob(f"*/{LATEST}"), *self._root.glob(f"*/worker_*/{LATEST}")]:
+            directory = latest.parent
+            if directory.stat().st_mtime >= since:
+                is_rank = directory.name.startswith("worker_")
+                yield directory, int(directory.name.removeprefix("worker_")) if is_rank else 0
+
+    def _read(self, directory: Path, rank: int) -> None:
+        reader = CheckpointReader(
+            files=LocalFileSystem(),
+            directory=directory,
+            rank=rank,
+            world_size=None,
+            warn=lambda sentence: self._note(directory, sentence),
+        )
+        self.reads += 1
+        try:
+            found = reader.newest()
+        except CheckpointError as error:
+            self.invalid.append(str(error))
+            return
+        before = self._newest.get(directory)
+        if before is not None and (found is None or found.name < before):
+            name = None if found is None else str(found.name)
+            self.regressed.append(f"{directory}: {name} after {before}")
+        elif found is not None and found.name != before:
+            self.checkpoints += 1
+            self._newest[directory] = found.name
+
+    def _note(self, directory: Path, sentence: str) -> None:
+        """A checkpoint passed over is damaged; that `LATEST` has yet to move is no harm."""
+        if not sentence.startswith(f"{directory}/{LATEST} "):
+            self.invalid.append(sentence)
+
+
+def main() -> None:
+    os.nice(NICE)
+    watch = Watch(Path(sys.argv[1]))
+    is_over: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: is_over.append(number))
+    while not is_over:
+        watch.look()
+    print(json.dumps(watch.report()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What stands outside of everything and knows nothing: it starts a service that died again."""
+
+import threading
+import time
+
+from tests.support.installation import Service
+
+YOUNG_SECONDS = 1.0
+PAUSE_SECONDS = 0.2
+"""Before one that died young is started again."""
+
+
+class Restarter:
+    """Keeps one service running. Knows when it ended, in seconds since 1970."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.ends: list[float] = []
+
+    def start(self) -> None:
+        """Start the service if it does not run, and keep it running."""
+        if self._service.process is None:
+            self._service.start()
+        self._thread.start()
+
+    def end(self) -> None:
+        """Restart nothing from now on."""
+        self._is_ending.set()
+
+    def _run(self) -> None:
+        while (process := self._service.process) is not None:
+            started = time.monotonic()
+            process.wait()
+            if self._is_ending.is_set():
+                return
+            self.ends.append(time.time())
+            if time.monotonic() - started < YOUNG_SECONDS:
+                time.sleep(PAUSE_SECONDS)
+            self._service.start()

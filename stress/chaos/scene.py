@@ -1,0 +1,110 @@
+"""Everything that is at work during a chaotic run, started and ended in the right order."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from stress.chaos.decoys import Decoys
+from stress.chaos.jobs import Workload
+from stress.chaos.leases import Office
+from stress.chaos.logs import NumberedLines
+from stress.chaos.observer import Observer
+from stress.chaos.restarter import Restarter
+from stress.chaos.strikes import awaited
+from tests.support.installation import Installation
+from tests.support.log_follower import LogFollower
+
+LAST_SECONDS = 120.0
+"""For all jobs to finish once nothing more is done to them: a rank may wait 30 s to be started."""
+PARTING_SECONDS = 2.0
+"""After all jobs are over, nothing of them may run for longer."""
+STREAM_SECONDS = 10.0
+"""For the streams of logs to end after their jobs."""
+
+
+class Scene:
+    """Services with their restarters, jobs, and everybody who watches them."""
+
+    def __init__(
+        self,
+        installation: Installation,
+        observer: Observer,
+        workload: Workload,
+        office: Office,
+        *,
+        coordinators: int,
+    ) -> None:
+        self.installation = installation
+        self.observer = observer
+        self.workload = workload
+        self.office = office
+        self.api_restarter = Restarter(installation.api)
+        several = [installation.coordinator, installation.standby][:coordinators]
+        self._restarters = [self.api_restarter, *map(Restarter, several)]
+        self.decoys = Decoys(installation.root)
+        self.followers: dict[str, LogFollower] = {}
+        self.printed: dict[str, NumberedLines] = {}
+        self._reader = _start_reader(installation.checkpoint_dir)
+        self.reading: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        for restarter in self._restarters:
+            restarter.start()
+        self.office.start()
+        self.observer.start()
+        self.workload.start()
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.workload.finish()
+        self.observer.end()
+        self.office.end()
+        for restarter in self._restarters:
+            restarter.end()
+        if not self.reading:
+            self._reader.kill()
+            self._reader.communicate()
+        self.decoys.end()
+
+    def meet_new_jobs(self) -> None:
+        """Follow the logs of trainings that are new, and put a decoy beside each."""
+        for training in self.workload.trainings[len(self.followers) :]:
+            self._follow(training.job_id)
+            self.decoys.stand_beside(training.uid)
+
+    def _follow(self, job_id: str) -> None:
+        printed = NumberedLines(job_id)
+        follower = LogFollower(self.installation.url, job_id, printed.take)
+        follower.start()
+        self.followers[job_id], self.printed[job_id] = follower, printed
+
+    def come_to_rest(self) -> list[str]:
+        """Let all jobs finish in peace; return the processes they leave."""
+        self.workload.finish()
+        self.meet_new_jobs()
+        awaited(lambda: not self.workload.lively(), LAST_SECONDS)
+        awaited(self._errands_are_over, LAST_SECONDS)
+        awaited(lambda: not self.installation.marks(), PARTING_SECONDS)
+        left = [f"pid {record.pid} of {mark}" for record, mark in self.installation.marks()]
+        until = time.monotonic() + STREAM_SECONDS
+        for follower in self.followers.values():
+            follower.wait(max(0.0, until - time.monotonic()))
+        self._reader.terminate()
+        self.reading = json.loads(self._reader.communicate()[0])
+        return left
+
+    def _errands_are_over(self) -> bool:
+        return all(self.installation.job(it)["is_terminal"] for it in self.workload.errands[-100:])
+
+
+def _start_reader(checkpoint_dir: Path) -> "subprocess.Popen[bytes]":
+    script = Path(__file__).parent / "reader.py"
+    return subprocess.Popen(
+        [sys.executable, str(script), str(checkpoint_dir)], stdout=subprocess.PIPE
+    )

@@ -1,0 +1,281 @@
+"""Carries the faults out: finds whom they meet, waits for their instant, signals, and looks.
+
+Signals go by (pid, start time), so that a process that ended meanwhile is never mistaken for one
+that has its pid now.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGCONT
+from typing import TypeVar
+
+from muster.contracts.paths import checkpoints_of_job, checkpoints_of_rank
+from muster.contracts.rank import ProcessRecord
+from muster.host.processes import identify, is_running, send_signal
+from stress.chaos.faults import Blow, Fault, Kind, Victim
+from stress.chaos.jobs import Training, Workload
+from stress.chaos.leases import Office
+from stress.chaos.observer import Observer
+from stress.chaos.saves import Saves
+from tests.support.installation import Installation
+
+LOOK_SECONDS = 0.02
+SEARCH_SECONDS = 15.0
+"""For somebody whom the fault can meet: a rank may be waiting for its next start."""
+STEP_SECONDS = 20.0
+"""For the step that has to come between two faults."""
+SAVE_SECONDS = 4.0
+"""For a checkpoint to be inside of."""
+END_SECONDS = 40.0
+"""For the end of what was signalled: a rank that is frozen has to be missed first."""
+STILL_SECONDS = 1.0
+TRIES = 3
+"""For a blow whose targets had ended before it fell."""
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A process, and what it is."""
+
+    record: ProcessRecord
+    job_id: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """A fault that was carried out."""
+
+    fault: Fault
+    target: Target
+    at: float
+    """In seconds since 1970."""
+    until: float
+    """When it had taken effect: until then a process may have gone on with its work."""
+    inside: bool
+    """Whether a checkpoint was being written at that instant."""
+    observed: bool
+    """Whether the process ended, or stood still, as it was to."""
+    woken: bool
+    """Whether it had to be woken up: nobody had ended it."""
+
+    def __str__(self) -> str:
+        rank, job_id = self.target.rank, self.target.job_id
+        whose = ("" if rank is None else f" {rank}") + ("" if job_id is None else f" of {job_id}")
+        notes = [
+            note
+            for note, holds in {
+                "inside a checkpoint": self.inside,
+                "WITHOUT EFFECT": not self.observed,
+                "had to be woken": self.woken,
+            }.items()
+            if holds
+        ]
+        words = f"{self.fault.number}: {self.fault.kind} {self.fault.victim}{whose}"
+        return ", ".join([f"{words} (pid {self.target.record.pid})", *notes])
+
+
+class Striker:
+    """Strikes, one blow after the other."""
+
+    def __init__(
+        self,
+        installation: Installation,
+        workload: Workload,
+        observer: Observer,
+        office: Office,
+        say: Callable[[str], None],
+    ) -> None:
+        """`say` takes a line for every strike."""
+        self._installation = installation
+        self._workload = workload
+        self._observer = observer
+        self._office = office
+        self._say = say
+        self._steps: dict[str, int] = {}
+        """Where each job was at the last blow."""
+        self.strikes: list[Strike] = []
+        self.missed: list[Fault] = []
+        """There was nobody whom they could meet."""
+
+    def strike(self, blow: Blow) -> None:
+        """Carry out a blow and wait until the processes have taken it."""
+        time.sleep(blow.faults[0].pause_seconds)
+        if blow.faults[0].waits_for_a_step:
+            awaited(self._has_stepped, STEP_SECONDS)
+        for _ in range(TRIES):
+            if self._has_struck(blow):
+                break
+        else:
+            self.missed.extend(blow.faults)
+        self._steps = {it.job_id: self._steps_of(it) for it in self._workload.lively()}
+
+    def _has_struck(self, blow: Blow) -> bool:
+        """Signal all targets at once; return False if none of them was there any more."""
+        found = self._targets(blow)
+        saves = self._reach_instant(*found[0]) if found else None
+        with saves or ExitStack():
+            struck = [
+                (fault, target, time.time())
+                for fault, target in found
+                if send_signal(target.record, fault.kind.signal)
+            ]
+            inside = saves is not None and saves.is_unfinished()
+        for fault, target, at in struck:
+            self._see_through(fault, target, at=at, inside=inside)
+        return bool(struck)
+
+    def _targets(self, blow: Blow) -> list[tuple[Fault, Target]]:
+        """Two faults at once meet two processes, or else there is only one."""
+        found: list[tuple[Fault, Target]] = []
+        for fault in blow.faults:
+            target = awaited(lambda fault=fault: self._find(fault), SEARCH_SECONDS)
+            if target is not None and target not in [other for _, other in found]:
+                found.append((fault, target))
+        return found
+
+    # Whom it meets
+
+    def _find(self, fault: Fault) -> Target | None:
+        candidates = self._candidates(fault.victim)
+        if fault.kind is Kind.FREEZE and fault.victim.belongs_to_a_job:
+            # Nobody can miss a command's process that has not said yet that it will beat.
+            candidates = [it for it in candidates if self._beats(it)]
+        if not candidates:
+            return None
+        target = candidates[int(fault.lot * len(candidates))]
+        return target if fault.calls is None else self._who_saves(target, candidates)
+
+    def _who_saves(self, target: Target, candidates: list[Target]) -> Target:
+        """Return the rank that saves for the one that was chosen: the first of its group."""
+        together = [it.job_id for it in self._workload.lively() if it.is_together]
+        if target.rank is None or target.job_id not in together:
+            return target
+        group = [it for it in candidates if it.job_id == target.job_id]
+        return min(group, key=lambda it: (it.record.start_ticks, it.record.pid))
+
+    def _beats(self, target: Target) -> bool:
+        """Whether a rank is heard, or any rank of an agent."""
+        beating = self._observer.beating(target.job_id or "")
+        return bool(beating) if target.rank is None else target.record.pid in beating
+
+    def _candidates(self, victim: Victim) -> list[Target]:
+        if not victim.belongs_to_a_job:
+            record = (
+                identify(self._installation.api.pid)
+                if victim is Victim.API
+                else self._office.holder()
+            )
+            return [Target(record=record)] if record is not None and is_running(record) else []
+        lively = {it.uid: it for it in self._workload.lively()}
+        heads: dict[str, ProcessRecord] = {}
+        for record, mark in self._installation.marks():
+            # What a process has started has its mark, too: the oldest is the one that is meant.
+            older = heads.get(mark, record)
+            heads[mark] = min(older, record, key=lambda it: (it.start_ticks, it.pid))
+        return [
+            Target(record=record, job_id=lively[uid].job_id, rank=rank)
+            for mark, record in sorted(heads.items())
+            for uid, kind, rank in [_parsed(mark)]
+            if uid in lively and kind is victim
+        ]
+
+    # When
+
+    def _has_stepped(self) -> bool:
+        lively = self._workload.lively()
+        return any(self._steps_of(it) > self._steps.get(it.job_id, 0) for it in lively)
+
+    def _steps_of(self, training: Training) -> int:
+        return self._observer.steps(training.job_id)
+
+    def _reach_instant(self, fault: Fault, target: Target) -> Saves | None:
+        """Return the save that is being made now, if the fault is to strike inside of one."""
+        if fault.calls is None:
+            return None
+        directory = self._directory(fault, target)
+        if directory is None or not directory.is_dir():
+            return None
+        saves = Saves(directory)
+        if saves.reach(fault.calls, SAVE_SECONDS):
+            return saves
+        saves.close()
+        return None
+
+    def _directory(self, fault: Fault, target: Target) -> Path | None:
+        """Return where the victim saves, or for one that does not, somebody it may hit."""
+        root = self._installation.checkpoint_dir
+        lively = self._workload.lively()
+        mine = [it for it in lively if target.job_id in {None, it.job_id}]
+        if not mine:
+            return None
+        job = mine[int(fault.lot * len(mine))]
+        if job.is_together:
+            return checkpoints_of_job(root, job.job_id)
+        return checkpoints_of_rank(root, job.job_id, target.rank or 0)
+
+    # What comes of it
+
+    def _see_through(self, fault: Fault, target: Target, *, at: float, inside: bool) -> None:
+        record, woken = target.record, False
+        if fault.kind is Kind.NAP:
+            observed = _stands_still(record)
+            time.sleep(fault.nap_seconds)
+            send_signal(record, SIGCONT)
+        elif fault.kind is Kind.FREEZE and fault.victim is Victim.COORDINATOR:
+            observed = _stands_still(record) and self._is_displaced(record)
+        else:
+            observed = bool(awaited(lambda: not is_running(record), END_SECONDS))
+            woken = not observed and send_signal(record, SIGCONT)
+        strike = Strike(
+            fault=fault,
+            target=target,
+            at=at,
+            until=time.time(),
+            inside=inside,
+            observed=observed,
+            woken=woken,
+        )
+        self.strikes.append(strike)
+        self._say(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {strike}")
+
+    def _is_displaced(self, record: ProcessRecord) -> bool:
+        """Whether another one takes over, and this one goes by itself once it may go on."""
+        others = awaited(lambda: self._office.holder() != record, END_SECONDS)
+        send_signal(record, SIGCONT)
+        return others and bool(awaited(lambda: not is_running(record), END_SECONDS))
+
+
+def awaited(look: Callable[[], Found], seconds: float) -> Found:
+    """Return the first true value of `look`, or its last one when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return found
+
+
+def _parsed(mark: str) -> tuple[str, Victim | None, int | None]:
+    """Return the job's uid, what the process is, and its rank."""
+    uid, _, rest = mark.partition("/")
+    what = rest.split("/")[0]
+    if what.isdigit():
+        return uid, Victim.RANK, int(what)
+    return uid, Victim(what) if what in {"agent", "template"} else None, None
+
+
+def _stands_still(record: ProcessRecord) -> bool:
+    """Whether the kernel says that it is stopped, which takes a moment."""
+    return awaited(lambda: _state(record.pid) == "T", STILL_SECONDS)
+
+
+def _state(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat[stat.rindex(")") + 2]

@@ -1,0 +1,99 @@
+"""An agent with a minimal coordinator that starts ranks and waits for their exits."""
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.messages import (
+    AgentAssignment,
+    AgentMessage,
+    CoordinatorAddress,
+    CoordinatorMessage,
+    RankExited,
+    RankSpawned,
+    Welcome,
+)
+from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
+from tests.support.agent_stage import order_of
+from tests.support.installation import without_ours
+
+TIMEOUT_SECONDS = 30.0
+
+
+class LoneAgent:
+    """A real agent of a new job."""
+
+    def __init__(self, root: Path) -> None:
+        self.uid = uuid.uuid4().hex
+        self.root = root / self.uid
+        self.root.mkdir()
+        self._heard: list[AgentMessage] = []
+        self._frames = FrameReader()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(TIMEOUT_SECONDS)
+            host, port = listener.getsockname()
+            address = self.root / "coordinator.json"
+            address.write_bytes(msgspec.json.encode(CoordinatorAddress(host=host, port=port)))
+            self.process = self._start(address)
+            self._connection, _ = listener.accept()
+        self._connection.settimeout(TIMEOUT_SECONDS)
+        self._say(Welcome(epoch=1))
+
+    def _start(self, address: Path) -> subprocess.Popen[bytes]:
+        assignment = AgentAssignment(
+            job_uid=self.uid,
+            generation=1,
+            token="",
+            job_root=str(self.root),
+            address_file=str(address),
+            is_managed=False,
+            orphan_timeout_seconds=600.0,
+            stop_grace_seconds=1.0,
+            pulse_seconds=0.2,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "worker.agent"],
+            stdin=subprocess.PIPE,
+            env={**without_ours(os.environ), PROCESS_TAG: f"{self.uid}/agent"},
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(msgspec.json.encode(assignment))
+        return process
+
+    def start(self, rank: int, incarnation: int, *command: str) -> int:
+        """Start an attempt; return its pid."""
+        self._say(order_of(self.root, self.uid, command, rank=rank, incarnation=incarnation))
+        while not isinstance(message := self._hear(), RankSpawned):
+            pass
+        return message.pid
+
+    def await_exit(self) -> None:
+        while not isinstance(self._hear(), RankExited):
+            pass
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._connection.close()
+
+    def _say(self, message: CoordinatorMessage) -> None:
+        self._connection.sendall(frame(encode(message)))
+
+    def _hear(self) -> AgentMessage:
+        while not self._heard:
+            data = self._connection.recv(65536)
+            assert data, "the agent hung up"
+            self._heard += map(decode_agent_message, self._frames.feed(data))
+        return self._heard.pop(0)

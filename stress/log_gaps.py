@@ -1,0 +1,241 @@
+"""Whoever dies, every line is in the stream: in order, once.
+
+``python -m stress.log_gaps --deaths 100 --seed 0`` lets commands write thousands of lines a second,
+very long ones, halves of lines and garbage, kills ranks, agents, the coordinator and the API, and
+compares what readers got, who came back by `Last-Event-ID`, with the files, byte for byte.
+"""
+
+import argparse
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+import httpx
+
+from api.logs.files import Line, shorten
+from muster.contracts.paths import LogName
+from muster.host.containment import tagged_processes
+from muster.host.processes import send_signal
+from stress.chaos.restarter import Restarter
+from stress.scribbler import FAST_LINES
+from tests.support.installation import Installation, await_value, is_over, is_running
+from tests.support.log_follower import LogFollower
+
+VICTIMS = {"rank": 30, "agent": 15, "coordinator": 20, "api": 35}
+PAUSES_SECONDS = (0.0, 0.3, 0.8, 1.5, 2.5)
+LISTENING = 4 / 5
+"""Of the deaths of an API meet one that serves, and so has readers."""
+
+TAIL = 500
+LAST_SECONDS = 120.0
+"""For readers to get everything once all is written."""
+
+TOKEN = re.compile(rb"line (\d+) of ([0-9.]+\.(?:rank|child));")
+
+
+@dataclass
+class Report:
+    """What happened, and what is wrong."""
+
+    deaths: Counter[str] = field(default_factory=Counter)
+    resumed: int = 0
+    lines: int = 0
+    seconds: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        deaths = ", ".join(f"{count} x {victim}" for victim, count in self.deaths.items())
+        return (
+            f"{self.deaths.total()} deaths in {self.seconds:.0f} s ({deaths}); {self.lines} lines "
+            f"read, {self.lines / self.seconds:.0f}/s, over {self.resumed} resumptions; "
+            + ("; ".join(self.faults) or "every line in order, once")
+        )
+
+
+def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) -> Report:
+    """Let jobs write while so many processes are killed; return what their readers got."""
+    report, began = Report(), time.monotonic()
+    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    root = installation.root / f"scribbles-{seed}"
+    root.mkdir()
+    script = str(Path(__file__).parent / "scribbler.py")
+    command = [sys.executable, script, str(root)]
+    fields = {"world_size": 2, "command": command, "max_restarts": 1000}
+    written = [installation.submit(**fields) for _ in range(jobs)]
+    readers = {
+        (job_id, rank): _reader(installation.url, job_id, rank, root / f"{job_id}.{rank}")
+        for job_id in written
+        for rank in (None, 0)[: 1 + (job_id == written[0])]
+    }
+    restarters = [Restarter(installation.coordinator), Restarter(installation.api)]
+    for job_id in written:
+        installation.wait_until(job_id, is_running)
+    for restarter in restarters:
+        restarter.start()
+    for _ in range(deaths):
+        (victim,) = chance.choices([*VICTIMS], [*VICTIMS.values()])
+        report.deaths[victim] += _kill(installation, victim, chance.choice(written), chance)
+        time.sleep(chance.choice(PAUSES_SECONDS))
+    for restarter in restarters:
+        restarter.end()
+    _awaken(installation)
+    (root / "enough").touch()
+    for job_id in written:
+        installation.wait_until(job_id, is_over)
+    until = time.monotonic() + LAST_SECONDS
+    for reader in readers.values():
+        reader.wait(max(0.0, until - time.monotonic()))
+        report.resumed += reader.resumed
+        report.lines += reader.lines
+    report.seconds = time.monotonic() - began
+    for job_id in written:
+        report.faults += _lost_on_the_way_to_the_file(installation, root, job_id)
+        report.faults += _wrong_tail(installation, job_id)
+    for (job_id, rank), reader in readers.items():
+        if not reader.has_ended:
+            report.faults.append(f"the stream of {job_id} has no end")
+        spool = root / f"{job_id}.{rank}"
+        report.faults += _wrong_stream(installation, spool, job_id, rank)
+    return report
+
+
+def _reader(url: str, job_id: str, rank: int | None, spool: Path) -> LogFollower:
+    """Follow a stream of logs into a file."""
+    spool.touch()
+
+    def keep(lines: Sequence[str]) -> None:
+        with spool.open("ab") as kept:
+            kept.write("".join(f"{line}\n" for line in lines).encode())
+
+    reader = LogFollower(url, job_id, keep, rank=rank)
+    reader.start()
+    return reader
+
+
+def _kill(installation: Installation, victim: str, job_id: str, chance: random.Random) -> int:
+    """Kill one process, if there is one; return how many were."""
+    match victim:
+        case "api" | "coordinator":
+            if victim == "api" and chance.random() < LISTENING:
+                _await_service(partial(installation.request, "GET", "/health"))
+            service = installation.api if victim == "api" else installation.coordinator
+            if service.process is None or service.process.poll() is not None:
+                return 0
+            service.process.send_signal(signal.SIGKILL)
+            return 1
+        case "agent":
+            found = tagged_processes(f"{installation.uids[job_id]}/agent")
+        case _:
+            ranks = (f"{installation.uids[job_id]}/{rank}/" for rank in range(2))
+            found = [record for mark in ranks for record in tagged_processes(mark)[:1]]
+    if not found:
+        return 0
+    send_signal(chance.choice(found), signal.SIGKILL)
+    return 1
+
+
+def _awaken(installation: Installation) -> None:
+    """Start what the last blow has ended, and wait until it serves."""
+    for service in (installation.api, installation.coordinator):
+        if service.process is not None and service.process.poll() is not None:
+            service.process = None
+    _await_service(installation.start)
+
+
+def _await_service(ask: Callable[[], object]) -> None:
+    def is_answered() -> bool:
+        try:
+            ask()
+        except httpx.TransportError:
+            return False
+        return True
+
+    await_value(is_answered, str)
+
+
+def _files(installation: Installation, job_id: str, rank: int) -> list[Path]:
+    directory = installation.files.job(job_id).logs
+    named = [(LogName.parse(path.name), path) for path in directory.glob("*.log")]
+    return [path for name, path in sorted(named) if name is not None and name.rank == rank]
+
+
+def _written(installation: Installation, job_id: str, rank: int) -> Iterator[bytes]:
+    """Yield the lines of a rank as a reader is to see them, those without an end included."""
+    for path in _files(installation, job_id, rank):
+        with path.open("rb") as log:
+            for raw in log:
+                length = len(raw) - raw.endswith(b"\n")
+                line = Line(0, len(raw), shorten(raw, length))
+                yield line.text.encode()
+
+
+def _wrong_stream(
+    installation: Installation, spool: Path, job_id: str, asked: int | None
+) -> Iterator[str]:
+    for rank in (0, 1) if asked is None else (asked,):
+        prefix = f"[rank {rank}] ".encode() if asked is None else b""
+        with spool.open("rb") as got:
+            read = (line[len(prefix) : -1] for line in got if line.startswith(prefix))
+            pairs = zip_longest(read, _written(installation, job_id, rank))
+            for number, (found, wanted) in enumerate(pairs):
+                if found != wanted:
+                    yield (
+                        f"line {number} of rank {rank} of {job_id} is {_short(found)} in the "
+                        f"stream and {_short(wanted)} in the file"
+                    )
+                    break
+
+
+def _wrong_tail(installation: Installation, job_id: str) -> Iterator[str]:
+    for rank in (0, 1):
+        query = {"rank": rank, "tail": TAIL}
+        answer = installation.request("GET", f"/jobs/{job_id}/logs", params=query).json()
+        found = [line["line"] for line in answer["lines"]]
+        wanted = [line.decode() for line in _written(installation, job_id, rank)][-TAIL:]
+        if found != wanted:
+            yield f"the last {TAIL} lines of rank {rank} of {job_id} are others than in the file"
+
+
+def _lost_on_the_way_to_the_file(
+    installation: Installation, root: Path, job_id: str
+) -> Iterator[str]:
+    numbers: dict[str, list[int]] = {}
+    for rank in (0, 1):
+        for path in _files(installation, job_id, rank):
+            for number, name in TOKEN.findall(path.read_bytes()):
+                numbers.setdefault(name.decode(), []).append(int(number))
+    for witness in (root / "witnesses" / job_id).iterdir():
+        least = int.from_bytes(witness.read_bytes(), "little")
+        found = numbers.get(witness.name, [])
+        # It may have been killed between its last write and its witness.
+        if found != list(range(len(found))) or not least <= len(found) <= least + FAST_LINES:
+            yield f"{witness.name} wrote {least} lines, and {len(found)} are in its file"
+
+
+def _short(line: bytes | None) -> str:
+    return "missing" if line is None else repr(line[:80])
+
+
+def main() -> int:
+    """Run it, print what came of it, and return 1 if a line was lost, doubled or misplaced."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--deaths", type=int, default=120, help="how many (120)")
+    parser.add_argument("--seed", type=int, default=0, help="decides who dies (0)")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory, Installation(Path(directory)) as installation:
+        report = run(installation, deaths=asked.deaths, seed=asked.seed)
+        print(report, flush=True)
+    return int(bool(report.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Requests that nobody would think of, made from the interface's own document.
+
+``python -m stress.security.fuzz_api --cases 20000 --seed 0`` sends valid and invalid requests to a
+real service with Schemathesis. No answer may be a 5xx, each must be as the document says, and the
+service must not log a single error. Meanwhile a stand-in for the coordinator moves the jobs, so
+that requests meet them in every state.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from database.engine import Database
+from database.errors import DatabaseError
+from database.records import Job, RankRecord, utc_now
+from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.rank import ProcessState
+from muster.contracts.spec import JobSpec
+from stress.security.fuzz_hooks import KNOWN
+from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
+from tests.support.installation import await_value, end_of
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+ROUND_EXAMPLES = 300
+"""Most cases of one operation in a round; what comes after needs another seed."""
+
+COVERAGE_CASES = 1500
+"""Schemathesis tries every limit of every field, however few cases are asked for: about as many."""
+
+PAUSE_SECONDS = 0.05
+LIFE_SECONDS = 0.3
+"""Of a job: streams and waits are over soon."""
+
+SPECS = {
+    KNOWN[0]: JobSpec(mode="synchronous", world_size=4, min_workers=2, max_workers=6),
+    KNOWN[1]: JobSpec(command=("true",), world_size=2),
+}
+
+
+@dataclass
+class Report:
+    """What came of it."""
+
+    cases: int = 0
+    rounds: int = 0
+    operations: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class WrittenService(Service):
+    """A service whose words go to a file: many refusals are many words."""
+
+    @property
+    def words(self) -> Path:
+        return self.root / "api.log"
+
+    def start(self) -> None:
+        with self.words.open("ab") as words:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "api"],
+                cwd=self.root,
+                env=dict(self.environment),
+                stderr=words,
+                text=True,
+            )
+        listening = await_value(self._listening, lambda: end_of(self.words))
+        self.port = int(listening["url"].rpartition(":")[2])
+
+    def end(self, number: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout=DEADLINE_SECONDS)
+
+    def said(self) -> list[dict[str, Any]]:
+        """Return its log; a line that is no JSON, such as a traceback's, is an error."""
+        return [_record(line) for line in self.words.read_text(errors="replace").splitlines()]
+
+    def _listening(self) -> dict[str, Any] | None:
+        return next((one for one in self.said() if one.get("action") == "listening"), None)
+
+
+class Caretaker:
+    """Moves jobs on, and brings back those that are known, inside of `with`."""
+
+    def __init__(self, stand_in: StandIn, agent: Agent) -> None:
+        self._stand_in = stand_in
+        self._agent = agent
+        self._is_over = threading.Event()
+        self._thread = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Self:
+        self._caring = self._thread.submit(self._care)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Care no more; raises what has ended it before, as then requests have met no jobs."""
+        self._is_over.set()
+        self._thread.shutdown()
+        self._caring.result()
+
+    def _care(self) -> None:
+        while not self._is_over.wait(PAUSE_SECONDS):
+            # The API may be faster: then the job is looked at again.
+            with suppress(DatabaseError):
+                for job in self._stand_in.jobs.unfinished():
+                    self._move_on(job)
+            for job_id in KNOWN:
+                with suppress(DatabaseError):
+                    self._bring_back(JobId(job_id))
+
+    def _move_on(self, job: Job) -> None:
+        if job.stop_request is not None:
+            self._stand_in.end(job.job_id)
+        elif job.status is JobStatus.QUEUED:
+            with suppress(FileNotFoundError):  # the API has just deleted the job's directory
+                self._agent.write(job.job_id, 0, "one\ntwo\nthr", at_micros=1_700_000_000_000_000)
+            rank = RankRecord(
+                rank=0, incarnation=0, state=ProcessState.LIVE, process=None, loss=0.5
+            )
+            self._stand_in.run(job.job_id, rank)
+        elif _age_seconds(job) > LIFE_SECONDS:
+            self._stand_in.move(job.job_id, JobStatus.COMPLETED)
+
+    def _bring_back(self, job_id: JobId) -> None:
+        jobs = self._stand_in.jobs
+        job = jobs.find(job_id)
+        if job is not None and job.is_terminal and _age_seconds(job) > LIFE_SECONDS:
+            jobs.delete(job_id, job.uid)
+            job = None
+        if job is None:
+            uid = JobUid(f"{job_id}-{time.monotonic_ns()}")
+            jobs.create(job_id, uid, SPECS[job_id], message=None, idempotency=None)
+
+
+def fuzz(root: Path, *, cases: int, seed: int) -> Report:
+    """Send at least so many cases to a service whose files are below `root`."""
+    report = Report()
+    service = WrittenService(root)
+    with _served(service):
+        while report.cases < cases and not report.faults:
+            left = cases - report.cases
+            _round(service, left, seed + report.rounds, report)
+    report.faults += [f"logged: {line}" for line in service.said() if line["level"] == "error"]
+    return report
+
+
+@contextmanager
+def _served(service: WrittenService) -> Iterator[None]:
+    service.start()
+    database = Database.open(service.database_url)
+    try:
+        with Caretaker(StandIn(database), Agent(service.files)):
+            yield
+    finally:
+        database.close()
+        service.end(signal.SIGTERM)
+
+
+def _round(service: WrittenService, cases: int, seed: int, report: Report) -> None:
+    """Let Schemathesis run once, and add what it found to `report`."""
+    verdict = service.root / "verdict.json"
+    is_thorough = report.rounds == 0 and cases > COVERAGE_CASES
+    # Not every operation has so many cases: some take nothing that could differ.
+    examples = min(ROUND_EXAMPLES, cases // (report.operations or 15) + 1)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            *("-m", "schemathesis.cli", "run", f"{service.url}/openapi.json"),
+            *("--checks", ",".join(CHECKS)),
+            *("--phases", "examples,coverage,fuzzing" if is_thorough else "examples,fuzzing"),
+            *("--max-examples", str(examples), "--seed", str(seed)),
+            *("--request-timeout", "20", "--warnings", "off", "--no-color"),
+            *("--report", "json", "--report-json-path", str(verdict)),
+        ],
+        cwd=service.root,
+        env={
+            **os.environ,
+            "SCHEMATHESIS_HOOKS": str(Path(__file__).with_name("fuzz_hooks.py")),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    found = json.loads(verdict.read_text()) if verdict.exists() else None
+    if ended.returncode or not found or not found["test_cases"]["generated"]:
+        report.faults.append(f"with seed {seed}:\n{ended.stdout}")
+    if found:
+        report.cases += found["test_cases"]["generated"]
+        report.operations = found["operations"]["tested"]
+    report.rounds += 1
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        said: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return {"level": "error", "event": line}
+    return {"level": "error", **said}
+
+
+def _age_seconds(job: Job) -> float:
+    return (utc_now() - job.updated_at).total_seconds()
+
+
+def main() -> int:
+    """Run it, print what came of it, and return 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=20_000, help="requests to send (20000)")
+    parser.add_argument("--seed", type=int, default=0, help="decides what they are (0)")
+    asked = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        report = fuzz(Path(directory), cases=asked.cases, seed=asked.seed)
+    took = time.monotonic() - began
+    verdict = "\n".join(report.faults) or "no 5xx, no traceback, every answer as documented"
+    print(
+        f"{report.cases} cases on {report.operations} operations in {took:.0f} s, "
+        f"{report.rounds} rounds from seed {asked.seed}: {verdict}",
+        flush=True,
+    )
+    return int(bool(report.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""A service under attack: limits hold for each client, and honest clients are answered.
+
+``python -m stress.security.siege`` lets hundreds of slow clients hold a connection while others
+flood the service and send too much. It prints how long an honest client waited and what the others
+were answered, and exits with 1 if a limit did not hold. As root it sends as other users.
+"""
+
+import argparse
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from api.rate_limits import BURST_SECONDS
+from database.engine import Database
+from database.tokens import Tokens
+from muster.contracts.settings import AccessSettings
+from muster.contracts.token import Scope
+from stress.load.client import Connection, get, port_of, post
+from stress.load.figures import Figure, at_least, at_most, none_of, p99_ms, report
+from stress.security.siege_attackers import LORISES_EACH, Outcome, Plan, crowd_name
+from tests.support.installation import Installation
+from tests.support.usage import memory_bytes
+
+WAIT_GOAL_MS = 200.0
+MEMORY_GOAL_MIB = 64.0
+MIB = 1 << 20
+
+CLOSED = 0
+"""A connection may be closed before the client has read why."""
+
+REFUSALS = {
+    "flood": {429},
+    "streams": {429},
+    "long headers": {431, 400, CLOSED},
+    "large bodies": {413, CLOSED},
+}
+
+PASSES = {
+    "flood": 200,
+    "streams": 200,
+    "long headers": 200,
+    "large bodies": 201,
+}
+"""The answer to who is let in."""
+
+PAUSE_SECONDS = 0.02
+"""Of the honest client, after each answer."""
+
+
+def siege_figures(
+    root: Path, *, seconds: float, lorises: int, **environment: str
+) -> Iterator[Figure]:
+    """Besiege a service of its own, whose limits are those of this environment."""
+    installation = Installation(root, **environment)
+    door = AccessSettings.read(installation.environment)
+    installation.start_api()
+    try:
+        plan = _plan(installation, seconds, lorises)
+        before = memory_bytes(installation.api.pid, "VmRSS")
+        honest = _Honest(plan)
+        outcome = _besieged(root, plan, honest)
+        peak = memory_bytes(installation.api.pid, "VmHWM")
+    finally:
+        installation.close()
+    wait = p99_ms(honest.waits)
+    yield at_most(f"an honest client waits, p99 of {len(honest.waits)}", wait, WAIT_GOAL_MS, " ms")
+    yield none_of("  and is refused", honest.faults)
+    yield from _demands(outcome, door)
+    yield at_most("memory grows by", (peak - before) / MIB, MEMORY_GOAL_MIB, " MiB")
+
+
+def _plan(installation: Installation, seconds: float, lorises: int) -> Plan:
+    database = Database.open(f"sqlite:///{installation.files.root}/muster.db")
+    tokens = Tokens(database)
+    shown = {
+        name: tokens.create(name.replace(" ", "-"), Scope.SUBMIT, lifetime=None, created_by=None)[1]
+        for name in (*REFUSALS, *map(crowd_name, range(1 + lorises // LORISES_EACH)))
+    }
+    database.close()
+    job_id = installation.submit(world_size=1, command=["true"])
+    return Plan(
+        port=port_of(installation.url),
+        seconds=seconds,
+        lorises=lorises,
+        tokens=shown,
+        job_id=job_id,
+    )
+
+
+def _besieged(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
+    said = root / "outcome.json"
+    with said.open("wb") as outcome:
+        words = [
+            sys.executable,
+            "siege_attackers.py",
+            msgspec.json.encode(plan).decode(),
+        ]
+        attackers = subprocess.Popen(words, cwd=Path(__file__).parent, stdout=outcome)
+    try:
+        while attackers.poll() is None:
+            honest.ask()
+    finally:  # nobody besieges what is not asked any more
+        attackers.kill()
+        attackers.wait()
+    assert attackers.returncode == 0, "the besiegers have failed"
+    return msgspec.json.decode(said.read_bytes(), type=Outcome)
+
+
+class _Honest:
+    """Looks at a job, at the list, and submits, now and then over a new connection."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._port = plan.port
+        self._looks = [
+            get(f"/jobs/{plan.job_id}"),
+            get("/jobs?limit=50"),
+            get("/jobs/summaries?limit=50"),
+        ]
+        self.waits: list[float] = []
+        self.faults: list[str] = []
+
+    def ask(self) -> None:
+        body = {"command": ["true"], "world_size": 1}
+        job = post("/jobs", body, idempotency_key=f"honest-{len(self.waits)}")
+        began = time.perf_counter()
+        with Connection(self._port) as connection:
+            for request in (*self._looks, job):
+                answer = connection.ask(request)
+                self.waits.append(time.perf_counter() - began)
+                if answer.status not in {200, 201}:
+                    self.faults.append(f"{answer.status} {answer.body.decode()}")
+                time.sleep(PAUSE_SECONDS)
+                began = time.perf_counter()
+
+
+def _demands(outcome: Outcome, door: AccessSettings) -> Iterator[Figure]:
+    let_in = {kind: statuses.get(PASSES[kind], 0) for kind, statuses in outcome.statuses.items()}
+    most = {
+        "flood": math.floor(door.requests_per_second * (BURST_SECONDS + outcome.flood_seconds)),
+        "streams": door.requests_at_once,
+    }
+    for kind, statuses in sorted(outcome.statuses.items()):
+        asked = sum(statuses.values())
+        yield at_most(f"{kind}: let in, of {asked}", let_in[kind], most.get(kind, 0), "")
+        refused = sum(statuses.get(code, 0) for code in REFUSALS[kind])
+        yield at_least("  refused", refused, 1, "")
+        odd = sorted(set(statuses) - {PASSES[kind]} - REFUSALS[kind])
+        yield none_of(
+            "  refused in another way", [f"{code}, {statuses[code]} times" for code in odd]
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=45, help="that it takes (45)")
+    parser.add_argument("--lorises", type=int, default=200, help="slow clients (200)")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        found = list(siege_figures(Path(directory), seconds=asked.seconds, lorises=asked.lorises))
+    print("\n".join(report(found)), flush=True)
+    return int(not all(figure.is_met for figure in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

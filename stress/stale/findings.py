@@ -1,0 +1,119 @@
+"""What is found when stale processes wake up: how each went, and every breach of what must hold."""
+
+import statistics
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from muster.checkpoints.manifest import CheckpointName
+from stress.stale.jobs import latest_of
+
+IN_TIME_SECONDS = 2.0
+LOOK_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waking:
+    """A stale process that was let go on."""
+
+    what: str
+    instant: str
+    outcome: str
+    seconds: float
+    """Until it was gone."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What happened, and sentences about what must not."""
+
+    wakings: list[Waking] = field(default_factory=list)
+    breaches: list[str] = field(default_factory=list)
+    completed: int = 0
+    commits: int = 0
+    """By successors, seen while stale processes ran or after."""
+    inside_transactions: int = 0
+    """Coordinators that were stopped there, and again a moment later."""
+    memories: int = 0
+    """How often there was shared memory on both machines to be compared; 0 would prove nothing."""
+    in_time_seconds: float = IN_TIME_SECONDS
+    """Within which whoever wakes up has to be gone."""
+
+    def note(self, waking: Waking) -> None:
+        self.wakings.append(waking)
+        if self.is_late(waking):
+            self.breaches.append(f"{waking.what}: gone only {waking.seconds:.2f} s after it woke")
+
+    def note_memory(self, stale: set[int], in_use: set[int]) -> None:
+        """Look whether stale ranks can write to what others have mapped."""
+        self.memories += bool(stale and in_use)
+        if both := stale & in_use:
+            self.breaches.append(f"stale ranks can write to memory in use: {both}")
+
+    def is_late(self, waking: Waking) -> bool:
+        return waking.seconds > self.in_time_seconds
+
+    def of(self, *whats: str) -> list[Waking]:
+        return [waking for waking in self.wakings if waking.what in whats]
+
+
+class Watch:
+    """Reads what every `LATEST` says, again and again: none may go back."""
+
+    def __init__(self) -> None:
+        self._newest: dict[Path, CheckpointName] = {}
+        self._directories: set[Path] = set()
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.commits = 0
+        self.breaches: list[str] = []
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Once this returns, nothing is counted or found any more."""
+        self._is_ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def follow(self, directories: Sequence[Path]) -> None:
+        self._directories |= set(directories)
+
+    def _run(self) -> None:
+        while not self._is_ending.wait(LOOK_SECONDS):
+            for directory in tuple(self._directories):
+                self._look(directory)
+
+    def _look(self, directory: Path) -> None:
+        found = latest_of(directory)
+        before = self._newest.get(directory)
+        if found is None or found == before:
+            return
+        if before is not None and found < before:
+            self.breaches.append(f"{directory}: LATEST went back from {before} to {found}")
+        self._newest[directory] = found
+        self.commits += 1
+
+
+def report(findings: Findings) -> Iterator[str]:
+    yield f"{'woken':16}{'stopped':18}{'count':>6}  {'gone after p50 / p95 / max':28}outcomes"
+    groups: dict[tuple[str, str], list[Waking]] = defaultdict(list)
+    for waking in findings.wakings:
+        groups[waking.what, waking.instant].append(waking)
+    for (what, instant), wakings in sorted(groups.items()):
+        seconds = sorted(waking.seconds for waking in wakings)
+        tail = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
+        spread = f"{statistics.median(seconds):.2f} / {tail:.2f} / {seconds[-1]:.2f} s"
+        counts = Counter(waking.outcome for waking in wakings)
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        yield f"{what:16}{instant:18}{len(wakings):6}  {spread:28}{outcomes}"
+    late = sum(map(findings.is_late, findings.wakings))
+    yield f"later than {findings.in_time_seconds:g} s: {late} of {len(findings.wakings)}"
+    yield f"jobs completed with the bits of an undisturbed run: {findings.completed}"
+    yield f"commits of successors watched: {findings.commits}"
+    yield f"stopped inside a transaction, let out of it: {findings.inside_transactions}"
+    yield f"breaches: {len(findings.breaches)}"
+    yield from findings.breaches

@@ -1,0 +1,184 @@
+"""Machines that stand still and go on: a coordinator, its agents and ranks, out of reach of others.
+
+On one machine the product ends whatever it replaces. What no successor can reach is a machine that
+stands still. Here it is a set of name spaces: of processes, so that nobody else can signal them,
+and of the host's name, so that nobody takes them for dead because a pid is not there. The files,
+the database and the network are shared by all machines, and nothing else is.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from muster.host.containment import tag_of
+from muster.host.processes import descendants
+from tests.support.installation import DEADLINE_SECONDS, Installation, await_value
+
+HERE = Path(__file__).parent
+NAMESPACES = (
+    *("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"),
+    *("--uts", "--mount", "--"),
+)
+SETTLE_SECONDS = 0.001
+LOOK_SECONDS = 0.005
+
+Mapping = tuple[str, str]
+"""Permissions and the file's inode, of memory that is shared."""
+
+
+@cache
+def can_be_had() -> bool:
+    """Whether this machine lets us make name spaces."""
+    words = [*NAMESPACES, "true"]
+    return subprocess.run(words, check=False, capture_output=True).returncode == 0
+
+
+class Host:
+    """One machine with a coordinator of an installation."""
+
+    def __init__(self, installation: Installation, name: str) -> None:
+        self.name = name
+        self.log = installation.root / f"{name}.log"
+        command = [sys.executable, "-P", "-m", "coordinator"]
+        with self.log.open("ab") as log:
+            self._init = subprocess.Popen(
+                [
+                    *NAMESPACES,
+                    sys.executable,
+                    str(HERE / "host_init.py"),
+                    name,
+                    *command,
+                ],
+                cwd=installation.root,
+                env=installation.environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+
+    # Its processes, by the pids that they have outside
+
+    def processes(self) -> list[int]:
+        """Return all that live, but the first one."""
+        below = descendants(self._init.pid)
+        return [pid for pid in below if is_there(pid) and not self._is_first(pid)]
+
+    def marks(self) -> dict[int, str]:
+        """Return what each is of which job; "" for the coordinator."""
+        return {pid: tag_of(pid) or "" for pid in self.processes()}
+
+    def ranks(self) -> dict[int, str]:
+        return {pid: mark for pid, mark in self.marks().items() if is_of_rank(mark)}
+
+    def agents(self) -> dict[int, str]:
+        """Return the agents, and what they keep ready."""
+        return {pid: mark for pid, mark in self.marks().items() if mark and not is_of_rank(mark)}
+
+    def coordinators(self) -> list[int]:
+        return [pid for pid, mark in self.marks().items() if not mark]
+
+    # What is done to it
+
+    def freeze(self, first: Iterable[int] = ()) -> None:
+        """Stop everything, `first` at once; whoever is started meanwhile, too."""
+        signal_all(first, signal.SIGSTOP)
+        while moving := [pid for pid in self.processes() if not stands_still(pid)]:
+            signal_all(moving, signal.SIGSTOP)
+            time.sleep(SETTLE_SECONDS)
+
+    def is_waiting(self) -> bool:
+        return "lease_awaited" in self.log.read_text()
+
+    def coordinates(self) -> bool:
+        return "lease_taken" in self.log.read_text()
+
+    def exit_code(self) -> int | None:
+        """Return that of the coordinator, once it has ended."""
+        found = re.search(r"the service ended with (-?\d+)", self.log.read_text())
+        return int(found[1]) if found else None
+
+    def end(self) -> None:
+        self._init.kill()  # and the kernel ends whatever is left in there
+        self._init.wait(DEADLINE_SECONDS)
+        if self._init.stdin is not None:
+            self._init.stdin.close()
+
+    def await_standby(self) -> None:
+        await_value(
+            lambda: self.is_waiting() or self.coordinates(), lambda: self.log.read_text()[-2000:]
+        )
+
+    def _is_first(self, pid: int) -> bool:
+        return (HERE / "host_init.py").name in command_of(pid)
+
+
+def is_of_rank(mark: str) -> bool:
+    return mark.count("/") == 2 and mark.split("/")[1].isdigit()
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def let_go(pids: Collection[int], in_time_seconds: float) -> dict[int, float]:
+    """Let them go on; return after how many seconds each was gone, coarsely if not in time."""
+    started = time.monotonic()
+    signal_all(pids, signal.SIGCONT)
+    gone: dict[int, float] = {}
+
+    def look() -> bool:
+        for pid in pids:
+            if pid not in gone and not is_there(pid):
+                gone[pid] = time.monotonic() - started
+        return len(gone) == len(pids)
+
+    until = started + in_time_seconds
+    while not look() and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    await_value(look, lambda: f"{[command_of(pid) for pid in pids if pid not in gone]} stay")
+    return gone
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process is stopped, or over."""
+    return state_of(pid) in {"T", "Z", "X", ""}
+
+
+def is_there(pid: int) -> bool:
+    return state_of(pid) not in {"Z", "X", ""}
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def shared_memory(pid: int) -> Iterator[Mapping]:
+    """Yield every shared mapping of an anonymous file."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        if fields[1].endswith("s") and len(fields) > 5 and "memfd:" in fields[5]:
+            yield fields[1], fields[4]

@@ -1,0 +1,96 @@
+"""Groups of ranks in this process, by every transport there is: each has to keep the same promises.
+
+A further transport is one more function, and one more line in `TRANSPORTS`.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+from muster.collectives.backend import Backend
+from muster.collectives.shared_memory import SharedMemoryBackend
+from muster.collectives.simulated import SimulatedGroup
+from muster.collectives.tcp import TcpBackend
+from tests.support.arenas import Host
+
+LIMIT_BYTES: Final = 1 << 20
+# So little that a message of that limit never goes through in one piece. What a socket receives is
+# left to the kernel: loopback's packets are as large, and the kernel drops what does not fit.
+SEND_BUFFER_BYTES: Final = 64 << 10
+GENERATION: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All ends of one group, and how to let a rank die as a killed process does."""
+
+    backends: list[Backend]
+    kill: Callable[[int], None]
+
+
+@contextmanager
+def simulated(world_size: int) -> Iterator[Group]:
+    group = SimulatedGroup(world_size, limit_bytes=LIMIT_BYTES)
+    yield Group(backends=list(group.backends()), kill=group.kill)
+
+
+@contextmanager
+def tcp(world_size: int) -> Iterator[Group]:
+    ends = connected(world_size)
+    backends: list[Backend] = [
+        TcpBackend(rank, world_size, own, generation=GENERATION, limit_bytes=LIMIT_BYTES)
+        for rank, own in enumerate(ends)
+    ]
+
+    def kill(rank: int) -> None:
+        for connection in ends[rank].values():
+            connection.shutdown(socket.SHUT_RDWR)
+
+    try:
+        yield Group(backends=backends, kill=kill)
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+@contextmanager
+def shared_memory(world_size: int) -> Iterator[Group]:
+    """A pipe whose other end is closed looks like the pidfd of a process that has died."""
+    host = Host(world_size)
+    lives, ends = zip(*(os.pipe() for _ in range(world_size)), strict=True)
+    open_ends = dict(enumerate(ends))
+    pidfds = dict(enumerate(lives))
+    backends: list[Backend] = [
+        SharedMemoryBackend(
+            host.flags(rank, generation=GENERATION, pidfds=pidfds), limit_bytes=LIMIT_BYTES
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        yield Group(backends=backends, kill=lambda rank: os.close(open_ends.pop(rank)))
+    finally:
+        for descriptor in (*lives, *open_ends.values()):
+            os.close(descriptor)
+
+
+TRANSPORTS: Final[Mapping[str, Callable[[int], AbstractContextManager[Group]]]] = {
+    "simulated": simulated,
+    "tcp": tcp,
+    "shared_memory": shared_memory,
+}
+
+
+def connected(world_size: int) -> list[dict[int, socket.socket]]:
+    """Return, for each rank, its sockets by peer, each connected with that peer's."""
+    ends: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for low, high in combinations(range(world_size), 2):
+            ends[high][low] = socket.create_connection(listener.getsockname())
+            ends[low][high], _ = listener.accept()
+            for end in (ends[high][low], ends[low][high]):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return ends

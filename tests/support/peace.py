@@ -1,0 +1,28 @@
+"""What jobs come to when nothing happens to them, to compare others with."""
+
+from cli.checkpoints import digests
+from muster.contracts.paths import checkpoints_of_job
+from tests.support.installation import Installation
+
+
+class Peace:
+    """Runs each kind of job once."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self._known: dict[str, list[str]] = {}
+
+    def bits(self, **fields: object) -> list[str]:
+        fields = {**fields, "sleep_sec": 0}  # a pause between steps changes no bit
+        key = repr(sorted(fields.items()))
+        if key not in self._known:
+            job_id = self._installation.submit(**fields)
+            self._installation.complete(job_id)
+            self._known[key] = bits(self._installation, job_id)
+        return self._known[key]
+
+
+def bits(installation: Installation, job_id: str) -> list[str]:
+    """Return the identities of a job's newest checkpoints."""
+    directory = checkpoints_of_job(installation.checkpoint_dir, job_id)
+    return [digest for _, _, digest in digests(directory)]

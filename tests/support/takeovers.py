@@ -1,0 +1,58 @@
+"""Helpers for tests in which agents die."""
+
+from collections.abc import Callable
+
+from muster.contracts.messages import (
+    AdoptedRank,
+    AgentHello,
+    RankMessage,
+    RankSaid,
+    RankSpawned,
+)
+from tests.support.agent_stage import Conversation, Stage, adopted
+
+FOREVER = ("sleep", "600")
+LONG = {"sleep_sec": 0.02, "epochs": 1000, "heartbeat_timeout": 1.0}
+TOGETHER = {
+    **LONG,
+    "mode": "synchronous",
+    "batch_size": 16,
+    "virtual_shards": 8,
+    "checkpoint_every": 10,
+}
+AT_A_GATE = "until [ -e gate ]; do sleep 0.02; done; "
+
+
+def open_gate(stage: Stage) -> None:
+    (stage.root / "gate").touch()
+
+
+def hear_said(
+    agent: Conversation, rank: int, kind: type[RankMessage], meant: Callable[..., bool]
+) -> RankMessage:
+    while True:
+        said = agent.hear_of(RankSaid, rank)
+        assert isinstance(said, RankSaid)
+        if isinstance(said.message, kind) and meant(said.message):
+            return said.message
+
+
+def started(
+    stage: Stage,
+    agent: Conversation,
+    command: list[str] | None,
+    *,
+    rank: int = 0,
+    **names: object,
+) -> AdoptedRank:
+    agent.say(stage.order(command, rank=rank, **names))
+    return adopted(stage.uid, agent.hear_of(RankSpawned, rank))
+
+
+def taken_over(stage: Stage, *ranks: AdoptedRank, **names: object) -> Conversation:
+    """Kill the agent and return what the next one says, from the beginning."""
+    stage.kill_agent()
+    stage.start_agent(adopted=ranks, **names)
+    agent = stage.meet(epoch=2)
+    assert isinstance(agent.hear(), AgentHello)
+    return agent
