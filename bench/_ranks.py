@@ -105,8 +105,8 @@ class Rank:
         seats = [GroupMember(worker_id=n, rank=n, host="", port=0) for n in range(self.world_size)]
         layout = WorkerGroup(generation=1, token="", members=tuple(seats), paused=False)
         half = len(memory) // 2
-        self.update = GroupUpdate(layout=layout, memory=memory[:half])
-        self.plain_update = GroupUpdate(layout=layout, memory=memory[half:])
+        self.update = GroupUpdate(group=layout, memory=memory[:half])
+        self.plain_update = GroupUpdate(group=layout, memory=memory[half:])
         self.geometry = Geometry(slot_count=VIRTUAL_SHARDS, elements=self.computer.elements)
         self.steps: list[tuple[Instant, Instant]] = []
         """When each of the trainer's steps was taken, and when the training went on."""
