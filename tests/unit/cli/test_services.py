@@ -10,8 +10,7 @@ import pytest
 import muster.client
 from cli import services
 from cli.service_record import ServiceRecord, service_lock
-from cli.services import CannotEnd, NotUp, end_services, start_detached
-from cli.supervisor import describe_ranks
+from cli.services import CannotEnd, NotUp, describe_ranks, end_services, start_detached
 from muster.client import Client
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
