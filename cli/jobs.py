@@ -7,9 +7,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -247,8 +246,7 @@ class JobList:
         return sorted(self._jobs, key=lambda job: job.status in TERMINAL)
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
+class Outage(NamedTuple):
     """Why the jobs on the screen are out of date."""
 
     error: Exception

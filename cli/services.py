@@ -57,12 +57,26 @@ RECORD_SECONDS: Final = 20.0
 LOG_LIMIT_BYTES: Final = 8 << 20
 LOG_TAIL_LINES: Final = 5
 
+POLL_SECONDS: Final = 0.05
+
+EARLY_SECONDS: Final = 1.0
+"""A service that ran for less is started again after a pause, so that it does not burn a core."""
+
+PAUSE_SECONDS: Final = 0.5
+
+KILL_AFTER_SECONDS: Final = 5.0
+"""The API has nothing to save: it is killed this long after SIGTERM."""
+
+RANKS_SECONDS: Final = 0.2
+"""Between two looks at the ranks that still run."""
+
 
 class NotUp(MusterError):
     """The services ended before they served."""
 
-    def __init__(self, log: Path, tail: str) -> None:
-        super().__init__(f"the services did not come up; their log is {log}:\n{tail}")
+
+class PortTaken(MusterError):
+    """MUSTER_PORT names a port on which another process listens."""
 
 
 class CannotEnd(MusterError):
@@ -131,8 +145,9 @@ def start_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> Non
         process.send_signal(signal.SIGTERM)
         raise
     if record is None:
-        tail = files.keeper_log.read_bytes()[offset:].decode(errors="replace").splitlines()
-        raise NotUp(files.keeper_log, "\n".join(tail[-LOG_TAIL_LINES:]) or "(empty)")
+        lines = files.keeper_log.read_bytes()[offset:].decode(errors="replace").splitlines()
+        tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty)"
+        raise NotUp(f"the services did not come up; their log is {files.keeper_log}:\n{tail}")
     say_ready(record.url, files.root, AccessSettings.read(environ))
     say("to end the services: muster down")
 
@@ -185,30 +200,6 @@ def _await_serving(
             return record
         time.sleep(POLL_SECONDS)
     return None
-
-
-POLL_SECONDS: Final = 0.05
-
-EARLY_SECONDS: Final = 1.0
-"""A service that ran for less is started again after a pause, so that it does not burn a core."""
-
-PAUSE_SECONDS: Final = 0.5
-
-KILL_AFTER_SECONDS: Final = 5.0
-"""The API has nothing to save: it is killed this long after SIGTERM."""
-
-RANKS_SECONDS: Final = 0.2
-"""Between two looks at the ranks that still run."""
-
-
-class PortTaken(MusterError):
-    """MUSTER_PORT names a port on which another process listens."""
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(
-            f"port {port} of {host} is taken: stop what listens there, choose another with "
-            "MUSTER_PORT, or leave that unset for a free one"
-        )
 
 
 def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
@@ -382,11 +373,10 @@ def describe_ranks(url: str, ca_file: Path | str | None) -> str:
             running = [job.living for job in answer.read_as(SummaryList).jobs if job.living]
     except MusterError:
         return ""
-    count = sum(running)
-    if not count:
+    if not running:
         return ""
-    verb = "runs" if count == 1 else "run"
-    return f"{plural(count, 'rank')} of {plural(len(running), 'job')} still {verb}"
+    verb = "runs" if sum(running) == 1 else "run"
+    return f"{plural(sum(running), 'rank')} of {plural(len(running), 'job')} still {verb}"
 
 
 def next_steps(url: str, data_dir: Path, door: AccessSettings) -> Iterator[str]:
@@ -433,7 +423,10 @@ def _choose_port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     if is_port_free(settings.host, settings.port):
         return settings.port
     if environ.get("MUSTER_PORT"):
-        raise PortTaken(settings.host, settings.port)
+        raise PortTaken(
+            f"port {settings.port} of {settings.host} is taken: stop what listens there, choose "
+            "another with MUSTER_PORT, or leave that unset for a free one"
+        )
     port = free_port(settings.host)
     say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
     return port
