@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from muster.contracts.views import EventView, JobView, WorkerView
 
 WAIT_SECONDS: Final = 60.0
-NOTICE_SECONDS: Final = 5.0
-"""If the process still runs after this long, a message says so."""
-
 POLL_SECONDS: Final = 0.2
 FINISHED: Final = "finished"
 """The API's state of a rank that has nothing left to do."""
@@ -160,8 +157,8 @@ def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Faul
     rank, pid = before.rank, before.pid
     last = events[-1] if events else None
     began = time.monotonic()
-    is_same, is_reported = True, False
-    while (elapsed := time.monotonic() - began) < WAIT_SECONDS:
+    is_same = True
+    while time.monotonic() - began < WAIT_SECONDS:
         # The summary first: the events then explain it.
         summary = job.summary()
         now = next((it for it in summary.workers if it.rank == rank), before)
@@ -175,9 +172,6 @@ def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Faul
             yield f"rank {rank} is not replaced: it is finished, or its job is over"
             return
         is_same = (now.worker_id, now.pid) == (before.worker_id, before.pid)
-        if is_same and not is_reported and elapsed >= NOTICE_SECONDS:
-            yield f"rank {rank} (pid {pid}) has not ended yet"
-            is_reported = True
         time.sleep(POLL_SECONDS)
     if is_same:
         raise NotBack(f"rank {rank} (pid {pid}) has not ended: {fault.survived}")

@@ -65,7 +65,6 @@ REMOTE_FILE_SYSTEMS: Final = frozenset(
 _DISK_FIXES: Final = {
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room there, or raise the quota of this user",
-    errno.EROFS: "mount it for writing",
 }
 
 

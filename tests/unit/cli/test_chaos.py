@@ -150,17 +150,12 @@ def test_rank_that_is_not_back_after_a_minute_is_an_error() -> None:
     assert len(found) - 1 <= chaos.WAIT_SECONDS / chaos.POLL_SECONDS + 1
 
 
-def test_process_that_survives_is_reported_early_and_explained() -> None:
+def test_process_that_survives_is_explained() -> None:
     found = messages(FakeJob(("RUNNING", BEFORE)))
     assert found[-1].startswith("not back: rank 1 (pid 7) has not ended: it trains on.")
-    assert found.count("rank 1 (pid 7) has not ended yet") == 1
-    looks_before = found.index("rank 1 (pid 7) has not ended yet")
-    assert looks_before == pytest.approx(chaos.NOTICE_SECONDS / chaos.POLL_SECONDS, abs=2)
 
 
 def test_process_that_ends_late_still_counts_as_replaced() -> None:
-    looks = int(2 * chaos.NOTICE_SECONDS / chaos.POLL_SECONDS)
-    before = looks * [("RUNNING", BEFORE)]
+    before = 100 * [("RUNNING", BEFORE)]
     found = messages(FakeJob(*before, ("RECOVERING", GONE), ("RUNNING", BACK)))
-    assert "rank 1 (pid 7) has not ended yet" in found
     assert found[-1] == "rank 1 runs again, as pid 9"
