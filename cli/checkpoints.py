@@ -57,10 +57,6 @@ _WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
 _PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
 
 
-class RankRequired(Misuse):
-    """Each rank has its own checkpoints, and the command names no rank."""
-
-
 def digests(directory: Path) -> Iterator[tuple[str, int, str]]:
     """Yield (whose, step, sha256) of the newest checkpoints below a job's directory.
 
@@ -98,7 +94,7 @@ def _checkpoint_dir(word: str, rank: int | None) -> CheckpointDir:
     directory, found = _checkpoint_dirs(word)
     ranks = [place.rank for place in found]
     if rank is None and len(ranks) > 1:
-        raise RankRequired(
+        raise Misuse(
             f"in {directory} each of the ranks {ranks[0]} to {ranks[-1]} has its own checkpoints: "
             "choose one with --rank"
         )

@@ -89,10 +89,6 @@ Lists are separated by commas; `1` means yes and `0` no.
 """
 
 
-class InvalidConfigFile(Misuse):
-    """The configuration file cannot be read or used."""
-
-
 def service_settings() -> "ServiceSettings":
     """Return the settings of this environment's services; raises `InvalidEnvironment`."""
     from muster.contracts.settings import ServiceSettings  # noqa: PLC0415  slow: main imports us
@@ -127,7 +123,7 @@ def config_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the configuration file; raises `InvalidConfigFile`."""
+    """Return the settings of the configuration file; raises `Misuse`."""
     file = config_file(environ)
     try:
         content = file.read_bytes()
@@ -138,18 +134,18 @@ def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
     try:
         parsed = tomllib.loads(content.decode())
     except ValueError as error:
-        raise InvalidConfigFile(f"{file} is not valid TOML: {error}") from error
+        raise Misuse(f"{file} is not valid TOML: {error}") from error
     values = {}
     for name, value in parsed.items():
         if name not in settings():
             near = nearest_setting(name)
             hint = f"did you mean {near}?" if near else "see muster config show for all settings"
-            raise InvalidConfigFile(f"{file}: {name} is not a setting: {hint}")
+            raise Misuse(f"{file}: {name} is not a setting: {hint}")
         if not isinstance(value, str | int | float):
-            raise InvalidConfigFile(f"{file}: {name} must be a string, a number, true or false")
+            raise Misuse(f"{file}: {name} must be a string, a number, true or false")
         values[name] = str(int(value)) if isinstance(value, bool) else str(value)
     if _SECRETS & values.keys() and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidConfigFile(f"{file} holds secrets and others may read it: chmod go= {file}")
+        raise Misuse(f"{file} holds secrets and others may read it: chmod go= {file}")
     return values
 
 

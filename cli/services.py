@@ -71,18 +71,6 @@ RANKS_SECONDS: Final = 0.2
 """Between two looks at the ranks that still run."""
 
 
-class NotUp(MusterError):
-    """The services ended before they served."""
-
-
-class PortTaken(MusterError):
-    """MUSTER_PORT names a port on which another process listens."""
-
-
-class CannotEnd(MusterError):
-    """A `muster up` runs that this command cannot end."""
-
-
 @click.command()
 @click.option("-d", "--detach", is_flag=True, help="Return once they serve; muster down ends them.")
 def up(*, detach: bool) -> None:
@@ -114,7 +102,7 @@ def down() -> None:
 def start_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> None:
     """Start `muster up` without a terminal, unless it runs, and return once it serves.
 
-    Raises `NoDataDirectory`, and `NotUp` if the services end instead. Ctrl-C ends them.
+    Raises a `MusterError` if it cannot, or if the services end instead. Ctrl-C ends them.
     """
     files = DataDir(settings.data_dir)
     record = read_record(files)
@@ -147,18 +135,18 @@ def start_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> Non
     if record is None:
         lines = files.keeper_log.read_bytes()[offset:].decode(errors="replace").splitlines()
         tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty)"
-        raise NotUp(f"the services did not come up; their log is {files.keeper_log}:\n{tail}")
+        raise MusterError(f"the services did not come up; their log is {files.keeper_log}:\n{tail}")
     say_ready(record.url, files.root, AccessSettings.read(environ))
     say("to end the services: muster down")
 
 
 def end_services(files: DataDir) -> None:
-    """End the `muster up` of a data directory and wait until it is gone; raises `CannotEnd`."""
+    """End the `muster up` of a data directory and wait until it is gone; raises a `MusterError`."""
     deadline = time.monotonic() + RECORD_SECONDS
     with notice_if_slow(f"waiting for a `muster up` that starts in {files.root} …"):
         while (record := read_record(files)) is None and is_locked(files):
             if time.monotonic() > deadline:
-                raise CannotEnd(
+                raise MusterError(
                     f"a `muster up` holds {files.root}, but {files.keeper.name} there does not "
                     "name its process (it may run in a container): end it where it runs"
                 )
@@ -172,7 +160,7 @@ def end_services(files: DataDir) -> None:
         if not record.is_ending:
             send_signal(record.process, signal.SIGTERM)
     except PermissionError:
-        raise CannotEnd(
+        raise MusterError(
             f"the services (process {record.process.pid}) belong to another user, who has to end "
             "them"
         ) from None
@@ -205,7 +193,7 @@ def _await_serving(
 def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     """Run API and coordinator until a signal; return the exit code.
 
-    Raises `AlreadyUp`, `NoDataDirectory` or `PortTaken` before anything is started.
+    Raises a `MusterError` before anything is started.
     """
     with service_lock(DataDir(settings.data_dir)) as lock:
         environ = {**environ, "MUSTER_PORT": str(_choose_port(settings, environ))}
@@ -423,7 +411,7 @@ def _choose_port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     if is_port_free(settings.host, settings.port):
         return settings.port
     if environ.get("MUSTER_PORT"):
-        raise PortTaken(
+        raise MusterError(
             f"port {settings.port} of {settings.host} is taken: stop what listens there, choose "
             "another with MUSTER_PORT, or leave that unset for a free one"
         )

@@ -12,9 +12,11 @@ from typing import Any, cast
 import pytest
 
 from cli import chaos
-from cli.chaos import FAULTS, FaultKind, FaultRefused, NotBack, NothingRuns, process_of, watch
+from cli.chaos import FAULTS, FaultKind, process_of, watch
+from cli.errors import WrongState
 from muster.client import Job
 from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.errors import MusterError
 from muster.contracts.views import EventView, SummaryView, WorkerView
 from muster.host.processes import send_signal
 from tests.support.summaries import RANK, job, rank, summary
@@ -52,23 +54,23 @@ def test_process_is_found_by_pid_and_proved_by_tag(process: subprocess.Popen[byt
     ],
 )
 def test_uncertain_process_is_refused(fields: dict[str, object], word: str) -> None:
-    with pytest.raises(FaultRefused, match=word):
+    with pytest.raises(MusterError, match=word):
         process_of(JOB, [worker(**fields)], 0)
 
 
 def test_tag_of_another_rank_or_job_is_refused(process: subprocess.Popen[bytes]) -> None:
     ranks = [worker(pid=process.pid, rank=number) for number in range(2)]
-    with pytest.raises(FaultRefused, match="tag of rank 1"):
+    with pytest.raises(MusterError, match="tag of rank 1"):
         process_of(JOB, ranks, 1)
-    with pytest.raises(FaultRefused, match="tag of rank 0"):
+    with pytest.raises(MusterError, match="tag of rank 0"):
         process_of(job(job_uid="u"), ranks, 0)
     assert process.poll() is None
 
 
 def test_ended_job_and_missing_rank_are_refused() -> None:
-    with pytest.raises(NothingRuns, match="is COMPLETED"):
+    with pytest.raises(WrongState, match="is COMPLETED"):
         process_of(job(status="COMPLETED"), [worker()], 0)
-    with pytest.raises(FaultRefused, match="has no rank 7: choose 0 to 1 with --rank"):
+    with pytest.raises(MusterError, match="has no rank 7: choose 0 to 1 with --rank"):
         process_of(JOB, [worker(), worker(rank=1)], 7)
 
 
@@ -121,7 +123,7 @@ def messages(fake: FakeJob) -> list[str]:
     watching = watch(cast("Job", fake), rank(**BEFORE), fake.events(), FAULTS[FaultKind.TERM])
     try:
         found.extend(watching)
-    except NotBack as error:
+    except MusterError as error:
         found.append(f"not back: {error}")
     return found
 

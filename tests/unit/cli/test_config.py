@@ -9,7 +9,6 @@ from click.testing import CliRunner, Result
 
 from cli.config import (
     MASK,
-    InvalidConfigFile,
     apply_config_file,
     config_file,
     origin_of,
@@ -18,6 +17,7 @@ from cli.config import (
     setting_values,
     settings,
 )
+from cli.errors import Misuse
 from cli.main import app
 from cli.service_record import service_lock
 from muster.contracts.paths import DataDir
@@ -186,7 +186,7 @@ def test_invalid_file_is_refused_and_sets_nothing(
 ) -> None:
     file = write_file(environ, text)
     before = dict(environ)
-    with pytest.raises(InvalidConfigFile) as refused:
+    with pytest.raises(Misuse) as refused:
         apply_config_file(environ)
     assert str(refused.value).startswith(str(file))
     assert sentence in str(refused.value)
