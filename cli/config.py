@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import click
 
 from cli.errors import ExitCode, Misuse
-from cli.output import UNKNOWN, Output, output_option, show, table
+from cli.output import Column, Output, columns, output_option, show
 from muster.contracts.errors import InvalidEnvironment
 
 if TYPE_CHECKING:
@@ -255,9 +255,10 @@ def show_settings(*, origin: bool, output: Output) -> None:
         }
         for name in dict.fromkeys([*valid, *errors])
     ]
-    columns = ("name", "origin", "value") if origin else ("name", "value")
-    rows = ([_cell(row, column) for column in columns] for row in body)
-    show(output, body, table(columns, rows), (str(row["name"]) for row in body))
+    shown: dict[str, Column] = {"name": "name", "origin": "origin", "value": _value}
+    if not origin:
+        del shown["origin"]
+    show(output, body, columns(body, shown), (str(row["name"]) for row in body))
     for name in os.environ:
         is_unknown = name.startswith("MUSTER_") and name not in settings()
         if is_unknown and (near := nearest_setting(name)):
@@ -281,11 +282,8 @@ def _valid_values(
             del remaining[error.name]
 
 
-def _cell(row: Mapping[str, str | None], column: str) -> str:
-    text = row[column]
-    if column == "value" and row["problem"]:
-        return f"{text!r} {row['problem']}"
-    return text or UNKNOWN
+def _value(row: Mapping[str, str | None]) -> str | None:
+    return f"{row['value']!r} {row['problem']}" if row["problem"] else row["value"]
 
 
 def _code(default: object) -> str:

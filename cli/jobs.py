@@ -46,6 +46,25 @@ RUNS_WIDTH: Final = 64
 
 _RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
 
+JOBS_LIMIT: Final = 100
+"""More than a terminal has lines; each of them costs the server time."""
+
+NAME_WIDTH_MIN: Final = 8
+"""An id is cut in its middle, but not further than this."""
+
+_FRAME_LINES: Final = 3  # the summary, the header and the footer
+
+_STYLES: Final[Mapping[str, str]] = {
+    JobStatus.RUNNING: "green",
+    JobStatus.RECOVERING: "yellow",
+    JobStatus.FAILED: "red",
+    JobStatus.COMPLETED: "dim",
+    JobStatus.STOPPED: "dim",
+}
+
+LINES_LIMIT: Final = 10_000
+"""The API returns no more lines at once."""
+
 
 @click.command()
 @status_option
@@ -173,23 +192,6 @@ def _rank_row(worker: WorkerView) -> tuple[Cell, ...]:
     )
 
 
-JOBS_LIMIT: Final = 100
-"""More than a terminal has lines; each of them costs the server time."""
-
-NAME_WIDTH_MIN: Final = 8
-"""An id is cut in its middle, but not further than this."""
-
-_FRAME_LINES: Final = 3  # the summary, the header and the footer
-
-_STYLES: Final[Mapping[str, str]] = {
-    JobStatus.RUNNING: "green",
-    JobStatus.RECOVERING: "yellow",
-    JobStatus.FAILED: "red",
-    JobStatus.COMPLETED: "dim",
-    JobStatus.STOPPED: "dim",
-}
-
-
 @click.command()
 @status_option
 @click.option(
@@ -315,10 +317,6 @@ def _line(text: str, style: str = "") -> Text:
     from rich.text import Text  # noqa: PLC0415  as above
 
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-
-LINES_LIMIT: Final = 10_000
-"""The API returns no more lines at once."""
 
 
 def _parse_time(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
