@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
 
 # What no settings class declares.
-_CLIENT_VARIABLES: Final[Mapping[str, str]] = {
+_OTHER_VARIABLES: Final[Mapping[str, str]] = {
     "MUSTER_SECRET_ENV": "Variables of the services that jobs may use as secrets",
     "MUSTER_URL": "For commands and clients: URL of the API, without a user in it",
     "MUSTER_CA_FILE": "For commands and clients: the certificates to trust",
@@ -111,7 +111,7 @@ def settings() -> Mapping[str, Setting]:
         for field, (variable, _) in variables_of(kind).items():
             default = _COMPUTED_DEFAULTS.get(variable.name) or _code(defaults[field])
             found[variable.name] = Setting(variable.meaning, default, field)
-    for name, meaning in _CLIENT_VARIABLES.items():
+    for name, meaning in _OTHER_VARIABLES.items():
         found[name] = Setting(meaning, _COMPUTED_DEFAULTS.get(name, "none"), None)
     return found
 
@@ -179,7 +179,7 @@ def nearest_setting(name: str) -> str | None:
 
 def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the effective value of every setting, secrets masked; raises `InvalidEnvironment`."""
-    import msgspec  # noqa: PLC0415  as above
+    import msgspec  # noqa: PLC0415  as in `settings`
 
     from muster.contracts.settings import AccessSettings, ServiceSettings, api_url  # noqa: PLC0415
 
