@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli import supervisor
-from cli.supervisor import Service, next_steps
+from cli import services
+from cli.services import Service, next_steps
 from muster.contracts.settings import AccessSettings, local_url
 
 FOREVER = "import time; time.sleep(600)"
@@ -21,7 +21,7 @@ CRASH = "raise SystemExit(3)"
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that waits for the pause between two starts fails."""
-    monkeypatch.setattr(supervisor, "PAUSE_SECONDS", 600.0)
+    monkeypatch.setattr(services, "PAUSE_SECONDS", 600.0)
 
 
 def service(program: str) -> Service:
@@ -45,7 +45,7 @@ def on_message(monkeypatch: pytest.MonkeyPatch, react: Callable[[list[str]], Non
         said.append(message)
         react(said)
 
-    monkeypatch.setattr(supervisor, "say", say)
+    monkeypatch.setattr(services, "say", say)
     return said
 
 
@@ -54,7 +54,7 @@ def test_service_that_fails_before_it_served_is_not_restarted() -> None:
 
 
 def test_service_that_dies_is_restarted_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(services, "PAUSE_SECONDS", 0.0)
     dying = service("import os; os.kill(os.getpid(), 9)")
     said = on_message(monkeypatch, lambda said: len(said) == 3 and dying.end(signal.SIGTERM))
     assert run(dying) == -signal.SIGKILL
