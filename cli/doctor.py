@@ -102,7 +102,7 @@ class CannotStart(MusterError):
 
 @click.command()
 @output_option
-def validate(*, output: Output) -> None:
+def doctor(*, output: Output) -> None:
     """Check this installation and suggest repairs.
 
     Exit code 1 if there is a problem. Nothing is changed, and services need not run.

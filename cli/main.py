@@ -28,7 +28,7 @@ HEADINGS: Final = {
         "up": Entry("cli.services:up", "Run the API and the coordinator on this machine."),
         "down": Entry("cli.services:down", "Stop the services; every rank saves first."),
         "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
-        "validate": Entry("cli.doctor:validate", "Check this installation and suggest repairs."),
+        "doctor": Entry("cli.doctor:doctor", "Check this installation and suggest repairs."),
         "config": Entry("cli.config:config", "Show every setting and its origin."),
         "token": Entry("cli.admin:token", "Create, list and revoke API tokens."),
         "secret": Entry("cli.admin:secret", "Store secrets that jobs may use."),
@@ -74,7 +74,7 @@ HEADINGS: Final = {
 
 COMMANDS: Final = {name: entry for group in HEADINGS.values() for name, entry in group.items()}
 
-ALIASES: Final = {"doctor": "validate", "ls": "ps"}
+ALIASES: Final = {"validate": "doctor", "ls": "ps"}
 """Other names of a command, which help does not list."""
 
 _FOREIGN_NAMES: Final = {

@@ -7,7 +7,6 @@ resume at the next start. A second Ctrl-C kills the services at once.
 import asyncio
 import os
 import shlex
-import shutil
 import signal
 import ssl
 import subprocess
@@ -210,7 +209,7 @@ class Service:
     """A child process that is started again whenever it dies.
 
     It has a session of its own, because `up` decides what a Ctrl-C means for it. It ends by itself
-    when `up` is killed: see `muster.lifeline`.
+    when `up` is killed: see `muster.host.processes`.
     """
 
     def __init__(self, name: str, command: list[str], environ: Mapping[str, str]) -> None:
@@ -371,8 +370,7 @@ def next_steps(url: str, data_dir: Path, door: AccessSettings) -> Iterator[str]:
     """Yield the lines to type in another terminal, first those that lead to these services."""
     activate = Path(sys.prefix, "bin", "activate")
     is_environment = sys.prefix != sys.base_prefix and activate.exists()
-    # VIRTUAL_ENV: activated in this terminal only, so another one may not know the command.
-    if is_environment and (os.environ.get("VIRTUAL_ENV") or not shutil.which("muster")):
+    if is_environment:  # another terminal may not have it on its PATH
         yield f"source {shlex.quote(str(activate))}"
     if url != api_url({}):
         yield f"export MUSTER_URL={url}"
