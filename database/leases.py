@@ -42,11 +42,6 @@ class Leases:
         with self._database.reading() as connection:
             return _held(_row(connection, name))
 
-    def current_among_writers(self, name: str) -> Lease | None:
-        """Return the same, read in a write transaction: succeeds only if the holder could renew."""
-        with self._database.writing() as connection:
-            return _held(_row(connection, name))
-
     def take(
         self,
         name: str,
