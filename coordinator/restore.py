@@ -192,7 +192,6 @@ def _pool_of(spec: JobSpec, rows: Sequence[Member], now: Moment, living: Collect
     pool = Pool(
         min_workers=spec.min_workers,
         max_workers=spec.max_workers or spec.world_size,
-        timeout_seconds=spec.heartbeat_timeout,
         members=tuple(_pool_member(row, now) for row in rows),
     )
     for member in pool.members:
