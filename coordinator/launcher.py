@@ -34,15 +34,6 @@ _LOG: Final = structlog.get_logger("coordinator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlaces:
-    """Directories of a job; all absolute."""
-
-    dataset_dir: Path
-    checkpoint_dir: Path
-    working_dir: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProcess:
     """A started agent."""
 
