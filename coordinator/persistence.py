@@ -40,14 +40,10 @@ _NO_TIME: Final = datetime.fromtimestamp(0, UTC)
 class Urgency(IntEnum):
     """How soon a change has to be written."""
 
-    NONE = 0
-    """The row says the same."""
-    HEARTBEAT = 1
-    """Only the time of the last heartbeat has changed."""
-    PROGRESS = 2
-    """A user may be watching."""
-    NOW = 3
-    """A successor would go wrong without it."""
+    NONE = 0  # the row says the same
+    HEARTBEAT = 1  # only the time of the last heartbeat has changed
+    PROGRESS = 2  # a user may be watching
+    NOW = 3  # a successor would go wrong without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +221,7 @@ def _touched(before: JobSnapshot, observation: Observation, after: JobSnapshot) 
             if 0 <= observation.rank < len(before.ranks):
                 yield observation.rank
         case RankSaid(rank=rank, message=Heartbeat() | JoinedGroup()):
-            # A rank reports its step again and again; where it began is news once.
+            # a rank reports its step again and again; where it began is news once.
             is_known = 0 <= rank < len(before.ranks)
             if is_known and before.ranks[rank].step_at_start != after.ranks[rank].step_at_start:
                 yield rank

@@ -137,7 +137,7 @@ class Database:
                 yield connection
                 is_committing = True
         except DatabaseUnavailable as error:
-            # A commit that failed on a lock has written nothing.
+            # a commit that failed on a lock has written nothing.
             if is_committing and not isinstance(error, DatabaseLocked):
                 raise CommitInDoubt(str(error)) from error
             raise
@@ -258,10 +258,8 @@ class Database:
 class Inspection:
     """The schema of a database that was only looked at."""
 
-    revision: str | None
-    """None: it has no tables yet; the first service creates them."""
-    wanted: str
-    """The revision of this version of Muster."""
+    revision: str | None  # None: it has no tables yet; the first service creates them
+    wanted: str  # the revision of this version of Muster
 
 
 def inspect(url: str) -> Inspection:

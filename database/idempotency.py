@@ -39,10 +39,8 @@ class IdempotencyKey:
     """A key, who sent it, and for which request."""
 
     principal: str
-    key: str
-    """At most 255 characters."""
-    request_sha256: str
-    """Hash of everything that identifies the request."""
+    key: str  # at most 255 characters
+    request_sha256: str  # hash of everything that identifies the request
 
 
 class Answers:

@@ -1,6 +1,6 @@
 """The part of `fold` that concerns the end of an attempt: restart, or failure of the job. Pure.
 
-Each retry class has a restart budget per rank (`muster.contracts.endings.RETRIES`). All ends that
+Each retry class has a restart budget per rank (`muster.contracts.retry.RETRIES`). All ends that
 the program may have caused share one more limit: failures in a row without a new checkpoint. An end
 that was not observed, or a process that the host could not start, uses no restart but counts there.
 Ends that we asked for count nowhere, nor do those of a gang that had lost another rank before.

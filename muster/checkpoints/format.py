@@ -72,8 +72,7 @@ class Packed:
     """A state as the buffers of its arrays' file (empty without arrays), and JSON values."""
 
     buffers: list[memoryview]
-    size_bytes: int
-    """The length of the arrays' file."""
+    size_bytes: int  # the length of the arrays' file
     values: dict[str, Any]
 
 

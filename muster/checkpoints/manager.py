@@ -124,8 +124,7 @@ class _Inventory:
     """What this process knows of the directory; discarded after any failure."""
 
     generation: int
-    own: set[CheckpointName]
-    """This job's checkpoints."""
+    own: set[CheckpointName]  # this job's checkpoints
     others: frozenset[CheckpointName]
     """Names of another job's checkpoints, and of damaged ones: never touched."""
     recyclable: set[CheckpointName] = field(default_factory=set)
@@ -231,7 +230,7 @@ class CheckpointManager:
             try:
                 manifest = self._commit(inventory, name, unsigned, packed)
             except FileNotFoundError:
-                # A successor may have removed our temporary names.
+                # a successor may have removed our temporary names.
                 self._fences.refuse_if_stale(self._generation)
                 raise
         inventory.own.add(name)

@@ -62,8 +62,7 @@ class CheckpointReader:
     files: FileSystem
     directory: Path
     rank: int
-    world_size: int | None
-    """None accepts any."""
+    world_size: int | None  # None accepts any
     warn: Callable[[str], None]
     """Takes sentences for the user: which checkpoints were skipped, and why."""
 

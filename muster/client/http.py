@@ -87,12 +87,9 @@ class ApiResponse:
     url: str
     status: int
     body: bytes
-    next_page: str | None
-    """Path of the next page."""
-    total: int | None
-    """Number of results on all pages, if the server counts them."""
-    tag: str | None
-    """The ETag."""
+    next_page: str | None  # path of the next page
+    total: int | None  # number of results on all pages, if the server counts them
+    tag: str | None  # the ETag
 
     @property
     def is_unchanged(self) -> bool:
@@ -189,7 +186,7 @@ class Connection:
                 may_be_done = may_be_done or _may_be_done(error)
                 now, wait_seconds = self.monotonic(), max(pause, retry_after(error))
                 if lost_at is None:
-                    # A server that closes the connection during a long answer was there until now.
+                    # a server that closes the connection during a long answer was there until now.
                     lost_at = now if isinstance(error, HungUp | Busy) else asked_at
                 until = min(lost_at + self._patience_seconds(error), deadline)
                 if not is_repeatable or now + wait_seconds > until:

@@ -18,16 +18,11 @@ WorkerId = NewType("WorkerId", int)
 class WorkerState(StrEnum):
     """The life of a worker, see `TRANSITIONS`."""
 
-    SYNCING = "syncing"
-    """It was accepted and receives the weights; it contributes nothing yet."""
-    ACTIVE = "active"
-    """It has the weights of the group and computes its part of every step."""
-    DRAINING = "draining"
-    """It leaves at the next step boundary, and no longer counts."""
-    FAILED = "failed"
-    """Its process died, also for having missed its heartbeats."""
-    LEFT = "left"
-    """It left because it was asked to."""
+    SYNCING = "syncing"  # it was accepted and receives the weights; it contributes nothing yet
+    ACTIVE = "active"  # it has the weights of the group and computes its part of every step
+    DRAINING = "draining"  # it leaves at the next step boundary, and no longer counts
+    FAILED = "failed"  # its process died, also for having missed its heartbeats
+    LEFT = "left"  # it left because it was asked to
 
 
 TRANSITIONS: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
@@ -53,16 +48,12 @@ class PoolError(MusterError):
 class Newcomer:
     """The facts with which a process joins."""
 
-    rank: int
-    """A new rank, or that of a worker that failed or left."""
-    incarnation: int
-    """The attempt of that rank."""
+    rank: int  # a new rank, or that of a worker that failed or left
+    incarnation: int  # the attempt of that rank
     node: str
     gpus: int
-    backend: str
-    """Its array library, such as ``numpy``."""
-    epoch: int
-    """The epoch it has reached."""
+    backend: str  # its array library, such as ``numpy``
+    epoch: int  # the epoch it has reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +77,11 @@ class Member:
 class Pool:
     """All workers that take part, took part, or are about to."""
 
-    min_workers: int
-    """With fewer active workers training pauses."""
+    min_workers: int  # with fewer active workers training pauses
     max_workers: int
     members: tuple[Member, ...] = ()
     """Member i has the id i. No member is ever removed from the list."""
-    reconfigure: bool = False
-    """The members have changed since the last group was published."""
+    reconfigure: bool = False  # the members have changed since the last group was published
 
     @property
     def active(self) -> tuple[Member, ...]:

@@ -36,8 +36,7 @@ _SECRET_LIKE: Final = re.compile(
 class Reference(NamedTuple):
     """The place of one secret."""
 
-    source: str
-    """``env`` or ``file``."""
+    source: str  # ``env`` or ``file``
     name: str
 
     def __str__(self) -> str:

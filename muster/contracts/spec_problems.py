@@ -43,10 +43,8 @@ UNSHOWN: Final = "this value"
 class Mismatch:
     """A value, or a part of one, that its declared type does not allow."""
 
-    path: tuple[str | int, ...]
-    """From the value to the part: ``("LR",)`` for an entry of `env`."""
-    kind: str
-    """For machines, such as ``int_type``."""
+    path: tuple[str | int, ...]  # from the value to the part: ``("LR",)`` for an entry of `env`
+    kind: str  # for machines, such as ``int_type``
     message: str
 
 

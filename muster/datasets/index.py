@@ -58,8 +58,7 @@ class Line(NamedTuple):
 
     content: bytes
     shard: Path
-    number: int
-    """Counts from 1 within its shard, as in an editor."""
+    number: int  # counts from 1 within its shard, as in an editor
 
 
 def line_hash(line: bytes) -> int:
@@ -153,8 +152,7 @@ class ShardIndex:
     """The index of one shard. Keeps no file open and no offset in memory."""
 
     shard: Path
-    place: Path
-    """The path of the index."""
+    place: Path  # the path of the index
     fingerprint: Fingerprint
     lines: int
     hash_sum: int
