@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from coordinator.agents import token_digest
 from coordinator.decide.actions import AgentLost, JobFailed, Observation, StartAgent
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, JobFailure, JobSnapshot
 from coordinator.jobs import TrackedJob
@@ -25,6 +24,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import describe_status
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
+from muster.contracts.token import sha256_of
 from muster.datasets.errors import DatasetError
 from muster.datasets.reader import find_shards
 from muster.datasets.synthetic import ensure_synthetic
@@ -82,7 +82,7 @@ class AgentLifecycle:
         """
         if StartAgent() in job.decided:
             job.token = secrets.token_urlsafe(32)
-            job.attach(agent=None, agent_token_sha256=token_digest(job.token))
+            job.attach(agent=None, agent_token_sha256=sha256_of(job.token))
         if job.needs_new_port:
             job.attach(master_port=another_port(job.attachment.master_port))
 

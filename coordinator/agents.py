@@ -5,8 +5,6 @@ and that agent's token. Any other agent is dismissed and ends its ranks.
 """
 
 import asyncio
-import hashlib
-import hmac
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -132,16 +130,6 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[AgentMessage]
     while data := await reader.read(READ_BYTES):
         for payload in frames.feed(data):
             yield decode_agent_message(payload)
-
-
-def token_digest(token: str) -> str:
-    """Return the digest under which an agent's token is stored."""
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def is_token_valid(token: str, digest: str | None) -> bool:
-    """Return whether `token` has that digest, in constant time."""
-    return digest is not None and hmac.compare_digest(token_digest(token), digest)
 
 
 def publish_address(address: CoordinatorAddress, path: Path) -> None:

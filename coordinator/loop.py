@@ -17,7 +17,7 @@ import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agent_requests import Executor
-from coordinator.agents import AgentServer, is_token_valid
+from coordinator.agents import AgentServer
 from coordinator.decide.actions import (
     AgentConnected,
     AgentDisconnected,
@@ -31,6 +31,7 @@ from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, Heartbeat, RankSaid
+from muster.contracts.token import matches
 
 POLL_SECONDS: Final = 0.25
 """How often the rows are checked for changes, in case a wake-up is lost; a check is cheap."""
@@ -101,12 +102,11 @@ class CoordinatorLoop:
 
     def is_expected(self, hello: AgentHello) -> bool:
         job = self._jobs.tracked.get(JobUid(hello.job_uid))
-        return (
-            job is not None
-            and job.snapshot.has_agent
-            and hello.generation == job.snapshot.generation
-            and is_token_valid(hello.token, job.attachment.agent_token_sha256)
-        )
+        if job is None or not job.snapshot.has_agent:
+            return False
+        digest = job.attachment.agent_token_sha256
+        is_present = hello.generation == job.snapshot.generation
+        return is_present and digest is not None and matches(hello.token, digest)
 
     def on_connected(self, uid: JobUid, generation: int) -> None:
         self.observe(uid, AgentConnected(generation=generation))

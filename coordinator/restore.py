@@ -57,27 +57,12 @@ def snapshot_of(
     Their next agent reports what is not in the rows: heartbeats, readiness, ends. The next group
     round is for all, so the present one is not restored.
     """
-    ranks = [
+    known = [
         _adopted(job, worker, members, now) if worker.rank in living else _ended(job, worker)
         for worker in workers
     ]
-    ids = [rank.worker_id for rank in ranks if rank.worker_id is not None]
-    return _snapshot(job, ranks, _pool_of(job.spec, members, now, living=ids), now)
-
-
-def snapshot_with_agent(
-    job: Job, workers: Sequence[RankRecord], members: Sequence[Member], now: Moment
-) -> JobSnapshot:
-    """Return the snapshot of a job whose agent lives and is about to connect."""
-    alive = [worker.rank for worker in workers if worker.state != ProcessState.EXITED]
-    return replace(
-        snapshot_of(job, workers, members, now, living=alive),
-        agent=AgentState.UNREACHABLE,
-        agent_since=now.monotonic,
-    )
-
-
-def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool, now: Moment) -> JobSnapshot:
+    ids = [rank.worker_id for rank in known if rank.worker_id is not None]
+    pool = _pool_of(job.spec, members, now, living=ids)
     failure = _failure_of(job)
     ranks = {rank.rank: rank for rank in known}
     staying = sorted(
@@ -115,6 +100,18 @@ def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool, now: Moment) 
         stop_grace_seconds=job.spec.stop_grace_seconds,
         # Neither a user nor a failure stops this job, so the service was shutting down.
         interrupting=job.status is JobStatus.STOPPING and job.stop_request is None and not failure,
+    )
+
+
+def snapshot_with_agent(
+    job: Job, workers: Sequence[RankRecord], members: Sequence[Member], now: Moment
+) -> JobSnapshot:
+    """Return the snapshot of a job whose agent lives and is about to connect."""
+    alive = [worker.rank for worker in workers if worker.state != ProcessState.EXITED]
+    return replace(
+        snapshot_of(job, workers, members, now, living=alive),
+        agent=AgentState.UNREACHABLE,
+        agent_since=now.monotonic,
     )
 
 

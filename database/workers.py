@@ -51,28 +51,25 @@ def _count(table: sa.Table) -> sa.Select[int]:
     return sa.select(sa.func.count()).select_from(table).where(table.c.job_id == sa.bindparam("id"))
 
 
-def _last(table: sa.Table, order: str) -> sa.Select[Any]:
-    return _of_job(table).order_by(table.c[order].desc()).limit(sa.bindparam("most"))
+def _last(table: sa.Table, *order: sa.Column[Any]) -> sa.Select[Any]:
+    newest_first = [column.desc() for column in order]
+    return _of_job(table).order_by(*newest_first).limit(sa.bindparam("most"))
 
 
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
 _DEPARTURES: Final = _of_jobs(DEPARTURES)
 _POSITION: Final = (INCARNATIONS.c.started_at, INCARNATIONS.c.rank, INCARNATIONS.c.incarnation)
-_ATTEMPTS: Final = (
-    _of_job(INCARNATIONS)
-    .order_by(*[column.desc() for column in _POSITION])
-    .limit(sa.bindparam("most"))
-)
-_LAST_EVENTS: Final = _last(EVENTS, "event_id")
+_ATTEMPTS: Final = _last(INCARNATIONS, *_POSITION)
+_LAST_EVENTS: Final = _last(EVENTS, EVENTS.c.event_id)
 _NEXT_EVENTS: Final = (
     _of_job(EVENTS)
     .where(EVENTS.c.event_id > sa.bindparam("seen"))
     .order_by(EVENTS.c.event_id)
     .limit(sa.bindparam("most"))
 )
-_LAST_COMMITS: Final = _last(COMMITS, "step")
-_LAST_EPOCHS: Final = _last(EPOCHS, "epoch")
+_LAST_COMMITS: Final = _last(COMMITS, COMMITS.c.step)
+_LAST_EPOCHS: Final = _last(EPOCHS, EPOCHS.c.epoch)
 _PRUNE: Final = sa.delete(COMMITS).where(
     COMMITS.c.job_id == sa.bindparam("id"),
     COMMITS.c.step
@@ -184,8 +181,7 @@ class Events:
     def of_job(self, job_id: JobId, limit: int) -> list[Event]:
         """Return the last `limit` events of the job, oldest first."""
         with self._database.reading() as connection:
-            rows = connection.execute(_LAST_EVENTS, {"id": job_id, "most": limit}).all()
-        return [Event(**row._asdict()) for row in reversed(rows)]
+            return _last_rows(connection, _LAST_EVENTS, job_id, limit, Event)
 
     def following(self, job_id: JobId, event_id: int, limit: int) -> list[Event]:
         """Return the first `limit` events of the job after `event_id`, oldest first."""
@@ -199,11 +195,6 @@ class CheckpointLog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    def of_job(self, job_id: JobId, limit: int) -> list[CheckpointRecord]:
-        """Return the last `limit` checkpoints of the job, newest last."""
-        with self._database.reading() as connection:
-            return _last_rows(connection, _LAST_COMMITS, job_id, limit, CheckpointRecord)
 
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""

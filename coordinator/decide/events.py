@@ -186,12 +186,6 @@ def describe_group(group: GroupSnapshot) -> str:
     return f"rank {ranks} trains alone" if is_alone else f"ranks {ranks} train together"
 
 
-def name_lost(snapshot: JobSnapshot) -> str:
-    """Return which rank a gang lost first, as far as that is known."""
-    lost = (rank.rank for rank in snapshot.ranks if rank.is_down and rank.trouble is not None)
-    return next((f"rank {number}" for number in lost), "another rank")
-
-
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:
     """Return what happened to a rank that restarts, and how much of its budget is used."""
     sentence = f"rank {rank.rank} {cause.message}"
