@@ -25,8 +25,7 @@ from muster.contracts.messages import (
 
 Request: TypeAlias = StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
 
-LOOPBACK: Final = "127.0.0.1"
-"""Where ranks of one host meet over TCP."""
+LOOPBACK: Final = "127.0.0.1"  # where ranks of one host meet over TCP
 
 
 class Executor:

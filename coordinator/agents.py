@@ -27,16 +27,14 @@ from muster.contracts.messages import (
 from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
 from muster.host.processes import this_process
 
-HELLO_TIMEOUT_SECONDS: Final = 10.0
-"""A peer that has not said hello by then is disconnected."""
+HELLO_TIMEOUT_SECONDS: Final = 10.0  # a peer that has not said hello by then is disconnected
 
 DISMISSAL_TIMEOUT_SECONDS: Final = 5.0
 """A dismissed agent that has not disconnected by then is disconnected."""
 
 READ_BYTES: Final = 1 << 16
 
-ADDRESS_LOOK_SECONDS: Final = 2.0
-"""Between looks at the address file."""
+ADDRESS_LOOK_SECONDS: Final = 2.0  # between looks at the address file
 
 _LOG: Final = structlog.get_logger("coordinator")
 

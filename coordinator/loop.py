@@ -36,8 +36,7 @@ from muster.contracts.token import matches
 POLL_SECONDS: Final = 0.25
 """How often the rows are checked for changes, in case a wake-up is lost; a check is cheap."""
 
-LONG_ROUND_SECONDS: Final = 0.05
-"""A round through all jobs that takes longer is followed by a rest."""
+LONG_ROUND_SECONDS: Final = 0.05  # a round through all jobs that takes longer is followed by a rest
 
 REST_FACTOR: Final = 2
 """Length of that rest in rounds. It delays only wake-ups, never what agents report."""
@@ -50,8 +49,7 @@ COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
 }
 """How long after the last commit the next one follows; each renews the lease."""
 
-RETRY_SECONDS: Final = 0.5
-"""Between attempts to commit while the database is away."""
+RETRY_SECONDS: Final = 0.5  # between attempts to commit while the database is away
 
 DATABASE_WAIT_SECONDS: Final = 5.0
 """How long a coordinator that has to end waits for a database that is away."""

@@ -22,8 +22,7 @@ BUSY_TIMEOUT_SECONDS: Final = 10.0
 another process is stuck."""
 
 POOL_SIZE: Final = 5
-POOL_OVERFLOW: Final = 35
-"""Together one connection for each of the 40 threads of a web server."""
+POOL_OVERFLOW: Final = 35  # together one connection for each of the 40 threads of a web server
 
 INSPECTION_TIMEOUT_SECONDS: Final = 3.0
 

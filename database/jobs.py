@@ -16,8 +16,7 @@ from database.tables import EVENTS, JOBS
 from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 
-_BATCH: Final = 500
-"""Ids in one statement."""
+_BATCH: Final = 500  # ids in one statement
 
 _IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(OPEN))
 _UNFINISHED: Final = (

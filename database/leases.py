@@ -15,8 +15,7 @@ from database.records import Lease, values_of
 from database.tables import LEASES
 from muster.contracts.rank import ProcessRecord
 
-COORDINATOR_LEASE: Final = "coordinator"
-"""Its holder decides about all jobs of a database."""
+COORDINATOR_LEASE: Final = "coordinator"  # its holder decides about all jobs of a database
 
 LEASE_SECONDS: Final = 5.0
 """If the beat has not changed for this long, the holder is taken to be dead."""

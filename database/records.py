@@ -16,11 +16,9 @@ from muster.contracts.spec import JobSpec
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Clock: TypeAlias = Callable[[], datetime]
-"""Returns the time as an aware value in UTC."""
+Clock: TypeAlias = Callable[[], datetime]  # returns the time as an aware value in UTC
 
-RowVersion: TypeAlias = tuple[JobUid, int]
-"""Identifies one state of one job's row."""
+RowVersion: TypeAlias = tuple[JobUid, int]  # identifies one state of one job's row
 
 
 def utc_now() -> datetime:

@@ -13,8 +13,7 @@ from database.records import Clock, utc_now, values_of
 from database.tables import TOKENS
 from muster.contracts.token import Scope, Token, id_in, new_text, sha256_of
 
-RETENTION: Final = timedelta(days=30)
-"""How long revoked and expired tokens stay listed."""
+RETENTION: Final = timedelta(days=30)  # how long revoked and expired tokens stay listed
 
 _ALL: Final = select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.token_id)
 _ONE: Final = select(TOKENS).where(TOKENS.c.token_id == bindparam("id"))

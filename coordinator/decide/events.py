@@ -24,11 +24,9 @@ from muster.contracts.messages import (
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RETRIES, describe_end
 
-QUOTE_LIMIT: Final = 200
-"""Most characters of a log line that a status message repeats."""
+QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
 
-REPORT_LIMIT: Final = 2000
-"""Most characters of a program's own text in a message or event."""
+REPORT_LIMIT: Final = 2000  # most characters of a program's own text in a message or event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
 from muster.contracts.pool import Newcomer, Pool, WorkerState
 
-LOCAL_NODE: Final = "local"
-"""Placeholder until the process reports its machine."""
+LOCAL_NODE: Final = "local"  # placeholder until the process reports its machine
 
 DIVERGED: Final = Cause(
     reason=Reason.DIFFERENT_BITS,

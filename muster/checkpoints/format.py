@@ -47,8 +47,7 @@ DTYPES: Final[Mapping[str, str]] = {
 }
 """The supported types: numpy's name (kind and size in bytes), and that of safetensors."""
 
-METADATA: Final = "__metadata__"
-"""A name that safetensors reserves."""
+METADATA: Final = "__metadata__"  # a name that safetensors reserves
 
 FLOAT: Final = "__float__"
 TUPLE: Final = "__tuple__"

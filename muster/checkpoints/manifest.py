@@ -30,8 +30,7 @@ LATEST: Final = "LATEST"
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.safetensors"
 
-LATEST_LIMIT_BYTES: Final = 128
-"""Twice the longest valid line."""
+LATEST_LIMIT_BYTES: Final = 128  # twice the longest valid line
 
 FORMAT: Final = 1
 

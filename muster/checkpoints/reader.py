@@ -30,8 +30,7 @@ from muster.checkpoints.manifest import (
 )
 from muster.contracts.shards import Position
 
-READ_ATTEMPTS: Final = 100
-"""Before each new attempt the job has saved at least twice."""
+READ_ATTEMPTS: Final = 100  # before each new attempt the job has saved at least twice
 
 
 class _Outdated(Exception):

@@ -21,8 +21,7 @@ from muster.contracts.settings import CA_FILE, TOKEN, api_url
 from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
 from muster.contracts.views import Health, JobList, JobPlan, JobView, Purged, Version
 
-LATEST: Final = "@latest"
-"""Stands for the job that was submitted last."""
+LATEST: Final = "@latest"  # stands for the job that was submitted last
 
 PAGE_SIZE: Final = 1000
 AMBIGUOUS_IDS_SHOWN: Final = 5

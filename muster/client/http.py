@@ -39,8 +39,7 @@ from muster.contracts.settings import CA_FILE
 
 TIMEOUT_SECONDS: Final = 30.0
 
-RETRY_SECONDS: Final = 10.0
-"""`muster up` restarts an API that was killed within two seconds."""
+RETRY_SECONDS: Final = 10.0  # `muster up` restarts an API that was killed within two seconds
 
 NEVER_SEEN_RETRY_SECONDS: Final = 2.0
 """Instead of `RETRY_SECONDS` while the connection is refused and this client has never reached the
@@ -53,8 +52,7 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 LATE_SECONDS: Final = 2.0
 """How much later than its deadline an answer may come: the server may wait until the deadline."""
 
-STREAM_SILENCE_SECONDS: Final = 45.0
-"""Three times the interval of pings on an idle stream."""
+STREAM_SILENCE_SECONDS: Final = 45.0  # three times the interval of pings on an idle stream
 
 NOT_DONE: Final = frozenset(
     {

@@ -10,8 +10,7 @@ from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.views import EventView, SummaryView
 
-QUIET_SECONDS: Final = 5.0
-"""Between two lines that are not redrawn."""
+QUIET_SECONDS: Final = 5.0  # between two lines that are not redrawn
 
 
 class Progress:

@@ -32,8 +32,7 @@ METRIC_NAME_LIMIT: Final = 128
 SAVED_LIMIT: Final = 256
 """Most `Saved` messages kept to be repeated; each includes the epochs of those before it."""
 
-ERROR_LIMIT: Final = 2000
-"""Characters kept of an error that a program has written down."""
+ERROR_LIMIT: Final = 2000  # characters kept of an error that a program has written down
 
 
 # Rank → agent
@@ -355,5 +354,4 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str
 
 
-FORKED_PID: Final = struct.Struct("<q")
-"""The prefork server's answer to a `ForkRequest`."""
+FORKED_PID: Final = struct.Struct("<q")  # the prefork server's answer to a `ForkRequest`

@@ -11,8 +11,7 @@ from typing import Final, NewType
 
 from muster.contracts.errors import IllegalMove, MusterError
 
-WorkerId = NewType("WorkerId", int)
-"""Counts up from 0 over the life of a pool, and is never reused."""
+WorkerId = NewType("WorkerId", int)  # counts up from 0 over the life of a pool, and is never reused
 
 
 class WorkerState(StrEnum):

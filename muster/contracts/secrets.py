@@ -20,8 +20,7 @@ SECRET_VARIABLES: Final = "MUSTER_SECRETS"  # noqa: S105  its name
 SECRET_NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"  # noqa: S105  no secret itself
 """Of a file: no slash, no leading dot, nothing that a shell expands."""
 
-SECRET_LIMIT_BYTES: Final = 65_536
-"""Size of one secret: Linux takes no variable over 128 KiB."""
+SECRET_LIMIT_BYTES: Final = 65_536  # size of one secret: Linux takes no variable over 128 KiB
 
 REFERENCE_WANTED: Final = "file:NAME for a stored secret, or env:NAME for a shared variable"
 

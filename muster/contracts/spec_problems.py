@@ -33,8 +33,7 @@ from muster.contracts.spec import (
     nearest_batch_size,
 )
 
-SHOWN_LIMIT: Final = 40
-"""Most characters of a value that an error repeats."""
+SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 
 UNSHOWN: Final = "this value"
 

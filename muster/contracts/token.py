@@ -20,8 +20,7 @@ SECRET_BYTES: Final = 32
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 NAME_WANTED: Final = "use 1 to 63 letters, digits, '.', '-' or '_', starting with a letter or digit"
 
-SECONDS_LIMIT: Final = 10 * 366 * 86400
-"""Longest lifetime of a token that expires."""
+SECONDS_LIMIT: Final = 10 * 366 * 86400  # longest lifetime of a token that expires
 
 WAY_TO_ADMIN: Final = (
     "stop every proxy or tunnel that connects as the service's user, then create a token while the "
