@@ -178,7 +178,9 @@ class CoordinatorLoop:
                 self._fold_inbox()
                 await self._look_around()
                 await self._act()
-                self._rest_after(began)
+                now = self._clock()
+                if now - began > LONG_ROUND_SECONDS:
+                    self._rests_until = now + REST_FACTOR * (now - began)
             await self._commit_at_end()
         finally:
             if self._ticker is not None:
@@ -203,11 +205,6 @@ class CoordinatorLoop:
         alarm.cancel()
         self._woken.clear()
         self._is_wake_up_due = False
-
-    def _rest_after(self, began: float) -> None:
-        now = self._clock()
-        if now - began > LONG_ROUND_SECONDS:
-            self._rests_until = now + REST_FACTOR * (now - began)
 
     def _tick(self) -> None:
         """Shift all deadlines if the event loop stood still: it could not hear anyone meanwhile."""

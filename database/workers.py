@@ -92,11 +92,13 @@ _VERDICTS: Final = sa.select(
 ).where(EPOCHS.c.job_id == sa.bindparam("id"))
 
 
-class Ranks:
-    """The ranks of all jobs."""
-
+class _Reader:
     def __init__(self, database: Database) -> None:
         self._database = database
+
+
+class Ranks(_Reader):
+    """The ranks of all jobs."""
 
     def of_job(self, job_id: JobId) -> list[RankRecord]:
         """Return the job's ranks, lowest first; empty if there is no such job."""
@@ -108,11 +110,8 @@ class Ranks:
             return _records(connection, _RANKS, job_ids, RankRecord)
 
 
-class Attempts:
+class Attempts(_Reader):
     """Every process that the ranks of all jobs have had."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def page(self, job_id: JobId, limit: int, after: AttemptPosition | None) -> list[Attempt]:
         """Return up to `limit` attempts, the last one started first.
@@ -172,11 +171,8 @@ class Members:
             return update_job(connection, job_id, now, {"wanted_world_size": job.world_size - 1})
 
 
-class Events:
+class Events(_Reader):
     """The events of all jobs. They are appended and never changed."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def of_job(self, job_id: JobId, limit: int) -> list[Event]:
         """Return the last `limit` events of the job, oldest first."""
@@ -190,11 +186,8 @@ class Events:
             return [Event(**row._asdict()) for row in rows]
 
 
-class CheckpointLog:
+class CheckpointLog(_Reader):
     """The durable checkpoints of synchronous jobs, and the epochs behind them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""

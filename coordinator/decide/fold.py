@@ -108,23 +108,20 @@ def _change_agent(
         return replace(snapshot, agent=AgentState.ABSENT, generation=newest)
     match observation:
         case actions.AgentConnected():
-            return _connect_agent(snapshot, now)
+            # Silence until now was the connection's, so every deadline of the ranks starts again.
+            ranks = tuple(
+                replace(rank, heard_at=now, progressed_at=now, stopped_at=None)
+                if rank.is_alive
+                else rank
+                for rank in snapshot.ranks
+            )
+            connected = replace(snapshot, agent_heard_at=now, ranks=ranks)
+            return replace(connected, agent=AgentState.CONNECTED, agent_since=now)
         case actions.AgentDisconnected():
             return replace(snapshot, agent=AgentState.UNREACHABLE, agent_since=now)
         case actions.AgentLost():
             return _lose_agent(snapshot, observation, now)
     assert_never(observation)
-
-
-def _connect_agent(snapshot: JobSnapshot, now: float) -> JobSnapshot:
-    """Silence until now was the connection's, so every deadline of the ranks starts again."""
-    ranks = tuple(
-        replace(rank, heard_at=now, progressed_at=now, stopped_at=None) if rank.is_alive else rank
-        for rank in snapshot.ranks
-    )
-    return replace(
-        snapshot, agent=AgentState.CONNECTED, agent_since=now, agent_heard_at=now, ranks=ranks
-    )
 
 
 def _record_pulse(snapshot: JobSnapshot, pulse: AgentHeartbeat, now: float) -> JobSnapshot:
