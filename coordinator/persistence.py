@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -127,19 +128,11 @@ def rank_urgency(before: RankRecord | None, after: RankRecord) -> Urgency:
     return Urgency.HEARTBEAT if is_heartbeat else Urgency.PROGRESS
 
 
-def _essentials(worker: RankRecord) -> tuple[object, ...]:
-    """Return the fields without which a successor would go wrong."""
-    return (
-        worker.incarnation,
-        worker.state,
-        worker.process,
-        worker.restarts,
-        worker.failures,
-        worker.endings,
-        worker.fruitless,
-        worker.proven_step,
-        worker.finished,
-    )
+# The fields without which a successor would go wrong.
+_essentials: Final = attrgetter(
+    *("incarnation", "state", "process", "restarts", "failures", "endings"),
+    *("fruitless", "proven_step", "finished"),
+)
 
 
 def member_rows(snapshot: JobSnapshot, now: Moment) -> list[Member]:

@@ -225,9 +225,9 @@ class Connection:
             raise self._unanswered(error) from error
 
     def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
-        content = None if body is None else _encoded(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
+            content = None if body is None else _encoded(body)
             # Without a query of its own a path may bring one, as the link to the next page does.
             return self._http.build_request(
                 method, path, params=query or None, headers=headers, content=content
@@ -368,8 +368,6 @@ def _encoded(body: object) -> bytes:
     try:
         _refuse_nan_and_infinity(body)
         return msgspec.json.encode(body, enc_hook=os.fspath)
-    except UnicodeEncodeError as error:
-        raise Unsendable("a text of this request is not valid Unicode") from error
     except TypeError as error:
         raise Unsendable(f"this request holds a value that is not JSON: {error}") from error
     except RecursionError as error:
