@@ -375,7 +375,6 @@ def _track(
 
 
 def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: Moment) -> None:
-    """Fold in the requests of users that are not folded in yet."""
     if row.stop_request is not None and job.snapshot.stop not in {
         row.stop_request,
         StopRequest.FORCED,

@@ -165,15 +165,9 @@ def timeless(member: Member) -> Member:
 
 def commit_row(saved: Saved, now: Moment) -> CheckpointRecord:
     """Return the row of a durable checkpoint."""
-    return CheckpointRecord(
-        step=saved.step,
-        generation=saved.generation,
-        epoch=saved.epoch,
-        digest=saved.digest,
-        consumed=saved.consumed,
-        consumed_hash=saved.consumed_hash,
-        saved_at=now.wall,
-    )
+    facts = msgspec.structs.asdict(saved)
+    del facts["epochs"]  # rows of their own
+    return CheckpointRecord(**facts, saved_at=now.wall)
 
 
 def epoch_rows(saved: Saved) -> list[EpochRecord]:

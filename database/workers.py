@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from database.engine import Database
 from database.errors import DepartureRefused, MemberMissing
-from database.jobs import append_event, get_continuing_job, update_job
+from database.jobs import append_events, get_continuing_job, update_job
 from database.records import (
     Attempt,
     Audit,
@@ -167,7 +167,7 @@ class Members:
             connection.execute(sa.insert(DEPARTURES).values(job_id=job_id, worker_id=worker_id))
             message = f"worker {worker_id} was asked to leave"
             event = Event(at=now, kind="departure_requested", message=message, actor=actor)
-            append_event(connection, job_id, event)
+            append_events(connection, job_id, [event])
             return update_job(connection, job_id, now, {"wanted_world_size": job.world_size - 1})
 
 

@@ -101,7 +101,6 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
 def _restart_or_fail(
     snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited, now: float
 ) -> JobSnapshot:
-    """Schedule the next attempt within the budget of its class, or fail the job."""
     retry = RETRIES.get(ending.retry_class)
     is_restart = retry is not None and retry.is_restart
     is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_stop

@@ -190,7 +190,6 @@ def _last_status(snapshot: JobSnapshot) -> SetStatus | None:
 
 
 def _update_status(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
-    """Derive the status from the ranks and change it if it differs."""
     if _last_status(snapshot) is not None:
         return
     wanted = _ending_status(snapshot) or _going_status(snapshot)

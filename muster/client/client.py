@@ -206,7 +206,6 @@ class Client:
         return _only(word, list(self._views({"name": word})))
 
     def _views(self, query: Query) -> Iterator[JobView]:
-        """Yield jobs, newest first, page by page."""
         answer = self.connection.ask("GET", "/jobs", query=query)
         yield from answer.read_as(JobList).jobs
         while answer.next_page:
