@@ -163,16 +163,9 @@ class AgentLifecycle:
         if not living:
             await self._launcher.sweep(uid, job.known_processes())
         self._report_ends(job, observe, living)
-        socket = self._data.job(job.snapshot.job_id).agent_socket(generation)
-        observe(
-            uid,
-            AgentLost(
-                generation=generation,
-                message=message,
-                living=living,
-                newest=newest_generation(socket),
-            ),
-        )
+        newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
+        lost = AgentLost(generation=generation, message=message, living=living, newest=newest)
+        observe(uid, lost)
 
     def _report_ends(self, job: TrackedJob, observe: Observe, living: frozenset[int]) -> None:
         for end in job.unreported_ends(self._data.job(job.snapshot.job_id), living):

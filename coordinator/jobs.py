@@ -242,7 +242,10 @@ class JobTable:
         Ranks without an agent run on and wait for the next one. Where no rank lives, `sweep` ends
         the remaining processes.
         """
-        for row, workers, members in await _retry(lambda: asyncio.to_thread(self._started_rows)):
+        rows = await _retry(lambda: asyncio.to_thread(self._jobs.unfinished))
+        started = [row for row in rows if row.status is not JobStatus.QUEUED]  # may have processes
+        found = await _retry(lambda: asyncio.to_thread(self._with_ranks, started))
+        for row, workers, members in found:
             agent = await find_agent(row)
             self.tracked[row.uid] = self._inherit(row, workers, members, agent, now)
         jobs = list(self.tracked.values())
@@ -308,11 +311,6 @@ class JobTable:
         departures = await asyncio.to_thread(self._members.departures, synchronous)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
-
-    def _started_rows(self) -> list[tuple[Job, list[RankRecord], list[Member]]]:
-        """Return the jobs that may have processes."""
-        rows = self._jobs.unfinished()
-        return self._with_ranks([row for row in rows if row.status is not JobStatus.QUEUED])
 
     def _with_ranks(self, rows: Sequence[Job]) -> list[tuple[Job, list[RankRecord], list[Member]]]:
         if not rows:

@@ -86,7 +86,7 @@ _IS_EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
 _VERDICTS: Final = sa.select(
     sa.func.count().filter(sa.and_(_IS_COMPLETE, _IS_EQUAL)),
     sa.func.count().filter(
-        sa.or_(EPOCHS.c.samples > EPOCHS.c.expected_samples, sa.and_(_IS_COMPLETE, ~_IS_EQUAL)),
+        sa.or_(EPOCHS.c.samples > EPOCHS.c.expected_samples, sa.and_(_IS_COMPLETE, ~_IS_EQUAL))
     ),
     sa.func.count(),
 ).where(EPOCHS.c.job_id == sa.bindparam("id"))

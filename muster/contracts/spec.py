@@ -184,12 +184,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _Budget, _doc("Restarts of one rank that was stopped from outside (SIGTERM).")
     ] = 1000
     max_fruitless: Annotated[
-        _Count,
-        _doc("Failures of one rank in a row without a new checkpoint; SIGKILL apart."),
+        _Count, _doc("Failures of one rank in a row without a new checkpoint; SIGKILL apart.")
     ] = 5
     resume_from: Annotated[
-        str | None,
-        _doc("Id of the job whose checkpoints this one starts from; or its own id."),
+        str | None, _doc("Id of the job whose checkpoints this one starts from; or its own id.")
     ] = None
     labels: Annotated[dict[str, str], _doc("For people and their tools.")] = {}
 
@@ -230,8 +228,7 @@ class JobRequest(JobSpec, frozen=True, kw_only=True):
         ),
     ] = None
     mode: Annotated[
-        Mode | None,
-        _doc(f"{_MODE_MEANING} Default: independent with a command, else synchronous."),
+        Mode | None, _doc(f"{_MODE_MEANING} Default: independent with a command, else synchronous.")
     ] = None  # type: ignore[assignment]  # None only in a request: `spec` resolves it
 
     def spec(self) -> JobSpec:

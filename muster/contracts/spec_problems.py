@@ -223,8 +223,7 @@ def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     is_synchronous = spec.mode == "synchronous"
     if is_synchronous and spec.command is not None:
         yield FieldProblem(
-            "command",
-            "a synchronous job has no command: name a program, or use mode independent",
+            "command", "a synchronous job has no command: name a program, or use mode independent"
         )
     if is_synchronous and spec.program and not is_program(spec.program):
         yield FieldProblem("program", f"use {PROGRAM_WANTED}")

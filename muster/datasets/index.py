@@ -28,12 +28,7 @@ from typing import BinaryIO, Final, NamedTuple, Self
 import xxhash
 
 from muster.contracts.shards import HASH_MODULUS
-from muster.datasets.errors import (
-    DatasetNotWritable,
-    InvalidSample,
-    ShardChanged,
-    ShardUnreadable,
-)
+from muster.datasets.errors import DatasetNotWritable, InvalidSample, ShardChanged, ShardUnreadable
 
 BLOCK_BYTES: Final = 256 * 1024
 """Large enough to make system calls cheap, small enough for the processor's cache."""
