@@ -208,7 +208,7 @@ def _touched(before: JobSnapshot, observation: Observation, after: JobSnapshot) 
             if 0 <= observation.rank < len(before.ranks):
                 yield observation.rank
         case RankSaid(rank=rank, message=Heartbeat() | JoinedGroup()):
-            # a rank reports its step again and again; where it began is news once.
+            # A rank reports its step again and again; where it began is news once.
             is_known = 0 <= rank < len(before.ranks)
             if is_known and before.ranks[rank].step_at_start != after.ranks[rank].step_at_start:
                 yield rank

@@ -136,7 +136,7 @@ class Database:
                 yield connection
                 is_committing = True
         except DatabaseUnavailable as error:
-            # a commit that failed on a lock has written nothing.
+            # A commit that failed on a lock has written nothing.
             if is_committing and not isinstance(error, DatabaseLocked):
                 raise CommitInDoubt(str(error)) from error
             raise

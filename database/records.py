@@ -54,7 +54,7 @@ class Job:
     """The last agent started; None once it is known to have exited."""
     agent_token_sha256: str | None = None
     version: int = 1  # incremented by every change of the row
-    # a stored idempotent response of an earlier release may lack these fields.
+    # A stored idempotent response of an earlier release may lack these fields.
     wanted_world_size: int | None = None
     """What the job was last scaled to; None: never scaled, the spec's size holds."""
     layout_generation: int = 0
@@ -147,7 +147,7 @@ class Member:
     worker_id: int  # counts up from 0 in each job; never reused
     rank: int
     incarnation: int
-    state: str  # A `muster.contracts.pool.WorkerState`
+    state: str  # a `muster.contracts.pool.WorkerState`
     node: str | None
     gpu_count: int = 0
     backend: str | None = None  # the collective backend it uses; None until that is settled

@@ -230,7 +230,7 @@ class CheckpointManager:
             try:
                 manifest = self._commit(inventory, name, unsigned, packed)
             except FileNotFoundError:
-                # a successor may have removed our temporary names.
+                # A successor may have removed our temporary names.
                 self._fences.refuse_if_stale(self._generation)
                 raise
         inventory.own.add(name)

@@ -180,7 +180,7 @@ class Connection:
                 may_be_done = may_be_done or _may_be_done(error)
                 now, wait_seconds = self.monotonic(), max(pause, retry_after(error))
                 if lost_at is None:
-                    # a server that closes the connection during a long answer was there until now.
+                    # A server that closes the connection during a long answer was there until now.
                     lost_at = now if isinstance(error, HungUp | Busy) else asked_at
                 until = min(lost_at + self._patience_seconds(error), deadline)
                 if not is_repeatable or now + wait_seconds > until:
