@@ -54,8 +54,6 @@ ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Each acts like Ctrl-C, as there is no service to hand over to. SIGHUP: the terminal closed."""
 
 _DATA_PLACES: Final = ("dataset_dir", "checkpoint_dir")
-_PAUSE: Final = "sleep_sec"
-"""For demonstrations; it has no effect on the result, so a resumed job may have another one."""
 
 
 class Display(Protocol):
@@ -183,7 +181,8 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
 
 def _refuse_other_spec(job: Job, asked: JobSpec, completed: JobSpec) -> None:
     """Raise `JobDiffers` if the job has another spec; places chosen for it do not count."""
-    kept = {place for place in _DATA_PLACES if getattr(asked, place) is None} | {_PAUSE}
+    # A pause after each step has no effect on the result, so a resumed job may have another one.
+    kept = {place for place in _DATA_PLACES if getattr(asked, place) is None} | {"sleep_sec"}
     others = [
         field
         for field in JobSpec.__struct_fields__

@@ -158,7 +158,6 @@ def _end_processes(job_uid: str, known: Sequence[ProcessRecord]) -> None:
         members[:] = [record for record in found if kill(record)]
         return len(members) + sum(not kill_cgroup(cell) for cell in cgroups_of_job(job_uid))
 
-    left = SWEEP_PATIENCE.poll(kill_all)
-    if left:
+    if left := SWEEP_PATIENCE.poll(kill_all):
         message = f"{left} processes or cgroups survive SIGKILL"
         _LOG.error(message, action="sweep_failed", tag=prefix)

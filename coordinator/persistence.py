@@ -242,9 +242,5 @@ def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
         row = replace(row, step_at_start=began, step_at_end=rank.step)
     if rank.ending is None:
         return row
-    return replace(
-        row,
-        retry_class=rank.ending.retry_class,
-        reason=rank.ending.reason,
-        message=rank.ending.message,
-    )
+    end = rank.ending
+    return replace(row, retry_class=end.retry_class, reason=end.reason, message=end.message)
