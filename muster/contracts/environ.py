@@ -321,7 +321,6 @@ def read_fields(settings: type[msgspec.Struct], environ: Mapping[str, str]) -> d
 
 
 def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the job fields whose variables are set."""
     hints = get_type_hints(JobSpec, include_extras=True)
     found = {}
     for field, name in JOB_VARIABLES.items():

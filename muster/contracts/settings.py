@@ -28,8 +28,7 @@ LOOPBACK_NAMES: Final = (DEFAULT_HOST, "localhost", "::1")
 CONNECTIONS_AT_ONCE: Final = 128
 """Of one client: a browser opens six, a script that forgets to close them any number."""
 
-TOKEN_LENGTH_MIN: Final = 32
-"""Of a token that a user made up: `openssl rand -hex 32` gives 64."""
+TOKEN_LENGTH_MIN: Final = 32  # of a token that a user made up: `openssl rand -hex 32` gives 64
 
 TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
 """For a service an additional token of scope admin, unless a service issued it; for a client the
