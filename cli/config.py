@@ -74,18 +74,6 @@ environment wins. `muster config show --origin` prints every value and where it 
 {rows}
 
 Lists are separated by commas; `1` means yes and `0` no.
-
-* `MUSTER_DATA_DIR` holds the database, logs, secrets and small data sets.
-* `MUSTER_DATABASE_URL` is `sqlite:///PATH` or `postgresql+psycopg://USER@HOST/NAME`. In a password
-  write `@` as `%40` and `?` as `%3F`.
-* `MUSTER_HOST`: other machines need tokens and TLS, see SECURITY.md. Certificate and key are PEM
-  files, the key without a password. `MUSTER_ALLOW_PLAIN_HTTP` is for a proxy that does TLS.
-* `MUSTER_SLOTS`: further jobs wait in `QUEUED`; a job with more ranks runs alone.
-* `MUSTER_ORPHAN_TIMEOUT`: after it, ranks without a coordinator checkpoint and exit.
-* `MUSTER_TOKEN`: commands and clients send it. A service takes it as one more token of scope
-  admin, unless a service issued it.
-* `MUSTER_REQUESTS_PER_SECOND`, `MUSTER_REQUESTS_AT_ONCE` and `MUSTER_CONNECTIONS_AT_ONCE` are
-  limits for each client.
 """
 
 

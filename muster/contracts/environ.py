@@ -168,7 +168,10 @@ def variables_of(settings: type[msgspec.Struct]) -> dict[str, tuple[Variable, An
 
 
 ORPHAN_VARIABLE: Final = Variable(
-    ORPHAN_TIMEOUT, "Seconds that ranks continue without supervision", 0, SECONDS_LIMIT
+    ORPHAN_TIMEOUT,
+    "Seconds that ranks go on without a coordinator before they checkpoint and exit.",
+    0,
+    SECONDS_LIMIT,
 )
 
 
