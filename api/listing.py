@@ -1,4 +1,4 @@
-"""Pages of lists with keyset cursors, and conditional requests with entity tags.
+"""Lists: which jobs, pages with keyset cursors, and conditional requests with entity tags.
 
 A job's own tag is strong: it is the version of its row, so a change can be made conditional on it.
 Other tags are weak: they are equal if the data behind the response is equal.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -19,14 +19,16 @@ import xxhash
 from fastapi import Depends, Header, Query, Request, Response
 from msgspec import Meta
 from msgspec.json import Decoder
+from pydantic import AwareDatetime
 
 from api.dependencies import AppState
-from api.errors import InvalidRequest, Problem, invalid_field
-from api.parameters import SelectedJobs
+from api.errors import InvalidRequest, did_you_mean, invalid_field
 from api.schema import reply
+from api.views import job_tag
+from database.errors import JobChanged
 from database.jobs import JobQuery
 from database.records import Job, RowVersion
-from muster.contracts.job import JobId
+from muster.contracts.job import JobId, JobStatus
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.contracts.views import View
 
@@ -53,18 +55,75 @@ IfMatch = Annotated[
     Header(description="The ETag of the job as you know it: 412 if it has changed since."),
 ]
 
+LABELS_LIMIT: Final = 16
+"""Most labels in one query."""
+
+_LABEL: Final = re.compile(r"([^\"\\\x00-\x1f:]+):([^\x00]*)", re.DOTALL)
 _TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 
 
-class Changed(Problem):
-    """The job has changed since the client saw it."""
+def statuses_of(words: list[str], field: str) -> list[JobStatus]:
+    """Return the statuses named by `words`, in any case, also joined by commas; all if empty."""
+    if not words:
+        return list(JobStatus)
+    found = [word.strip().upper() for text in words for word in text.split(",")]
+    for word in found:
+        if word not in JobStatus.__members__:
+            raise invalid_field(
+                "query",
+                field,
+                f"expected one of {', '.join(JobStatus)}",
+                did_you_mean(word, JobStatus),
+            )
+    return [JobStatus(word) for word in found]
 
-    def __init__(self) -> None:
-        super().__init__(
-            HTTPStatus.PRECONDITION_FAILED,
-            "job-changed",
-            "The job has changed since you looked: GET it again, and repeat with its new ETag.",
+
+async def _selection(
+    status: Annotated[
+        list[str], Query(description="Only jobs with one of these statuses; may be repeated.")
+    ] = [],  # noqa: B006  FastAPI copies it
+    name: Annotated[str | None, Query(description="Only jobs of exactly this name.")] = None,
+    label: Annotated[
+        list[str],
+        Query(description="Only jobs with this label, as `team:vision`; may be repeated."),
+    ] = [],  # noqa: B006
+    created_after: Annotated[
+        AwareDatetime | None, Query(description="Only jobs created later than this.")
+    ] = None,
+    created_before: Annotated[
+        AwareDatetime | None, Query(description="Only jobs created earlier than this.")
+    ] = None,
+    sort: Annotated[
+        Literal["-created_at", "created_at"], Query(description="With the `-` the newest first.")
+    ] = "-created_at",
+) -> JobQuery:
+    if name is not None and "\0" in name:
+        raise invalid_field("query", "name", "holds a NUL character")
+    return JobQuery(
+        statuses=statuses_of(status, "status"),
+        name=name,
+        labels=_labels(label),
+        created_after=created_after,
+        created_before=created_before,
+        oldest_first=sort == "created_at",
+    )
+
+
+SelectedJobs = Annotated[JobQuery, Depends(_selection)]
+
+
+def _labels(words: list[str]) -> dict[str, str]:
+    if len(words) > LABELS_LIMIT:
+        raise invalid_field("query", "label", f"at most {LABELS_LIMIT} labels may be given")
+    found = [_LABEL.fullmatch(word) for word in words]
+    labels = {label[1]: label[2] for label in found if label is not None}
+    if len(labels) < len(words):
+        raise invalid_field(
+            "query",
+            "label",
+            "use name:value, each name once, without quotes and backslashes in it",
         )
+    return labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +192,6 @@ def _invalid_cursor() -> InvalidRequest:
     )
 
 
-def job_tag(job: Job) -> str:
-    """Return the strong tag of a job."""
-    return f'"{job.uid}.{job.version}"'
-
-
 def weak_tag(request: Request, *parts: Any) -> str:  # noqa: ANN401  all that msgspec can encode
     """Return the tag of the response to `request` that is made from `parts`."""
     asked = request.scope["path"], request.query_params.multi_items()
@@ -162,12 +216,12 @@ def reply_tagged(
 def required_version(job: Job, wanted: str | None) -> RowVersion | None:
     """Return the row version that a change requires; None if it requires none.
 
-    Raises `Changed` if `job` does not match the header If-Match.
+    Raises `JobChanged` if `job` does not match the header If-Match.
     """
     if wanted is None or wanted.strip() == "*":
         return None
     if job_tag(job) not in (tag for is_weak, tag in _tags(wanted) if not is_weak):
-        raise Changed
+        raise JobChanged(job.job_id)
     return job.row_version
 
 

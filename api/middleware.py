@@ -105,7 +105,7 @@ class AccessMiddleware:
         except Problem as problem:
             log_refusal(problem, scope)
             await problem_response(problem, scope)(scope, receive, send)
-        except Exception:  # noqa: BLE001  the client was answered by `api.error_handlers`
+        except Exception:  # noqa: BLE001  the client was answered by `api.errors`
             _LOG.exception(
                 "a request failed unexpectedly",
                 action="request_failed",

@@ -3,12 +3,13 @@
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -20,8 +21,7 @@ from anyio import CapacityLimiter
 
 from api.app import build
 from api.auth import Authenticator, TokenCache
-from api.coordinator_link import CoordinatorWaker, CoordinatorWatch
-from api.dependencies import AppState
+from api.dependencies import AppState, CoordinatorLink
 from api.middleware import AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
 from api.startup_checks import check_certificate, check_exposure, check_token
@@ -176,7 +176,7 @@ def _build_state(
         return job.spec.checkpoint_dir if job else None
 
     job_cache = JobCache(read_state, time.monotonic)
-    wake_coordinator = CoordinatorWaker(read_lease, time.monotonic)
+    coordinator = CoordinatorLink(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     return AppState(
         database=database,
@@ -191,17 +191,16 @@ def _build_state(
         job_cache=job_cache,
         log_broadcast=LogBroadcast(files, job_cache, is_closing=is_closing, readers=readers),
         log_searches=CapacityLimiter(LOG_SEARCHES),
-        coordinator=CoordinatorWatch(read_lease, time.monotonic),
-        wake_coordinator=wake_coordinator,
+        coordinator=coordinator,
         submitter=Submitter(
             settings=settings,
             working_dir=Path.cwd(),
             clock=utc_now,
-            random_hex=lambda: uuid.uuid4().hex,
+            random_hex=partial(secrets.token_hex, 16),
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
         ),
-        intake=SubmissionQueue(jobs.create_all, wake_coordinator),
+        intake=SubmissionQueue(jobs.create_all, coordinator.wake),
         files=files,
         is_closing=is_closing,
         clock=utc_now,

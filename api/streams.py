@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
+from api.logs.files import Position, format_event_id
 from api.logs.follow import IsOver, JobFollower
-from api.logs.position import Position, format_event_id
 from api.logs.tail import tail_position
 from database.errors import DatabaseUnavailable
 from database.records import Job, RankRecord

@@ -63,6 +63,11 @@ def job_view(job: Job, caller: Caller | None = None) -> JobView:
     )
 
 
+def job_tag(job: Job) -> str:
+    """Return the strong entity tag of a job: the version of its row."""
+    return f'"{job.uid}.{job.version}"'
+
+
 def _heading(job: Job) -> dict[str, Any]:
     return {
         "job_id": job.job_id,

@@ -1,33 +1,58 @@
-"""Jobs: submit, list, show, wait, stop."""
+"""Jobs: submit, list, show, wait, stop; their events, attempts and audit."""
 
 import asyncio
 import hashlib
 import json
 from collections.abc import Collection
+from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
+from msgspec import Meta
+from msgspec.json import Decoder
 
 from api.dependencies import READ, SUBMIT, AppState, CallerName, CurrentCaller, State
-from api.errors import JobNotFound
-from api.listing import IfNoneMatch, RequestedPage, job_tag, jobs_of, reply_tagged, weak_tag
-from api.parameters import KnownJobId, statuses_of
-from api.schema import UNCHANGED, StopBody, body, refusals, reply, returns
+from api.listing import (
+    DEFAULT_LIMIT,
+    Cursor,
+    IfNoneMatch,
+    PageLimit,
+    RequestedPage,
+    decode_cursor,
+    jobs_of,
+    link_next,
+    reply_tagged,
+    statuses_of,
+    weak_tag,
+)
+from api.schema import KnownJobId, StopBody, body, operation, refusals, reply, returns
 from api.streams import FRESH_SECONDS, JobState
 from api.submission import refusing
-from api.views import job_view, summary
-from database.errors import JobExists
+from api.views import audit_view, job_tag, job_view, summary
+from database.errors import JobExists, JobMissing
 from database.idempotency import IdempotencyKey
 from database.records import Job
+from database.workers import AttemptPosition
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.shards import ranges, shards_of_rank
 from muster.contracts.spec import JobRequest, JobSpec
-from muster.contracts.views import JobList, JobPlan, JobView, SummaryList, SummaryView
+from muster.contracts.views import (
+    AuditView,
+    EventList,
+    EventView,
+    IncarnationList,
+    IncarnationView,
+    JobList,
+    JobPlan,
+    JobView,
+    SummaryList,
+    SummaryView,
+)
 from muster.datasets.reader import find_shards
 from muster.datasets.synthetic import synthetic
 
@@ -45,6 +70,12 @@ cases (500² / 2 / 36⁶)."""
 
 LAUNCHER: Final = "local"
 """Agents are processes on the coordinator's machine."""
+
+NUMBER_LIMIT: Final = 2**63 - 1
+"""The largest integer of the databases."""
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+ATTEMPT_PLACES: Final[Decoder[AttemptPosition]] = Decoder(tuple[datetime, _Count, _Count])
 
 router = APIRouter(tags=["jobs"])
 
@@ -90,12 +121,7 @@ async def create_job(
     return reply(job_view(job), HTTPStatus.CREATED, headers)
 
 
-@router.get(
-    "/jobs",
-    summary="List jobs, newest first",
-    responses=returns(JobList) | UNCHANGED,
-    dependencies=[READ],
-)
+@router.get("/jobs", **operation("List jobs, newest first", READ, JobList, HTTPStatus.NOT_MODIFIED))
 def list_jobs(
     *,
     desk: State,
@@ -115,9 +141,7 @@ def list_jobs(
 # Before /jobs/{job_id}, which would take "summaries" for an id.
 @router.get(
     "/jobs/summaries",
-    summary="Summaries of jobs, newest first",
-    responses=returns(SummaryList) | UNCHANGED,
-    dependencies=[READ],
+    **operation("Summaries of jobs, newest first", READ, SummaryList, HTTPStatus.NOT_MODIFIED),
 )
 def list_summaries(
     desk: State, page: RequestedPage, request: Request, if_none_match: IfNoneMatch = None
@@ -137,9 +161,7 @@ def list_summaries(
 
 @router.get(
     "/jobs/{job_id}",
-    summary="Status of one job",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
-    dependencies=[READ],
+    **operation("Status of one job", READ, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_MODIFIED),
 )
 async def get_job(
     *,
@@ -174,9 +196,13 @@ async def get_job(
 
 @router.get(
     "/jobs/{job_id}/summary",
-    summary="Progress of one job and all its workers",
-    responses=returns(SummaryView) | refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
-    dependencies=[READ],
+    **operation(
+        "Progress of one job and all its workers",
+        READ,
+        SummaryView,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.NOT_MODIFIED,
+    ),
 )
 def get_summary(
     job_id: KnownJobId, desk: State, request: Request, if_none_match: IfNoneMatch = None
@@ -189,9 +215,7 @@ def get_summary(
 
 @router.post(
     "/jobs/{job_id}/stop",
-    summary="Stop a job gracefully",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND),
-    dependencies=[SUBMIT],
+    **operation("Stop a job gracefully", SUBMIT, JobView, HTTPStatus.NOT_FOUND),
 )
 def stop_job(
     job_id: KnownJobId,
@@ -204,6 +228,73 @@ def stop_job(
         job_id, StopRequest.GRACEFUL, asked.grace_seconds, actor=principal, why=asked.reason
     )
     return reply(job_view(job))
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    **operation("Events of a job, oldest first", READ, EventList, HTTPStatus.NOT_FOUND),
+)
+def list_events(
+    job_id: KnownJobId,
+    desk: State,
+    limit: Annotated[int, Query(ge=1, le=DEFAULT_LIMIT)] = DEFAULT_LIMIT,
+    after: Annotated[int | None, Query(ge=0, le=NUMBER_LIMIT)] = None,
+) -> Response:
+    """Return the last events, or the first ones after the `event_id` `after`."""
+    desk.jobs.get(job_id)
+    if after is None:
+        events = desk.events.of_job(job_id, limit)
+    else:
+        events = desk.events.following(job_id, after, limit)
+    views = msgspec.convert(events, list[EventView], from_attributes=True)
+    return reply(EventList(job_id=job_id, events=views))
+
+
+@router.get(
+    "/jobs/{job_id}/incarnations",
+    **operation(
+        "Every process of a job, the newest first", READ, IncarnationList, HTTPStatus.NOT_FOUND
+    ),
+)
+def list_incarnations(
+    job_id: KnownJobId,
+    desk: State,
+    request: Request,
+    limit: PageLimit = DEFAULT_LIMIT,
+    cursor: Cursor = None,
+) -> Response:
+    """Return for each attempt of each rank when it began, how it ended, and what followed."""
+    desk.jobs.get(job_id)
+    # One more than requested shows whether there is a next page.
+    found = desk.incarnations.page(job_id, limit + 1, decode_cursor(cursor, ATTEMPT_PLACES))
+    headers = {"X-Total-Count": str(desk.incarnations.count(job_id))}
+    if len(found) > limit:
+        last = found[limit - 1]
+        place = (last.started_at, last.rank, last.incarnation)
+        headers["Link"] = link_next(request, [], limit, place)
+    attempts = msgspec.convert(found[:limit], list[IncarnationView], from_attributes=True)
+    return reply(IncarnationList(job_id=job_id, incarnations=attempts), headers=headers)
+
+
+@router.get(
+    "/jobs/{job_id}/audit",
+    **operation(
+        "Whether every sample was read exactly once", READ, AuditView, HTTPStatus.NOT_FOUND
+    ),
+)
+def get_audit(
+    job_id: KnownJobId,
+    desk: State,
+    limit: Annotated[
+        int, Query(ge=1, le=DEFAULT_LIMIT, description="Most epochs and most checkpoints shown.")
+    ] = DEFAULT_LIMIT,
+) -> Response:
+    """Compare the committed samples with the data set.
+
+    The result covers every epoch, including those that are not listed.
+    """
+    job = desk.jobs.get(job_id)
+    return reply(audit_view(job, desk.commits.audit(job_id, limit)))
 
 
 async def create(
@@ -282,25 +373,25 @@ async def wait_for_status(
 ) -> Job:
     """Return the job once it has a wanted status, or as it is after the timeout.
 
-    Also returns when the client has gone or the service ends. Raises `JobNotFound` once there is
+    Also returns when the client has gone or the service ends. Raises `JobMissing` once there is
     no such job, or another one under its id. Uses the reads that streams share, so any number of
     waits for a job costs one database read per `FRESH_SECONDS` and no thread.
     """
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     # A shared read may be older than what this client knows, and may be of an earlier job.
-    job = _job_in(await desk.job_cache.get_current(job_id))
+    job = _job_in(await desk.job_cache.get_current(job_id), job_id)
     uid = job.uid
     while job.status_shown not in wanted and not desk.is_closing():
         if asyncio.get_running_loop().time() >= deadline or await request.is_disconnected():
             break
         await asyncio.sleep(FRESH_SECONDS)
-        job = _job_in(await desk.job_cache.get(job_id))
+        job = _job_in(await desk.job_cache.get(job_id), job_id)
         if job.uid != uid:
-            raise JobNotFound
+            raise JobMissing(job_id)
     return job
 
 
-def _job_in(glance: JobState | None) -> Job:
-    if glance is None:
-        raise JobNotFound
-    return glance.job
+def _job_in(state: JobState | None, job_id: JobId) -> Job:
+    if state is None:
+        raise JobMissing(job_id)
+    return state.job

@@ -17,14 +17,13 @@ from sse_starlette.sse import EventSourceResponse
 
 from api.auth import Unauthorized
 from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication, State
-from api.errors import Conflict, FieldError, InvalidRequest, JobNotFound, Problem, invalid_field
+from api.errors import Conflict, Problem, invalid_field
+from api.logs.files import EventId, Micros, Position, format_event_id, parse_event_id
 from api.logs.follow import JobFollower
-from api.logs.position import EventId, Position, format_event_id, parse_event_id
 from api.logs.tail import LogFilter, LogLine, Tail, read_tail, tail_position
-from api.logs.times import Micros
-from api.parameters import KnownJobId
-from api.schema import refusals, returns
+from api.schema import KnownJobId, refusals, returns
 from api.streams import IDLE_SECONDS, JobState, encode_event, encode_start, finished_logs
+from database.errors import JobMissing
 from database.records import Job
 from muster.contracts.views import LogLineView, LogTail
 
@@ -96,9 +95,9 @@ async def _log_part(
 ) -> LogPart:
     seen = None
     if last_event_id:
-        seen = _event_id(last_event_id, ("header", "last-event-id"))
+        seen = _event_id(last_event_id, "header", "last-event-id")
     elif after is not None:
-        seen = _event_id(after, ("query", "after"))
+        seen = _event_id(after, "query", "after")
     return LogPart(rank=rank, tail=tail, seen=seen)
 
 
@@ -200,7 +199,7 @@ async def stream_logs(
     """Unnamed events carry lines; the event `end` carries the final status and closes."""
     found = await state.job_cache.get_current(job_id)
     if found is None:
-        raise JobNotFound
+        raise JobMissing(job_id)
     _check_rank(found.job, part.rank)
     files = state.files.job(job_id)
     position = part.position_in(found.job)
@@ -275,11 +274,11 @@ def _check_rank(job: Job, rank: int | None) -> None:
         raise invalid_field("query", "rank", f"the job has at most {most} ranks, counted from 0")
 
 
-def _event_id(text: str, where: tuple[str, str]) -> EventId:
+def _event_id(text: str, where: str, field: str) -> EventId:
     parsed = parse_event_id(text)
     if parsed is None:
         message = "not a valid position: send the id of an event, or leave it out"
-        raise InvalidRequest([FieldError(loc=where, msg=message, type="value_error")])
+        raise invalid_field(where, field, message)
     return parsed
 
 

@@ -7,10 +7,9 @@ from fastapi import APIRouter, Response
 
 from api.dependencies import READ, SUBMIT, AppState, CallerName, State
 from api.errors import Conflict, invalid_field
-from api.listing import IfMatch, job_tag, required_version
-from api.parameters import KnownJobId, KnownWorkerId
-from api.schema import JobPatch, body, refusals, reply, returns
-from api.views import job_view, member_list
+from api.listing import IfMatch, required_version
+from api.schema import JobPatch, KnownJobId, KnownWorkerId, body, operation, reply
+from api.views import job_tag, job_view, member_list
 from database.errors import JobOver
 from muster.contracts.job import JobId
 from muster.contracts.views import JobView, MemberList
@@ -20,10 +19,14 @@ router = APIRouter(tags=["jobs"])
 
 @router.patch(
     "/jobs/{job_id}",
-    summary="Scale a job that trains synchronously",
-    responses=returns(JobView)
-    | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED),
-    dependencies=[SUBMIT],
+    **operation(
+        "Scale a job that trains synchronously",
+        SUBMIT,
+        JobView,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.PRECONDITION_FAILED,
+    ),
 )
 def scale_job(
     job_id: KnownJobId,
@@ -53,15 +56,19 @@ def scale_job(
             f"this job takes {low} to {high} ranks: its min_workers and its max_workers",
         )
     job = desk.jobs.scale(job_id, asked.world_size, version, actor=principal)
-    desk.wake_coordinator()
+    desk.coordinator.wake()
     return reply(job_view(job), headers={"ETag": job_tag(job)})
 
 
 @router.post(
     "/jobs/{job_id}/pause",
-    summary="Pause a job that trains synchronously",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=[SUBMIT],
+    **operation(
+        "Pause a job that trains synchronously",
+        SUBMIT,
+        JobView,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+    ),
 )
 def pause_job(job_id: KnownJobId, desk: State, principal: CallerName) -> Response:
     """Stop training after the present step; the ranks stay. Repeating it changes nothing."""
@@ -70,9 +77,7 @@ def pause_job(job_id: KnownJobId, desk: State, principal: CallerName) -> Respons
 
 @router.post(
     "/jobs/{job_id}/resume",
-    summary="Resume a paused job",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=[SUBMIT],
+    **operation("Resume a paused job", SUBMIT, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 def resume_job(job_id: KnownJobId, desk: State, principal: CallerName) -> Response:
     """End a requested pause. A job that is not paused stays as it is."""
@@ -81,9 +86,7 @@ def resume_job(job_id: KnownJobId, desk: State, principal: CallerName) -> Respon
 
 @router.get(
     "/jobs/{job_id}/workers",
-    summary="Present and former workers of a job",
-    responses=returns(MemberList) | refusals(HTTPStatus.NOT_FOUND),
-    dependencies=[READ],
+    **operation("Present and former workers of a job", READ, MemberList, HTTPStatus.NOT_FOUND),
 )
 def list_workers(job_id: KnownJobId, desk: State) -> Response:
     job = desk.jobs.get(job_id)
@@ -95,9 +98,9 @@ def list_workers(job_id: KnownJobId, desk: State) -> Response:
 
 @router.post(
     "/jobs/{job_id}/workers/{worker_id}/leave",
-    summary="Ask an active worker to leave",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=[SUBMIT],
+    **operation(
+        "Ask an active worker to leave", SUBMIT, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT
+    ),
 )
 def dismiss_worker(
     job_id: KnownJobId, worker_id: KnownWorkerId, desk: State, principal: CallerName
@@ -110,7 +113,7 @@ def dismiss_worker(
             "Only workers of a job of mode synchronous can leave.",
         )
     job = desk.members.request_departure(job_id, worker_id, actor=principal)
-    desk.wake_coordinator()
+    desk.coordinator.wake()
     return reply(job_view(job))
 
 
@@ -125,5 +128,5 @@ def _set_pause(desk: AppState, job_id: JobId, actor: str, *, paused: bool) -> Re
             f"(POST /jobs/{job_id}/stop) and continue later with resume_from.",
         )
     job = desk.jobs.set_pause(job_id, paused=paused, actor=actor)
-    desk.wake_coordinator()
+    desk.coordinator.wake()
     return reply(job_view(job))

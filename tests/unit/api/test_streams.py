@@ -14,8 +14,8 @@ from anyio import CapacityLimiter
 
 from api import streams
 from api.logs import follow
+from api.logs.files import Position
 from api.logs.follow import JobFollower
-from api.logs.position import Position
 from api.streams import (
     FRESH_SECONDS,
     JobCache,
