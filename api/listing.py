@@ -5,7 +5,6 @@ Other tags are weak: they are equal if the data behind the response is equal.
 """
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from msgspec.json import Decoder
 from pydantic import AwareDatetime
 
 from api.dependencies import AppState
-from api.errors import InvalidRequest, did_you_mean, invalid_field
+from api.errors import did_you_mean, invalid_field
 from api.schema import reply
 from api.views import job_tag
 from database.errors import JobChanged
@@ -30,7 +29,7 @@ from database.jobs import JobQuery
 from database.records import Job, RowVersion
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.spec import JOB_ID_PATTERN
-from muster.contracts.views import View
+from muster.contracts.views import Moment, View
 
 DEFAULT_LIMIT: Final = 1000
 """High, so that small clients never page."""
@@ -39,10 +38,11 @@ Place: TypeAlias = tuple[datetime, JobId]
 """The end of a page of jobs: creation time and id of the last one."""
 
 PLACES: Final[Decoder[Place]] = Decoder(
-    tuple[datetime, Annotated[JobId, Meta(pattern=f"^{JOB_ID_PATTERN}$")]]
+    tuple[Moment, Annotated[JobId, Meta(pattern=f"^{JOB_ID_PATTERN}$")]]
 )
 
 AnyPlace = TypeVar("AnyPlace", bound=tuple[Any, ...])
+Item = TypeVar("Item")
 
 PageLimit = Annotated[int, Query(ge=1, le=DEFAULT_LIMIT, description="Most items of one response.")]
 Cursor = Annotated[str | None, Query(description="From the Link header of the previous page.")]
@@ -144,27 +144,32 @@ async def _page(
 RequestedPage = Annotated[Page, Depends(_page)]
 
 
-def jobs_of(page: Page, desk: AppState, request: Request) -> tuple[list[Job], dict[str, str]]:
+def jobs_of(page: Page, desk: AppState, request: Request) -> tuple[Sequence[Job], dict[str, str]]:
     """Return the jobs of a page, and the headers with their number and the next page."""
-    jobs = desk.jobs.page(page.selection, page.limit + 1, page.after)  # one more: is there a next?
-    headers = {"X-Total-Count": str(desk.jobs.count(page.selection))}
-    if len(jobs) > page.limit:
-        last = jobs[page.limit - 1]
-        filters = [
-            (name, value)
-            for name, value in request.query_params.multi_items()
-            if name not in {"limit", "cursor"}
-        ]
-        headers["Link"] = link_next(request, filters, page.limit, (last.created_at, last.job_id))
-    return jobs[: page.limit], headers
+    found = desk.jobs.page(page.selection, page.limit + 1, page.after)
+    total = desk.jobs.count(page.selection)
+    return one_page(request, found, page.limit, total, lambda job: (job.created_at, job.job_id))
 
 
-def link_next(
-    request: Request, filters: Sequence[tuple[str, str]], limit: int, place: tuple[Any, ...]
-) -> str:
-    """Return the Link header of the page after `place`."""
-    query = [*filters, ("limit", str(limit)), ("cursor", encode_cursor(place))]
-    return f'<{request.scope["path"]}?{urlencode(query)}>; rel="next"'
+def one_page(
+    request: Request,
+    found: Sequence[Item],
+    limit: int,
+    total: int,
+    place_of: Callable[[Item], tuple[Any, ...]],
+) -> tuple[Sequence[Item], dict[str, str]]:
+    """Return the first `limit` items, and the headers with their total and the next page.
+
+    There is a next page if one item more than `limit` was found.
+    """
+    headers = {"X-Total-Count": str(total)}
+    if len(found) > limit:
+        asked = request.query_params.multi_items()
+        filters = [(name, value) for name, value in asked if name not in {"limit", "cursor"}]
+        cursor = encode_cursor(place_of(found[limit - 1]))
+        query = urlencode([*filters, ("limit", str(limit)), ("cursor", cursor)])
+        headers["Link"] = f'<{request.scope["path"]}?{query}>; rel="next"'
+    return found[:limit], headers
 
 
 def encode_cursor(place: tuple[Any, ...]) -> str:
@@ -177,19 +182,10 @@ def decode_cursor(text: str | None, places: Decoder[AnyPlace]) -> AnyPlace | Non
     if text is None:
         return None
     try:
-        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        place = places.decode(raw)
-    except (binascii.Error, ValueError, msgspec.MsgspecError):
-        raise _invalid_cursor() from None
-    if place[0].tzinfo is None:
-        raise _invalid_cursor()
-    return place
-
-
-def _invalid_cursor() -> InvalidRequest:
-    return invalid_field(
-        "query", "cursor", "is not a valid cursor: follow the Link header, or leave it out"
-    )
+        return places.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, msgspec.MsgspecError):
+        message = "is not a valid cursor: follow the Link header, or leave it out"
+        raise invalid_field("query", "cursor", message) from None
 
 
 def weak_tag(request: Request, *parts: Any) -> str:  # noqa: ANN401  all that msgspec can encode

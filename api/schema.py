@@ -94,15 +94,13 @@ def body(kind: type[Sent], *, is_optional: bool = False) -> Any:  # noqa: ANN401
 
     FastAPI parses the JSON before it checks the scope of the caller; fields are checked after.
     """
-    shape = Body(title=kind.__name__, json_schema_extra={"x-struct": kind.__name__})
+    default = None if is_optional else ...
+    shape = Body(default, title=kind.__name__, json_schema_extra={"x-struct": kind.__name__})
 
-    async def required(sent: Annotated[object, shape]) -> Sent:
-        return decode(sent, kind)
+    async def read(sent: object = shape) -> Sent:
+        return decode({} if is_optional and sent is None else sent, kind)
 
-    async def optional(sent: Annotated[object, shape] = None) -> Sent:
-        return decode({} if sent is None else sent, kind)
-
-    return Depends(optional if is_optional else required)
+    return Depends(read)
 
 
 def decode(sent: object, kind: type[Sent]) -> Sent:

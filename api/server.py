@@ -24,7 +24,7 @@ from api.auth import Authenticator, TokenCache
 from api.dependencies import AppState, CoordinatorLink
 from api.middleware import AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
-from api.startup_checks import check_certificate, check_exposure, check_token
+from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
 from database.engine import Database
@@ -147,14 +147,12 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
 
 
 def _listen(settings: ServiceSettings, access: AccessSettings, tokens: Tokens) -> socket.socket:
-    host, port = settings.host, settings.port
+    address = check_listening(settings, access, tokens.is_any_valid)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        check_token(access, tokens.is_any_valid)
-        check_exposure(host, str(address[0]), access, tokens.is_any_valid)
-        return socket.create_server(address, family=family, backlog=1024)
+        return socket.create_server((address, settings.port), family=family, backlog=1024)
     except OSError as error:
-        raise PortTaken(host, port, error) from error
+        raise PortTaken(settings.host, settings.port, error) from error
 
 
 def _build_state(

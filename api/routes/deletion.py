@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Final
@@ -175,8 +176,14 @@ async def delete(desk: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
                 "no-coordinator",
                 f"{job_id} cannot be ended now: {absence}, then repeat this request.",
             )
-        await run_sync(_request_end, desk, job, deletion.stop_request, deletion.actor)
-        job = await _ended(desk, job, deletion.stop_request)
+        await _end_all(desk, [job], deletion.stop_request, deletion.actor)
+        uid, job = job.uid, await run_sync(desk.jobs.get, job_id)
+        if job.uid != uid:
+            raise JobMissing(job_id)
+        if not job.is_terminal:
+            raise Conflict(
+                "job-still-stopping", f"{job_id} is still stopping: repeat this request later."
+            )
         await deletion.ask_again()
     return await run_sync(_delete, desk, job, deletion)
 
@@ -228,7 +235,8 @@ async def _end_all(desk: AppState, jobs: Sequence[Job], request: StopRequest, ac
     ending = [job for job in jobs if not job.is_terminal and _can_be_ended(job, absence)]
     for job in ending:
         with suppress(JobMissing):
-            await run_sync(_request_end, desk, job, request, actor)
+            end = partial(desk.request_stop, job.job_id, request, None, actor=actor, uid=job.uid)
+            await run_sync(end)
     timeout_seconds = max((_timeout_seconds(job, request) for job in ending), default=0.0)
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     waiting = {job.uid for job in ending}
@@ -240,25 +248,6 @@ async def _end_all(desk: AppState, jobs: Sequence[Job], request: StopRequest, ac
 def _can_be_ended(job: Job, absence: str | None) -> bool:
     """Return False for a queued job without a coordinator; that of a running job will be back."""
     return absence is None or job.status is not JobStatus.QUEUED
-
-
-def _request_end(desk: AppState, job: Job, request: StopRequest, actor: str) -> None:
-    desk.request_stop(job.job_id, request, None, actor=actor, uid=job.uid)
-
-
-async def _ended(desk: AppState, job: Job, request: StopRequest) -> Job:
-    deadline = asyncio.get_running_loop().time() + _timeout_seconds(job, request)
-    while True:
-        now = await run_sync(desk.jobs.get, job.job_id)
-        if now.uid != job.uid:
-            raise JobMissing(job.job_id)
-        if now.is_terminal:
-            return now
-        if asyncio.get_running_loop().time() > deadline:
-            raise Conflict(
-                "job-still-stopping", f"{job.job_id} is still stopping: repeat this request later."
-            )
-        await asyncio.sleep(POLL_SECONDS)
 
 
 def _timeout_seconds(job: Job, request: StopRequest) -> float:

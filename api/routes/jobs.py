@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Collection
-from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -24,7 +23,7 @@ from api.listing import (
     RequestedPage,
     decode_cursor,
     jobs_of,
-    link_next,
+    one_page,
     reply_tagged,
     statuses_of,
     weak_tag,
@@ -50,6 +49,7 @@ from muster.contracts.views import (
     JobList,
     JobPlan,
     JobView,
+    Moment,
     SummaryList,
     SummaryView,
 )
@@ -75,7 +75,7 @@ NUMBER_LIMIT: Final = 2**63 - 1
 """The largest integer of the databases."""
 
 _Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
-ATTEMPT_PLACES: Final[Decoder[AttemptPosition]] = Decoder(tuple[datetime, _Count, _Count])
+ATTEMPT_PLACES: Final[Decoder[AttemptPosition]] = Decoder(tuple[Moment, _Count, _Count])
 
 router = APIRouter(tags=["jobs"])
 
@@ -265,14 +265,15 @@ def list_incarnations(
 ) -> Response:
     """Return for each attempt of each rank when it began, how it ended, and what followed."""
     desk.jobs.get(job_id)
-    # One more than requested shows whether there is a next page.
-    found = desk.incarnations.page(job_id, limit + 1, decode_cursor(cursor, ATTEMPT_PLACES))
-    headers = {"X-Total-Count": str(desk.incarnations.count(job_id))}
-    if len(found) > limit:
-        last = found[limit - 1]
-        place = (last.started_at, last.rank, last.incarnation)
-        headers["Link"] = link_next(request, [], limit, place)
-    attempts = msgspec.convert(found[:limit], list[IncarnationView], from_attributes=True)
+    after = decode_cursor(cursor, ATTEMPT_PLACES)
+    found, headers = one_page(
+        request,
+        desk.incarnations.page(job_id, limit + 1, after),
+        limit,
+        desk.incarnations.count(job_id),
+        lambda last: (last.started_at, last.rank, last.incarnation),
+    )
+    attempts = msgspec.convert(found, list[IncarnationView], from_attributes=True)
     return reply(IncarnationList(job_id=job_id, incarnations=attempts), headers=headers)
 
 

@@ -20,7 +20,7 @@ from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reau
 from api.errors import Conflict, Problem, invalid_field
 from api.logs.files import EventId, Micros, Position, format_event_id, parse_event_id
 from api.logs.follow import JobFollower
-from api.logs.tail import LogFilter, LogLine, Tail, read_tail, tail_position
+from api.logs.tail import LogFilter, LogLine, read_tail, tail_position
 from api.schema import KnownJobId, refusals, returns
 from api.streams import IDLE_SECONDS, JobState, encode_event, encode_start, finished_logs
 from database.errors import JobMissing
@@ -166,16 +166,21 @@ async def get_logs(  # noqa: PLR0913  a query has many parameters
         limiter=state.log_searches if is_search else None,
     )
     accepted = request.headers.get("accept", "")
-    if PLAIN in accepted:
-        text = "".join(f"{_prefix(line, part.rank)}{line.line.text}\n" for line in found.lines)
-        return _log_response(text, f"{PLAIN}; charset=utf-8", found)
     views = [_line_view(line) for line in found.lines]
-    if NDJSON in accepted:
-        return _log_response(
-            b"".join(b"%s\n" % msgspec.json.encode(view) for view in views), NDJSON, found
+    if PLAIN in accepted:
+        prefixes = (f"[rank {view.rank}] " if part.rank is None else "" for view in views)
+        text = "".join(
+            f"{prefix}{view.line}\n" for prefix, view in zip(prefixes, views, strict=True)
         )
-    document = LogTail(job_id=job_id, tail=count, lines=views)
-    return _log_response(msgspec.json.encode(document), "application/json", found)
+        content, media_type = text.encode(), f"{PLAIN}; charset=utf-8"
+    elif NDJSON in accepted:
+        content, media_type = msgspec.json.Encoder().encode_lines(views), NDJSON
+    else:
+        document = LogTail(job_id=job_id, tail=count, lines=views)
+        content, media_type = msgspec.json.encode(document), "application/json"
+    # Earlier lines may match a search as well.
+    headers = {} if found.is_complete else {"X-Log-Incomplete": "true"}
+    return Response(content, headers=headers, media_type=media_type)
 
 
 @router.get(
@@ -290,13 +295,3 @@ def _micros(moment: datetime | None) -> Micros | None:
 def _line_view(line: LogLine) -> LogLineView:
     time = None if line.micros is None else datetime.fromtimestamp(line.micros / 1e6, UTC)
     return LogLineView(rank=line.name.rank, time=time, line=line.line.text)
-
-
-def _prefix(line: LogLine, rank: int | None) -> str:
-    return f"[rank {line.name.rank}] " if rank is None else ""
-
-
-def _log_response(text: str | bytes, media_type: str, found: Tail) -> Response:
-    # The header tells that earlier lines may match a search as well.
-    headers = {} if found.is_complete else {"X-Log-Incomplete": "true"}
-    return Response(text, headers=headers, media_type=media_type)
