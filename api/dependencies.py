@@ -166,11 +166,11 @@ async def _caller(request: Request) -> Caller:
 CurrentCaller = Annotated[Caller, Depends(_caller)]
 
 
-async def caller_name(caller: CurrentCaller) -> str:
+async def _caller_name(caller: CurrentCaller) -> str:
     return caller.name
 
 
-CallerName = Annotated[str, Depends(caller_name)]
+CallerName = Annotated[str, Depends(_caller_name)]
 
 Reauthenticate: TypeAlias = Callable[[], Awaitable[None]]
 """Authenticates the caller again; raises `Problem` if the token was revoked or has expired."""

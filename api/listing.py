@@ -144,10 +144,10 @@ async def _page(
 RequestedPage = Annotated[Page, Depends(_page)]
 
 
-def jobs_of(page: Page, desk: AppState, request: Request) -> tuple[Sequence[Job], dict[str, str]]:
+def jobs_of(page: Page, state: AppState, request: Request) -> tuple[Sequence[Job], dict[str, str]]:
     """Return the jobs of a page, and the headers with their number and the next page."""
-    found = desk.jobs.page(page.selection, page.limit + 1, page.after)
-    total = desk.jobs.count(page.selection)
+    found = state.jobs.page(page.selection, page.limit + 1, page.after)
+    total = state.jobs.count(page.selection)
     return one_page(request, found, page.limit, total, lambda job: (job.created_at, job.job_id))
 
 

@@ -74,7 +74,7 @@ class DeletedJob:
 
 
 async def _deletion(
-    principal: CallerName,
+    actor: CallerName,
     ask_again: Reauthentication,
     delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True,  # noqa: FBT002  a query parameter
     force: Annotated[  # noqa: FBT002
@@ -85,7 +85,7 @@ async def _deletion(
         delete_logs=delete_logs,
         stop_first=False,
         force=force,
-        actor=principal,
+        actor=actor,
         ask_again=ask_again,
     )
 
@@ -102,18 +102,18 @@ RequestedDeletion = Annotated[Deletion, Depends(_deletion)]
 )
 async def delete_job(
     job_id: KnownJobId,
-    desk: State,
+    state: State,
     deletion: RequestedDeletion,
     stop_first: Annotated[bool, Query(description="Stop it gracefully first.")] = False,  # noqa: FBT002
 ) -> Response:
     """Delete rows and logs; with `stop_first` or `force` also of a job that is not over."""
-    return reply(await delete(desk, job_id, replace(deletion, stop_first=stop_first)))
+    return reply(await delete(state, job_id, replace(deletion, stop_first=stop_first)))
 
 
 @router.post("/jobs/purge", **operation("Delete the jobs that match", SUBMIT, Purged))
 async def purge_jobs(
     *,
-    desk: State,
+    state: State,
     deletion: RequestedDeletion,
     older_than_hours: Annotated[float | None, Query(ge=0, le=YEARS_LIMIT * 8766)] = None,
     older_than_days: Annotated[
@@ -126,42 +126,43 @@ async def purge_jobs(
     """Delete every matching job; without a filter all match. Running jobs are skipped."""
     cutoff = None
     if older_than_days is not None:
-        cutoff = desk.clock() - timedelta(days=older_than_days)
+        cutoff = state.clock() - timedelta(days=older_than_days)
     elif older_than_hours is not None:
-        cutoff = desk.clock() - timedelta(hours=older_than_hours)
+        cutoff = state.clock() - timedelta(hours=older_than_hours)
     wanted = statuses_of(statuses, "statuses")
-    jobs = await run_sync(desk.jobs.finished_before, cutoff, wanted)
+    jobs = await run_sync(state.jobs.finished_before, cutoff, wanted)
     deletion = replace(deletion, stop_first=stop_running)
+    outcomes: Sequence[DeletedJob | NotDeleted]
     if dry_run:
-        foreseen = await run_sync(would_delete, desk, jobs, deletion)
-        return reply(_purged(jobs, foreseen, dry_run=True))
-    return reply(_purged(jobs, await delete_all(desk, jobs, deletion), dry_run=False))
-
-
-def _purged(
-    jobs: Sequence[Job], outcomes: Sequence[DeletedJob | NotDeleted], *, dry_run: bool
-) -> Purged:
+        may_be_deleted = (
+            job for job in jobs if job.is_terminal or deletion.stop_request is not None
+        )
+        outcomes = [await run_sync(_foreseen, state, job, deletion) for job in may_be_deleted]
+    else:
+        outcomes = await delete_all(state, jobs, deletion)
     deleted = [one for one in outcomes if isinstance(one, DeletedJob)]
     failed = [one for one in outcomes if isinstance(one, NotDeleted)]
     job_ids = [one.view.job_id for one in deleted]
     known = {*job_ids, *(one.job_id for one in failed)}
-    return Purged(
-        matched=len(jobs),
-        deleted=0 if dry_run else len(job_ids),
-        job_ids=job_ids,
-        skipped=[job.job_id for job in jobs if job.job_id not in known],
-        failed=failed,
-        freed_bytes=sum(one.freed_bytes for one in deleted),
+    return reply(
+        Purged(
+            matched=len(jobs),
+            deleted=0 if dry_run else len(job_ids),
+            job_ids=job_ids,
+            skipped=[job.job_id for job in jobs if job.job_id not in known],
+            failed=failed,
+            freed_bytes=sum(one.freed_bytes for one in deleted),
+        )
     )
 
 
-async def delete(desk: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
+async def delete(state: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
     """Delete one job, after its end if `deletion` requests one.
 
     Raises `Conflict` if it is not over and may not be stopped, or does not end in time, and
     `Problem` if the caller lost access meanwhile.
     """
-    job = await run_sync(desk.jobs.get, job_id)
+    job = await run_sync(state.jobs.get, job_id)
     if not job.is_terminal:
         if deletion.stop_request is None:
             raise Conflict(
@@ -169,15 +170,15 @@ async def delete(desk: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
                 f"{job_id} is {job.status_shown}: stop it first (POST /jobs/{job_id}/stop), or "
                 "repeat with ?stop_first=true (a last checkpoint) or ?force=true (at once).",
             )
-        absence = await run_sync(desk.coordinator.absence)
+        absence = await run_sync(state.coordinator.absence)
         if not _can_be_ended(job, absence):
             raise Problem(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "no-coordinator",
                 f"{job_id} cannot be ended now: {absence}, then repeat this request.",
             )
-        await _end_all(desk, [job], deletion.stop_request, deletion.actor)
-        uid, job = job.uid, await run_sync(desk.jobs.get, job_id)
+        await _end_all(state, [job], deletion.stop_request, deletion.actor)
+        uid, job = job.uid, await run_sync(state.jobs.get, job_id)
         if job.uid != uid:
             raise JobMissing(job_id)
         if not job.is_terminal:
@@ -185,20 +186,11 @@ async def delete(desk: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
                 "job-still-stopping", f"{job_id} is still stopping: repeat this request later."
             )
         await deletion.ask_again()
-    return await run_sync(_delete, desk, job, deletion)
-
-
-def would_delete(desk: AppState, jobs: Sequence[Job], deletion: Deletion) -> list[DeletedJob]:
-    """Return what `delete_all` would delete if every job ended in time."""
-    return [
-        _foreseen(desk, job, deletion)
-        for job in jobs
-        if job.is_terminal or deletion.stop_request is not None
-    ]
+    return await run_sync(_delete, state, job, deletion)
 
 
 async def delete_all(
-    desk: AppState, jobs: Sequence[Job], deletion: Deletion
+    state: AppState, jobs: Sequence[Job], deletion: Deletion
 ) -> list[DeletedJob | NotDeleted]:
     """Delete those of `jobs` that are over, or that end in time when requested.
 
@@ -206,43 +198,45 @@ async def delete_all(
     Raises `Problem` once the caller loses access.
     """
     if deletion.stop_request is not None and not all(job.is_terminal for job in jobs):
-        await _end_all(desk, jobs, deletion.stop_request, deletion.actor)
+        await _end_all(state, jobs, deletion.stop_request, deletion.actor)
     done: list[DeletedJob | NotDeleted] = []
     for job in jobs:
         await deletion.ask_again()
-        outcome = await run_sync(_delete_if_over, desk, job, deletion)
+        outcome = await run_sync(_delete_if_over, state, job, deletion)
         if outcome is not None:
             done.append(outcome)
     return done
 
 
-def _delete_if_over(desk: AppState, job: Job, deletion: Deletion) -> DeletedJob | NotDeleted | None:
-    now = desk.jobs.find(job.job_id)
+def _delete_if_over(
+    state: AppState, job: Job, deletion: Deletion
+) -> DeletedJob | NotDeleted | None:
+    now = state.jobs.find(job.job_id)
     if now is None or now.uid != job.uid or not now.is_terminal:
         return None
     try:
-        freed_bytes = _foreseen(desk, now, deletion).freed_bytes
-        return DeletedJob(view=_delete(desk, now, deletion), freed_bytes=freed_bytes)
+        freed_bytes = _foreseen(state, now, deletion).freed_bytes
+        return DeletedJob(view=_delete(state, now, deletion), freed_bytes=freed_bytes)
     except JobMissing:  # a concurrent delete was faster
         return None
     except Conflict as conflict:
         return NotDeleted(job_id=now.job_id, detail=conflict.detail)
 
 
-async def _end_all(desk: AppState, jobs: Sequence[Job], request: StopRequest, actor: str) -> None:
+async def _end_all(state: AppState, jobs: Sequence[Job], request: StopRequest, actor: str) -> None:
     """Request the end of each job that can be ended now, and wait for all of them."""
-    absence = await run_sync(desk.coordinator.absence)
+    absence = await run_sync(state.coordinator.absence)
     ending = [job for job in jobs if not job.is_terminal and _can_be_ended(job, absence)]
     for job in ending:
         with suppress(JobMissing):
-            end = partial(desk.request_stop, job.job_id, request, None, actor=actor, uid=job.uid)
+            end = partial(state.request_stop, job.job_id, request, None, actor=actor, uid=job.uid)
             await run_sync(end)
     timeout_seconds = max((_timeout_seconds(job, request) for job in ending), default=0.0)
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     waiting = {job.uid for job in ending}
     while waiting and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(POLL_SECONDS)
-        waiting = await run_sync(desk.jobs.not_over, waiting)
+        waiting = await run_sync(state.jobs.not_over, waiting)
 
 
 def _can_be_ended(job: Job, absence: str | None) -> bool:
@@ -257,19 +251,19 @@ def _timeout_seconds(job: Job, request: StopRequest) -> float:
     return MARGIN_SECONDS + (job.spec.stop_grace_seconds if grace is None else grace)
 
 
-def _delete(desk: AppState, job: Job, deletion: Deletion) -> Deleted:
+def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
     checkpoints = _checkpoints(job, deletion)
     # Checkpoints first, as they are found by their owner: if they cannot go, the job is unchanged.
-    checkpoints_deleted = checkpoints is not None and _remove_checkpoints(desk, checkpoints, job)
-    files = desk.files.job(job.job_id)
+    checkpoints_deleted = checkpoints is not None and _remove_checkpoints(state, checkpoints, job)
+    files = state.files.job(job.job_id)
     try:
-        with desk.jobs.keeping(job.job_id, job.uid):
+        with state.jobs.keeping(job.job_id, job.uid):
             archive = archive_files(files, job.uid).root
     except OSError as error:
         raise _not_removed(files.root, error) from error
     if deletion.delete_logs:
         _remove_tree(archive)
-    desk.jobs.delete(job.job_id, job.uid)
+    state.jobs.delete(job.job_id, job.uid)
     return Deleted(
         job_id=job.job_id,
         deleted=True,
@@ -278,13 +272,13 @@ def _delete(desk: AppState, job: Job, deletion: Deletion) -> Deleted:
     )
 
 
-def _foreseen(desk: AppState, job: Job, deletion: Deletion) -> DeletedJob:
+def _foreseen(state: AppState, job: Job, deletion: Deletion) -> DeletedJob:
     checkpoints = _checkpoints(job, deletion)
     held: int | None = None
     if checkpoints is not None:
         with suppress(OSError):  # the directory is gone or cannot be read
             held = size_bytes(checkpoints, _owner_of_checkpoints(job))
-    files = desk.files.job(job.job_id)
+    files = state.files.job(job.job_id)
     # The archive is from an interrupted delete.
     logs = (files.root, archived_files(files, job.uid).root) if deletion.delete_logs else ()
     view = Deleted(
@@ -309,7 +303,7 @@ def _owner_of_checkpoints(job: Job) -> Owner:
     return Owner(job_id=job.job_id, job_uid=uid, rank=0, world_size=job.world_size, generation=None)
 
 
-def _remove_checkpoints(desk: AppState, checkpoints: Path, job: Job) -> bool:
+def _remove_checkpoints(state: AppState, checkpoints: Path, job: Job) -> bool:
     """Remove them, and return whether there were any.
 
     Raises `JobMissing` once the row is gone, as they may be a later job's then. The row is held for
@@ -319,7 +313,7 @@ def _remove_checkpoints(desk: AppState, checkpoints: Path, job: Job) -> bool:
     try:
         for entry in entries(checkpoints, _owner_of_checkpoints(job)):
             found = True
-            with desk.jobs.keeping(job.job_id, job.uid):
+            with state.jobs.keeping(job.job_id, job.uid):
                 entry.remove()
     except OSError as error:
         raise _not_removed(checkpoints, error) from error

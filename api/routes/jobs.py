@@ -92,7 +92,7 @@ router = APIRouter(tags=["jobs"])
 async def create_job(
     *,
     asked: Annotated[JobRequest, body(JobRequest)],
-    desk: State,
+    state: State,
     caller: CurrentCaller,
     request: Request,
     dry_run: Annotated[bool, Query(description="Check and plan it; store nothing.")] = False,
@@ -104,7 +104,7 @@ async def create_job(
     job has changed since.
     """
     if dry_run:
-        return reply(await run_sync(planned, asked, desk))
+        return reply(await run_sync(planned, asked, state))
     key = None
     if idempotency_key is not None:
         sent = json.dumps(await request.json(), sort_keys=True, separators=(",", ":"))
@@ -113,8 +113,8 @@ async def create_job(
             key=idempotency_key,
             request_sha256=hashlib.sha256(sent.encode()).hexdigest(),
         )
-    uid = JobUid(desk.submitter.random_hex())
-    job = await create(asked, desk, uid, key, caller.name)
+    uid = JobUid(state.submitter.random_hex())
+    job = await create(asked, state, uid, key, caller.name)
     headers = {"Location": f"{request.scope['path']}/{job.job_id}", "ETag": job_tag(job)}
     if job.uid != uid:
         headers["Idempotency-Replayed"] = "true"
@@ -124,14 +124,14 @@ async def create_job(
 @router.get("/jobs", **operation("List jobs, newest first", READ, JobList, HTTPStatus.NOT_MODIFIED))
 def list_jobs(
     *,
-    desk: State,
+    state: State,
     caller: CurrentCaller,
     page: RequestedPage,
     request: Request,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return one page; `X-Total-Count` counts all jobs, and `Link` leads to the next page."""
-    jobs, headers = jobs_of(page, desk, request)
+    jobs, headers = jobs_of(page, state, request)
     tag = weak_tag(request, headers["X-Total-Count"], [job.row_version for job in jobs])
     return reply_tagged(
         tag, if_none_match, lambda: JobList(jobs=[job_view(job, caller) for job in jobs]), headers
@@ -144,16 +144,16 @@ def list_jobs(
     **operation("Summaries of jobs, newest first", READ, SummaryList, HTTPStatus.NOT_MODIFIED),
 )
 def list_summaries(
-    desk: State, page: RequestedPage, request: Request, if_none_match: IfNoneMatch = None
+    state: State, page: RequestedPage, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return one page, as the list of jobs does. The ETag ignores ages of heartbeats."""
-    jobs, headers = jobs_of(page, desk, request)
-    workers = desk.workers.of_jobs([job.job_id for job in jobs])
+    jobs, headers = jobs_of(page, state, request)
+    workers = state.workers.of_jobs([job.job_id for job in jobs])
     versions = [job.row_version for job in jobs]
     tag = weak_tag(request, headers["X-Total-Count"], [versions, list(workers.items())])
 
     def view() -> SummaryList:
-        now = desk.clock()
+        now = state.clock()
         return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
 
     return reply_tagged(tag, if_none_match, view, headers)
@@ -166,7 +166,7 @@ def list_summaries(
 async def get_job(
     *,
     job_id: KnownJobId,
-    desk: State,
+    state: State,
     caller: CurrentCaller,
     request: Request,
     wait: Annotated[
@@ -188,9 +188,9 @@ async def get_job(
     named = [word for word in until if word.lower() != UNTIL_TERMINAL]
     wanted = TERMINAL | frozenset(statuses_of(named, "until") if named else [])
     if wait:
-        job = await wait_for_status(desk, request, job_id, wanted, wait)
+        job = await wait_for_status(state, request, job_id, wanted, wait)
     else:
-        job = await run_sync(desk.jobs.get, job_id)
+        job = await run_sync(state.jobs.get, job_id)
     return reply_tagged(job_tag(job), if_none_match, lambda: job_view(job, caller))
 
 
@@ -205,12 +205,12 @@ async def get_job(
     ),
 )
 def get_summary(
-    job_id: KnownJobId, desk: State, request: Request, if_none_match: IfNoneMatch = None
+    job_id: KnownJobId, state: State, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return the present numbers. The ETag ignores ages of heartbeats."""
-    job, workers = desk.jobs.get(job_id), desk.workers.of_job(job_id)
+    job, workers = state.jobs.get(job_id), state.workers.of_job(job_id)
     tag = weak_tag(request, job.row_version, workers)
-    return reply_tagged(tag, if_none_match, lambda: summary(job, workers, desk.clock()))
+    return reply_tagged(tag, if_none_match, lambda: summary(job, workers, state.clock()))
 
 
 @router.post(
@@ -219,13 +219,13 @@ def get_summary(
 )
 def stop_job(
     job_id: KnownJobId,
-    desk: State,
-    principal: CallerName,
+    state: State,
+    actor: CallerName,
     asked: Annotated[StopBody, body(StopBody, is_optional=True)],
 ) -> Response:
     """Ask for a last checkpoint and an end. A job that is over stays as it is."""
-    job = desk.request_stop(
-        job_id, StopRequest.GRACEFUL, asked.grace_seconds, actor=principal, why=asked.reason
+    job = state.request_stop(
+        job_id, StopRequest.GRACEFUL, asked.grace_seconds, actor=actor, why=asked.reason
     )
     return reply(job_view(job))
 
@@ -236,16 +236,16 @@ def stop_job(
 )
 def list_events(
     job_id: KnownJobId,
-    desk: State,
+    state: State,
     limit: Annotated[int, Query(ge=1, le=DEFAULT_LIMIT)] = DEFAULT_LIMIT,
     after: Annotated[int | None, Query(ge=0, le=NUMBER_LIMIT)] = None,
 ) -> Response:
     """Return the last events, or the first ones after the `event_id` `after`."""
-    desk.jobs.get(job_id)
+    state.jobs.get(job_id)
     if after is None:
-        events = desk.events.of_job(job_id, limit)
+        events = state.events.of_job(job_id, limit)
     else:
-        events = desk.events.following(job_id, after, limit)
+        events = state.events.following(job_id, after, limit)
     views = msgspec.convert(events, list[EventView], from_attributes=True)
     return reply(EventList(job_id=job_id, events=views))
 
@@ -258,19 +258,19 @@ def list_events(
 )
 def list_incarnations(
     job_id: KnownJobId,
-    desk: State,
+    state: State,
     request: Request,
     limit: PageLimit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Response:
     """Return for each attempt of each rank when it began, how it ended, and what followed."""
-    desk.jobs.get(job_id)
+    state.jobs.get(job_id)
     after = decode_cursor(cursor, ATTEMPT_PLACES)
     found, headers = one_page(
         request,
-        desk.incarnations.page(job_id, limit + 1, after),
+        state.incarnations.page(job_id, limit + 1, after),
         limit,
-        desk.incarnations.count(job_id),
+        state.incarnations.count(job_id),
         lambda last: (last.started_at, last.rank, last.incarnation),
     )
     attempts = msgspec.convert(found, list[IncarnationView], from_attributes=True)
@@ -285,7 +285,7 @@ def list_incarnations(
 )
 def get_audit(
     job_id: KnownJobId,
-    desk: State,
+    state: State,
     limit: Annotated[
         int, Query(ge=1, le=DEFAULT_LIMIT, description="Most epochs and most checkpoints shown.")
     ] = DEFAULT_LIMIT,
@@ -294,12 +294,12 @@ def get_audit(
 
     The result covers every epoch, including those that are not listed.
     """
-    job = desk.jobs.get(job_id)
-    return reply(audit_view(job, desk.commits.audit(job_id, limit)))
+    job = state.jobs.get(job_id)
+    return reply(audit_view(job, state.commits.audit(job_id, limit)))
 
 
 async def create(
-    asked: JobRequest, desk: AppState, uid: JobUid, key: IdempotencyKey | None, actor: str
+    asked: JobRequest, state: AppState, uid: JobUid, key: IdempotencyKey | None, actor: str
 ) -> Job:
     """Return the new job, or the one that the first request with `key` created.
 
@@ -308,13 +308,13 @@ async def create(
     tried = 0
     while True:
         try:
-            submission = await run_sync(desk.submitter.prepare, asked)
+            submission = await run_sync(state.submitter.prepare, asked)
         except MusterError:
             # The job of the first request may be the obstacle, or its files may be gone.
-            if key and (job := await run_sync(desk.answers.find, key)):
+            if key and (job := await run_sync(state.answers.find, key)):
                 return job
             raise
-        creation = desk.jobs.creation(
+        creation = state.jobs.creation(
             submission.job_id,
             uid,
             submission.spec,
@@ -324,19 +324,19 @@ async def create(
         )
         tried += 1
         try:
-            return await desk.intake.store(creation)
+            return await state.intake.store(creation)
         except JobExists:
             if asked.job_id is not None or tried == IDS_TRIED:
                 raise
 
 
-def planned(asked: JobRequest, desk: AppState) -> JobPlan:
+def planned(asked: JobRequest, state: AppState) -> JobPlan:
     """Return what `create` would store, and store nothing. Raises what it does."""
-    submission = desk.submitter.prepare(asked)
-    if asked.job_id is not None and desk.jobs.find(submission.job_id) is not None:
+    submission = state.submitter.prepare(asked)
+    if asked.job_id is not None and state.jobs.find(submission.job_id) is not None:
         raise JobExists(submission.job_id)
     spec = submission.spec
-    per_rank = _shards_per_rank(spec, desk.files.synthetic_dataset)
+    per_rank = _shards_per_rank(spec, state.files.synthetic_dataset)
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,
@@ -366,7 +366,7 @@ def _shards_per_rank(spec: JobSpec, synthetic_dataset: Path) -> list[int] | None
 
 
 async def wait_for_status(
-    desk: AppState,
+    state: AppState,
     request: Request,
     job_id: JobId,
     wanted: Collection[JobStatus],
@@ -380,13 +380,13 @@ async def wait_for_status(
     """
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     # A shared read may be older than what this client knows, and may be of an earlier job.
-    job = _job_in(await desk.job_cache.get_current(job_id), job_id)
+    job = _job_in(await state.job_cache.get_current(job_id), job_id)
     uid = job.uid
-    while job.status_shown not in wanted and not desk.is_closing():
+    while job.status_shown not in wanted and not state.is_closing():
         if asyncio.get_running_loop().time() >= deadline or await request.is_disconnected():
             break
         await asyncio.sleep(FRESH_SECONDS)
-        job = _job_in(await desk.job_cache.get(job_id), job_id)
+        job = _job_in(await state.job_cache.get(job_id), job_id)
         if job.uid != uid:
             raise JobMissing(job_id)
     return job

@@ -112,17 +112,17 @@ def get_version(state: State) -> Response:
     "/tokens", **operation("Create a token", ADMIN, TokenCreated, status=HTTPStatus.CREATED)
 )
 def create_token(
-    asked: Annotated[TokenRequest, body(TokenRequest)], desk: State, principal: CallerName
+    asked: Annotated[TokenRequest, body(TokenRequest)], state: State, actor: CallerName
 ) -> Response:
     """Return the token's text, which is not stored and cannot be requested again."""
     seconds = asked.expires_in_seconds
-    token, text = desk.tokens.create(
+    token, text = state.tokens.create(
         asked.name,
         asked.scope,
         lifetime=None if seconds is None else timedelta(seconds=seconds),
-        created_by=principal,
+        created_by=actor,
     )
-    fields = msgspec.structs.asdict(token_view(token, desk.clock()))
+    fields = msgspec.structs.asdict(token_view(token, state.clock()))
     headers = {"Cache-Control": "no-store"}
     return reply(TokenCreated(**fields, token=text), HTTPStatus.CREATED, headers)
 
@@ -130,21 +130,21 @@ def create_token(
 @token_router.get(
     "/tokens", **operation("Tokens, oldest first; invalid ones for 30 days", ADMIN, TokenList)
 )
-def list_tokens(desk: State) -> Response:
-    now = desk.clock()
-    return reply(TokenList(tokens=[token_view(token, now) for token in desk.tokens.all()]))
+def list_tokens(state: State) -> Response:
+    now = state.clock()
+    return reply(TokenList(tokens=[token_view(token, now) for token in state.tokens.all()]))
 
 
 @token_router.delete(
     "/tokens/{name}", **operation("Revoke a token at once", ADMIN, TokenView, HTTPStatus.NOT_FOUND)
 )
 def revoke_token(
-    name: Annotated[str, Path(description="The token's name.")], desk: State
+    name: Annotated[str, Path(description="The token's name.")], state: State
 ) -> Response:
     """Revoke it for good; its row stays for a while as a record."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise TokenMissing(name)
-    return reply(token_view(desk.tokens.revoke(name), desk.clock()))
+    return reply(token_view(state.tokens.revoke(name), state.clock()))
 
 
 def _database(state: AppState) -> Check:
