@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
+from sse_starlette import ServerSentEvent
 
 from api.logs.files import Position, format_event_id
 from api.logs.follow import IsOver, JobFollower
@@ -41,21 +42,6 @@ BACKLOG_BYTES: Final = 1 << 20
 
 PLACE_BYTES: Final = 136
 """What one rank's place takes in the position of an event, as measured."""
-
-RETRY_MILLISECONDS: Final = 2000
-"""How long a client waits before it reconnects."""
-
-
-def encode_start(event_id: str) -> bytes:
-    """Return the start of a stream, from which a client resumes that saw no event."""
-    return f"id: {event_id}\nretry: {RETRY_MILLISECONDS}\n\n".encode()
-
-
-def encode_event(event_id: str, text: str, name: str | None = None) -> bytes:
-    """Return a server-sent event; log lines have no name. `text` has no carriage return."""
-    event = "" if name is None else f"event: {name}\n"
-    data = text.replace("\n", "\ndata: ")
-    return f"id: {event_id}\n{event}data: {data}\n\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +250,8 @@ class LogFeed:
         batch = reader.next_batch(is_over)
         if batch is None:
             return None
-        event_id = format_event_id(self._uid, batch.position)
-        return LogEvent(encode_event(event_id, batch.text), batch.position)
+        event = ServerSentEvent(batch.text, id=format_event_id(self._uid, batch.position), sep="\n")
+        return LogEvent(event.encode(), batch.position)
 
 
 class LogBroadcast:

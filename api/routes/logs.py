@@ -13,7 +13,7 @@ import msgspec
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import AwareDatetime
-from sse_starlette.sse import EventSourceResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from api.auth import Unauthorized
 from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication, State
@@ -22,7 +22,7 @@ from api.logs.files import EventId, Micros, Position, format_event_id, parse_eve
 from api.logs.follow import JobFollower
 from api.logs.tail import LogFilter, LogLine, read_tail, tail_position
 from api.schema import KnownJobId, refusals, returns
-from api.streams import IDLE_SECONDS, JobState, encode_event, encode_start, finished_logs
+from api.streams import IDLE_SECONDS, JobState, finished_logs
 from database.errors import JobMissing
 from database.records import Job
 from muster.contracts.views import LogLineView, LogTail
@@ -38,6 +38,9 @@ GREP_LIMIT: Final = 1000
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 60
 """A client that reads nothing for this long is disconnected."""
+
+RETRY_MILLISECONDS: Final = 2000
+"""How long a client waits before it reconnects."""
 
 SHUTDOWN_SECONDS: Final = 2
 """For streams to end properly when the service stops."""
@@ -233,7 +236,9 @@ async def _events(
     reauthenticate: Reauthenticate | None,
 ) -> AsyncIterator[bytes]:
     """Yield encoded events until the job is over, the service stops or the token is revoked."""
-    yield encode_start(format_event_id(job.uid, position))
+    # A client that sees no event resumes from here.
+    start = format_event_id(job.uid, position)
+    yield ServerSentEvent(id=start, retry=RETRY_MILLISECONDS, sep="\n").encode()
     clock = get_running_loop().time
     checked_at = clock()
     async with state.log_broadcast.subscribe(job, rank) as feed:
@@ -270,7 +275,8 @@ def _end_event(followed: Job, final: JobState | None, position: Position) -> byt
         "message": job.message if job else "the job was deleted",
         "exit_code": job.exit_code if job else None,
     }
-    return encode_event(format_event_id(followed.uid, position), json.dumps(result), "end")
+    event_id = format_event_id(followed.uid, position)
+    return ServerSentEvent(json.dumps(result), event="end", id=event_id, sep="\n").encode()
 
 
 def _check_rank(job: Job, rank: int | None) -> None:

@@ -22,8 +22,6 @@ from api.streams import (
     JobState,
     LogBroadcast,
     LogEvent,
-    encode_event,
-    encode_start,
 )
 from database.errors import DatabaseUnavailable
 from muster.contracts.job import JobId, JobStatus, JobUid
@@ -34,15 +32,6 @@ OVER = replace(JOB, status=JobStatus.COMPLETED)
 STATE = JobState(JOB, ())
 OTHER = JobState(replace(JOB, uid=JobUid("another")), ())
 ID = JOB.job_id
-
-
-def test_events_are_encoded_for_browsers() -> None:
-    event_id = "6f1c2ab9/0.0:8"
-    assert encode_event(event_id, "one\n\ntwo") == (
-        b"id: 6f1c2ab9/0.0:8\ndata: one\ndata: \ndata: two\n\n"
-    )
-    assert encode_event(event_id, "{}", "end") == b"id: 6f1c2ab9/0.0:8\nevent: end\ndata: {}\n\n"
-    assert encode_start(event_id) == b"id: 6f1c2ab9/0.0:8\nretry: 2000\n\n"
 
 
 class World:
