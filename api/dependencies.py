@@ -41,7 +41,7 @@ LEASE_CACHED_SECONDS: Final = 1.0
 """How long the address of the coordinator is kept; a new coordinator reads all rows anyway."""
 
 
-class CoordinatorLink:
+class CoordinatorHandle:
     """Tells whether the holder of the lease is alive, and wakes it. Thread-safe."""
 
     def __init__(
@@ -125,7 +125,7 @@ class AppState:
     log_broadcast: LogBroadcast
     log_searches: CapacityLimiter
     """Threads for searches in logs, so that these do not hold up other routes."""
-    coordinator: CoordinatorLink
+    coordinator: CoordinatorHandle
     submitter: Submitter
     intake: SubmissionQueue
     files: DataDir

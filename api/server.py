@@ -21,7 +21,7 @@ from anyio import CapacityLimiter
 
 from api.app import build
 from api.auth import Authenticator, TokenCache
-from api.dependencies import AppState, CoordinatorLink
+from api.dependencies import AppState, CoordinatorHandle
 from api.middleware import AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
 from api.startup_checks import check_certificate, check_listening
@@ -174,7 +174,7 @@ def _build_state(
         return job.spec.checkpoint_dir if job else None
 
     job_cache = JobCache(read_state, time.monotonic)
-    coordinator = CoordinatorLink(read_lease, time.monotonic)
+    coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     return AppState(
         database=database,

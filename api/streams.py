@@ -79,24 +79,14 @@ class JobCache:
         """With the time at which the query began."""
         self._locks: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
 
-    async def get(self, job_id: JobId) -> JobState | None:
+    async def get(self, job_id: JobId, *, is_current: bool = False) -> JobState | None:
         """Return the job as it was at most `FRESH_SECONDS` ago, or None if it does not exist.
 
-        Returns the last known state while the database is unavailable; raises `StoreUnavailable`
-        if there is none.
+        Returns the last known state while the database is unavailable; raises
+        `DatabaseUnavailable` if there is none. With `is_current` the job is read now, as its id may
+        belong to another job than a moment ago.
         """
-        return await self._get(job_id, self._monotonic() - FRESH_SECONDS, may_be_stale=True)
-
-    async def get_current(self, job_id: JobId) -> JobState | None:
-        """Return the job as it is now; the id may belong to another job than a moment ago.
-
-        Raises `StoreUnavailable`.
-        """
-        return await self._get(job_id, self._monotonic(), may_be_stale=False)
-
-    async def _get(
-        self, job_id: JobId, not_before: float, *, may_be_stale: bool
-    ) -> JobState | None:
+        not_before = self._monotonic() - (0.0 if is_current else FRESH_SECONDS)
         lock = self._locks.setdefault(job_id, asyncio.Lock())
         async with lock:  # all who wait for one query share the next
             known = self._states.get(job_id)
@@ -106,7 +96,7 @@ class JobCache:
             try:
                 state = await run_sync(self._read, job_id)
             except DatabaseUnavailable:
-                if known is not None and may_be_stale:
+                if known is not None and not is_current:
                     return known[1]
                 raise
             self._states[job_id] = began, state

@@ -380,7 +380,7 @@ async def wait_for_status(
     """
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     # A shared read may be older than what this client knows, and may be of an earlier job.
-    job = _job_in(await state.job_cache.get_current(job_id), job_id)
+    job = _job_in(await state.job_cache.get(job_id, is_current=True), job_id)
     uid = job.uid
     while job.status_shown not in wanted and not state.is_closing():
         if asyncio.get_running_loop().time() >= deadline or await request.is_disconnected():

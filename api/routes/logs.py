@@ -205,7 +205,7 @@ async def stream_logs(
     part: RequestedPart,
 ) -> Response:
     """Unnamed events carry lines; the event `end` carries the final status and closes."""
-    found = await state.job_cache.get_current(job_id)
+    found = await state.job_cache.get(job_id, is_current=True)
     if found is None:
         raise JobMissing(job_id)
     _check_rank(found.job, part.rank)
