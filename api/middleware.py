@@ -39,6 +39,9 @@ from muster.host.peers import normalize_address, uid_of_connection
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job with 256 variables and 1024 words is far below."""
 
+HEADERS_LIMIT_BYTES: Final = 1 << 17
+"""The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
+
 BARE_PROBES: Final = frozenset({"/healthz", "/livez", "/readyz"})
 """These answer yes or no only, under any host name: a container's monitor knows just an address."""
 
@@ -154,6 +157,10 @@ class AccessMiddleware:
             if names.count(name) > 1:
                 detail = f"The header {name.decode().title()} may be sent only once."
                 raise Problem(HTTPStatus.BAD_REQUEST, "header-given-twice", detail)
+        # h11 limits incomplete headers only; those that arrive in one piece can be longer.
+        if sum(len(name) + len(value) for name, value in headers.raw) > HEADERS_LIMIT_BYTES:
+            detail = f"The headers may have {HEADERS_LIMIT_BYTES >> 10} KiB in all."
+            raise Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "long-headers", detail)
         if _host_name(headers) not in self._hosts and not _is_in(BARE_PROBES, scope):
             raise Problem(
                 HTTPStatus.FORBIDDEN,

@@ -22,7 +22,7 @@ from anyio import CapacityLimiter
 from api.app import build
 from api.auth import Authenticator, TokenCache
 from api.dependencies import AppState, CoordinatorHandle
-from api.middleware import AccessMiddleware, peer_uid
+from api.middleware import HEADERS_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
 from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
@@ -52,9 +52,6 @@ LOG_SEARCHES: Final = 4
 
 CONNECTIONS_LIMIT: Final = 640
 """uvicorn answers 503 beyond. The usual limit of open files is 1024, and logs need some as well."""
-
-HEADERS_LIMIT_BYTES: Final = 1 << 17
-"""The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
 
 SHUTDOWN_SECONDS: Final = 4
 """For answers on their way after SIGTERM; streams end at once."""
