@@ -164,7 +164,7 @@ class Rank:
 
 
 def peer(memory: int) -> Arena:
-    """Nobody announces here that an arena is ready, so it is waited for."""
+    """Attach a peer's arena; wait until the peer has created it."""
     while True:
         try:
             return Arena.attach(memory)

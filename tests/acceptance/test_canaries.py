@@ -15,5 +15,5 @@ from tests.support.postgres_server import running_server
 @pytest.mark.timeout(400)
 def test_no_secret_is_found_but_in_what_careless_programs_say(tmp_path: Path) -> None:
     with running_server() as server, server.database("canaries") as database_url:
-        scene = canaries.sing(tmp_path, database_url)
+        scene = canaries.run(tmp_path, database_url)
     assert canaries.is_good(scene), "\n".join(canaries.report(scene))
