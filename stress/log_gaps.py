@@ -146,10 +146,15 @@ def _kill(installation: Installation, victim: str, job_id: str, chance: random.R
 
 def _start_services(installation: Installation) -> None:
     """Start the services that were killed last, and wait until they serve."""
-    for service in (installation.api, installation.coordinator):
-        if service.process is not None and service.process.poll() is not None:
-            service.process = None
-    _await_service(installation.start)
+
+    def start() -> None:
+        # poll() may say None for a moment after SIGKILL, so look again at every attempt.
+        for service in (installation.api, installation.coordinator):
+            if service.process is not None and service.process.poll() is not None:
+                service.process = None
+        installation.start()
+
+    _await_service(start)
 
 
 def _await_service(ask: Callable[[], object]) -> None:

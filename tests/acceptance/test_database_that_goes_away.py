@@ -1,4 +1,4 @@
-"""The database goes away for some seconds: training goes on, and everything is told once."""
+"""The database fails for some seconds: training continues, and events are recorded once."""
 
 import signal
 import sys
@@ -53,7 +53,7 @@ def test_no_job_notices_a_server_that_goes_away(
 
 
 @pytest.mark.postgres
-def test_nobody_is_told_the_password_and_a_stranger_nothing_at_all(
+def test_errors_show_no_password_and_strangers_no_detail(
     remote: Installation, server: FragilePostgres
 ) -> None:
     made_up = {"Authorization": f"Bearer mst_{'0' * 12}_{'0' * 64}"}
@@ -98,7 +98,7 @@ await_file("go")
 
 
 @pytest.mark.postgres
-def test_a_coordinator_that_is_to_go_while_its_server_is_away_takes_no_events_along(
+def test_a_coordinator_stopped_during_an_outage_loses_no_event(
     remote: Installation, server: FragilePostgres, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", TELLING, str(tmp_path)]

@@ -1,4 +1,4 @@
-"""What runs out for real: the descriptors of a process, and the room of a disk."""
+"""Real shortages: file descriptors of a process, and space on a disk."""
 
 import os
 import resource
