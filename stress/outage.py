@@ -33,7 +33,7 @@ from tests.support.installation import (
     is_over,
     pids,
 )
-from tests.support.peace import Peace, bits
+from tests.support.undisturbed import UndisturbedRuns, bits
 
 STEP_SECONDS = 0.05
 STEPS_PER_EPOCH = 16
@@ -76,7 +76,7 @@ def endure(
     way: str,
     outage: Callable[[], AbstractContextManager[None]],
     seconds: float,
-    peace: Peace,
+    undisturbed: UndisturbedRuns,
     dying: Collection[str] = (),
 ) -> Figures:
     """Train through an outage of `seconds`; return the figures with all faults.
@@ -86,7 +86,7 @@ def endure(
     """
     second = _standby(installation)
     try:
-        return _endure(installation, way, outage, seconds, peace, dying, second)
+        return _endure(installation, way, outage, seconds, undisturbed, dying, second)
     finally:
         if second.process is not None and installation.coordinator is not second:
             second.end(signal.SIGTERM)
@@ -97,7 +97,7 @@ def _endure(
     way: str,
     outage: Callable[[], AbstractContextManager[None]],
     seconds: float,
-    peace: Peace,
+    undisturbed: UndisturbedRuns,
     dying: Collection[str],
     second: Service,
 ) -> Figures:
@@ -127,7 +127,9 @@ def _endure(
     faults = [*callers.wrong]
     for job_id, restarts in ((calm, 0), (struck, 1), (together, 0)):
         faults += _faults(installation, job_id, restarts)
-        if bits(installation, job_id) != peace.bits(**(pooled if job_id == together else fields)):
+        if bits(installation, job_id) != undisturbed.bits(
+            **(pooled if job_id == together else fields)
+        ):
             faults.append(f"{job_id} has other bits")
     faults += _wrong_succession(installation, second, dying)
     jobs = Counter(callers.acknowledged.values())
@@ -243,12 +245,12 @@ def main() -> int:
         cases.append(("SQLite locked", small, lambda: locked(small)))
         stranger = "SQLite locked by another writer"
         cases.append((stranger, small, lambda: locked(small, "BEGIN IMMEDIATE")))
-        peace = Peace(small)
+        undisturbed = UndisturbedRuns(small)
         for number in range(asked.rounds):
             dying = ("coordinator",) if number % 2 else ()
             for name, installation, outage in cases:
                 way = " and ".join([name, *dying])
-                figures = endure(installation, way, outage, asked.seconds, peace, dying)
+                figures = endure(installation, way, outage, asked.seconds, undisturbed, dying)
                 failed = failed or bool(figures.faults)
                 print(figures, flush=True)
     return int(failed)
