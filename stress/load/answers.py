@@ -55,7 +55,7 @@ def _ratio(installation: Installation, bare_pid: int, bare_port: int, rounds: in
             empty = _seconds_each(theirs, get(PATH), bare_pid)
             job = _seconds_each(ours, get(f"/jobs/{job_id}"), installation.api.pid)
             ratios.append(job / empty)
-    return median(ratios[1:])  # the first request of all finds nothing ready
+    return median(ratios[1:] or ratios)  # the first round includes warm-up
 
 
 def _seconds_each(connection: Connection, request: bytes, pid: int) -> float:
