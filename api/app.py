@@ -14,11 +14,10 @@ from typing import Any, Final
 from fastapi import Depends, FastAPI
 
 from api.dependencies import PREFIX, AppState, refuse_undeclared
-from api.error_handlers import install
+from api.errors import install
 from api.middleware import BODY_LIMIT_BYTES, HeadAsGet
-from api.parameters import refuse_unknown_query
-from api.routes import deletion, health, history, jobs, logs, pool, tokens
-from api.schema import ANY, add_schemas, refusals
+from api.routes import deletion, jobs, logs, pool, service
+from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 
@@ -54,10 +53,11 @@ def described(version: str) -> FastAPI:
     )
     install(app)
     app.add_middleware(HeadAsGet)
-    for module in (health, jobs, pool, history, logs, deletion, tokens):
-        refuse_undeclared(module.router)
-        app.include_router(module.router)
-        app.include_router(module.router, prefix=PREFIX, include_in_schema=False)
+    modules = (service, jobs, pool, logs, deletion)
+    for router in (*(module.router for module in modules), service.token_router):
+        refuse_undeclared(router)
+        app.include_router(router)
+        app.include_router(router, prefix=PREFIX, include_in_schema=False)
     return app
 
 

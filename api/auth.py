@@ -67,21 +67,16 @@ class Unauthorized(Problem):
         super().__init__(HTTPStatus.UNAUTHORIZED, slug, detail, headers=headers)
 
 
-class ScopeTooSmall(Problem):
-    def __init__(self, caller: Caller, needed: Scope) -> None:
-        super().__init__(
+def require_scope(caller: Caller, needed: Scope) -> None:
+    """Raise `Problem` unless the caller has this scope."""
+    if not caller.scope.covers(needed):
+        raise Problem(
             HTTPStatus.FORBIDDEN,
             "scope-too-small",
             f"This request needs a token of scope {needed}, and {caller.name} has {caller.scope}. "
             "Ask the operator of the service for another token.",
             headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'},
         )
-
-
-def require_scope(caller: Caller, needed: Scope) -> None:
-    """Raise `ScopeTooSmall` unless the caller has this scope."""
-    if not caller.scope.covers(needed):
-        raise ScopeTooSmall(caller, needed)
 
 
 class TokenCache(Tokens):

@@ -1,10 +1,13 @@
-"""FastAPI dependencies: the application's state, the caller, and the scope a route requires.
+"""What routes depend on: the service's state and coordinator, the caller, the scope they require.
 
 Every route declares its scope, ``@router.post("/jobs", dependencies=[SUBMIT])``, so it is in the
 OpenAPI document as well.
 """
 
+import socket
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeAlias, cast
@@ -15,22 +18,94 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer, SecurityScopes
 
 from api.auth import CHANGING_METHODS, Caller, log_refusal, require_scope
-from api.coordinator_link import CoordinatorWatch
 from api.errors import Problem
 from api.streams import JobCache, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
 from database.engine import Database
+from database.errors import DatabaseError
 from database.idempotency import Answers
 from database.jobs import Jobs
-from database.records import Job
+from database.leases import LEASE_SECONDS
+from database.records import Job, Lease
 from database.tokens import Tokens
 from database.workers import Attempts, CheckpointLog, Events, Members, Ranks
 from muster.contracts.job import JobId, JobUid, StopRequest
 from muster.contracts.paths import DataDir
 from muster.contracts.token import Scope
+from muster.host.processes import is_provably_gone, is_running, is_stopped
 
 API_VERSION: Final = "v1"
 PREFIX: Final = f"/api/{API_VERSION}"
+
+LEASE_CACHED_SECONDS: Final = 1.0
+"""How long the address of the coordinator is kept; a new coordinator reads all rows anyway."""
+
+
+class CoordinatorHandle:
+    """Tells whether the holder of the lease is alive, and wakes it. Thread-safe."""
+
+    def __init__(
+        self, read_lease: Callable[[], Lease | None], monotonic: Callable[[], float]
+    ) -> None:
+        self._read_lease = read_lease
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._seen: tuple[int, int] | None = None
+        self._moved_at: float | None = None
+        self._cached: tuple[float, Lease | None] | None = None
+
+    def absence(self) -> str | None:
+        """Return why there is no working coordinator, or None if there is one."""
+        lease = self._read_lease()
+        if lease is None:
+            return "no coordinator is running: start one with `muster up` (or `make up`)"
+        process = lease.process
+        if is_running(process):
+            if not is_stopped(process.pid):
+                return None
+            return (
+                f"the coordinator (pid {process.pid}) is stopped by a signal: continue it with "
+                f"`kill -CONT {process.pid}`, or restart it with `muster up`"
+            )
+        if not is_provably_gone(process) and self._is_beating(lease):
+            return None
+        return (
+            f"the coordinator (pid {process.pid} on {process.node}) does not respond: start one "
+            "with `muster up` (or `make up`)"
+        )
+
+    def wake(self) -> None:
+        """Send an empty datagram to the address in the lease, after writing a row.
+
+        If it is lost, the coordinator finds the row at its next poll.
+        """
+        with suppress(OSError, DatabaseError, ValueError):
+            lease = self._recent_lease()
+            if lease is not None:
+                host, _, port = lease.address.rpartition(":")
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                    sender.sendto(b"", (host, int(port)))
+
+    def _recent_lease(self) -> Lease | None:
+        now, cached = self._monotonic(), self._cached
+        if cached is not None and now - cached[0] < LEASE_CACHED_SECONDS:
+            return cached[1]
+        lease = self._read_lease()
+        self._cached = now, lease
+        return lease
+
+    def _is_beating(self, lease: Lease) -> bool:
+        """True if the heartbeat of a lease on another host moved lately, by our own clock.
+
+        The wall clocks of two machines are never compared.
+        """
+        with self._lock:
+            now = self._monotonic()
+            beat = (lease.epoch, lease.beat)
+            if self._seen is not None and beat != self._seen:
+                self._moved_at = now
+            self._seen = beat
+            return self._moved_at is not None and now - self._moved_at < LEASE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +125,7 @@ class AppState:
     log_broadcast: LogBroadcast
     log_searches: CapacityLimiter
     """Threads for searches in logs, so that these do not hold up other routes."""
-    coordinator: CoordinatorWatch
-    wake_coordinator: Callable[[], None]
-    """To be called after writing a row that the coordinator reads."""
+    coordinator: CoordinatorHandle
     submitter: Submitter
     intake: SubmissionQueue
     files: DataDir
@@ -74,7 +147,7 @@ class AppState:
     ) -> Job:
         """Do as `Jobs.request_stop` and wake the coordinator."""
         job = self.jobs.request_stop(job_id, request, grace_seconds, why, actor=actor, uid=uid)
-        self.wake_coordinator()
+        self.coordinator.wake()
         return job
 
 
@@ -93,11 +166,11 @@ async def _caller(request: Request) -> Caller:
 CurrentCaller = Annotated[Caller, Depends(_caller)]
 
 
-async def caller_name(caller: CurrentCaller) -> str:
+async def _caller_name(caller: CurrentCaller) -> str:
     return caller.name
 
 
-CallerName = Annotated[str, Depends(caller_name)]
+CallerName = Annotated[str, Depends(_caller_name)]
 
 Reauthenticate: TypeAlias = Callable[[], Awaitable[None]]
 """Authenticates the caller again; raises `Problem` if the token was revoked or has expired."""

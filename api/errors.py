@@ -2,35 +2,79 @@
 
 Problem                    status, kind, a sentence and the fields that are wrong
 ├── Unauthorized           401  api.auth
-├── ScopeTooSmall          403  api.auth
-├── JobNotFound            404
-├── WorkerNotFound         404
-├── TokenNotFound          404
 ├── MethodNotAllowed       405
 ├── Conflict               409  the job's state does not allow the request
-├── Changed                412  api.conditional
 ├── InvalidRequest         422  fields of the body, the query or the headers
 ├── TooManyRequests        429  api.rate_limits
 └── ServiceUnavailable     503  the database cannot be reached
 
-A long value that a client sent is not repeated in its refusal; a path and the name of a field are.
+Every other exception that leaves a route becomes one here, too: FastAPI's own handlers echo the
+input, which may be a secret, and have no common shape. A long value that a client sent is not
+repeated in its refusal; a path and the name of a field are.
 """
 
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
+from database.errors import (
+    CommitInDoubt,
+    DatabaseError,
+    DatabaseUnavailable,
+    DepartureRefused,
+    IdempotencyConflict,
+    JobChanged,
+    JobExists,
+    JobMissing,
+    JobNotTerminal,
+    JobOver,
+    MemberMissing,
+    TokenExists,
+    TokenMissing,
+)
 from muster.contracts.errors import InvalidSpec, MusterError
 
 RETRY_AFTER_SECONDS: Final = 1
 
 MEDIA_TYPE = "application/problem+json"
+
+_DATABASE_REFUSALS: Final[Mapping[type[DatabaseError], tuple[HTTPStatus, str, str | None]]] = {
+    JobMissing: (
+        HTTPStatus.NOT_FOUND,
+        "job-not-found",
+        "There is no job with this id. GET /jobs lists all jobs.",
+    ),
+    MemberMissing: (
+        HTTPStatus.NOT_FOUND,
+        "worker-not-found",
+        "The job has no worker with this id. GET /jobs/{job_id}/workers lists them.",
+    ),
+    TokenMissing: (
+        HTTPStatus.NOT_FOUND,
+        "token-not-found",
+        "There is no valid token with this name. GET /tokens lists all tokens.",
+    ),
+    JobChanged: (
+        HTTPStatus.PRECONDITION_FAILED,
+        "job-changed",
+        "The job has changed since you looked: GET it again, and repeat with its new ETag.",
+    ),
+    JobNotTerminal: (HTTPStatus.CONFLICT, "job-not-over", None),
+    JobOver: (HTTPStatus.CONFLICT, "job-over", None),
+    DepartureRefused: (HTTPStatus.CONFLICT, "worker-stays", None),
+    TokenExists: (HTTPStatus.CONFLICT, "token-exists", None),
+    IdempotencyConflict: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict", None),
+}
+"""Status, kind and sentence of each refusal; None: the sentence of the error itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,24 +109,6 @@ class Problem(MusterError):
         self.headers = dict(headers or {})
 
 
-class JobNotFound(Problem):
-    def __init__(self) -> None:
-        detail = "There is no job with this id. GET /jobs lists all jobs."
-        super().__init__(HTTPStatus.NOT_FOUND, "job-not-found", detail)
-
-
-class WorkerNotFound(Problem):
-    def __init__(self) -> None:
-        detail = "The job has no worker with this id. GET /jobs/{job_id}/workers lists them."
-        super().__init__(HTTPStatus.NOT_FOUND, "worker-not-found", detail)
-
-
-class TokenNotFound(Problem):
-    def __init__(self) -> None:
-        detail = "There is no valid token with this name. GET /tokens lists all tokens."
-        super().__init__(HTTPStatus.NOT_FOUND, "token-not-found", detail)
-
-
 class MethodNotAllowed(Problem):
     """`headers` names the allowed methods in ``Allow``."""
 
@@ -95,7 +121,9 @@ class MethodNotAllowed(Problem):
 
 class InvalidRequest(Problem):
     def __init__(self, errors: Sequence[FieldError]) -> None:
-        detail = "; ".join(_sentence(error) for error in errors)
+        # The name of a field may contain half a surrogate pair, which UTF-8 cannot encode.
+        errors = [replace(error, loc=tuple(map(_encodable, error.loc))) for error in errors]
+        detail = "; ".join(map(_sentence, errors))
         super().__init__(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=errors)
 
 
@@ -114,16 +142,6 @@ def invalid_field(where: str, field: str, message: str, hint: str | None = None)
     """Return the refusal of one field of the "body" or the "query"."""
     return InvalidRequest(
         [FieldError(loc=(where, field), msg=message, type="value_error", hint=hint)]
-    )
-
-
-def invalid_spec(error: InvalidSpec) -> InvalidRequest:
-    """Return the refusal of a job specification, with its problems as fields of the body."""
-    return InvalidRequest(
-        [
-            FieldError(loc=("body", problem.field), msg=problem.message, type="value_error")
-            for problem in error.problems
-        ]
     )
 
 
@@ -157,3 +175,86 @@ def problem_response(problem: Problem, scope: Scope) -> Response:
 def _sentence(error: FieldError) -> str:
     where = ".".join(str(part) for part in error.loc[1:]) or str(error.loc[0])
     return f"{where}: {error.msg}" + (f" ({error.hint})" if error.hint else "")
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers of all exceptions."""
+    for kind in (Problem, InvalidSpec, RequestValidationError, HTTPException, DatabaseError):
+        app.add_exception_handler(kind, _refusal)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _refusal(request: Request, error: Exception) -> Response:
+    return problem_response(_problem_of(error), request.scope)
+
+
+def _problem_of(error: Exception) -> Problem:
+    match error:
+        case Problem():
+            return error
+        case InvalidSpec():
+            return InvalidRequest(
+                [
+                    FieldError(loc=("body", problem.field), msg=problem.message, type="value_error")
+                    for problem in error.problems
+                ]
+            )
+        case RequestValidationError():
+            return InvalidRequest(
+                [
+                    _invalid_json(found, error.body)
+                    if found["type"] == "json_invalid"
+                    else FieldError(loc=found["loc"], msg=str(found["msg"]), type=found["type"])
+                    for found in error.errors()
+                ]
+            )
+        case HTTPException():
+            return _http_problem(error)
+        case DatabaseError():
+            return _database_problem(error)
+        case _:
+            raise error
+
+
+def _http_problem(error: HTTPException) -> Problem:
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return MethodNotAllowed(error.headers)
+    slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+    is_not_found = error.status_code == HTTPStatus.NOT_FOUND
+    detail = "This path does not exist. See /openapi.json." if is_not_found else error.detail
+    return Problem(error.status_code, slug, detail, headers=error.headers)
+
+
+def _database_problem(error: DatabaseError) -> Problem:
+    match error:
+        case JobExists():
+            how = f"DELETE /jobs/{error.job_id}, with ?force=true its checkpoints, too"
+            return Conflict("job-exists", f"{error} ({how}).")
+        case CommitInDoubt():
+            return ServiceUnavailable(str(error), "commit-in-doubt")
+        case DatabaseUnavailable():
+            return ServiceUnavailable(str(error))
+        case _ if type(error) in _DATABASE_REFUSALS:
+            status, slug, detail = _DATABASE_REFUSALS[type(error)]
+            return Problem(status, slug, detail or str(error))
+        case _:
+            raise error  # a bug, answered by `_unexpected`
+
+
+def _invalid_json(found: Mapping[str, Any], text: str) -> FieldError:
+    _, index = found["loc"]
+    before = text[:index]
+    line, column = before.count("\n") + 1, index - before.rfind("\n")
+    message = f"invalid JSON: {found['ctx']['error']} at line {line}, column {column}"
+    return FieldError(loc=("body",), msg=message, type=str(found["type"]))
+
+
+def _unexpected(request: Request, _error: Exception) -> Response:
+    # `AccessMiddleware` logs the exception with the request's id.
+    detail = "The server failed unexpectedly. Its log has the details under this request_id."
+    problem = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected", detail)
+    return problem_response(problem, request.scope)
+
+
+def _encodable(part: str | int) -> str | int:
+    return part if isinstance(part, int) else part.encode("utf-8", "replace").decode()

@@ -8,6 +8,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -99,13 +100,13 @@ class AccessMiddleware:
         scope["state"]["caller_uid"] = self._uid_of(scope)
         try:
             client = await self._admit(scope, headers)
-            with self._limiter.admit(client):
+            with nullcontext() if client is None else self._limiter.admit(client):
                 _refuse_idle_change(scope)
                 await self._app(scope, receive, logging_changes(send, scope))
         except Problem as problem:
             log_refusal(problem, scope)
             await problem_response(problem, scope)(scope, receive, send)
-        except Exception:  # noqa: BLE001  the client was answered by `api.error_handlers`
+        except Exception:  # noqa: BLE001  the client was answered by `api.errors`
             _LOG.exception(
                 "a request failed unexpectedly",
                 action="request_failed",

@@ -60,11 +60,8 @@ class RateLimiter:
         bucket.level -= 1
 
     @contextmanager
-    def admit(self, client: str | None) -> Iterator[None]:
-        """Count one request, open while inside; raise `TooManyRequests`. None has no limits."""
-        if client is None:
-            yield
-            return
+    def admit(self, client: str) -> Iterator[None]:
+        """Count one request, open while inside; raise `TooManyRequests`."""
         self.charge(client)
         if self._open[client] >= self._at_once:
             detail = f"You have {self._at_once} open requests. Wait for one, or close a stream."

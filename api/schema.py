@@ -1,19 +1,25 @@
-"""JSON at the edge of the API: request bodies, responses, and their schemas for OpenAPI."""
+"""What routes read and answer: bodies, parameters, JSON responses, and their OpenAPI schemas."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
-from fastapi import Body, Depends
+from fastapi import Body, Depends, Path, Request
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query as QueryParameter
+from fastapi.routing import APIRoute
 from msgspec import Meta
 from starlette.responses import Response
 
 from api.errors import MEDIA_TYPE, FieldError, InvalidRequest, did_you_mean
+from database.errors import JobMissing, MemberMissing
 from muster.contracts import token, views
-from muster.contracts.errors import CONTROLS
+from muster.contracts.errors import CONTROLS, InvalidSpec
+from muster.contracts.job import JobId
 from muster.contracts.spec import LIMITS, SECONDS_LIMIT, JobRequest
-from muster.contracts.spec_problems import declared_fields, mismatches
+from muster.contracts.spec_problems import checked_job_id, declared_fields, mismatches
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
 
 REASON_LIMIT: Final = 500
@@ -88,15 +94,13 @@ def body(kind: type[Sent], *, is_optional: bool = False) -> Any:  # noqa: ANN401
 
     FastAPI parses the JSON before it checks the scope of the caller; fields are checked after.
     """
-    shape = Body(title=kind.__name__, json_schema_extra={"x-struct": kind.__name__})
+    default = None if is_optional else ...
+    shape = Body(default, title=kind.__name__, json_schema_extra={"x-struct": kind.__name__})
 
-    async def required(sent: Annotated[object, shape]) -> Sent:
-        return decode(sent, kind)
+    async def read(sent: object = shape) -> Sent:
+        return decode({} if is_optional and sent is None else sent, kind)
 
-    async def optional(sent: Annotated[object, shape] = None) -> Sent:
-        return decode({} if sent is None else sent, kind)
-
-    return Depends(optional if is_optional else required)
+    return Depends(read)
 
 
 def decode(sent: object, kind: type[Sent]) -> Sent:
@@ -112,10 +116,10 @@ def decode(sent: object, kind: type[Sent]) -> Sent:
     ]
     for name, value in sent.items():
         if name not in fields:
-            errors.append(_unknown(name, fields))
+            errors.append(_unknown("body", name, "there is no such field", fields))
             continue
         errors += [
-            FieldError(loc=("body", name, *map(_valid, one.path)), msg=one.message, type=one.kind)
+            FieldError(loc=("body", name, *one.path), msg=one.message, type=one.kind)
             for one in mismatches(value, fields[name].type, is_secret=name == "secrets")
         ]
     if errors:
@@ -123,16 +127,43 @@ def decode(sent: object, kind: type[Sent]) -> Sent:
     return msgspec.convert(sent, kind)
 
 
-def _unknown(name: str, fields: Mapping[str, object]) -> FieldError:
-    hint = did_you_mean(name, fields)
-    return FieldError(
-        loc=("body", _valid(name)), msg="there is no such field", type="extra_forbidden", hint=hint
-    )
+async def refuse_unknown_query(request: Request) -> None:
+    """Refuse unknown query parameters: a typing error must not widen a purge."""
+    if not request.query_params:
+        return
+    route = request.scope.get("route")
+    parameters = get_flat_params(route.dependant) if isinstance(route, APIRoute) else []
+    known = [one.alias for one in parameters if isinstance(one.field_info, QueryParameter)]
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        message = "is not a query parameter of this path"
+        raise InvalidRequest([_unknown("query", name, message, known) for name in unknown])
 
 
-def _valid(part: str | int) -> str | int:
-    """Replace half a surrogate pair, which cannot be encoded."""
-    return part if isinstance(part, int) else part.encode("utf-8", "replace").decode()
+def _unknown(where: str, name: str, message: str, known: Iterable[str]) -> FieldError:
+    hint = did_you_mean(name, known)
+    return FieldError(loc=(where, name), msg=message, type="extra_forbidden", hint=hint)
+
+
+async def _job_id(job_id: Annotated[str, Path(description="The job's id.")]) -> JobId:
+    try:
+        return checked_job_id(job_id)
+    except InvalidSpec:
+        raise JobMissing(JobId(job_id)) from None
+
+
+KnownJobId = Annotated[JobId, Depends(_job_id)]
+
+
+async def _worker_id(
+    job_id: KnownJobId, worker_id: Annotated[str, Path(description="As in the list of workers.")]
+) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", worker_id):  # ASCII, and within 64 bits
+        raise MemberMissing(job_id, -1)
+    return int(worker_id)
+
+
+KnownWorkerId = Annotated[int, Depends(_worker_id)]
 
 
 def reply(
@@ -163,11 +194,26 @@ ANY: Final[Responses] = {
 }
 """Refusals of every route: by the access middleware and by the database."""
 
-UNCHANGED: Final[Responses] = {
-    HTTPStatus.NOT_MODIFIED: {
-        "description": "The response named in `If-None-Match` is still current."
+
+def operation(
+    summary: str,
+    scope: Any,  # noqa: ANN401  FastAPI has no common type for Depends and Security
+    kind: type[views.View],
+    *others: HTTPStatus,
+    status: HTTPStatus = HTTPStatus.OK,
+) -> dict[str, Any]:
+    """Return the declaration of a route that answers with `kind`, or refuses with `others`."""
+    unchanged = "The response named in `If-None-Match` is still current."
+    responses = returns(kind, status)
+    for other in others:
+        is_unchanged = other is HTTPStatus.NOT_MODIFIED
+        responses |= {other: {"description": unchanged}} if is_unchanged else refusals(other)
+    return {
+        "summary": summary,
+        "dependencies": [scope],
+        "responses": responses,
+        "status_code": status,
     }
-}
 
 
 def add_schemas(document: dict[str, Any]) -> None:

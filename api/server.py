@@ -3,12 +3,13 @@
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -20,11 +21,10 @@ from anyio import CapacityLimiter
 
 from api.app import build
 from api.auth import Authenticator, TokenCache
-from api.coordinator_link import CoordinatorWaker, CoordinatorWatch
-from api.dependencies import AppState
+from api.dependencies import AppState, CoordinatorHandle
 from api.middleware import AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
-from api.startup_checks import check_certificate, check_exposure, check_token
+from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
 from database.engine import Database
@@ -147,14 +147,12 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
 
 
 def _listen(settings: ServiceSettings, access: AccessSettings, tokens: Tokens) -> socket.socket:
-    host, port = settings.host, settings.port
+    address = check_listening(settings, access, tokens.is_any_valid)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        check_token(access, tokens.is_any_valid)
-        check_exposure(host, str(address[0]), access, tokens.is_any_valid)
-        return socket.create_server(address, family=family, backlog=1024)
+        return socket.create_server((address, settings.port), family=family, backlog=1024)
     except OSError as error:
-        raise PortTaken(host, port, error) from error
+        raise PortTaken(settings.host, settings.port, error) from error
 
 
 def _build_state(
@@ -176,7 +174,7 @@ def _build_state(
         return job.spec.checkpoint_dir if job else None
 
     job_cache = JobCache(read_state, time.monotonic)
-    wake_coordinator = CoordinatorWaker(read_lease, time.monotonic)
+    coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     return AppState(
         database=database,
@@ -191,17 +189,16 @@ def _build_state(
         job_cache=job_cache,
         log_broadcast=LogBroadcast(files, job_cache, is_closing=is_closing, readers=readers),
         log_searches=CapacityLimiter(LOG_SEARCHES),
-        coordinator=CoordinatorWatch(read_lease, time.monotonic),
-        wake_coordinator=wake_coordinator,
+        coordinator=coordinator,
         submitter=Submitter(
             settings=settings,
             working_dir=Path.cwd(),
             clock=utc_now,
-            random_hex=lambda: uuid.uuid4().hex,
+            random_hex=partial(secrets.token_hex, 16),
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
         ),
-        intake=SubmissionQueue(jobs.create_all, wake_coordinator),
+        intake=SubmissionQueue(jobs.create_all, coordinator.wake),
         files=files,
         is_closing=is_closing,
         clock=utc_now,

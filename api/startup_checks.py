@@ -89,33 +89,17 @@ def check_exposure(
         )
 
 
-def check_listening(settings: ServiceSettings, access: AccessSettings) -> str:
-    """Return the address that the service would listen on.
-
-    Raises `StartupProblem`, `NotHere` for a host without an address, and `StoreError` if the
-    database with the tokens cannot be read.
-    """
-    if access.tls_certfile is not None:
-        check_certificate(access.tls_certfile, access.tls_keyfile)
+def check_listening(
+    settings: ServiceSettings, access: AccessSettings, has_token: Callable[[], bool]
+) -> str:
+    """Return the address to listen on; raise `StartupProblem`, `AddressNotLocal`."""
     try:
         address = str(socket.getaddrinfo(settings.host, None)[0][4][0])
     except OSError as error:
         raise AddressNotLocal(settings.host, error) from error
-
-    def has_token() -> bool:
-        inspect_database(settings.database_url)  # raises if the database is unavailable
-        return _has_token(settings.database_url, Scope.READ)
-
     check_token(access, has_token)
     check_exposure(settings.host, address, access, has_token)
     return address
-
-
-def inspect_database(url: str) -> "Inspection":
-    """Return the schema revision of a database; raise `StoreError` if it cannot be read."""
-    from database.engine import inspect  # noqa: PLC0415  imports SQLAlchemy
-
-    return inspect(url)
 
 
 def run_checks(environ: Mapping[str, str]) -> int:
@@ -130,16 +114,22 @@ def run_checks(environ: Mapping[str, str]) -> int:
     except MusterError as error:
         problems.append(_described(error, "settings"))
     else:
+        url = settings.database_url
+
+        def has_token() -> bool:
+            _inspect(url)  # raises if the database is unavailable
+            return _has_token(url, Scope.READ)
+
         try:
-            database = _check_database(settings.database_url)
-            has_admin_token = access.token_sha256 is not None or _has_token(
-                settings.database_url, Scope.ADMIN
-            )
+            database = _check_database(url)
+            has_admin_token = access.token_sha256 is not None or _has_token(url, Scope.ADMIN)
         except MusterError as error:
             hint = "check MUSTER_DATABASE_URL; unset, it is a file in the data directory"
             problems.append(_described(error, "database", hint))
         try:
-            address = check_listening(settings, access)
+            if access.tls_certfile is not None:
+                check_certificate(access.tls_certfile, access.tls_keyfile)
+            address = check_listening(settings, access, has_token)
         except (StartupProblem, AddressNotLocal) as error:
             problems.append(_described(error, "address"))
         except MusterError:
@@ -156,17 +146,13 @@ def run_checks(environ: Mapping[str, str]) -> int:
 
 def _described(error: MusterError, check: str, next_step: str = "") -> dict[str, str]:
     if isinstance(error, StartupProblem):
-        return {
-            "check": error.check,
-            "what": error.what,
-            "why": error.why,
-            "next": error.next_step,
-        }
+        check, what, why, next_step = error.check, error.what, error.why, error.next_step
+        return {"check": check, "what": what, "why": why, "next": next_step}
     return {"check": check, "what": str(error), "why": "", "next": next_step}
 
 
 def _check_database(url: str) -> dict[str, str | None]:
-    found = inspect_database(url)
+    found = _inspect(url)
     if found.revision is not None and found.revision > found.wanted:
         raise StartupProblem(
             "database",
@@ -176,6 +162,12 @@ def _check_database(url: str) -> dict[str, str | None]:
         )
     kind = url.partition(":")[0].partition("+")[0]
     return {"kind": kind, "revision": found.revision, "expected_revision": found.wanted}
+
+
+def _inspect(url: str) -> "Inspection":
+    from database.engine import inspect  # noqa: PLC0415  imports SQLAlchemy
+
+    return inspect(url)
 
 
 def _has_token(url: str, scope: Scope) -> bool:

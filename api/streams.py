@@ -14,9 +14,10 @@ from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
+from sse_starlette import ServerSentEvent
 
+from api.logs.files import Position, format_event_id
 from api.logs.follow import IsOver, JobFollower
-from api.logs.position import Position, format_event_id
 from api.logs.tail import tail_position
 from database.errors import DatabaseUnavailable
 from database.records import Job, RankRecord
@@ -41,21 +42,6 @@ BACKLOG_BYTES: Final = 1 << 20
 
 PLACE_BYTES: Final = 136
 """What one rank's place takes in the position of an event, as measured."""
-
-RETRY_MILLISECONDS: Final = 2000
-"""How long a client waits before it reconnects."""
-
-
-def encode_start(event_id: str) -> bytes:
-    """Return the start of a stream, from which a client resumes that saw no event."""
-    return f"id: {event_id}\nretry: {RETRY_MILLISECONDS}\n\n".encode()
-
-
-def encode_event(event_id: str, text: str, name: str | None = None) -> bytes:
-    """Return a server-sent event; log lines have no name. `text` has no carriage return."""
-    event = "" if name is None else f"event: {name}\n"
-    data = text.replace("\n", "\ndata: ")
-    return f"id: {event_id}\n{event}data: {data}\n\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +79,14 @@ class JobCache:
         """With the time at which the query began."""
         self._locks: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
 
-    async def get(self, job_id: JobId) -> JobState | None:
+    async def get(self, job_id: JobId, *, is_current: bool = False) -> JobState | None:
         """Return the job as it was at most `FRESH_SECONDS` ago, or None if it does not exist.
 
-        Returns the last known state while the database is unavailable; raises `StoreUnavailable`
-        if there is none.
+        Returns the last known state while the database is unavailable; raises
+        `DatabaseUnavailable` if there is none. With `is_current` the job is read now, as its id may
+        belong to another job than a moment ago.
         """
-        return await self._get(job_id, self._monotonic() - FRESH_SECONDS, may_be_stale=True)
-
-    async def get_current(self, job_id: JobId) -> JobState | None:
-        """Return the job as it is now; the id may belong to another job than a moment ago.
-
-        Raises `StoreUnavailable`.
-        """
-        return await self._get(job_id, self._monotonic(), may_be_stale=False)
-
-    async def _get(
-        self, job_id: JobId, not_before: float, *, may_be_stale: bool
-    ) -> JobState | None:
+        not_before = self._monotonic() - (0.0 if is_current else FRESH_SECONDS)
         lock = self._locks.setdefault(job_id, asyncio.Lock())
         async with lock:  # all who wait for one query share the next
             known = self._states.get(job_id)
@@ -120,7 +96,7 @@ class JobCache:
             try:
                 state = await run_sync(self._read, job_id)
             except DatabaseUnavailable:
-                if known is not None and may_be_stale:
+                if known is not None and not is_current:
                     return known[1]
                 raise
             self._states[job_id] = began, state
@@ -264,8 +240,8 @@ class LogFeed:
         batch = reader.next_batch(is_over)
         if batch is None:
             return None
-        event_id = format_event_id(self._uid, batch.position)
-        return LogEvent(encode_event(event_id, batch.text), batch.position)
+        event = ServerSentEvent(batch.text, id=format_event_id(self._uid, batch.position), sep="\n")
+        return LogEvent(event.encode(), batch.position)
 
 
 class LogBroadcast:

@@ -27,6 +27,7 @@ from muster.contracts.views import (
     MemberView,
     SummaryView,
     TokenView,
+    View,
     WorkerView,
 )
 from muster.host.processes import is_provably_gone, is_running, is_stopped
@@ -53,28 +54,27 @@ def job_view(job: Job, caller: Caller | None = None) -> JobView:
     if caller is not None and not caller.scope.covers(Scope.SUBMIT):
         spec["env"] = dict.fromkeys(spec["env"], HIDDEN)
     return JobView(
-        **_heading(job),
+        **_heading(JobView, job),
         job_uid=job.uid,
-        exit_code=job.exit_code,
-        is_terminal=job.is_terminal,
         stop_requested=job.stop_request is not None,
         pause_requested=job.pause_request,
         spec=spec,
     )
 
 
-def _heading(job: Job) -> dict[str, Any]:
-    return {
-        "job_id": job.job_id,
-        "name": job.spec.name,
-        "status": job.status_shown,
-        "reason": job.reason,
-        "message": job.message,
-        "world_size": job.world_size,
-        "created_at": job.created_at,
-        "started_at": job.started_at,
-        "finished_at": job.finished_at,
-    }
+def job_tag(job: Job) -> str:
+    """Return the strong entity tag of a job: the version of its row."""
+    return f'"{job.uid}.{job.version}"'
+
+
+def _heading(view: type[View], job: Job) -> dict[str, Any]:
+    return _same(view, job, but={"spec"}) | {"name": job.spec.name, "status": job.status_shown}
+
+
+def _same(view: type[View], row: object, but: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of a view that `row` has under the same name."""
+    names = (name for name in view.__struct_fields__ if name not in but and hasattr(row, name))
+    return {name: getattr(row, name) for name in names}
 
 
 def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryView:
@@ -86,7 +86,7 @@ def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryVi
     for worker in started:
         endings.update(worker.endings)
     return SummaryView(
-        **_heading(job),
+        **_heading(SummaryView, job),
         step=sum(worker.step for worker in counted),
         total_steps=total_steps(counted),
         throughput_steps_per_sec=sum(throughput(worker) for worker in counted),
@@ -115,29 +115,22 @@ def _furthest(workers: Sequence[RankRecord]) -> RankRecord:
 
 
 def _worker_view(worker: RankRecord, now: datetime) -> WorkerView:
-    process = worker.process
     return WorkerView(
-        worker_id=worker.worker_id,
-        rank=worker.rank,
-        state=_state(worker),
-        pid=process.pid if process else None,
-        node=process.node if process else None,
-        step=worker.step,
-        total_steps=worker.total_steps,
-        epoch=worker.epoch,
-        shard_idx=worker.shard_idx,
-        line_idx=worker.line_idx,
-        loss=_finite(worker.loss),
-        metrics={name: value for name, value in worker.metrics.items() if math.isfinite(value)},
-        throughput_steps_per_sec=throughput(worker),
-        checkpoints_saved=worker.checkpoints_saved,
-        last_checkpoint_step=worker.last_checkpoint_step,
-        restarts=worker.restarts,
-        endings=worker.endings,
-        last_heartbeat_age_seconds=_age_seconds(worker.last_heartbeat_at, now),
-        exit_code=worker.exit_code,
-        exit_signal=worker.exit_signal,
+        **_same(WorkerView, worker)
+        | _process(worker)
+        | {
+            "state": _state(worker),
+            "loss": _finite(worker.loss),
+            "metrics": {name: n for name, n in worker.metrics.items() if math.isfinite(n)},
+            "throughput_steps_per_sec": throughput(worker),
+            "last_heartbeat_age_seconds": _age_seconds(worker.last_heartbeat_at, now),
+        }
     )
+
+
+def _process(worker: RankRecord | None) -> dict[str, Any]:
+    process = worker.process if worker else None
+    return {"pid": process.pid if process else None, "node": process.node if process else None}
 
 
 def _state(worker: RankRecord) -> str:
@@ -228,33 +221,27 @@ def agent_state(job: Job) -> str | None:
 def _member_view(
     member: Member, worker: RankRecord | None, now: datetime, *, is_leaving: bool
 ) -> MemberView:
-    process = worker.process if worker else None
     # The row of a member changes when it moves; that of its process, with every few heartbeats.
     heartbeat_at = worker.last_heartbeat_at if worker else member.last_heartbeat_at
     is_draining = is_leaving and member.state == WorkerState.ACTIVE
     return MemberView(
-        worker_id=str(member.worker_id),
-        rank=member.rank,
-        state=WorkerState.DRAINING if is_draining else member.state,
-        pid=process.pid if process else None,
-        node=member.node,
-        gpu_count=member.gpu_count,
-        backend=member.backend,
-        joined_at=member.joined_at,
-        joined_step=member.joined_step,
-        last_heartbeat_age_seconds=_age_seconds(heartbeat_at, now),
-        step=worker.step if worker else None,
+        **_same(MemberView, member)
+        | {
+            "worker_id": str(member.worker_id),
+            "state": WorkerState.DRAINING if is_draining else member.state,
+            "pid": _process(worker)["pid"],
+            "last_heartbeat_age_seconds": _age_seconds(heartbeat_at, now),
+            "step": worker.step if worker else None,
+        }
     )
 
 
 def _rank_view(worker: RankRecord, now: datetime) -> MemberView:
-    process = worker.process
     return MemberView(
         worker_id=worker.worker_id,
         rank=worker.rank,
         state=_state(worker),
-        pid=process.pid if process else None,
-        node=process.node if process else None,
+        **_process(worker),
         gpu_count=0,
         backend=None,
         joined_at=None,
@@ -279,9 +266,7 @@ def audit_view(job: Job, audit: Audit) -> AuditView:
         exactly_once=is_exact,
         epochs=[
             EpochView(
-                epoch=epoch.epoch,
-                samples=epoch.samples,
-                expected_samples=epoch.expected_samples,
+                **_same(EpochView, epoch, but={"exactly_once"}),
                 hash=f"{epoch.hash_sum:016x}",
                 expected_hash=f"{epoch.expected_hash_sum:016x}",
                 exactly_once=bool(epoch.exactly_once) if is_complete else epoch.exactly_once,
@@ -296,6 +281,4 @@ def audit_view(job: Job, audit: Audit) -> AuditView:
 
 def token_view(token: Token, now: datetime) -> TokenView:
     """Return a token without its secret."""
-    shown = (name for name in TokenView.__struct_fields__ if name != "is_valid")
-    fields = {name: getattr(token, name) for name in shown}
-    return TokenView(**fields, is_valid=token.is_valid(now))
+    return TokenView(**_same(TokenView, token, but={"is_valid"}), is_valid=token.is_valid(now))

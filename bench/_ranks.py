@@ -109,8 +109,8 @@ class Rank:
         ]
         group = WorkerGroup(generation=1, token="", members=tuple(members), paused=False)
         half = len(memory) // 2
-        self.update = GroupUpdate(layout=group, memory=memory[:half])
-        self.plain_update = GroupUpdate(layout=group, memory=memory[half:])
+        self.update = GroupUpdate(group=group, memory=memory[:half])
+        self.plain_update = GroupUpdate(group=group, memory=memory[half:])
         self.geometry = Geometry(slot_count=VIRTUAL_SHARDS, elements=self.computer.elements)
         self.steps: list[tuple[Instant, Instant]] = []
         """The end of each of the trainer's steps, and the beginning of the next."""

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 import msgspec
 from _services import Services, cpu_seconds
 
-from coordinator.agents import token_digest
 from database.engine import Database
 from database.fenced_writer import FencedWriter
 from database.jobs import Jobs
@@ -39,6 +38,7 @@ from muster.contracts.messages import (
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord, ProcessState
 from muster.contracts.spec import JobSpec
+from muster.contracts.token import sha256_of
 from muster.contracts.wire import encode, frame
 from muster.host.processes import identify, this_process
 
@@ -95,7 +95,7 @@ def write_jobs(services: Services, process: ProcessRecord) -> list[tuple[JobId, 
                 exit_code=None,
                 generation=GENERATION,
                 agent=process,
-                agent_token_sha256=token_digest(TOKEN),
+                agent_token_sha256=sha256_of(TOKEN),
             ),
             workers=[
                 RankRecord(rank=rank, incarnation=0, state=ProcessState.LIVE, process=process)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -13,13 +13,24 @@ import click
 from cli.config import service_settings
 from cli.connection import connected
 from cli.errors import Misuse
-from cli.output import Output, moment, output_option, seconds_of, show, table
+from cli.output import Column, Output, columns, moment, output_option, seconds_of, show
 from muster.contracts.token import SECONDS_LIMIT, Scope
 
 if TYPE_CHECKING:
     from muster.runtime.secrets import SecretStore
 
-_HEADER: Final = ("name", "scope", "id", "state", "created (UTC)", "by", "expires", "last used")
+_TOKENS: Final[Mapping[str, Column]] = {
+    "name": "name",
+    "scope": "scope",
+    "id": "token_id",
+    "state": lambda token: (
+        "valid" if token["is_valid"] else "revoked" if token["revoked_at"] else "expired"
+    ),
+    "created (UTC)": lambda token: _minute(token["created_at"]),
+    "by": "created_by",
+    "expires": lambda token: _minute(token["expires_at"]),
+    "last used": lambda token: _minute(token["last_used_at"]),
+}
 
 _token_name: Final = click.argument("name", metavar="NAME", help="Who or what it is for.")
 _secret_name: Final = click.argument("name", metavar="NAME", help="What jobs call it: file:NAME.")
@@ -71,20 +82,8 @@ def list_tokens(*, every: bool, output: Output) -> None:
     with connected() as client:
         found = client.connection.get("/tokens")["tokens"]
     listed = [token for token in found if every or token["is_valid"]]
-    rows = [
-        (
-            token["name"],
-            token["scope"],
-            token["token_id"],
-            "valid" if token["is_valid"] else "revoked" if token["revoked_at"] else "expired",
-            _minute(token["created_at"]),
-            token["created_by"],
-            _minute(token["expires_at"]),
-            _minute(token["last_used_at"]),
-        )
-        for token in listed
-    ]
-    show(output, {"tokens": listed}, table(_HEADER, rows), (token["name"] for token in listed))
+    names = (token["name"] for token in listed)
+    show(output, {"tokens": listed}, columns(listed, _TOKENS), names)
     if len(listed) < len(found):
         click.echo(f"{len(found) - len(listed)} revoked or expired: --all", err=True)
 

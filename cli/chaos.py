@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from muster.contracts.views import EventView, JobView, WorkerView
 
 WAIT_SECONDS: Final = 60.0
-NOTICE_SECONDS: Final = 5.0
-"""If the process still runs after this long, a message says so."""
-
 POLL_SECONDS: Final = 0.2
 FINISHED: Final = "finished"
 """The API's state of a rank that has nothing left to do."""
@@ -70,22 +67,6 @@ FAULTS: Final = {
 }
 
 
-class FaultRefused(MusterError):
-    """No process was signalled."""
-
-
-class NoSuchRank(FaultRefused, Misuse):
-    """The job has fewer ranks."""
-
-
-class NothingRuns(FaultRefused, WrongState):
-    """The job is over, or its rank is between two processes."""
-
-
-class NotBack(MusterError):
-    """After a minute the rank neither runs again nor is finished."""
-
-
 @click.command()
 @exact_job_argument
 @click.option(
@@ -113,7 +94,7 @@ def chaos(*, job: str, fault: FaultKind, rank: int, wait: bool) -> None:
         worker = next(it for it in workers if it.rank == rank)
         events = found.events()
         if not send_signal(record, FAULTS[fault].signal):
-            raise FaultRefused(f"rank {rank} of {found.id} ended by itself just now: try again")
+            raise MusterError(f"rank {rank} of {found.id} ended by itself just now: try again")
         click.echo(f"rank {rank} of {found.id}, pid {record.pid}, {FAULTS[fault].done}")
         try:
             for message in watch(found, worker, events, FAULTS[fault]) if wait else ():
@@ -123,28 +104,28 @@ def chaos(*, job: str, fault: FaultKind, rank: int, wait: bool) -> None:
 
 
 def process_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> ProcessRecord:
-    """Return the process of a rank; raises `FaultRefused` unless it provably is that.
+    """Return the process of a rank; raises `MusterError` unless it provably is that.
 
     `workers` are those of the job's summary.
     """
     name = job.job_id
     if job.status in TERMINAL:
-        raise NothingRuns(f"{name} is {job.status}: choose a running job: muster ps -s RUNNING")
+        raise WrongState(f"{name} is {job.status}: choose a running job: muster ps -s RUNNING")
     worker = next((it for it in workers if it.rank == rank), None)
     if worker is None:
-        raise NoSuchRank(f"{name} has no rank {rank}: choose 0 to {len(workers) - 1} with --rank")
+        raise Misuse(f"{name} has no rank {rank}: choose 0 to {len(workers) - 1} with --rank")
     if worker.pid is None:
-        raise NothingRuns(
+        raise WrongState(
             f"rank {rank} of {name} has no process, its state is {worker.state}: wait until it "
             f"has one: muster show {name}"
         )
     if worker.node != platform.node():
-        raise FaultRefused(f"rank {rank} of {name} runs on {worker.node}: use muster chaos there")
+        raise MusterError(f"rank {rank} of {name} runs on {worker.node}: use muster chaos there")
     record = identify(worker.pid)
     is_tagged = (tag_of(worker.pid) or "").startswith(f"{job.job_uid}/{rank}/")
     # Identified before and after: then the tag is of this process, and not of a successor.
     if record is None or not is_tagged or identify(worker.pid) != record:
-        raise FaultRefused(
+        raise MusterError(
             f"pid {worker.pid} does not carry the tag of rank {rank} of {name}: it has ended, or "
             "its command has cleared its environment. No process was signalled; try again once "
             "the rank is replaced"
@@ -155,13 +136,13 @@ def process_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> Proces
 def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Fault) -> Iterator[str]:
     """Yield the events after a fault until the rank runs again or is finished, then the outcome.
 
-    `before` and `events` are of the time before the fault. Raises `NotBack` after a minute.
+    `before` and `events` are of the time before the fault. Raises `MusterError` after a minute.
     """
     rank, pid = before.rank, before.pid
     last = events[-1] if events else None
     began = time.monotonic()
-    is_same, is_reported = True, False
-    while (elapsed := time.monotonic() - began) < WAIT_SECONDS:
+    is_same = True
+    while time.monotonic() - began < WAIT_SECONDS:
         # The summary first: the events then explain it.
         summary = job.summary()
         now = next((it for it in summary.workers if it.rank == rank), before)
@@ -175,10 +156,7 @@ def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Faul
             yield f"rank {rank} is not replaced: it is finished, or its job is over"
             return
         is_same = (now.worker_id, now.pid) == (before.worker_id, before.pid)
-        if is_same and not is_reported and elapsed >= NOTICE_SECONDS:
-            yield f"rank {rank} (pid {pid}) has not ended yet"
-            is_reported = True
         time.sleep(POLL_SECONDS)
     if is_same:
-        raise NotBack(f"rank {rank} (pid {pid}) has not ended: {fault.survived}")
-    raise NotBack(f"rank {rank} does not run again after {WAIT_SECONDS:g} s")
+        raise MusterError(f"rank {rank} (pid {pid}) has not ended: {fault.survived}")
+    raise MusterError(f"rank {rank} does not run again after {WAIT_SECONDS:g} s")

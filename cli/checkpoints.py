@@ -19,13 +19,12 @@ import click
 
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode, Misuse
-from cli.output import Cell, Output, facts, moment, output_option, plural, show, size, table
+from cli.output import Column, Output, columns, facts, moment, output_option, plural, show, size
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.contracts.paths import checkpoints_of_job
 
 if TYPE_CHECKING:
-    from muster.checkpoints.comparison import Difference
     from muster.checkpoints.listing import CheckpointDir, ListedCheckpoint
     from muster.checkpoints.reader import Checkpoint
 
@@ -33,18 +32,29 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_HEADER: Final = ("whose", "step", "epoch", "size", "saved at (UTC)", "age", "state")
-_DIFFERENCES_HEADER: Final = ("name", "first", "second", "elements", "largest")
-_ARRAYS_HEADER: Final = ("array", "dtype", "shape", "bytes", "sha256")
-_DIGITS: Final = 16
-"""Of a SHA-256 in a table: enough to tell two apart."""
+_CHECKPOINTS: Final[Mapping[str, Column]] = {
+    "whose": "whose",
+    "step": "step",
+    "epoch": "epoch",
+    "size": lambda entry: entry["saved_at"] and size(entry["size_bytes"]),
+    "saved at (UTC)": lambda entry: entry["saved_at"] and moment(entry["saved_at"]),
+    "age": lambda entry: entry["saved_at"] and _age(entry["saved_at"]),
+    "state": "state",
+}
+_DIFFERENCES: Final[Mapping[str, Column]] = {
+    **{name: name for name in ("name", "first", "second", "elements")},
+    "largest": lambda one: None if one["largest"] is None else f"{one['largest']:.3g}",
+}
+_ARRAYS: Final[Mapping[str, Column]] = {
+    "array": "name",
+    "dtype": "dtype",
+    "shape": lambda array: "x".join(map(str, array["shape"])) or "scalar",
+    "bytes": "size_bytes",
+    "sha256": lambda array: f"{array['sha256'][:16]}…",  # enough to tell two apart
+}
 
 _WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
 _PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
-
-
-class RankRequired(Misuse):
-    """Each rank has its own checkpoints, and the command names no rank."""
 
 
 def digests(directory: Path) -> Iterator[tuple[str, int, str]]:
@@ -55,7 +65,15 @@ def digests(directory: Path) -> Iterator[tuple[str, int, str]]:
     """
     from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
 
-    yield from map(_digest, checkpoint_dirs(directory))
+    yield from _digests(checkpoint_dirs(directory))
+
+
+def _digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
+    from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
+
+    for place in places:
+        newest = place.newest()
+        yield place.label, newest.step, identity_of(newest)
 
 
 def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
@@ -76,7 +94,7 @@ def _checkpoint_dir(word: str, rank: int | None) -> CheckpointDir:
     directory, found = _checkpoint_dirs(word)
     ranks = [place.rank for place in found]
     if rank is None and len(ranks) > 1:
-        raise RankRequired(
+        raise Misuse(
             f"in {directory} each of the ranks {ranks[0]} to {ranks[-1]} has its own checkpoints: "
             "choose one with --rank"
         )
@@ -141,13 +159,6 @@ def _dangling_latest(places: Sequence[CheckpointDir]) -> Iterator[tuple[str, str
             yield path, f"{place.label}  {path} {lost}"
 
 
-def _digest(place: CheckpointDir) -> tuple[str, int, str]:
-    from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
-
-    checkpoint = place.newest()
-    return place.label, checkpoint.step, identity_of(checkpoint)
-
-
 _where_argument = click.argument(
     "where", metavar="WHERE", shell_complete=complete_jobs, help=f"{_PLACE}."
 )
@@ -183,13 +194,8 @@ def ls(where: str, output: Output) -> None:
     intact, damaged, and another job's, which used the same directory. With
     -o name it prints paths, which show accepts.
     """
-    found = _examined(*_checkpoint_dirs(where))
-    show(
-        output,
-        [_entry(*each) for each in found],
-        table(_HEADER, [_row(*each) for each in found]),
-        (_path(*each) for each in found),
-    )
+    entries = [_entry(*each) for each in _examined(*_checkpoint_dirs(where))]
+    show(output, entries, columns(entries, _CHECKPOINTS), (entry["path"] for entry in entries))
 
 
 @checkpoint.command("show")
@@ -251,11 +257,11 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
         position = msgspec.to_builtins(found.position)
         states.append({**found.state, **{f"position.{at}": n for at, n in position.items()}})
     unequal = differences(*states)
+    body = {"equal": not unequal, "differences": msgspec.to_builtins(unequal)}
     if unequal:
-        lines: Iterable[str] = table(_DIFFERENCES_HEADER, map(_difference_row, unequal))
+        lines: Iterable[str] = columns(body["differences"], _DIFFERENCES)
     else:
         lines = [f"equal bits: {len(states[0])} entries, including the position"]
-    body = {"equal": not unequal, "differences": msgspec.to_builtins(unequal)}
     show(output, body, lines, (one.name for one in unequal))
     if unequal:
         sys.exit(ExitCode.FAILED)
@@ -300,7 +306,7 @@ def digest(where: str, output: Output) -> None:
     The newest checkpoint of every rank is verified first. Equal digests mean
     equal bits: weights, optimizer state and position in the data.
     """
-    found = [*map(_digest, _checkpoint_dirs(where)[1])]
+    found = [*_digests(_checkpoint_dirs(where)[1])]
     show(
         output,
         [{"whose": whose, "step": step, "sha256": digest} for whose, step, digest in found],
@@ -329,16 +335,10 @@ def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
     }
 
 
-def _row(place: CheckpointDir, one: ListedCheckpoint) -> tuple[Cell, ...]:
+def _age(saved_at: str) -> str:
     from muster.client.progress import duration  # noqa: PLC0415
 
-    entry = _entry(place, one)
-    saved: tuple[Cell, ...] = (None, None, None)
-    if one.manifest is not None:
-        time = one.manifest.time
-        age_seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
-        saved = (size(entry["size_bytes"]), moment(time), duration(max(0.0, age_seconds)))
-    return (entry["whose"], entry["step"], entry["epoch"], *saved, entry["state"])
+    return duration((datetime.now(UTC) - datetime.fromisoformat(saved_at)).total_seconds())
 
 
 def _document(found: Checkpoint) -> dict[str, Any]:
@@ -388,16 +388,4 @@ def _document_lines(body: Mapping[str, Any]) -> Iterator[str]:
     )
     if body["arrays"]:
         yield ""
-        yield from table(_ARRAYS_HEADER, map(_array_row, body["arrays"]))
-
-
-def _array_row(array: Mapping[str, Any]) -> tuple[Cell, ...]:
-    from muster.checkpoints.comparison import shape  # noqa: PLC0415
-
-    digest = f"{array['sha256'][:_DIGITS]}…"
-    return (array["name"], array["dtype"], shape(array["shape"]), array["size_bytes"], digest)
-
-
-def _difference_row(one: Difference) -> tuple[Cell, ...]:
-    largest = None if one.largest is None else f"{one.largest:.3g}"
-    return (one.name, one.first, one.second, one.elements, largest)
+        yield from columns(body["arrays"], _ARRAYS)

@@ -1,15 +1,17 @@
-"""Every setting, declared once: environment, configuration file, `muster config`, reference page.
+"""Every setting: its value, its origin, the configuration file, `muster config`, reference page.
 
-Settings are environment variables. ``~/.config/muster/config.toml`` may hold the same names, and
-the environment wins. A file in the working directory is not read: unpacked foreign code could
-redirect commands, and with them the token, to another server.
+`muster.contracts.settings` declares them as environment variables.
+``~/.config/muster/config.toml`` may hold the same names, and the environment wins. A file in the
+working directory is not read: unpacked foreign code could redirect commands, and with them the
+token, to another server.
 """
 
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ from urllib.parse import urlsplit
 import click
 
 from cli.errors import ExitCode, Misuse
-from cli.output import UNKNOWN, Output, output_option, show, table
+from cli.output import Column, Output, columns, output_option, show
 from muster.contracts.errors import InvalidEnvironment
 
 if TYPE_CHECKING:
@@ -25,113 +27,54 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """One environment variable; `field` is its name in `ServiceSettings` or `DoorSettings`."""
+    """One environment variable."""
 
+    meaning: str
     default: str
-    description: str
-    field: str = ""
-    is_secret: bool = False
+    """As the reference page shows it."""
+    field: str | None
+    """Its name in `ServiceSettings` or `AccessSettings`; None if it is in neither."""
 
 
-SETTINGS: Final[Mapping[str, Setting]] = {
-    "MUSTER_DATA_DIR": Setting(
-        "`~/.local/share/muster`; `./.muster` with make",
-        "Directory of the database, logs, secrets and small data sets.",
-        "data_dir",
-    ),
-    "MUSTER_DATABASE_URL": Setting(
-        "SQLite in the data directory",
-        "`sqlite:///PATH` or `postgresql+psycopg://USER@HOST/NAME`. In a password write `@` as "
-        "`%40` and `?` as `%3F`.",
-        "database_url",
-        is_secret=True,
-    ),
-    "MUSTER_HOST": Setting(
-        "`127.0.0.1`",
-        "Address the API listens on. Other machines need tokens and TLS: see SECURITY.md.",
-        "host",
-    ),
-    "MUSTER_PORT": Setting("`8000`", "Port of the API; 0 takes any free port.", "port"),
-    "MUSTER_SLOTS": Setting(
-        "twice the processors",
-        "Ranks that run at once. Further jobs wait in `QUEUED`; a larger job runs alone.",
-        "slots",
-    ),
-    "CHECKPOINT_DIR": Setting(
-        "`./checkpoints`", "Checkpoints of jobs that name none.", "checkpoint_dir"
-    ),
-    "DATASET_DIR": Setting(
-        "`./data/shards`", "Data of jobs that name no directory.", "dataset_dir"
-    ),
-    "MUSTER_ORPHAN_TIMEOUT": Setting(
-        "`120`",
-        "Seconds that ranks go on without a coordinator before they checkpoint and exit.",
-        "orphan_timeout_seconds",
-    ),
-    "MUSTER_TOKEN": Setting(
-        "none",
-        "For commands and clients: the token they show. For a service: one more token of scope "
-        "admin, unless a service issued it.",
-        is_secret=True,
-    ),
-    "MUSTER_REQUIRE_TOKEN": Setting(
-        "`0`", "`1`: this user, too, needs a token on this machine.", "require_token"
-    ),
-    "MUSTER_ALLOWED_HOSTS": Setting(
-        "none", "Other host names of the API, separated by commas.", "allowed_hosts"
-    ),
-    "MUSTER_TLS_CERTFILE": Setting(
-        "none", "PEM file with the certificate of the API and its chain.", "tls_certfile"
-    ),
-    "MUSTER_TLS_KEYFILE": Setting(
-        "the certificate's file", "PEM file with the key, without a password.", "tls_keyfile"
-    ),
-    "MUSTER_ALLOW_PLAIN_HTTP": Setting(
-        "`0`", "`1`: a proxy in front of the API does TLS.", "allow_plain_http"
-    ),
-    "MUSTER_REQUESTS_PER_SECOND": Setting(
-        "`100`", "Requests of one client per second, on average.", "requests_per_second"
-    ),
-    "MUSTER_REQUESTS_AT_ONCE": Setting(
-        "`64`", "Concurrent requests of one client, open streams included.", "requests_at_once"
-    ),
-    "MUSTER_CONNECTIONS_AT_ONCE": Setting(
-        "`128`",
-        "Connections from one other machine, or from one other user of this machine.",
-        "connections_at_once",
-    ),
-    "MUSTER_SECRET_ENV": Setting(
-        "none", "Variables of the services that jobs may use as secrets, separated by commas."
-    ),
-    "MUSTER_URL": Setting(
-        "this machine", "For commands and clients: URL of the API, without a user in it."
-    ),
-    "MUSTER_CA_FILE": Setting(
-        "those of the system", "For commands and clients: the certificates to trust."
-    ),
+# What no settings class declares.
+_OTHER_VARIABLES: Final[Mapping[str, str]] = {
+    "MUSTER_SECRET_ENV": "Variables of the services that jobs may use as secrets",
+    "MUSTER_URL": "For commands and clients: URL of the API, without a user in it",
+    "MUSTER_CA_FILE": "For commands and clients: the certificates to trust",
 }
+
+_COMPUTED_DEFAULTS: Final[Mapping[str, str]] = {
+    "MUSTER_DATA_DIR": "`~/.local/share/muster`; `./.muster` with make",
+    "MUSTER_DATABASE_URL": "SQLite in the data directory",
+    "MUSTER_SLOTS": "twice the processors",
+    "CHECKPOINT_DIR": "`./checkpoints`",
+    "DATASET_DIR": "`./data/shards`",
+    "MUSTER_TLS_KEYFILE": "the certificate's file",
+    "MUSTER_URL": "this machine",
+    "MUSTER_CA_FILE": "those of the system",
+}
+
+_SECRETS: Final = frozenset({"MUSTER_DATABASE_URL", "MUSTER_TOKEN"})
 
 MASK: Final = "***"
 
 NEAR: Final = 0.85
 """Similarity from which an unknown name counts as a misspelt setting."""
 
-
 _PAGE: Final = """\
 # Configuration
 
-<!-- Written by `python -P -m cli.reference` from cli/config.py. -->
+<!-- Written by `python -P -m cli.reference` from muster/contracts/settings.py. -->
 
 Settings are environment variables. `~/.config/muster/config.toml` may hold the same names; the
 environment wins. `muster config show --origin` prints every value and where it comes from.
 
 | variable | default | meaning |
 |---|---|---|
+{rows}
+
+Lists are separated by commas; `1` means yes and `0` no.
 """
-
-
-class InvalidConfigFile(Misuse):
-    """The configuration file cannot be read or used."""
 
 
 def service_settings() -> "ServiceSettings":
@@ -141,6 +84,26 @@ def service_settings() -> "ServiceSettings":
     return ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
 
 
+@cache
+def settings() -> Mapping[str, Setting]:
+    """Return every setting by the name of its variable."""
+    # Imported here because every command imports this module, and few need msgspec.
+    import msgspec  # noqa: PLC0415
+
+    from muster.contracts.environ import variables_of  # noqa: PLC0415
+    from muster.contracts.settings import AccessSettings, ServiceSettings  # noqa: PLC0415
+
+    found = {}
+    for kind in (ServiceSettings, AccessSettings):
+        defaults = {it.name: it.default for it in msgspec.structs.fields(kind)}
+        for field, (variable, _) in variables_of(kind).items():
+            default = _COMPUTED_DEFAULTS.get(variable.name) or _code(defaults[field])
+            found[variable.name] = Setting(variable.meaning, default, field)
+    for name, meaning in _OTHER_VARIABLES.items():
+        found[name] = Setting(meaning, _COMPUTED_DEFAULTS.get(name, "none"), None)
+    return found
+
+
 def config_file(environ: Mapping[str, str]) -> Path:
     """Return the path of the configuration file, which may not exist."""
     home = Path(environ.get("HOME", "/"))
@@ -148,7 +111,7 @@ def config_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the configuration file; raises `InvalidConfigFile`."""
+    """Return the settings of the configuration file; raises `Misuse`."""
     file = config_file(environ)
     try:
         content = file.read_bytes()
@@ -159,19 +122,18 @@ def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
     try:
         parsed = tomllib.loads(content.decode())
     except ValueError as error:
-        raise InvalidConfigFile(f"{file} is not valid TOML: {error}") from error
+        raise Misuse(f"{file} is not valid TOML: {error}") from error
     values = {}
     for name, value in parsed.items():
-        if name not in SETTINGS:
+        if name not in settings():
             near = nearest_setting(name)
             hint = f"did you mean {near}?" if near else "see muster config show for all settings"
-            raise InvalidConfigFile(f"{file}: {name} is not a setting: {hint}")
+            raise Misuse(f"{file}: {name} is not a setting: {hint}")
         if not isinstance(value, str | int | float):
-            raise InvalidConfigFile(f"{file}: {name} must be a string, a number, true or false")
+            raise Misuse(f"{file}: {name} must be a string, a number, true or false")
         values[name] = str(int(value)) if isinstance(value, bool) else str(value)
-    has_secret = any(SETTINGS[name].is_secret for name in values)
-    if has_secret and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidConfigFile(f"{file} holds secrets and others may read it: chmod go= {file}")
+    if _SECRETS & values.keys() and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise Misuse(f"{file} holds secrets and others may read it: chmod go= {file}")
     return values
 
 
@@ -199,22 +161,22 @@ def with_origin(error: InvalidEnvironment, environ: Mapping[str, str]) -> Invali
 
 def nearest_setting(name: str) -> str | None:
     """Return the setting that a misspelt name probably means."""
-    near = get_close_matches(name, SETTINGS, n=1, cutoff=NEAR)
+    near = get_close_matches(name, settings(), n=1, cutoff=NEAR)
     return near[0] if near and near[0] != name else None
 
 
 def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the effective value of every setting, secrets masked; raises `InvalidEnvironment`."""
-    import msgspec  # noqa: PLC0415  as above
+    import msgspec  # noqa: PLC0415  as in `settings`
 
     from muster.contracts.settings import AccessSettings, ServiceSettings, api_url  # noqa: PLC0415
 
     services = ServiceSettings.read(environ, cores=os.cpu_count() or 1)
-    door = AccessSettings.read(environ)
-    fields = {**msgspec.structs.asdict(services), **msgspec.structs.asdict(door)}
+    access = AccessSettings.read(environ)
+    fields = {**msgspec.structs.asdict(services), **msgspec.structs.asdict(access)}
     values = {
         name: _text(fields[setting.field]) if setting.field else environ.get(name) or None
-        for name, setting in SETTINGS.items()
+        for name, setting in settings().items()
     }
     # With port 0, only a running `up` knows the URL.
     is_any_port = services.port == 0 and not environ.get("MUSTER_URL")
@@ -246,8 +208,8 @@ def mask_password(url: str) -> str:
 
 def reference_page() -> str:
     """Return docs/reference/configuration.md."""
-    rows = [f"| `{name}` | {it.default} | {it.description} |" for name, it in SETTINGS.items()]
-    return _PAGE + "\n".join(rows) + "\n"
+    rows = [f"| `{name}` | {it.default} | {it.meaning} |" for name, it in settings().items()]
+    return _PAGE.format(rows="\n".join(rows))
 
 
 @click.group()
@@ -281,11 +243,14 @@ def show_settings(*, origin: bool, output: Output) -> None:
         }
         for name in dict.fromkeys([*valid, *errors])
     ]
-    columns = ("name", "origin", "value") if origin else ("name", "value")
-    rows = ([_cell(row, column) for column in columns] for row in body)
-    show(output, body, table(columns, rows), (str(row["name"]) for row in body))
-    for sentence in _misspelt(os.environ):
-        click.echo(sentence, err=True)
+    shown: dict[str, Column] = {"name": "name", "origin": "origin", "value": _value}
+    if not origin:
+        del shown["origin"]
+    show(output, body, columns(body, shown), (str(row["name"]) for row in body))
+    for name in os.environ:
+        is_unknown = name.startswith("MUSTER_") and name not in settings()
+        if is_unknown and (near := nearest_setting(name)):
+            click.echo(f"{name} is not a setting: did you mean {near}?", err=True)
     for error in errors.values():
         click.echo(f"muster: {with_origin(error, os.environ)}", err=True)
     if errors:
@@ -305,17 +270,13 @@ def _valid_values(
             del remaining[error.name]
 
 
-def _cell(row: Mapping[str, str | None], column: str) -> str:
-    text = row[column]
-    if column == "value" and row["problem"]:
-        return f"{text!r} {row['problem']}"
-    return text or UNKNOWN
+def _value(row: Mapping[str, str | None]) -> str | None:
+    return f"{row['value']!r} {row['problem']}" if row["problem"] else row["value"]
 
 
-def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
-    for name in environ:
-        if name.startswith("MUSTER_") and name not in SETTINGS and (near := nearest_setting(name)):
-            yield f"{name} is not a setting: did you mean {near}?"
+def _code(default: object) -> str:
+    text = _text(default)
+    return f"`{text}`" if text else "none"
 
 
 def _text(value: Any) -> str | None:  # noqa: ANN401  a value of any type

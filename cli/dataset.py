@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHARDS_MAX: Final = 99_999
 """A shard's name has five digits: with more, sorted order would not be the order of creation."""
 
-SAMPLES_PER_REPORT: Final = 10_000
+SAMPLES_PER_UPDATE: Final = 10_000
 
 
 @click.group()
@@ -78,20 +78,18 @@ def _write(out: Path, contents: Contents, *, force: bool) -> None:
             f"{facts.shards} is more than the {facts.samples} samples", param_hint="'--shards'"
         )
     write = replace_dataset if force else write_dataset
-    write(out, contents._replace(lines=_with_progress(contents.lines, facts.samples)))
+    with click.progressbar(
+        contents.lines,
+        facts.samples,
+        hidden=not sys.stderr.isatty(),
+        file=sys.stderr,
+        update_min_steps=SAMPLES_PER_UPDATE,
+    ) as lines:
+        write(out, contents._replace(lines=lines))
+        lines.finish()  # the writer does not ask for a line after the last
+        lines.render_progress()
     held_out = f", {facts.held_out} more in test.jsonl" if facts.held_out else ""
     click.echo(
         f"Wrote {facts.samples} samples in {facts.shards} shards to {out}{held_out}. "
         f"Next: muster submit -n 2 --set dataset_dir={shlex.quote(str(out.absolute()))}"
     )
-
-
-def _with_progress(lines: Iterable[bytes], total: int) -> Iterator[bytes]:
-    """Yield `lines`; on a terminal, report progress."""
-    is_reporting = sys.stderr.isatty() and total > SAMPLES_PER_REPORT
-    for number, line in enumerate(lines, start=1):
-        # Reported before the yield: the generator may not be resumed after its last line.
-        if is_reporting and (number % SAMPLES_PER_REPORT == 0 or number == total):
-            end = "\n" if number == total else ""
-            click.echo(f"\r{number} of {total} samples{end}", nl=False, err=True)
-        yield line

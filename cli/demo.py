@@ -58,10 +58,6 @@ class Act(NamedTuple):
     """Makes it happen, and returns a message about it."""
 
 
-class DemoFailed(MusterError):
-    """The demonstration did not show what it promises."""
-
-
 @click.command()
 def demo() -> None:
     """Kill ranks while a model trains; the bits stay the same."""
@@ -79,7 +75,7 @@ def demo() -> None:
         _compare(client, stage)
     left = [record.pid for uid in (alone, elastic) for record in tagged_processes(f"{uid}/")]
     if left:
-        raise DemoFailed(f"processes are left running: {left}")
+        raise MusterError(f"processes are left running: {left}")
     print("\nNext: `make up`, then submit a script of your own; the README shows how.")
 
 
@@ -123,7 +119,7 @@ def _services(stage: Path) -> Iterator[Client]:
         deadline = time.monotonic() + START_SECONDS
         while not is_serving(url):
             if time.monotonic() > deadline or up.poll() is not None:
-                raise DemoFailed(f"the services did not come up: see {stage / 'services.log'}")
+                raise MusterError(f"the services did not come up: see {stage / 'services.log'}")
             time.sleep(POLL_SECONDS)
         with Client(url, retry_seconds=CONNECT_SECONDS) as client:
             yield client
@@ -157,14 +153,14 @@ def _train(client: Client, stage: Path, job_id: str, acts: Sequence[Act], **fiel
             if summary["status"] in {"COMPLETED", "FAILED", "STOPPED"}:
                 break
             if time.monotonic() > deadline:
-                raise DemoFailed(f"the job {job_id} was not over after {JOB_SECONDS:g} s")
+                raise MusterError(f"the job {job_id} was not over after {JOB_SECONDS:g} s")
             if remaining and _is_due(summary, remaining[0]):
                 _say(bars, remaining.pop(0).run(job, summary))
             time.sleep(POLL_SECONDS)
     if summary["status"] != "COMPLETED":
-        raise DemoFailed(f"the job {job_id} is {summary['status']}: {summary['message']}")
+        raise MusterError(f"the job {job_id} is {summary['status']}: {summary['message']}")
     if remaining:
-        raise DemoFailed(f"the job {job_id} was over before everything had happened to it")
+        raise MusterError(f"the job {job_id} was over before everything had happened to it")
     print(
         f"   completed: {summary['step']} steps, {summary['checkpoints_saved']} durable "
         f"checkpoints, {plural(summary['restarts'], 'restart')}"
@@ -191,7 +187,7 @@ def _kill(_: Job, summary: Summary) -> str:
 
 def _shrink(job: Job, summary: Summary) -> str:
     if any(worker["restarts"] for worker in summary["workers"] if worker["rank"] != VICTIM):
-        raise DemoFailed("a rank was restarted that had not been killed")
+        raise MusterError("a rank was restarted that had not been killed")
     job.scale(RANKS - 1)
     return f"PATCH /jobs/elastic  world_size {RANKS - 1}"
 
@@ -222,11 +218,11 @@ def _compare(client: Client, stage: Path) -> None:
     print(f"   accuracy          {reached:.3f} on the held-out digits")
     print(f"   audit             every sample exactly once in {once} of {EPOCHS} epochs")
     if digests[0] != digests[1]:
-        raise DemoFailed("the elastic job has another result than the job of one rank")
+        raise MusterError("the elastic job has another result than the job of one rank")
     if reached < ACCURACY_WANTED:
-        raise DemoFailed(f"the model names only {reached:.1%} of the held-out digits")
+        raise MusterError(f"the model names only {reached:.1%} of the held-out digits")
     if not audit["exactly_once"]:
-        raise DemoFailed("the audit does not prove that every sample was counted exactly once")
+        raise MusterError("the audit does not prove that every sample was counted exactly once")
     print("\nOne rank alone, and ranks that came, died and went: the same bits.")
 
 

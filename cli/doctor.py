@@ -2,6 +2,7 @@
 
 import errno
 import ipaddress
+import math
 import os
 import platform
 import resource
@@ -64,7 +65,6 @@ REMOTE_FILE_SYSTEMS: Final = frozenset(
 _DISK_FIXES: Final = {
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room there, or raise the quota of this user",
-    errno.EROFS: "mount it for writing",
 }
 
 
@@ -102,7 +102,7 @@ class CannotStart(MusterError):
 
 @click.command()
 @output_option
-def validate(*, output: Output) -> None:
+def doctor(*, output: Output) -> None:
     """Check this installation and suggest repairs.
 
     Exit code 1 if there is a problem. Nothing is changed, and services need not run.
@@ -122,7 +122,8 @@ def require_startable(environ: Mapping[str, str]) -> None:
     """Raise `CannotStart` if the API would refuse to start; changes nothing."""
     report = start_report(environ)
     if report.problems:
-        raise CannotStart("\n".join(map(_sentence, report.problems)))
+        lines = ("; ".join(filter(None, [_what(it), it["next"]])) for it in report.problems)
+        raise CannotStart("\n".join(lines))
     if AccessSettings.read(environ).require_token and not report.has_admin_token:
         print_stderr(
             f"muster: MUSTER_REQUIRE_TOKEN is set, but no admin token is valid: {WAY_TO_ADMIN}"
@@ -148,96 +149,88 @@ def start_report(environ: Mapping[str, str]) -> StartReport:
 def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         settings = service_settings()
-        door = AccessSettings.read(environ)
+        access = AccessSettings.read(environ)
     except InvalidEnvironment as error:
         yield from _check_machine(1)
-        seen = str(with_origin(error, environ))
-        yield _problem("settings", seen, "muster config show --origin lists them all")
+        fix = "muster config show --origin lists them all"
+        yield _finding("settings", str(with_origin(error, environ)), problem=fix)
         return
     yield from _check_machine(settings.slots)
-    yield _ok("settings", "all can be read; see: muster config show")
+    yield _finding("settings", "all can be read; see: muster config show")
     yield from _check_places(settings)
     yield _check_port(settings, environ)
     try:
         report = start_report(environ)
     except CannotStart as error:
-        yield _problem("start", str(error), "see the error above")
+        yield _finding("start", str(error), problem="see the error above")
         return
     yield _check_database(report)
-    yield _check_door(report, door)
+    yield _check_door(report, access)
 
 
 def _check_machine(slots: int) -> Iterator[Finding]:
-    release = f"{platform.system()} {platform.release()}"
     has_calls = hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
-    if has_calls and Path("/proc/self/stat").exists():
-        yield _ok("kernel", release)
-    else:
-        fix = "run it on Linux 5.3 or newer, with /proc mounted; a container is fine"
-        yield _problem("kernel", release, fix)
-    yield _ok("python", f"{platform.python_version()} at {sys.executable}")
+    is_enough = has_calls and Path("/proc/self/stat").exists()
+    fix = "run it on Linux 5.3 or newer, with /proc mounted; a container is fine"
+    release = f"{platform.system()} {platform.release()}"
+    yield _finding("kernel", release, problem="" if is_enough else fix)
+    yield _finding("python", f"{platform.python_version()} at {sys.executable}")
     yield _check_descriptors()
     cgroup = cgroup_of("")
     yield _check_processes(slots, cgroup)
     available = psutil.virtual_memory().available
-    if available >= MEMORY_WANTED_BYTES:
-        yield _ok("memory", f"{available >> 20} MiB available")
-    else:
-        fix = "a rank takes 50 MiB and its model: run fewer at once"
-        yield _warning("memory", f"{available >> 20} MiB available", fix)
+    fix = "a rank takes 50 MiB and its model: run fewer at once"
+    is_enough = available >= MEMORY_WANTED_BYTES
+    yield _finding("memory", f"{available >> 20} MiB available", warning="" if is_enough else fix)
     yield _check_shared_memory()
     if cgroup is not None and os.access(cgroup.parent, os.W_OK):
-        yield _ok("cgroups", "each rank gets its own")
+        yield _finding("cgroups", "each rank gets its own")
     else:
-        yield _warning(
+        yield _finding(
             "cgroups",
             "none can be created: processes that a rank leaves behind are found by their tag",
-            "run Muster under systemd (systemd-run --user --scope -p Delegate=yes), or as root "
-            "with cgroup v2",
+            warning="run Muster under systemd (systemd-run --user --scope -p Delegate=yes), or as "
+            "root with cgroup v2",
         )
     try:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "not installed, and not needed"
-    yield _ok("torch", f"{torch}; {plural(visible_gpus(os.environ), 'GPU')}")
+    yield _finding("torch", f"{torch}; {plural(visible_gpus(os.environ), 'GPU')}")
 
 
 def _check_descriptors() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (_unlimited(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
     seen = f"{_limit(soft)} open files, {_limit(hard)} at most"
-    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_MIN:
-        return _problem("descriptors", seen, f"ulimit -n {DESCRIPTORS_WANTED}")
-    if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS_WANTED:
-        fix = f"for jobs of many ranks raise the hard limit to {DESCRIPTORS_WANTED} (nofile)"
-        return _warning("descriptors", seen, fix)
-    return _ok("descriptors", seen)
+    fix = f"for jobs of many ranks raise the hard limit to {DESCRIPTORS_WANTED} (nofile)"
+    return _finding(
+        "descriptors",
+        seen,
+        problem=f"ulimit -n {DESCRIPTORS_WANTED}" if soft < DESCRIPTORS_MIN else "",
+        warning=fix if hard < DESCRIPTORS_WANTED else "",
+    )
 
 
 def _check_processes(slots: int, cgroup: Path | None) -> Finding:
-    limits = []
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is exempt
-        limits.append(soft)
+    limit, _ = map(_unlimited, resource.getrlimit(resource.RLIMIT_NPROC))
+    if os.geteuid() == 0:  # root is exempt
+        limit = math.inf
     pids_max = cgroup.parent / "pids.max" if cgroup else None
     if pids_max and pids_max.exists() and (text := pids_max.read_text().strip()) != "max":
-        limits.append(int(text))
-    limit = min(limits, default=resource.RLIM_INFINITY)
+        limit = min(limit, int(text))
     wanted = slots * TASKS_PER_RANK
     seen = f"{_limit(limit)} processes and threads for {plural(slots, 'rank')}"
-    if limit == resource.RLIM_INFINITY or limit >= wanted:
-        return _ok("processes", seen)
     fix = f"raise ulimit -u or pids.max to {wanted}, or lower MUSTER_SLOTS"
-    return _warning("processes", seen, fix)
+    return _finding("processes", seen, warning=fix if limit < wanted else "")
 
 
 def _check_shared_memory() -> Finding:
     if not Path(SHARED_MEMORY).is_dir():
-        return _warning(SHARED_MEMORY, "missing", "mount a tmpfs there: torch needs one")
+        return _finding(SHARED_MEMORY, "missing", warning="mount a tmpfs there: torch needs one")
     size = shutil.disk_usage(SHARED_MEMORY).total
-    if size < SHARED_MEMORY_WANTED_BYTES:
-        fix = "in a container, start it with --shm-size=1g"
-        return _warning(SHARED_MEMORY, f"{size >> 20} MiB", fix)
-    return _ok(SHARED_MEMORY, f"{size >> 20} MiB")
+    fix = "in a container, start it with --shm-size=1g"
+    is_enough = size >= SHARED_MEMORY_WANTED_BYTES
+    return _finding(SHARED_MEMORY, f"{size >> 20} MiB", warning="" if is_enough else fix)
 
 
 def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
@@ -248,23 +241,20 @@ def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
         yield _check_disk(present)
     usage, files = shutil.disk_usage(present), os.statvfs(present)
     seen = f"{usage.free >> 20} MiB of {usage.total >> 20} are free"
-    is_short_of_files = has_few_files_left(files.f_favail, files.f_files)
-    if is_short_of_files:
-        seen += f", but only {files.f_favail} more files (inodes)"
-    if is_short_of_files or is_nearly_full(usage.free, usage.total):
-        yield _warning("room", seen, "make room, or delete old jobs: muster purge --help")
-    else:
-        yield _ok("room", seen)
+    is_short = is_nearly_full(usage.free, usage.total)
+    if has_few_files_left(files.f_favail, files.f_files):
+        seen, is_short = f"{seen}, but only {files.f_favail} more files (inodes)", True
+    fix = "make room, or delete old jobs: muster purge --help"
+    yield _finding("room", seen, warning=fix if is_short else "")
     yield _check_writable("checkpoints", settings.checkpoint_dir, "CHECKPOINT_DIR")
     secrets = SecretStore(DataDir(settings.data_dir).secrets)
     try:
         faults, count = list(secrets.faults()), len(secrets.names())
     except OSError as error:
         faults, count = [str(error)], 0
-    if faults:
-        yield _problem("secrets", "; ".join(faults), "store it again: muster secret set NAME")
-    else:
-        yield _ok("secrets", f"{count} in {secrets.directory}")
+    fix = "store it again: muster secret set NAME"
+    seen = "; ".join(faults) or f"{count} in {secrets.directory}"
+    yield _finding("secrets", seen, problem=fix if faults else "")
 
 
 def _check_writable(about: str, directory: Path, variable: str) -> Finding:
@@ -276,8 +266,9 @@ def _check_writable(about: str, directory: Path, variable: str) -> Finding:
             probe.flush()
     except OSError as error:
         fix = _DISK_FIXES.get(error.errno or 0, "make it writable for this user")
-        return _problem(about, f"{directory}: {error.strerror}", f"{fix}, or set {variable}")
-    return _ok(about, f"{directory}" if present == directory else f"{directory}, to be created")
+        seen = f"{directory}: {error.strerror}"
+        return _finding(about, seen, problem=f"{fix}, or set {variable}")
+    return _finding(about, f"{directory}" + (", to be created" if present != directory else ""))
 
 
 def _check_disk(directory: Path) -> Finding:
@@ -296,57 +287,69 @@ def _check_disk(directory: Path) -> Finding:
             os.fsync(file.fileno())
         durations.append(time.monotonic() - began)
     seconds = statistics.median(durations)
-    seen = f"{kind}, a durable write takes {seconds * 1000:.1f} ms"
+    fix = ""
     if kind in REMOTE_FILE_SYSTEMS:
-        return _warning("disk", seen, "SQLite needs a local disk: set MUSTER_DATA_DIR")
-    if seconds > SLOW_WRITE_SECONDS:
-        return _warning("disk", seen, "put MUSTER_DATA_DIR on a faster disk")
-    return _ok("disk", seen)
+        fix = "SQLite needs a local disk: set MUSTER_DATA_DIR"
+    elif seconds > SLOW_WRITE_SECONDS:
+        fix = "put MUSTER_DATA_DIR on a faster disk"
+    seen = f"{kind}, a durable write takes {seconds * 1000:.1f} ms"
+    return _finding("disk", seen, warning=fix)
 
 
 def _check_port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
     where = f"{settings.host} port {settings.port}"
     record = read_record(DataDir(settings.data_dir))
     if record is not None:
-        return _ok("port", f"Muster is up, at {record.url}")
+        return _finding("port", f"Muster is up, at {record.url}")
     try:
         if settings.port == 0 or is_port_free(settings.host, settings.port):
-            return _ok("port", f"{where} is free")
+            return _finding("port", f"{where} is free")
     except (AddressNotLocal, PortUnavailable) as error:
-        return _problem("port", str(error), "set MUSTER_HOST and MUSTER_PORT")
+        return _finding("port", str(error), problem="set MUSTER_HOST and MUSTER_PORT")
     if environ.get("MUSTER_PORT"):
         fix = "stop what listens there, or choose another with MUSTER_PORT"
-        return _problem("port", f"{where} is taken", fix)
-    return _warning("port", f"{where} is taken", "muster up takes another, and says which")
+        return _finding("port", f"{where} is taken", problem=fix)
+    fix = "muster up takes another, and says which"
+    return _finding("port", f"{where} is taken", warning=fix)
 
 
 def _check_database(report: StartReport) -> Finding:
     for problem in report.problems:
         if problem["check"] == "database":
             fix = "MUSTER_DATABASE_URL names it; unset, it is a file in the data directory"
-            return _problem("database", _what(problem), problem["next"] or fix)
+            return _finding("database", _what(problem), problem=problem["next"] or fix)
     found = report.database
     if found is None:
-        return _warning("database", "not checked", "correct the other problems first")
+        fix = "correct the other problems first"
+        return _finding("database", "not checked", warning=fix)
     name = f"SQLite {sqlite3.sqlite_version}" if found["kind"] == "sqlite" else "PostgreSQL"
     if found["revision"] is None:
-        return _ok("database", f"{name}, its tables to be created")
+        return _finding("database", f"{name}, its tables to be created")
     is_current = found["revision"] == found["expected_revision"]
     update = "" if is_current else ": the next start migrates it"
-    return _ok("database", f"{name}, schema {found['revision']}{update}")
+    return _finding("database", f"{name}, schema {found['revision']}{update}")
 
 
-def _check_door(report: StartReport, door: AccessSettings) -> Finding:
+def _check_door(report: StartReport, access: AccessSettings) -> Finding:
     for problem in report.problems:
         if problem["check"] != "database":
-            return _problem("door", _what(problem), problem["next"] or "see SECURITY.md")
-    if door.require_token and not report.has_admin_token:
+            fix = problem["next"] or "see SECURITY.md"
+            return _finding("door", _what(problem), problem=fix)
+    if access.require_token and not report.has_admin_token:
         seen = "MUSTER_REQUIRE_TOKEN is set, but no token of scope admin is valid"
-        return _warning("door", seen, WAY_TO_ADMIN)
+        return _finding("door", seen, warning=WAY_TO_ADMIN)
     if report.address and ipaddress.ip_address(report.address).is_loopback:
-        who = "with a token" if door.require_token else "for this user"
-        return _ok("door", f"open on this machine, {who}")
-    return _ok("door", f"open to other machines, {'with' if door.tls_certfile else 'without'} TLS")
+        way = "with a token" if access.require_token else "for this user"
+        return _finding("door", f"open on this machine, {way}")
+    way = "with" if access.tls_certfile else "without"
+    return _finding("door", f"open to other machines, {way} TLS")
+
+
+def _finding(about: str, seen: str, *, problem: str = "", warning: str = "") -> Finding:
+    """Return what was seen; `problem` or `warning` is what to do about it, empty if it is good."""
+    if problem:
+        return Finding(about, Verdict.PROBLEM, seen, problem)
+    return Finding(about, Verdict.WARNING if warning else Verdict.OK, seen, warning)
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:
@@ -358,28 +361,16 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
             yield f"{'':<{left}}  {'':<{width}}  -> {finding.fix}"
 
 
-def _ok(about: str, seen: str) -> Finding:
-    return Finding(about, Verdict.OK, seen)
-
-
-def _warning(about: str, seen: str, fix: str) -> Finding:
-    return Finding(about, Verdict.WARNING, seen, fix)
-
-
-def _problem(about: str, seen: str, fix: str) -> Finding:
-    return Finding(about, Verdict.PROBLEM, seen, fix)
-
-
 def _what(problem: Mapping[str, str]) -> str:
     return f"{problem['what']}: {problem['why']}" if problem["why"] else problem["what"]
 
 
-def _sentence(problem: Mapping[str, str]) -> str:
-    return f"{_what(problem)}; {problem['next']}" if problem["next"] else _what(problem)
+def _unlimited(limit: int) -> float:
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
-def _limit(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+def _limit(limit: float) -> str:
+    return "unlimited" if limit == math.inf else str(limit)
 
 
 def _existing(directory: Path) -> Path:

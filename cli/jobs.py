@@ -1,21 +1,26 @@
-"""``muster ps`` and ``show``: which jobs there are, and how one of them is doing."""
+"""``muster ps``, ``show``, ``top``, ``logs`` and ``events``: what jobs do and have done."""
 
 from __future__ import annotations
 
 import shlex
+import sys
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from cli.connection import connected, job_argument, status_option
+from cli.connection import attached, connected, job_argument, status_option
 from cli.output import (
     NAME_WIDTH,
     Cell,
     Output,
+    cropped,
     facts,
     moment,
+    moment_of,
     output_option,
     plural,
     shortened,
@@ -23,9 +28,15 @@ from cli.output import (
     table,
 )
 from muster.client import job_path
-from muster.contracts.job import TERMINAL
+from muster.contracts.errors import printable
+from muster.contracts.job import TERMINAL, JobStatus
 
 if TYPE_CHECKING:
+    from rich.console import ConsoleDimensions, Group
+    from rich.text import Text
+
+    from muster import Client
+    from muster.client.http import Query
     from muster.contracts.views import JobView, SummaryView, WorkerView
 
 HEADER: Final = ("job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age")
@@ -34,6 +45,25 @@ RUNS_WIDTH: Final = 64
 """Of a command in ``show``, so that its line fits 80 columns."""
 
 _RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
+
+JOBS_LIMIT: Final = 100
+"""More than a terminal has lines; each of them costs the server time."""
+
+NAME_WIDTH_MIN: Final = 8
+"""An id is cut in its middle, but not further than this."""
+
+_FRAME_LINES: Final = 3  # the summary, the header and the footer
+
+_STYLES: Final[Mapping[str, str]] = {
+    JobStatus.RUNNING: "green",
+    JobStatus.RECOVERING: "yellow",
+    JobStatus.FAILED: "red",
+    JobStatus.COMPLETED: "dim",
+    JobStatus.STOPPED: "dim",
+}
+
+LINES_LIMIT: Final = 10_000
+"""The API returns no more lines at once."""
 
 
 @click.command()
@@ -144,12 +174,9 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
         "restarts",
         f"{summary.restarts}, of all ranks together" if is_gang else f"{summary.restarts}",
     )
-    for name, time in (
-        ("submitted", job.created_at),
-        ("started", job.started_at),
-        ("finished", job.finished_at),
-    ):
-        yield name, None if time is None else f"{moment(time)} UTC"
+    times = {"submitted": job.created_at, "started": job.started_at, "finished": job.finished_at}
+    for name, at in times.items():
+        yield name, None if at is None else f"{moment(at)} UTC"
 
 
 def _rank_row(worker: WorkerView) -> tuple[Cell, ...]:
@@ -163,3 +190,207 @@ def _rank_row(worker: WorkerView) -> tuple[Cell, ...]:
         worker.restarts,
         worker.last_checkpoint_step,
     )
+
+
+@click.command()
+@status_option
+@click.option(
+    "-i",
+    "--interval",
+    type=click.FloatRange(0.2, 3600),
+    default=1.0,
+    help="Seconds between updates.",
+)
+@click.option("--once", is_flag=True, help="Print the table once, as without a terminal.")
+def top(status: Sequence[str], interval: float, *, once: bool) -> None:
+    """Watch all jobs live.
+
+    Active jobs come first. Ctrl-C ends this and no job.
+    """
+    with connected() as client:
+        jobs = JobList(client, status)
+        jobs.refresh()
+        if once or not sys.stdout.isatty():
+            now = datetime.now(UTC)
+            for line in table(HEADER, [row(job, now) for job in jobs.active_first()]):
+                click.echo(line)
+            return
+        try:
+            _watch(jobs, client.url, interval)
+        except KeyboardInterrupt:
+            return
+
+
+class JobList:
+    """The newest jobs; the server sends them again only after a change."""
+
+    def __init__(self, client: Client, statuses: Sequence[str]) -> None:
+        self._connection = client.connection
+        self._query: Query = {"status": statuses, "limit": JOBS_LIMIT}
+        self._tag: str | None = None
+        self._jobs: Sequence[SummaryView] = ()
+        self.total = 0
+        """All matching jobs, including those beyond `JOBS_LIMIT`."""
+
+    def refresh(self) -> None:
+        """Ask for changes. Raises `ClientError`; the jobs then stay as they were."""
+        from muster.contracts.views import SummaryList  # noqa: PLC0415  imports msgspec
+
+        answer = self._connection.ask(
+            "GET", "/jobs/summaries", query=self._query, known_tag=self._tag
+        )
+        if not answer.is_unchanged:
+            self._jobs = answer.read_as(SummaryList).jobs
+            self._tag, self.total = answer.tag, answer.total or len(self._jobs)
+
+    def active_first(self) -> list[SummaryView]:
+        """Return jobs that have not ended before the others, each newest first."""
+        return sorted(self._jobs, key=lambda job: job.status in TERMINAL)
+
+
+class Outage(NamedTuple):
+    """Why the jobs on the screen are out of date."""
+
+    error: Exception
+    since: datetime
+
+
+def _watch(jobs: JobList, url: str, interval_seconds: float) -> None:
+    from rich.console import Console  # noqa: PLC0415  60 ms
+    from rich.live import Live  # noqa: PLC0415
+
+    from muster.client.errors import Busy, Unreachable  # noqa: PLC0415  not needed for --help
+
+    console = Console()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        outage: Outage | None = None
+        while True:
+            shown = screen(jobs.active_first(), jobs.total, url, console.size, outage)
+            live.update(shown, refresh=True)
+            time.sleep(interval_seconds)
+            try:
+                jobs.refresh()
+                outage = None
+            except (Unreachable, Busy) as error:
+                outage = outage or Outage(error, datetime.now(UTC))
+
+
+def screen(
+    jobs: Sequence[SummaryView],
+    total: int,
+    url: str,
+    size: ConsoleDimensions,
+    outage: Outage | None,
+) -> Group:
+    """Return what to draw on a terminal of this size; `total` counts all jobs."""
+    from rich.console import Group  # noqa: PLC0415  as above
+
+    now = datetime.now(UTC)
+    shown = jobs[: max(1, size.height - _FRAME_LINES)]
+    counts = Counter(job.status.lower() for job in jobs)
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    summary = summary or "no jobs; submit one: muster submit --help"
+    rows = [row(job, now)[:-1] for job in shown]  # without the age, 80 columns are enough
+    others = max(map(len, table(HEADER[1:-1], [cells[1:] for cells in rows])))
+    name_width = max(NAME_WIDTH_MIN, size.width - others - len("  "))
+    header, *lines = table(
+        HEADER[:-1], [(cropped(str(name), name_width), *rest) for name, *rest in rows]
+    )
+    return Group(
+        _line(f"{url}  {now:%H:%M:%S} UTC  {summary}"),
+        _line(header, "bold"),
+        *(_line(it, _STYLES.get(job.status, "")) for job, it in zip(shown, lines, strict=True)),
+        _line(_footer(total - len(shown), outage, now), "yellow" if outage else "dim"),
+    )
+
+
+def _footer(hidden: int, outage: Outage | None, now: datetime) -> str:
+    from muster.client.progress import duration  # noqa: PLC0415  not needed for --help
+
+    if outage is not None:
+        return f"as of {duration((now - outage.since).total_seconds())} ago: {outage.error}"
+    more = f"{hidden} more: select with --status.  " if hidden > 0 else ""
+    return f"{more}Ctrl-C ends this and no job"
+
+
+def _line(text: str, style: str = "") -> Text:
+    from rich.text import Text  # noqa: PLC0415  as above
+
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _parse_time(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
+    found = None if text is None else moment_of(text, datetime.now(UTC))
+    if found is None and text is not None:
+        raise click.BadParameter(f"{text!r} is not a time such as 10m, 2h or 2026-03-01T12:00")
+    return found
+
+
+@click.command()
+@job_argument
+@click.option("-f", "--follow", is_flag=True, help="Also print new lines until the job ends.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only the lines of this rank.")
+@click.option(
+    "--tail",
+    type=click.IntRange(0, LINES_LIMIT),
+    help="Print only the last lines. Default: 200, with -f all, with --since 10000.",
+)
+@click.option(
+    "--since", metavar="TIME", callback=_parse_time, help="Only newer lines: 10m, 2h, or a time."
+)
+@click.option("--grep", metavar="TEXT", help="Only lines that contain this text.")
+@click.option(
+    "-o", "--output", type=click.Choice(["json"]), help="json: one object per line. Default: text."
+)
+def logs(
+    job: str,
+    *,
+    follow: bool,
+    rank: int | None,
+    tail: int | None,
+    since: datetime | None,
+    grep: str | None,
+    output: str | None,
+) -> None:
+    """Show what the ranks of a job have printed.
+
+    Without -f, --tail counts the lines that --grep selects. With -f, it counts
+    lines before --grep looks at them.
+    """
+    import msgspec  # noqa: PLC0415  not needed for --help
+
+    if follow and since is not None:
+        raise click.UsageError("--since cannot be used with -f: followed lines have no times")
+    if since is not None and tail is None:
+        tail = LINES_LIMIT
+    with attached(job) as found:
+        if follow and found.status == JobStatus.QUEUED:
+            why = f": {found.view.message}" if found.view.reason and found.view.message else ""
+            click.echo(printable(f"{found.id} is {found.status}{why}"), err=True)
+        for line in found.logs(rank, tail, since=since, grep=grep, follow=follow):
+            if output:
+                click.echo(msgspec.json.encode(line).decode())
+            else:
+                click.echo(f"[rank {line.rank}] {line.line}" if rank is None else line.line)
+
+
+@click.command()
+@job_argument
+@click.option("-f", "--follow", is_flag=True, help="Also print new events until the job ends.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 1000), default=1000, help="Most events to show."
+)
+@output_option
+def events(job: str, *, follow: bool, limit: int, output: Output) -> None:
+    """Show what happened to a job, and why."""
+    if follow:
+        if output is not Output.TABLE:
+            raise click.UsageError("-o cannot be used with -f: followed events are sentences")
+        with attached(job) as found:
+            for event in found.follow_events(limit):
+                click.echo(printable(f"{moment(event.at)}  {event.message}"))
+        return
+    with connected() as client:
+        body = client.connection.get(job_path(client.job(job).id, "events"), {"limit": limit})
+    lines = (f"{moment(event['at'])}  {event['message']}" for event in body["events"])
+    show(output, body, lines, (event["kind"] for event in body["events"]))

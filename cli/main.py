@@ -28,7 +28,7 @@ HEADINGS: Final = {
         "up": Entry("cli.services:up", "Run the API and the coordinator on this machine."),
         "down": Entry("cli.services:down", "Stop the services; every rank saves first."),
         "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
-        "validate": Entry("cli.doctor:validate", "Check this installation and suggest repairs."),
+        "doctor": Entry("cli.doctor:doctor", "Check this installation and suggest repairs."),
         "config": Entry("cli.config:config", "Show every setting and its origin."),
         "token": Entry("cli.admin:token", "Create, list and revoke API tokens."),
         "secret": Entry("cli.admin:secret", "Store secrets that jobs may use."),
@@ -37,10 +37,10 @@ HEADINGS: Final = {
         "submit": Entry("cli.submit:submit", "Submit a job and watch it until it ends."),
         "run": Entry("cli.run:run", "Run a script on several ranks here, like torchrun."),
         "ps": Entry("cli.jobs:ps", "List jobs, newest first."),
-        "top": Entry("cli.top:top", "Watch all jobs live."),
+        "top": Entry("cli.jobs:top", "Watch all jobs live."),
         "show": Entry("cli.jobs:show_job", "Show one job and each of its ranks."),
-        "logs": Entry("cli.logs:logs", "Show what the ranks of a job have printed."),
-        "events": Entry("cli.logs:events", "Show what happened to a job, and why."),
+        "logs": Entry("cli.jobs:logs", "Show what the ranks of a job have printed."),
+        "events": Entry("cli.jobs:events", "Show what happened to a job, and why."),
         "wait": Entry("cli.lifecycle:wait", "Wait until a job ends."),
         "scale": Entry("cli.lifecycle:scale", "Change the number of ranks of a job."),
         "pause": Entry("cli.lifecycle:pause", "Pause a job; its ranks stay."),
@@ -74,7 +74,7 @@ HEADINGS: Final = {
 
 COMMANDS: Final = {name: entry for group in HEADINGS.values() for name, entry in group.items()}
 
-ALIASES: Final = {"doctor": "validate", "ls": "ps"}
+ALIASES: Final = {"validate": "doctor", "ls": "ps"}
 """Other names of a command, which help does not list."""
 
 _FOREIGN_NAMES: Final = {

@@ -5,7 +5,7 @@ Text that others wrote never reaches a terminal with control characters in it.
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -92,17 +92,25 @@ def _yaml(body: object) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
-    """Yield a line for the header and one per row; columns with numbers are right-aligned."""
-    lines = [header, *rows]
-    columns = list(zip(*lines, strict=True))
-    widths = [max(len(_text(cell)) for cell in column) for column in columns]
-    right = [any(isinstance(cell, int) for cell in column) for column in columns]
-    for cells in lines:
-        padded = [
-            _text(cell).rjust(width) if is_number else _text(cell).ljust(width)
-            for cell, width, is_number in zip(cells, widths, right, strict=True)
-        ]
-        yield _GAP.join(padded).rstrip()
+    """Return a line for the header and one per row; columns with numbers are right-aligned."""
+    padded = []
+    for column in zip(header, *rows, strict=True):
+        texts = [UNKNOWN if cell is None else str(cell) for cell in column]
+        pad = str.rjust if any(isinstance(cell, int) for cell in column) else str.ljust
+        padded.append([pad(text, max(map(len, texts))) for text in texts])
+    return (_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True))
+
+
+Column: TypeAlias = str | Callable[[Mapping[str, Any]], Cell]
+"""A cell of a row: the value of a key, or what a function makes of the row."""
+
+
+def columns(rows: Iterable[Mapping[str, Any]], shown: Mapping[str, Column]) -> Iterator[str]:
+    """Return the table of `rows` that has these columns, by their headings."""
+    return table(
+        list(shown),
+        ([row[it] if isinstance(it, str) else it(row) for it in shown.values()] for row in rows),
+    )
 
 
 def facts(pairs: Iterable[tuple[str, str | None]]) -> Iterator[str]:
@@ -123,10 +131,6 @@ def cropped(text: str, width: int) -> str:
         return text
     tail = max(0, width - 1) // 2
     return f"{text[: max(0, width - 1) - tail]}…{text[len(text) - tail :]}"
-
-
-def _text(cell: Cell) -> str:
-    return UNKNOWN if cell is None else str(cell)
 
 
 def plural(count: int, noun: str) -> str:

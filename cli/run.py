@@ -12,7 +12,6 @@ import select
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -177,20 +176,13 @@ def new_job_id() -> JobId:
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs a program started here may use, counted as CUDA does, without torch."""
+    """Return how many GPUs a program started here may use, without importing torch."""
     present = len(list(devices.glob("nvidia[0-9]*")))
-    if "CUDA_VISIBLE_DEVICES" not in environ:
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None or not present:
         return present
-
-    def is_valid(word: str) -> bool:
-        if re.fullmatch("[0-9]{1,9}", word):
-            return int(word) < present
-        return present > 0 and word.startswith(("GPU-", "MIG-"))
-
-    # CUDA ignores everything after the first invalid entry, and all entries if one is repeated.
-    words = [word.strip() for word in environ["CUDA_VISIBLE_DEVICES"].split(",")]
-    valid = list(takewhile(is_valid, words))
-    return len(valid) if len(set(valid)) == len(valid) else 0
+    # -1 is a common way to say none.
+    return sum(bool(word) and not word.startswith("-") for word in listed.split(","))
 
 
 class LogRelay:

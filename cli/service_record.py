@@ -62,13 +62,6 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
 class AlreadyUp(MusterError):
     """Another `muster up` holds the data directory."""
 
-    def __init__(self, files: DataDir, record: ServiceRecord | None) -> None:
-        where = f", at {record.url}" if record else ""
-        super().__init__(
-            f"Muster is up already for {files.root}{where}: use that one, or set MUSTER_DATA_DIR "
-            "for another"
-        )
-
 
 class NoDataDirectory(Misuse):
     """The data directory cannot be created or written."""
@@ -120,7 +113,11 @@ def service_lock(files: DataDir) -> Iterator[ServiceLock]:
         while not _try_lock(lock, fcntl.LOCK_EX):
             record = read_record(files)
             if record or time.monotonic() > deadline:
-                raise AlreadyUp(files, record)
+                where = f", at {record.url}" if record else ""
+                raise AlreadyUp(
+                    f"Muster is up already for {files.root}{where}: use that one, or set "
+                    "MUSTER_DATA_DIR for another"
+                )
             time.sleep(POLL_SECONDS)
         yield ServiceLock(files)
         files.keeper.unlink(missing_ok=True)

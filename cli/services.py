@@ -1,40 +1,54 @@
-"""``muster up`` and ``muster down``: start and end the services of a data directory."""
+"""``muster up`` and ``down``: start API and coordinator, keep them running, end them in order.
 
+Ctrl-C and SIGTERM mean the same: ranks checkpoint and exit, their jobs return to the queue and
+resume at the next start. A second Ctrl-C kills the services at once.
+"""
+
+import asyncio
 import os
+import shlex
 import signal
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from cli.config import service_settings
 from cli.doctor import require_startable
-from cli.output import notice_if_slow
+from cli.output import NOTICE_SECONDS, notice_if_slow, plural
 from cli.service_record import (
+    NoDataDirectory,
+    ServiceLock,
     ServiceRecord,
     is_locked,
     is_serving,
     open_for_append,
     read_record,
+    service_lock,
 )
-from cli.supervisor import (
-    POLL_SECONDS,
-    RANKS_SECONDS,
-    command,
-    describe_ranks,
-    run_services,
-    say,
-    say_ready,
-)
+from muster.contracts.environ import LIFELINE_FD
 from muster.contracts.errors import MusterError
+from muster.contracts.job import OPEN
 from muster.contracts.paths import DataDir
-from muster.contracts.settings import AccessSettings, ServiceSettings
-from muster.host.processes import is_running, send_signal
+from muster.contracts.retry import describe_status
+from muster.contracts.settings import (
+    CA_FILE,
+    LOOPBACK_NAMES,
+    TOKEN,
+    AccessSettings,
+    ServiceSettings,
+    api_url,
+    local_url,
+)
+from muster.host.ports import free_port, is_port_free
+from muster.host.processes import is_running, send_signal, sigint_blocked
+from muster.runtime.stderr_messages import print_stderr
 
 RECORD_SECONDS: Final = 20.0
 """Time for a starting `up` to write its record, or to give up."""
@@ -42,16 +56,18 @@ RECORD_SECONDS: Final = 20.0
 LOG_LIMIT_BYTES: Final = 8 << 20
 LOG_TAIL_LINES: Final = 5
 
+POLL_SECONDS: Final = 0.05
 
-class NotUp(MusterError):
-    """The services ended before they served."""
+EARLY_SECONDS: Final = 1.0
+"""A service that ran for less is started again after a pause, so that it does not burn a core."""
 
-    def __init__(self, log: Path, tail: str) -> None:
-        super().__init__(f"the services did not come up; their log is {log}:\n{tail}")
+PAUSE_SECONDS: Final = 0.5
 
+KILL_AFTER_SECONDS: Final = 5.0
+"""The API has nothing to save: it is killed this long after SIGTERM."""
 
-class CannotEnd(MusterError):
-    """A `muster up` runs that this command cannot end."""
+RANKS_SECONDS: Final = 0.2
+"""Between two looks at the ranks that still run."""
 
 
 @click.command()
@@ -85,7 +101,7 @@ def down() -> None:
 def start_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> None:
     """Start `muster up` without a terminal, unless it runs, and return once it serves.
 
-    Raises `NoDataDirectory`, and `NotUp` if the services end instead. Ctrl-C ends them.
+    Raises a `MusterError` if it cannot, or if the services end instead. Ctrl-C ends them.
     """
     files = DataDir(settings.data_dir)
     record = read_record(files)
@@ -116,19 +132,20 @@ def start_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> Non
         process.send_signal(signal.SIGTERM)
         raise
     if record is None:
-        tail = files.keeper_log.read_bytes()[offset:].decode(errors="replace").splitlines()
-        raise NotUp(files.keeper_log, "\n".join(tail[-LOG_TAIL_LINES:]) or "(empty)")
+        lines = files.keeper_log.read_bytes()[offset:].decode(errors="replace").splitlines()
+        tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty)"
+        raise MusterError(f"the services did not come up; their log is {files.keeper_log}:\n{tail}")
     say_ready(record.url, files.root, AccessSettings.read(environ))
     say("to end the services: muster down")
 
 
 def end_services(files: DataDir) -> None:
-    """End the `muster up` of a data directory and wait until it is gone; raises `CannotEnd`."""
+    """End the `muster up` of a data directory and wait until it is gone; raises a `MusterError`."""
     deadline = time.monotonic() + RECORD_SECONDS
     with notice_if_slow(f"waiting for a `muster up` that starts in {files.root} …"):
         while (record := read_record(files)) is None and is_locked(files):
             if time.monotonic() > deadline:
-                raise CannotEnd(
+                raise MusterError(
                     f"a `muster up` holds {files.root}, but {files.keeper.name} there does not "
                     "name its process (it may run in a container): end it where it runs"
                 )
@@ -142,7 +159,7 @@ def end_services(files: DataDir) -> None:
         if not record.is_ending:
             send_signal(record.process, signal.SIGTERM)
     except PermissionError:
-        raise CannotEnd(
+        raise MusterError(
             f"the services (process {record.process.pid}) belong to another user, who has to end "
             "them"
         ) from None
@@ -170,3 +187,243 @@ def _await_serving(
             return record
         time.sleep(POLL_SECONDS)
     return None
+
+
+def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
+    """Run API and coordinator until a signal; return the exit code.
+
+    Raises a `MusterError` before anything is started.
+    """
+    with service_lock(DataDir(settings.data_dir)) as lock:
+        environ = {**environ, "MUSTER_PORT": str(_choose_port(settings, environ))}
+        door = AccessSettings.read(environ)
+        names = sorted({*LOOPBACK_NAMES, *door.allowed_hosts})
+        try:
+            lock.publish(local_url(environ), names, _self_signed_certificate(door))
+        except OSError as error:
+            raise NoDataDirectory(DataDir(settings.data_dir), error) from error
+        return asyncio.run(Supervisor(settings, environ, lock).run())
+
+
+class Service:
+    """A child process that is started again whenever it dies.
+
+    It has a session of its own, because `up` decides what a Ctrl-C means for it. It ends by itself
+    when `up` is killed: see `muster.host.processes`.
+    """
+
+    def __init__(self, name: str, command: list[str], environ: Mapping[str, str]) -> None:
+        self._name = name
+        self._command = command
+        self._environ = environ
+        self._process: asyncio.subprocess.Process | None = None
+        self._signal: signal.Signals | None = None
+        self._ending = asyncio.Event()
+        self.has_served = False
+        """Set by the owner. Before that, an exit code above 0 is final: the settings are wrong."""
+
+    async def run(self) -> int:
+        """Keep the service running until `end`; return its last exit code, 0 if never started."""
+        code = 0
+        reading, writing = os.pipe()
+        try:
+            while not self._ending.is_set():
+                started = time.monotonic()
+                code = await self._run_once(reading)
+                if self._ending.is_set() or (code > 0 and not self.has_served):
+                    break
+                say(f"the {self._name} {describe_status(code)}; it is started again")
+                if time.monotonic() - started < EARLY_SECONDS:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._ending.wait(), PAUSE_SECONDS)
+        finally:
+            os.close(reading)
+            os.close(writing)
+        return code
+
+    def end(self, number: signal.Signals) -> None:
+        """End the service for good, also one that is only about to start.
+
+        May be called again with a stronger signal.
+        """
+        self._signal = number
+        self._ending.set()
+        self._send()
+
+    async def _run_once(self, lifeline: int) -> int:
+        with sigint_blocked():
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**self._environ, LIFELINE_FD: str(lifeline)},
+                pass_fds=(lifeline,),
+                start_new_session=True,
+            )
+        self._send()  # `end` may have been called while the process was being created
+        return await self._process.wait()
+
+    def _send(self) -> None:
+        process, number = self._process, self._signal
+        if process is not None and process.returncode is None and number is not None:
+            process.send_signal(number)
+
+
+class Supervisor:
+    """The two services of a data directory, from their start to their end."""
+
+    def __init__(
+        self, settings: ServiceSettings, environ: Mapping[str, str], lock: ServiceLock
+    ) -> None:
+        self._settings = settings
+        self._door = AccessSettings.read(environ)
+        self._url = local_url(environ)
+        self._lock = lock
+        self._api = Service("api", command("api"), environ)
+        self._coordinator = Service("coordinator", command("coordinator"), environ)
+        self._ending = asyncio.Event()
+
+    async def run(self) -> int:
+        """Run both until a signal, or until one gives up; return the exit code."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._ending.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        api = asyncio.create_task(self._api.run())
+        coordinator = asyncio.create_task(self._coordinator.run())
+        ending = asyncio.create_task(self._ending.wait())
+        announcement = asyncio.create_task(self._announce())
+        await asyncio.wait([api, coordinator, ending], return_when=asyncio.FIRST_COMPLETED)
+        announcement.cancel()
+        ended = [task.result() for task in (api, coordinator) if task.done()]
+        self._ending.set()
+        await self._end(api, coordinator)
+        say("down")
+        return next((code for code in ended if code), 0)
+
+    def _interrupt(self) -> None:
+        if not self._ending.is_set():
+            self._ending.set()
+            return
+        self._coordinator.end(signal.SIGKILL)
+        self._api.end(signal.SIGKILL)
+        say(
+            "killed the services; the next start takes over the jobs. Without one, their ranks "
+            f"checkpoint and exit after {self._settings.orphan_timeout_seconds:g} s"
+        )
+
+    async def _announce(self) -> None:
+        # The readiness of another process: there is no event to wait for.
+        while not await asyncio.to_thread(is_serving, self._url):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+        self._api.has_served = self._coordinator.has_served = True
+        say_ready(self._url, self._settings.data_dir, self._door)
+        say("Ctrl-C lets every job checkpoint; jobs resume at the next start")
+
+    async def _end(self, api: asyncio.Task[int], coordinator: asyncio.Task[int]) -> None:
+        """End the coordinator first: while ranks checkpoint, the API still shows it."""
+        with suppress(OSError):  # a full disk must not keep the services from ending
+            self._lock.publish_end()
+        if not coordinator.done():
+            say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
+        ranks = asyncio.create_task(self._report_ranks())
+        self._coordinator.end(signal.SIGINT)
+        await coordinator
+        ranks.cancel()
+        self._api.end(signal.SIGTERM)
+        done, _ = await asyncio.wait([api], timeout=KILL_AFTER_SECONDS)
+        if not done:
+            self._api.end(signal.SIGKILL)
+            await api
+
+    async def _report_ranks(self) -> None:
+        await asyncio.sleep(NOTICE_SECONDS)
+        ca_file = _self_signed_certificate(self._door)
+        reported = ""
+        while True:
+            report = await asyncio.to_thread(describe_ranks, self._url, ca_file)
+            if report not in {"", reported}:
+                say(report)
+                reported = report
+            await asyncio.sleep(RANKS_SECONDS)
+
+
+def describe_ranks(url: str, ca_file: Path | str | None) -> str:
+    """Return how many ranks still run; empty if none do, or if the API does not answer."""
+    from muster.client import Client  # noqa: PLC0415  imports httpx: `up` seldom needs it
+    from muster.contracts.views import SummaryList  # noqa: PLC0415
+
+    query: dict[str, Any] = {"status": sorted(OPEN), "limit": 1000}
+    try:
+        with Client(
+            url, timeout_seconds=2.0, retry_seconds=0, ca_file=str(ca_file) if ca_file else None
+        ) as client:
+            answer = client.connection.ask("GET", "/jobs/summaries", query=query)
+            running = [job.living for job in answer.read_as(SummaryList).jobs if job.living]
+    except MusterError:
+        return ""
+    if not running:
+        return ""
+    verb = "runs" if sum(running) == 1 else "run"
+    return f"{plural(sum(running), 'rank')} of {plural(len(running), 'job')} still {verb}"
+
+
+def next_steps(url: str, data_dir: Path, door: AccessSettings) -> Iterator[str]:
+    """Yield the lines to type in another terminal, first those that lead to these services."""
+    activate = Path(sys.prefix, "bin", "activate")
+    is_environment = sys.prefix != sys.base_prefix and activate.exists()
+    if is_environment:  # another terminal may not have it on its PATH
+        yield f"source {shlex.quote(str(activate))}"
+    if url != api_url({}):
+        yield f"export MUSTER_URL={url}"
+    if certificate := _self_signed_certificate(door):
+        yield f"export {CA_FILE}={shlex.quote(str(certificate))}"
+    if door.require_token:
+        yield f"export {TOKEN}=…"
+    if data_dir != ServiceSettings.read({"HOME": os.environ.get("HOME", "/")}, cores=1).data_dir:
+        yield f"export MUSTER_DATA_DIR={shlex.quote(str(data_dir))}"
+    yield "muster submit -n 2 -- python train.py"
+    yield "muster ps"
+
+
+def say_ready(url: str, data_dir: Path, door: AccessSettings) -> None:
+    """Print where the services are, and what to type next."""
+    say(f"ready at {url}, with its data in {data_dir}")
+    say("next, in another terminal (muster --help has more):")
+    for line in next_steps(url, data_dir, door):
+        print_stderr(line)
+
+
+def say(sentence: str) -> None:
+    """Print a message on standard error."""
+    print_stderr(f"muster: {sentence}")
+
+
+def command(module: str, *words: str) -> list[str]:
+    """Return the command line that runs one of our modules."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def _choose_port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
+    """Return the configured port, or a free one if the default port is taken."""
+    if settings.port == 0:
+        return free_port(settings.host)
+    if is_port_free(settings.host, settings.port):
+        return settings.port
+    if environ.get("MUSTER_PORT"):
+        raise MusterError(
+            f"port {settings.port} of {settings.host} is taken: stop what listens there, choose "
+            "another with MUSTER_PORT, or leave that unset for a free one"
+        )
+    port = free_port(settings.host)
+    say(f"port {settings.port} is taken, so port {port} is used (MUSTER_PORT chooses another)")
+    return port
+
+
+def _self_signed_certificate(door: AccessSettings) -> Path | None:
+    """Return the certificate file if clients have to trust it explicitly."""
+    if door.tls_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with suppress(OSError):
+        context.load_verify_locations(door.tls_certfile)
+    is_self_signed = any(it["subject"] == it["issuer"] for it in context.get_ca_certs())
+    return door.tls_certfile if is_self_signed else None

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS: Final = 5.0
 
-_EXIT_CODES: Final = {
-    "ok": ExitCode.OK,
-    "degraded": ExitCode.FAILED,
-    "down": ExitCode.UNREACHABLE,
-}
+_EXIT_CODES: Final = {"ok": ExitCode.OK, "degraded": ExitCode.FAILED, "down": ExitCode.UNREACHABLE}
 
 
 class Status(msgspec.Struct, kw_only=True):

@@ -1,32 +1,48 @@
-"""``muster submit``: a job from a file, from options, or from a command after ``--``."""
+"""``muster submit``: a job from a file, from options, or from a command after ``--``.
+
+A job file is YAML (JSON is YAML); errors name file, line and column. Relative paths are made
+absolute here, because the server may run in another directory.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import click
 
 from cli.connection import ATTACHED_SECONDS, connected
-from cli.errors import ExitCode
+from cli.errors import ExitCode, Misuse
 from cli.jobs import what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
-from muster.client.errors import Invalid
+from muster.client.errors import FieldError, Invalid
 from muster.contracts.errors import printable
 
 if TYPE_CHECKING:
-    from cli.job_file import JobDescription
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError
+
     from muster.contracts.views import JobPlan
 
-
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
+Location: TypeAlias = Sequence[str | int]
+"""A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir")
+
+# `type` of a field error of the API
+_UNKNOWN_FIELD: Final = "extra_forbidden"
+_NOT_TEXT: Final = "string_type"
 
 
 class _WithCommand(click.Command):
@@ -130,8 +146,6 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     output, progress to standard error. Exit code 0 if the job completed, 1 if it
     failed, 8 if it was stopped.
     """
-    from cli.job_file import InvalidJobFile, JobDescription, JobFile  # noqa: PLC0415  imports ruamel
-
     flags["command"] = context.meta.get(__name__)
     typed = {field: value for field, value in flags.items() if value is not None}
     try:
@@ -192,14 +206,16 @@ def _refuse(lines: Sequence[str]) -> NoReturn:
 
 
 def _values(fields: _Pairs) -> dict[str, Any]:
-    from cli.job_file import parse_value  # noqa: PLC0415  imports ruamel
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415  slow
 
     values = {}
     for field, text in fields:
         try:
-            values[field] = parse_value(text)
-        except ValueError as error:
-            raise click.BadParameter(f"--set {field}: {text!r} is invalid YAML: {error}") from error
+            values[field] = _yaml().load(text)
+        except (YAMLError, ValueError) as error:
+            reason = _reason(error) if isinstance(error, MarkedYAMLError) else error
+            message = f"--set {field}: {text!r} is invalid YAML: {reason}"
+            raise click.BadParameter(message) from error
     return values
 
 
@@ -244,3 +260,147 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
         per_rank = f"{most}" if least == most else f"{least} to {most}"
         yield "shards", f"{plan.shards}: {per_rank} for each rank"
     yield "note", plan.message or None
+
+
+class InvalidJobFile(Misuse):
+    """The file cannot be read, is not YAML, or does not describe a job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """The fields of a job file, and where each of them stands."""
+
+    name: str
+    fields: Mapping[str, Any]
+    root: Any
+    """The node that ruamel.yaml composes."""
+
+    @classmethod
+    def read(cls, path: Path) -> JobFile:
+        """Return the job of a file; raises `InvalidJobFile`."""
+        from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415  slow
+
+        if path.suffix not in SUFFIXES:
+            raise InvalidJobFile(
+                f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
+                f"before it: muster submit -- python train.py"
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidJobFile(f"{path} cannot be read: {reason}") from error
+        try:
+            root, fields = _yaml().compose(text), _yaml().load(text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark
+            at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+            raise InvalidJobFile(f"{path}{at}: {_reason(error)}") from error
+        except (YAMLError, ValueError, RecursionError) as error:
+            raise InvalidJobFile(f"{path}: invalid YAML: {error}") from error
+        if not isinstance(fields, dict):
+            raise InvalidJobFile(f"{path}:1:1: expected fields of a job, such as world_size: 4")
+        return cls(name=str(path), fields=fields, root=root)
+
+    def position(self, location: Location) -> tuple[int, int]:
+        """Return line and column, from 1, of a field or of what encloses it."""
+        mark, _ = self._find(location)
+        return mark.line + 1, mark.column + 1
+
+    def scalar(self, location: Location) -> str | None:
+        """Return a single value as it is written in the file."""
+        _, node = self._find(location)
+        return node.value if node is not None and node.id == "scalar" else None
+
+    def _find(self, location: Location) -> tuple[Any, Any]:
+        mark, node = self.root.start_mark, self.root
+        for part in location:
+            if node.id == "mapping":
+                found = [(key, value) for key, value in node.value if key.value == part]
+            elif node.id == "sequence" and isinstance(part, int):
+                found = [(item, item) for item in node.value[part : part + 1]]
+            else:
+                found = []
+            if not found:
+                return mark, None
+            key, node = found[0]
+            mark = key.start_mark
+        return mark, node
+
+
+def _yaml() -> YAML:
+    from ruamel.yaml import YAML  # noqa: PLC0415  slow
+
+    # The pure parser knows YAML 1.2, in which 12:30 and yes are text, and refuses duplicate keys.
+    return YAML(typ="safe", pure=True)
+
+
+def _reason(error: MarkedYAMLError) -> str:
+    problem = str(error.problem or "invalid YAML")
+    opened, found = error.context_mark, error.problem_mark
+    if not error.context or opened is None or opened == found:
+        return problem
+    return f"{problem} ({error.context} that begins at {opened.line + 1}:{opened.column + 1})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDescription:
+    """All fields of a job that a person gave; the command line takes precedence over the file."""
+
+    file: JobFile | None
+    typed: Mapping[str, Any]
+    mappings: Mapping[str, Mapping[str, str]]
+    """`env` and `secrets` from the command line, which are added to those of the file."""
+
+    def body(self, directory: Path) -> dict[str, Any]:
+        """Return the request body; paths are relative to `directory`.
+
+        A command or program runs there as well, unless `working_dir` is given.
+        """
+        body = {**(self.file.fields if self.file else {}), **self.typed}
+        for field, typed in self.mappings.items():
+            given = body.get(field) or {}
+            if typed and isinstance(given, Mapping):  # the server refuses any other type
+                body[field] = {**given, **typed}
+        if body.get("working_dir") is None and (body.get("command") or body.get("program")):
+            body["working_dir"] = str(directory)
+        for field in PATH_FIELDS:
+            if isinstance(path := body.get(field), str):
+                # Unlike Path.resolve, abspath treats links and ".." as a shell does.
+                body[field] = os.path.abspath(directory / os.path.expanduser(path))  # noqa: PTH100, PTH111
+        return body
+
+    def error_lines(self, errors: Sequence[FieldError]) -> Iterator[str]:
+        """Yield a line per invalid field: those of the file in its order, then the others."""
+        for error in sorted(errors, key=self._order):
+            location = error.loc[1:]  # after "body"
+            field = ".".join(map(str, location)) or str(error.loc[0])
+            unknown = "muster schema lists the fields" if error.type == _UNKNOWN_FIELD else None
+            hint = error.hint or self._quoted(error) or unknown
+            file, at = self._file_of(location), "muster"
+            if file is not None:
+                at = ":".join(map(str, (file.name, *file.position(location))))
+            yield f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")
+
+    def _quoted(self, error: FieldError) -> str | None:
+        """Return a hint for text that YAML reads as a number, such as ``env: {LR: 0.1}``."""
+        location = error.loc[1:]
+        file = self._file_of(location)
+        if error.type != _NOT_TEXT or file is None or location[0] == "secrets":
+            return None
+        word = file.scalar(location)
+        return f'write "{word}"' if word else None
+
+    def _order(self, error: FieldError) -> tuple[float, ...]:
+        file = self._file_of(error.loc[1:])
+        return (math.inf,) if file is None else file.position(error.loc[1:])
+
+    def _file_of(self, location: Location) -> JobFile | None:
+        """Return the file if it is where a field was given."""
+        is_in_file = (
+            self.file is not None
+            and bool(location)
+            and location[0] in self.file.fields
+            and location[0] not in self.typed
+        )
+        return self.file if is_in_file else None

@@ -15,7 +15,9 @@ from cli.output import (
     NAME_WIDTH,
     UNKNOWN,
     Cell,
+    Column,
     Output,
+    columns,
     moment,
     output_option,
     plural,
@@ -35,14 +37,34 @@ AUDIT_UNKNOWN: Final = 2
 HASH_WIDTH: Final = 16
 """Of a digest in a table: enough to tell two apart."""
 
-_WORKER_HEADER: Final = ("worker", "rank", "state", "step", "joined", "pid", "node", "beat")
 _ATTEMPT_HEADER: Final = ("rank", "process", "pid", "started (UTC)", "seconds", "steps", "class")
-_EPOCH_HEADER: Final = ("epoch", "samples", "of", "hash", "expected", "once")
-_CHECKPOINT_HEADER: Final = ("step", "epoch", "generation", "ranks' hash", "saved at (UTC)")
 _HASH_NOTE: Final = "(the ranks' hash covers their memory; for the checkpoint: muster digest)"
-_ALIVE: Final = "alive"
-_INDENT: Final = "      "
 
+_WORKERS: Final[Mapping[str, Column]] = {
+    "worker": "worker_id",
+    "rank": "rank",
+    "state": "state",
+    "step": "step",
+    "joined": "joined_step",
+    "pid": "pid",
+    "node": lambda worker: shortened(worker["node"], NAME_WIDTH),
+    "beat": lambda worker: _age(worker["last_heartbeat_age_seconds"]),
+}
+_EPOCHS: Final[Mapping[str, Column]] = {
+    "epoch": "epoch",
+    "samples": "samples",
+    "of": "expected_samples",
+    "hash": "hash",
+    "expected": "expected_hash",
+    "once": lambda epoch: {True: "yes", False: "NO", None: None}[epoch["exactly_once"]],
+}
+_CHECKPOINTS: Final[Mapping[str, Column]] = {
+    "step": "step",
+    "epoch": "epoch",
+    "generation": "generation",
+    "ranks' hash": lambda checkpoint: shortened(checkpoint["digest"], HASH_WIDTH),
+    "saved at (UTC)": lambda checkpoint: moment(checkpoint["saved_at"]),
+}
 _AGENT_NOTES: Final = {
     "stopped": "the agent of the ranks is stopped (SIGSTOP); another one will replace it",
     "gone": "the agent of the ranks is gone; another one will replace it",
@@ -65,7 +87,7 @@ def workers(job: str, output: Output) -> None:
 
 
 def _pool_lines(job: JobView, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from table(_WORKER_HEADER, map(_worker_row, found["workers"]))
+    yield from columns(found["workers"], _WORKERS)
     wanted = plural(found["world_size"], "rank")
     if job.is_terminal:
         yield f"{job.job_id} is {job.status}, world_size was {wanted}"
@@ -76,18 +98,8 @@ def _pool_lines(job: JobView, found: Mapping[str, Any]) -> Iterator[str]:
         yield note
 
 
-def _worker_row(worker: Mapping[str, Any]) -> tuple[Cell, ...]:
-    age = worker["last_heartbeat_age_seconds"]
-    return (
-        worker["worker_id"],
-        worker["rank"],
-        worker["state"],
-        worker["step"],
-        worker["joined_step"],
-        worker["pid"],
-        shortened(worker["node"], NAME_WIDTH),
-        None if age is None else f"{age:.1f} s",
-    )
+def _age(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:.1f} s"
 
 
 @click.command()
@@ -124,7 +136,7 @@ def attempt_lines(job: SummaryView, attempts: Sequence[Mapping[str, Any]]) -> It
     for row, one in zip(rows, attempts, strict=True):
         yield row
         if one["message"]:
-            yield textwrap.indent(one["message"], _INDENT)
+            yield textwrap.indent(one["message"], "      ")
 
 
 def _attempt_row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[Cell, ...]:
@@ -144,7 +156,7 @@ def _attempt_row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[Cell
         None if began is None else f"{began:%m-%d %H:%M:%S}",
         None if began is None or ended is None else round((ended - began).total_seconds()),
         None if first is None and last is None else span,
-        _ALIVE if ended is None else one["retry_class"],
+        "alive" if ended is None else one["retry_class"],
     )
 
 
@@ -193,11 +205,11 @@ def verdict_of(job: JobView, audit: Mapping[str, Any]) -> tuple[str, int]:
 
 def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["epochs"]:
-        yield from table(_EPOCH_HEADER, map(_epoch_row, found["epochs"]))
+        yield from columns(found["epochs"], _EPOCHS)
         yield from _omitted(found.get("epochs_omitted", 0), "epoch")
         yield ""
     if found["checkpoints"]:
-        yield from table(_CHECKPOINT_HEADER, map(_checkpoint_row, found["checkpoints"]))
+        yield from columns(found["checkpoints"], _CHECKPOINTS)
         yield from _omitted(found.get("checkpoints_omitted", 0), "checkpoint")
         yield _HASH_NOTE
         yield ""
@@ -206,24 +218,3 @@ def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _omitted(count: int, noun: str) -> Iterator[str]:
     if count:
         yield f"({plural(count, f'earlier {noun}')} not shown: --last)"
-
-
-def _epoch_row(epoch: Mapping[str, Any]) -> tuple[Cell, ...]:
-    return (
-        epoch["epoch"],
-        epoch["samples"],
-        epoch["expected_samples"],
-        epoch["hash"],
-        epoch["expected_hash"],
-        {True: "yes", False: "NO", None: None}[epoch["exactly_once"]],
-    )
-
-
-def _checkpoint_row(checkpoint: Mapping[str, Any]) -> tuple[Cell, ...]:
-    return (
-        checkpoint["step"],
-        checkpoint["epoch"],
-        checkpoint["generation"],
-        shortened(checkpoint["digest"], HASH_WIDTH),
-        moment(checkpoint["saved_at"]),
-    )

@@ -6,15 +6,15 @@ nothing that it started is left but the ranks that wait for the next agent.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from coordinator.agents import token_digest
 from coordinator.decide.actions import AgentLost, JobFailed, Observation, StartAgent
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, JobFailure, JobSnapshot
 from coordinator.jobs import TrackedJob
-from coordinator.launcher import AgentProcess, JobPlaces, Launcher
+from coordinator.launcher import AgentProcess, Launcher
 from database.records import Job
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.job import JobUid, Reason
@@ -24,12 +24,13 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import describe_status
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
+from muster.contracts.token import sha256_of
 from muster.datasets.errors import DatasetError
 from muster.datasets.reader import find_shards
 from muster.datasets.synthetic import ensure_synthetic
 from muster.host.ports import another_port
 from muster.host.processes import is_running
-from muster.job_defaults import complete
+from muster.job_defaults import Completed, complete
 from muster.runtime.agent_sockets import newest_generation
 from muster.runtime.archive import claim_directory
 
@@ -61,7 +62,7 @@ class AgentLifecycle:
         self._holds_lease = holds_lease
         self._data = DataDir(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._preparing: dict[JobUid, asyncio.Task[JobPlaces]] = {}
+        self._preparing: dict[JobUid, asyncio.Task[Completed]] = {}
         self._error: BaseException | None = None
 
     @property
@@ -81,7 +82,7 @@ class AgentLifecycle:
         """
         if StartAgent() in job.decided:
             job.token = secrets.token_urlsafe(32)
-            job.attach(agent=None, agent_token_sha256=token_digest(job.token))
+            job.attach(agent=None, agent_token_sha256=sha256_of(job.token))
         if job.needs_new_port:
             job.attach(master_port=another_port(job.attachment.master_port))
 
@@ -162,16 +163,9 @@ class AgentLifecycle:
         if not living:
             await self._launcher.sweep(uid, job.known_processes())
         self._report_ends(job, observe, living)
-        socket = self._data.job(job.snapshot.job_id).agent_socket(generation)
-        observe(
-            uid,
-            AgentLost(
-                generation=generation,
-                message=message,
-                living=living,
-                newest=newest_generation(socket),
-            ),
-        )
+        newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
+        lost = AgentLost(generation=generation, message=message, living=living, newest=newest)
+        observe(uid, lost)
 
     def _report_ends(self, job: TrackedJob, observe: Observe, living: frozenset[int]) -> None:
         for end in job.unreported_ends(self._data.job(job.snapshot.job_id), living):
@@ -213,7 +207,7 @@ class AgentLifecycle:
         if not preparing.cancelled():
             job.places = preparing.result()
 
-    async def _prepare(self, job: TrackedJob) -> JobPlaces:
+    async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
 
     async def _kill_if_it_stays(self, agent: AgentProcess) -> None:
@@ -239,7 +233,16 @@ class AgentLifecycle:
             pulse_seconds=agent_heartbeat_seconds(snapshot.spec),
             secrets=snapshot.spec.secrets,
             safe=str(self._data.secrets),
-            adopted=tuple(_ranks_to_adopt(snapshot)),
+            adopted=tuple(
+                AdoptedRank(
+                    rank=rank.rank,
+                    incarnation=rank.attempt,
+                    process=rank.identity,
+                    mark=process_tag(snapshot.uid, rank.rank, rank.attempt),
+                )
+                for rank in snapshot.ranks
+                if rank.is_alive and rank.identity is not None
+            ),
         )
 
     def _run(self, work: Coroutine[object, object, None]) -> None:
@@ -258,8 +261,8 @@ def _is_wanted(job: TrackedJob) -> bool:
     return job.snapshot.has_agent
 
 
-def prepare(spec: JobSpec, settings: ServiceSettings) -> JobPlaces:
-    """Return the job's places, after creating the synthetic data set if it trains on that.
+def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
+    """Return the job with its directories; create the synthetic data set if it trains on that.
 
     Blocks on the disk. Missing data or a missing directory fails the job here, with a sentence, and
     not fifty times in a rank. Raises `Unprepared`.
@@ -274,21 +277,13 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> JobPlaces:
                 find_shards(completed.dataset_dir)
     except DatasetError as error:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
-    if not _is_directory(completed.working_dir):
+    is_directory = False
+    with suppress(OSError):  # the name is too long, or a parent must not be searched
+        is_directory = completed.working_dir.is_dir()
+    if not is_directory:
         message = f"the working directory {completed.working_dir} does not exist: create it first"
         raise Unprepared(JobFailure(reason=Reason.INVALID_PROGRAM, message=message))
-    return JobPlaces(
-        dataset_dir=completed.dataset_dir,
-        checkpoint_dir=completed.checkpoint_dir,
-        working_dir=completed.working_dir,
-    )
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # the name is too long, or a parent must not be searched
-        return False
+    return completed
 
 
 def _adoptable_ranks(snapshot: JobSnapshot) -> frozenset[int]:
@@ -302,14 +297,3 @@ def _adoptable_ranks(snapshot: JobSnapshot) -> frozenset[int]:
         # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
         if rank.kill is None and rank.identity is not None and is_running(rank.identity)
     )
-
-
-def _ranks_to_adopt(snapshot: JobSnapshot) -> Iterator[AdoptedRank]:
-    for rank in snapshot.ranks:
-        if rank.is_alive and rank.identity is not None:
-            yield AdoptedRank(
-                rank=rank.rank,
-                incarnation=rank.attempt,
-                process=rank.identity,
-                mark=process_tag(snapshot.uid, rank.rank, rank.attempt),
-            )

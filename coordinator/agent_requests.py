@@ -25,8 +25,7 @@ from muster.contracts.messages import (
 
 Request: TypeAlias = StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
 
-LOOPBACK: Final = "127.0.0.1"
-"""Where ranks of one host meet over TCP."""
+LOOPBACK: Final = "127.0.0.1"  # where ranks of one host meet over TCP
 
 
 class Executor:
@@ -47,7 +46,31 @@ class Executor:
         """Perform what was decided for a job."""
         decided, job.decided = job.decided, []
         for action in decided:
-            self._perform_one(job, action)
+            match action:
+                case actions.StartAgent():
+                    self._lifecycle.start(job, self._observe)
+                case actions.KillAgent():
+                    self._lifecycle.kill(job)
+                case actions.DismissAgent():
+                    self.dismiss(job)
+                    self._lifecycle.dismiss(job)
+                case actions.Start():
+                    self._send(job, start_request(job, action.rank))
+                case actions.Terminate():
+                    self._send(job, terminate_request(job, action.rank))
+                case actions.KillProcess():
+                    self._send(job, kill_request(job, action.rank))
+                case actions.PublishGroup():
+                    self._send(job, group_request(job))
+                case (
+                    actions.Suspect()
+                    | actions.SetStatus()
+                    | actions.AddRank()
+                    | actions.RemoveRank()
+                ):
+                    pass
+                case _:
+                    assert_never(action)
 
     def repeat_requests(self, job: TrackedJob) -> None:
         """Repeat what an agent that has connected may have missed; it ignores what it knows.
@@ -62,30 +85,6 @@ class Executor:
     def dismiss(self, job: TrackedJob) -> None:
         """Tell the agent to exit."""
         self._send(job, Dismiss())
-
-    def _perform_one(self, job: TrackedJob, action: actions.Action) -> None:
-        match action:
-            case actions.StartAgent():
-                self._lifecycle.start(job, self._observe)
-            case actions.KillAgent():
-                self._lifecycle.kill(job)
-            case actions.DismissAgent():
-                self.dismiss(job)
-                self._lifecycle.dismiss(job)
-            case actions.Start():
-                self._send(job, start_request(job, action.rank))
-            case actions.Terminate():
-                self._send(job, terminate_request(job, action.rank))
-            case actions.KillProcess():
-                self._send(job, kill_request(job, action.rank))
-            case actions.PublishGroup():
-                self._send(job, group_request(job))
-            case actions.Suspect() | actions.SetStatus():
-                pass
-            case actions.AddRank() | actions.RemoveRank():
-                pass
-            case _:
-                assert_never(action)
 
     def _send(self, job: TrackedJob, request: Request) -> None:
         if self._agents is not None:

@@ -5,8 +5,6 @@ and that agent's token. Any other agent is dismissed and ends its ranks.
 """
 
 import asyncio
-import hashlib
-import hmac
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -29,16 +27,14 @@ from muster.contracts.messages import (
 from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
 from muster.host.processes import this_process
 
-HELLO_TIMEOUT_SECONDS: Final = 10.0
-"""A peer that has not said hello by then is disconnected."""
+HELLO_TIMEOUT_SECONDS: Final = 10.0  # a peer that has not said hello by then is disconnected
 
 DISMISSAL_TIMEOUT_SECONDS: Final = 5.0
 """A dismissed agent that has not disconnected by then is disconnected."""
 
 READ_BYTES: Final = 1 << 16
 
-ADDRESS_LOOK_SECONDS: Final = 2.0
-"""Between looks at the address file."""
+ADDRESS_LOOK_SECONDS: Final = 2.0  # between looks at the address file
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -132,16 +128,6 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[AgentMessage]
     while data := await reader.read(READ_BYTES):
         for payload in frames.feed(data):
             yield decode_agent_message(payload)
-
-
-def token_digest(token: str) -> str:
-    """Return the digest under which an agent's token is stored."""
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def is_token_valid(token: str, digest: str | None) -> bool:
-    """Return whether `token` has that digest, in constant time."""
-    return digest is not None and hmac.compare_digest(token_digest(token), digest)
 
 
 def publish_address(address: CoordinatorAddress, path: Path) -> None:

@@ -54,12 +54,13 @@ ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Each acts like Ctrl-C, as there is no service to hand over to. SIGHUP: the terminal closed."""
 
 _DATA_PLACES: Final = ("dataset_dir", "checkpoint_dir")
-_PAUSE: Final = "sleep_sec"
-"""For demonstrations; it has no effect on the result, so a resumed job may have another one."""
 
 
 class Display(Protocol):
-    """Shows how a job goes. The methods are called from a thread of their own and may block."""
+    """Shows how a job goes. The methods are called from a thread of their own and may block.
+
+    A method that a subclass leaves out shows nothing.
+    """
 
     def look(self) -> None:
         """Show what the ranks have printed; called often."""
@@ -80,36 +81,26 @@ class Display(Protocol):
         """Show how the job ended, or that it was interrupted."""
 
 
-class EventPrinter:
+class EventPrinter(Display):
     """Prints events and progress; the output of the ranks is in their logs."""
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
 
-    def look(self) -> None:
-        """Nothing to show."""
-
-    def see_rest(self) -> None:
-        """Nothing to show."""
-
-    def miss_rest(self) -> None:
-        """Nothing is missed: the output of the ranks is in their logs."""
-
     def hear(self, event: Event) -> None:
         print_stdout(f"{event.at:%H:%M:%S}  {event.message}")
 
     def note(self, workers: Sequence[RankRecord]) -> None:
-        print_stdout("  ".join(map(_describe_progress, workers)))
+        facts = []
+        for worker in workers:
+            loss = "" if worker.loss is None else f" loss {worker.loss:.4f}"
+            facts.append(f"[{worker.rank}] {worker.step}/{worker.total_steps or '?'}{loss}")
+        print_stdout("  ".join(facts))
 
     def conclude(self, job: Job) -> None:
         print_stderr(f"logs: {self._files.logs}")
         if not job.is_terminal:
             print_stderr(f"interrupted; the same command resumes {job.job_id}")
-
-
-def _describe_progress(worker: RankRecord) -> str:
-    loss = "" if worker.loss is None else f" loss {worker.loss:.4f}"
-    return f"[{worker.rank}] {worker.step}/{worker.total_steps or '?'}{loss}"
 
 
 def run(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
@@ -132,7 +123,7 @@ def play(
     """Run a job to its end; return its exit code (`EXIT_CODES`).
 
     An unfinished job of that id is resumed. `display` is called once the place of the job's files
-    is known. Raises `BegunOtherwise` if the unfinished job has another spec, `TooFewDescriptors`,
+    is known. Raises `JobDiffers` if the unfinished job has another spec, `TooFewDescriptors`,
     and what `complete` and `refuse_other_mode` raise.
     """
     limits = OpenFileLimits.raised()
@@ -148,7 +139,9 @@ def play(
     environ = {name: value for name, value in environ.items() if name != SHARED_VARIABLES}
     database = Database.open(settings.database_url)
     try:
-        shown = _newest_event(database, job_id)
+        # An earlier run has shown the events that are there.
+        last = Events(database).of_job(job_id, 1)
+        shown = (last[0].event_id or 0) if last else 0
         _store(Jobs(database), job_id, spec, settings)
         service = Service(database, settings, environ, limits)
         foreground = _Foreground(database, service, job_id, display(data.job(job_id)), shown)
@@ -156,11 +149,6 @@ def play(
     finally:
         database.close()
     return EXIT_CODES.get(job.status, INTERRUPTED_CODE)
-
-
-def _newest_event(database: Database, job_id: JobId) -> int:
-    """Return the id of the job's last event; an earlier run has shown it."""
-    return max((event.event_id or 0 for event in Events(database).of_job(job_id, 1)), default=0)
 
 
 def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) -> None:
@@ -192,8 +180,9 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
 
 
 def _refuse_other_spec(job: Job, asked: JobSpec, completed: JobSpec) -> None:
-    """Raise `BegunOtherwise` if the job has another spec; places chosen for it do not count."""
-    kept = {place for place in _DATA_PLACES if getattr(asked, place) is None} | {_PAUSE}
+    """Raise `JobDiffers` if the job has another spec; places chosen for it do not count."""
+    # A pause after each step has no effect on the result, so a resumed job may have another one.
+    kept = {place for place in _DATA_PLACES if getattr(asked, place) is None} | {"sleep_sec"}
     others = [
         field
         for field in JobSpec.__struct_fields__

@@ -14,7 +14,7 @@ from coordinator.decide.events import event_of
 from coordinator.decide.fold import fold
 from coordinator.decide.plan import plan, wake_at
 from coordinator.decide.state import NEVER, JobSnapshot
-from coordinator.launcher import AgentProcess, JobPlaces
+from coordinator.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
     Moment,
@@ -41,6 +41,7 @@ from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
 from muster.host.processes import is_running
+from muster.job_defaults import Completed
 from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
@@ -67,7 +68,7 @@ class TrackedJob:
 
     snapshot: JobSnapshot
     attachment: Attachment
-    places: JobPlaces | None = None
+    places: Completed | None = None
     """Known once the job was prepared, before its first rank is started."""
     token: str = ""  # token of the present agent, if this coordinator starts it
     group_secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))
@@ -156,12 +157,12 @@ class TrackedJob:
             epochs=tuple(epochs.values()),
             events=tuple(self.events),
         )
-        return Draft(
-            write=write,
-            workers=workers,
-            revision=self.revision,
-            urgency=max(self._own_urgency(change), *urgencies.values(), Urgency.NONE),
-        )
+        urgency = max(urgencies.values(), default=Urgency.NONE)
+        if self.saved or self.attempts or change != self.committed_change:
+            urgency = max(urgency, Urgency.PROGRESS)
+        if self.decided or self.events:
+            urgency = Urgency.NOW
+        return Draft(write=write, workers=workers, revision=self.revision, urgency=urgency)
 
     def mark_written(self, draft: Draft) -> None:
         """Note that a draft was committed."""
@@ -176,12 +177,6 @@ class TrackedJob:
             if self.attempts[key] is row:  # not replaced since
                 del self.attempts[key]
         self.committed_members |= {row.worker_id: timeless(row) for row in write.members}
-
-    def _own_urgency(self, change: JobChange) -> Urgency:
-        if self.decided or self.events:
-            return Urgency.NOW
-        is_unwritten = self.saved or self.attempts or change != self.committed_change
-        return Urgency.PROGRESS if is_unwritten else Urgency.NONE
 
     def known_processes(self) -> list[ProcessRecord]:
         """Return the processes of its ranks that may run."""
@@ -247,7 +242,10 @@ class JobTable:
         Ranks without an agent run on and wait for the next one. Where no rank lives, `sweep` ends
         the remaining processes.
         """
-        for row, workers, members in await _retry(lambda: asyncio.to_thread(self._started_rows)):
+        rows = await _retry(lambda: asyncio.to_thread(self._jobs.unfinished))
+        started = [row for row in rows if row.status is not JobStatus.QUEUED]  # may have processes
+        found = await _retry(lambda: asyncio.to_thread(self._with_ranks, started))
+        for row, workers, members in found:
             agent = await find_agent(row)
             self.tracked[row.uid] = self._inherit(row, workers, members, agent, now)
         jobs = list(self.tracked.values())
@@ -263,7 +261,7 @@ class JobTable:
         return [job for job in jobs if job.agent is not None]
 
     async def look(self, now: Moment) -> None:
-        """Take in what was written since the last look. Raises `StoreUnavailable`."""
+        """Take in what was written since the last look. Raises `DatabaseUnavailable`."""
         changes = self._database.changes()
         if changes is None:
             if time.monotonic() < self._next_blind_look:
@@ -313,11 +311,6 @@ class JobTable:
         departures = await asyncio.to_thread(self._members.departures, synchronous)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
-
-    def _started_rows(self) -> list[tuple[Job, list[RankRecord], list[Member]]]:
-        """Return the jobs that may have processes."""
-        rows = self._jobs.unfinished()
-        return self._with_ranks([row for row in rows if row.status is not JobStatus.QUEUED])
 
     def _with_ranks(self, rows: Sequence[Job]) -> list[tuple[Job, list[RankRecord], list[Member]]]:
         if not rows:
@@ -380,7 +373,6 @@ def _track(
 
 
 def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: Moment) -> None:
-    """Fold in the requests of users that are not folded in yet."""
     if row.stop_request is not None and job.snapshot.stop not in {
         row.stop_request,
         StopRequest.FORCED,

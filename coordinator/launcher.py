@@ -34,15 +34,6 @@ _LOG: Final = structlog.get_logger("coordinator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlaces:
-    """Directories of a job; all absolute."""
-
-    dataset_dir: Path
-    checkpoint_dir: Path
-    working_dir: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProcess:
     """A started agent."""
 
@@ -167,7 +158,6 @@ def _end_processes(job_uid: str, known: Sequence[ProcessRecord]) -> None:
         members[:] = [record for record in found if kill(record)]
         return len(members) + sum(not kill_cgroup(cell) for cell in cgroups_of_job(job_uid))
 
-    left = SWEEP_PATIENCE.poll(kill_all)
-    if left:
+    if left := SWEEP_PATIENCE.poll(kill_all):
         message = f"{left} processes or cgroups survive SIGKILL"
         _LOG.error(message, action="sweep_failed", tag=prefix)

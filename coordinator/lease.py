@@ -77,7 +77,14 @@ class LeaseCandidate:
             self._seen = None
         if holder is None or self.may_replace(holder):
             try:
-                return await asyncio.to_thread(self._take, holder)
+                return await asyncio.to_thread(
+                    self._leases.take,
+                    COORDINATOR_LEASE,
+                    self._owner,
+                    self._process,
+                    self._address,
+                    displacing=holder,
+                )
             except LeaseLost:
                 return None  # another candidate was faster
         self._holder = holder.process
@@ -103,11 +110,6 @@ class LeaseCandidate:
             self._seen, self._seen_at = (holder.epoch, holder.beat), now
         is_expired = now - self._seen_at >= LEASE_SECONDS
         return is_expired or holder.owner == self._owner or self._is_gone(holder.process)
-
-    def _take(self, holder: Lease | None) -> Lease:
-        return self._leases.take(
-            COORDINATOR_LEASE, self._owner, self._process, self._address, displacing=holder
-        )
 
 
 def kill_if_stopped(process: ProcessRecord) -> bool:

@@ -17,7 +17,7 @@ import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agent_requests import Executor
-from coordinator.agents import AgentServer, is_token_valid
+from coordinator.agents import AgentServer
 from coordinator.decide.actions import (
     AgentConnected,
     AgentDisconnected,
@@ -31,12 +31,12 @@ from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, Heartbeat, RankSaid
+from muster.contracts.token import matches
 
 POLL_SECONDS: Final = 0.25
 """How often the rows are checked for changes, in case a wake-up is lost; a check is cheap."""
 
-LONG_ROUND_SECONDS: Final = 0.05
-"""A round through all jobs that takes longer is followed by a rest."""
+LONG_ROUND_SECONDS: Final = 0.05  # a round through all jobs that takes longer is followed by a rest
 
 REST_FACTOR: Final = 2
 """Length of that rest in rounds. It delays only wake-ups, never what agents report."""
@@ -49,8 +49,7 @@ COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
 }
 """How long after the last commit the next one follows; each renews the lease."""
 
-RETRY_SECONDS: Final = 0.5
-"""Between attempts to commit while the database is away."""
+RETRY_SECONDS: Final = 0.5  # between attempts to commit while the database is away
 
 DATABASE_WAIT_SECONDS: Final = 5.0
 """How long a coordinator that has to end waits for a database that is away."""
@@ -101,12 +100,11 @@ class CoordinatorLoop:
 
     def is_expected(self, hello: AgentHello) -> bool:
         job = self._jobs.tracked.get(JobUid(hello.job_uid))
-        return (
-            job is not None
-            and job.snapshot.has_agent
-            and hello.generation == job.snapshot.generation
-            and is_token_valid(hello.token, job.attachment.agent_token_sha256)
-        )
+        if job is None or not job.snapshot.has_agent:
+            return False
+        digest = job.attachment.agent_token_sha256
+        is_present = hello.generation == job.snapshot.generation
+        return is_present and digest is not None and matches(hello.token, digest)
 
     def on_connected(self, uid: JobUid, generation: int) -> None:
         self.observe(uid, AgentConnected(generation=generation))
@@ -180,7 +178,9 @@ class CoordinatorLoop:
                 self._fold_inbox()
                 await self._look_around()
                 await self._act()
-                self._rest_after(began)
+                now = self._clock()
+                if now - began > LONG_ROUND_SECONDS:
+                    self._rests_until = now + REST_FACTOR * (now - began)
             await self._commit_at_end()
         finally:
             if self._ticker is not None:
@@ -205,11 +205,6 @@ class CoordinatorLoop:
         alarm.cancel()
         self._woken.clear()
         self._is_wake_up_due = False
-
-    def _rest_after(self, began: float) -> None:
-        now = self._clock()
-        if now - began > LONG_ROUND_SECONDS:
-            self._rests_until = now + REST_FACTOR * (now - began)
 
     def _tick(self) -> None:
         """Shift all deadlines if the event loop stood still: it could not hear anyone meanwhile."""

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from operator import attrgetter
 from typing import Final
+
+import msgspec
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
-from coordinator.decide.state import NEVER, JobFailure, JobSnapshot, RankSnapshot
+from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
 from database.records import Attempt, CheckpointRecord, EpochRecord, JobChange, Member, RankRecord
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import (
@@ -25,20 +28,23 @@ from muster.contracts.messages import (
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
 
+SAME_IN_ROW: Final = (
+    *("rank", "restarts", "failures", "fruitless", "proven_step", "finished", "step"),
+    *("total_steps", "epoch", "shard_idx", "line_idx", "loss", "last_checkpoint_step"),
+    *("exit_code", "exit_signal"),
+)
+"""Fields that a rank's snapshot and its row have in common; a successor starts from them."""
+
 _NO_TIME: Final = datetime.fromtimestamp(0, UTC)
 
 
 class Urgency(IntEnum):
     """How soon a change has to be written."""
 
-    NONE = 0
-    """The row says the same."""
-    HEARTBEAT = 1
-    """Only the time of the last heartbeat has changed."""
-    PROGRESS = 2
-    """A user may be watching."""
-    NOW = 3
-    """A successor would go wrong without it."""
+    NONE = 0  # the row says the same
+    HEARTBEAT = 1  # only the time of the last heartbeat has changed
+    PROGRESS = 2  # a user may be watching
+    NOW = 3  # a successor would go wrong without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,10 @@ class Attachment:
 
 def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobChange:
     """Return the coordinator's fields of the job's row."""
+    exit_code = 0 if snapshot.status is JobStatus.COMPLETED else None
+    if snapshot.status is JobStatus.FAILED:
+        known = None if snapshot.failure is None else snapshot.failure.exit_code
+        exit_code = 1 if known is None else known
     return JobChange(
         job_id=snapshot.job_id,
         uid=snapshot.uid,
@@ -79,21 +89,13 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         message=snapshot.message,
         started_at=attachment.started_at,
         finished_at=now.wall if snapshot.status in TERMINAL else None,
-        exit_code=_exit_code(snapshot.status, snapshot.failure),
+        exit_code=exit_code,
         generation=snapshot.generation,
         layout_generation=snapshot.group.round,
         agent=attachment.agent,
         agent_token_sha256=attachment.agent_token_sha256,
         master_port=attachment.master_port,
     )
-
-
-def _exit_code(status: JobStatus, failure: JobFailure | None) -> int | None:
-    if status is JobStatus.COMPLETED:
-        return 0
-    if status is JobStatus.FAILED:
-        return 1 if failure is None or failure.exit_code is None else failure.exit_code
-    return None
 
 
 def rank_rows(snapshot: JobSnapshot, now: Moment) -> list[RankRecord]:
@@ -103,21 +105,7 @@ def rank_rows(snapshot: JobSnapshot, now: Moment) -> list[RankRecord]:
 
 def _rank_row(rank: RankSnapshot, now: Moment) -> RankRecord:
     return RankRecord(
-        rank=rank.rank,
-        restarts=rank.restarts,
-        failures=rank.failures,
-        fruitless=rank.fruitless,
-        proven_step=rank.proven_step,
-        finished=rank.finished,
-        step=rank.step,
-        total_steps=rank.total_steps,
-        epoch=rank.epoch,
-        shard_idx=rank.shard_idx,
-        line_idx=rank.line_idx,
-        loss=rank.loss,
-        last_checkpoint_step=rank.last_checkpoint_step,
-        exit_code=rank.exit_code,
-        exit_signal=rank.exit_signal,
+        **{name: getattr(rank, name) for name in SAME_IN_ROW},
         incarnation=rank.attempt,
         state=rank.process,
         process=rank.identity,
@@ -140,19 +128,11 @@ def rank_urgency(before: RankRecord | None, after: RankRecord) -> Urgency:
     return Urgency.HEARTBEAT if is_heartbeat else Urgency.PROGRESS
 
 
-def _essentials(worker: RankRecord) -> tuple[object, ...]:
-    """Return the fields without which a successor would go wrong."""
-    return (
-        worker.incarnation,
-        worker.state,
-        worker.process,
-        worker.restarts,
-        worker.failures,
-        worker.endings,
-        worker.fruitless,
-        worker.proven_step,
-        worker.finished,
-    )
+# The fields without which a successor would go wrong.
+_essentials: Final = attrgetter(
+    *("incarnation", "state", "process", "restarts", "failures", "endings"),
+    *("fruitless", "proven_step", "finished"),
+)
 
 
 def member_rows(snapshot: JobSnapshot, now: Moment) -> list[Member]:
@@ -185,29 +165,14 @@ def timeless(member: Member) -> Member:
 
 def commit_row(saved: Saved, now: Moment) -> CheckpointRecord:
     """Return the row of a durable checkpoint."""
-    return CheckpointRecord(
-        step=saved.step,
-        generation=saved.generation,
-        epoch=saved.epoch,
-        digest=saved.digest,
-        consumed=saved.consumed,
-        consumed_hash=saved.consumed_hash,
-        saved_at=now.wall,
-    )
+    facts = msgspec.structs.asdict(saved)
+    del facts["epochs"]  # rows of their own
+    return CheckpointRecord(**facts, saved_at=now.wall)
 
 
 def epoch_rows(saved: Saved) -> list[EpochRecord]:
     """Return the rows of the epochs that a durable checkpoint accounts for."""
-    return [
-        EpochRecord(
-            epoch=epoch.epoch,
-            samples=epoch.samples,
-            hash_sum=epoch.hash_sum,
-            expected_samples=epoch.expected_samples,
-            expected_hash_sum=epoch.expected_hash_sum,
-        )
-        for epoch in saved.epochs
-    ]
+    return [EpochRecord(**msgspec.structs.asdict(epoch)) for epoch in saved.epochs]
 
 
 # Attempts: when each began, how it ended, what that means
@@ -277,9 +242,5 @@ def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
         row = replace(row, step_at_start=began, step_at_end=rank.step)
     if rank.ending is None:
         return row
-    return replace(
-        row,
-        retry_class=rank.ending.retry_class,
-        reason=rank.ending.reason,
-        message=rank.ending.message,
-    )
+    end = rank.ending
+    return replace(row, retry_class=end.retry_class, reason=end.reason, message=end.message)

@@ -9,6 +9,7 @@ from itertools import count, islice
 from typing import Final
 
 from coordinator.decide.events import describe_exit
+from coordinator.decide.fold_pool import keep_living
 from coordinator.decide.fold_rank import end_unobserved
 from coordinator.decide.state import (
     NEVER,
@@ -20,7 +21,7 @@ from coordinator.decide.state import (
     JobSnapshot,
     RankSnapshot,
 )
-from coordinator.persistence import Moment
+from coordinator.persistence import SAME_IN_ROW, Moment
 from database.records import Job, Member, RankRecord
 from muster.contracts import pool as pools
 from muster.contracts.job import JobStatus, Reason
@@ -56,31 +57,24 @@ def snapshot_of(
     Their next agent reports what is not in the rows: heartbeats, readiness, ends. The next group
     round is for all, so the present one is not restored.
     """
-    ranks = [
-        _adopted(job, rank, worker, members, now) if rank.rank in living else _ended(job, rank)
-        for rank, worker in ((_rank_of(worker), worker) for worker in workers)
+    known = [
+        _adopted(job, worker, members, now) if worker.rank in living else _ended(job, worker)
+        for worker in workers
     ]
-    ids = [rank.worker_id for rank in ranks if rank.worker_id is not None]
-    return _snapshot(job, ranks, _pool_of(job.spec, members, now, living=ids), now)
-
-
-def snapshot_with_agent(
-    job: Job, workers: Sequence[RankRecord], members: Sequence[Member], now: Moment
-) -> JobSnapshot:
-    """Return the snapshot of a job whose agent lives and is about to connect."""
-    alive = [worker.rank for worker in workers if worker.state != ProcessState.EXITED]
-    return replace(
-        snapshot_of(job, workers, members, now, living=alive),
-        agent=AgentState.UNREACHABLE,
-        agent_since=now.monotonic,
-    )
-
-
-def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool, now: Moment) -> JobSnapshot:
+    ids = [rank.worker_id for rank in known if rank.worker_id is not None]
+    pool = _pool_of(job.spec, members, now, living=ids)
     failure = _failure_of(job)
     ranks = {rank.rank: rank for rank in known}
-    staying = [rank.rank for rank in known if rank.is_alive and _is_staying(rank, pool)]
-    in_service = _in_service(job.world_size, staying)
+    staying = sorted(
+        rank.rank
+        for rank in known
+        if rank.is_alive
+        and (rank.worker_id is None or pool.members[rank.worker_id].state in _STAYING)
+    )
+    # The ranks the job should have: living ones first, then the lowest numbers.
+    in_service = set(staying[: job.world_size])
+    vacant = (rank for rank in count() if rank not in in_service)
+    in_service |= set(islice(vacant, job.world_size - len(in_service)))
     return JobSnapshot(
         job_id=job.job_id,
         uid=job.uid,
@@ -109,6 +103,18 @@ def _snapshot(job: Job, known: Sequence[RankSnapshot], pool: Pool, now: Moment) 
     )
 
 
+def snapshot_with_agent(
+    job: Job, workers: Sequence[RankRecord], members: Sequence[Member], now: Moment
+) -> JobSnapshot:
+    """Return the snapshot of a job whose agent lives and is about to connect."""
+    alive = [worker.rank for worker in workers if worker.state != ProcessState.EXITED]
+    return replace(
+        snapshot_of(job, workers, members, now, living=alive),
+        agent=AgentState.UNREACHABLE,
+        agent_since=now.monotonic,
+    )
+
+
 def _failure_of(job: Job) -> JobFailure | None:
     """Return why a job is ending without a request; its exit code is not recorded."""
     if job.status is not JobStatus.STOPPING or job.reason is None or job.reason in _REQUESTED:
@@ -116,21 +122,9 @@ def _failure_of(job: Job) -> JobFailure | None:
     return JobFailure(reason=Reason(job.reason), message=job.message or "it could not go on")
 
 
-def _is_staying(rank: RankSnapshot, pool: Pool) -> bool:
-    return rank.worker_id is None or pool.members[rank.worker_id].state in _STAYING
-
-
-def _in_service(world_size: int, staying: Sequence[int]) -> set[int]:
-    """Return the ranks the job should have: living ones first, then the lowest numbers."""
-    serving = set(sorted(staying)[:world_size])
-    vacant = (rank for rank in count() if rank not in serving)
-    return serving | set(islice(vacant, world_size - len(serving)))
-
-
-def _adopted(
-    job: Job, rank: RankSnapshot, worker: RankRecord, members: Sequence[Member], now: Moment
-) -> RankSnapshot:
+def _adopted(job: Job, worker: RankRecord, members: Sequence[Member], now: Moment) -> RankSnapshot:
     """Return a rank that lives on; all its deadlines start again."""
+    rank = _rank_of(worker)
     key = (rank.rank, rank.attempt)
     ids = [member.worker_id for member in members if (member.rank, member.incarnation) == key]
     return replace(
@@ -147,8 +141,9 @@ def _adopted(
     )
 
 
-def _ended(job: Job, rank: RankSnapshot) -> RankSnapshot:
+def _ended(job: Job, worker: RankRecord) -> RankSnapshot:
     """Return a rank without a process; one with work left gets the cause why it does not run."""
+    rank = _rank_of(worker)
     if job.status in _NOT_YET_RUN:
         return replace(end_unobserved(rank, COORDINATOR_RESTARTED), trouble=None)
     if rank.is_alive:
@@ -162,21 +157,7 @@ def _ended(job: Job, rank: RankSnapshot) -> RankSnapshot:
 
 def _rank_of(worker: RankRecord) -> RankSnapshot:
     return RankSnapshot(
-        rank=worker.rank,
-        restarts=worker.restarts,
-        failures=worker.failures,
-        fruitless=worker.fruitless,
-        proven_step=worker.proven_step,
-        finished=worker.finished,
-        step=worker.step,
-        total_steps=worker.total_steps,
-        epoch=worker.epoch,
-        shard_idx=worker.shard_idx,
-        line_idx=worker.line_idx,
-        loss=worker.loss,
-        last_checkpoint_step=worker.last_checkpoint_step,
-        exit_code=worker.exit_code,
-        exit_signal=worker.exit_signal,
+        **{name: getattr(worker, name) for name in SAME_IN_ROW},
         attempt=worker.incarnation,
         process=ProcessState(worker.state),
         identity=worker.process,
@@ -192,13 +173,9 @@ def _pool_of(spec: JobSpec, rows: Sequence[Member], now: Moment, living: Collect
     pool = Pool(
         min_workers=spec.min_workers,
         max_workers=spec.max_workers or spec.world_size,
-        timeout_seconds=spec.heartbeat_timeout,
         members=tuple(_pool_member(row, now) for row in rows),
     )
-    for member in pool.members:
-        if member.worker_id not in living:
-            pool = pools.process_ended(pool, member.worker_id)
-    return pool
+    return keep_living(pool, living)
 
 
 def _pool_member(row: Member, now: Moment) -> pools.Member:

@@ -22,8 +22,7 @@ BUSY_TIMEOUT_SECONDS: Final = 10.0
 another process is stuck."""
 
 POOL_SIZE: Final = 5
-POOL_OVERFLOW: Final = 35
-"""Together one connection for each of the 40 threads of a web server."""
+POOL_OVERFLOW: Final = 35  # together one connection for each of the 40 threads of a web server
 
 INSPECTION_TIMEOUT_SECONDS: Final = 3.0
 
@@ -258,10 +257,8 @@ class Database:
 class Inspection:
     """The schema of a database that was only looked at."""
 
-    revision: str | None
-    """None: it has no tables yet; the first service creates them."""
-    wanted: str
-    """The revision of this version of Muster."""
+    revision: str | None  # None: it has no tables yet; the first service creates them
+    wanted: str  # the revision of this version of Muster
 
 
 def inspect(url: str) -> Inspection:
@@ -269,20 +266,22 @@ def inspect(url: str) -> Inspection:
 
     Raises `DatabaseUnavailable` if it cannot be read.
     """
-    if not exists(url):
-        return Inspection(revision=None, wanted=schema.HEAD)
-    timeout_seconds = INSPECTION_TIMEOUT_SECONDS
-    with closing(
-        Database.open(url, busy_timeout_seconds=timeout_seconds, migrate=False)
-    ) as database:
-        return Inspection(revision=database.revision(), wanted=schema.HEAD)
+    with existing(url) as database:
+        revision = None if database is None else database.revision()
+    return Inspection(revision=revision, wanted=schema.HEAD)
 
 
-def exists(url: str) -> bool:
-    """Return False for an SQLite file that does not exist, which opening it would create."""
+@contextmanager
+def existing(url: str) -> Iterator[Database | None]:
+    """Open the database at `url` as it is, for a look; None for an SQLite file that is missing."""
     parsed = parse_url(url)
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database
-    return not is_file or Path(str(parsed.database)).exists()
+    if is_file and not Path(str(parsed.database)).exists():
+        yield None  # opening it would create it
+        return
+    seconds = INSPECTION_TIMEOUT_SECONDS
+    with closing(Database.open(url, busy_timeout_seconds=seconds, migrate=False)) as database:
+        yield database
 
 
 def parse_url(text: str) -> URL:
@@ -320,20 +319,6 @@ def parse_url(text: str) -> URL:
             f"{', '.join(sorted(_PUBLIC_PARAMETERS))}, and write the password as <user>:<password>@"
         )
     return url.set(drivername="postgresql+psycopg")
-
-
-def display_url(text: str) -> str:
-    """Return a database URL with its password hidden; ``***`` for one that cannot be used."""
-    try:
-        return parse_url(text).render_as_string(hide_password=True)
-    except DatabaseUnavailable:
-        return "***"
-
-
-def outage_of_all(outcomes: Sequence[object]) -> DatabaseUnavailable | None:
-    """Return the error if every write of a group commit failed because the database is away."""
-    outages = [outcome for outcome in outcomes if isinstance(outcome, DatabaseUnavailable)]
-    return outages[0] if outages and len(outages) == len(outcomes) else None
 
 
 def _outcome(write: Write[Result], connection: Connection) -> Result | Exception:

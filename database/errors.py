@@ -8,13 +8,13 @@ DatabaseError                   also raised itself: the database refused a state
 ├── JobExists                   the id is taken
 ├── JobMissing                  no job has this id, or another job has it now
 ├── JobNotTerminal              only possible when the job is over
-├── JobOver                     only possible while the job goes on
+├── JobOver                     only possible while the job goes on and no stop is requested
 ├── JobChanged                  the job's row has changed since the caller read it
 ├── MemberMissing               the job never had this worker
 ├── DepartureRefused            this worker cannot be asked to leave now
 ├── LeaseLost                   fenced: another coordinator holds the lease
 ├── IdempotencyConflict         the key was used before, for another request
-├── TokenExists                 a token has this name already
+├── TokenExists                 a token that was not revoked has this name, expired or not
 └── TokenMissing                no valid token has this name
 
 After each of them except `CommitInDoubt` the transaction has left no trace.
@@ -41,8 +41,6 @@ class CommitInDoubt(DatabaseUnavailable):
 
 
 class SchemaTooNew(DatabaseError):
-    """The database has a schema revision that this version does not know."""
-
     def __init__(self, place: str, revision: str) -> None:
         super().__init__(
             f"the database {place} has schema revision {revision}, which this version of Muster "
@@ -68,8 +66,6 @@ class JobNotTerminal(DatabaseError):
 
 
 class JobOver(DatabaseError):
-    """The job is over, or a stop was requested."""
-
     def __init__(self, job_id: JobId, status: JobStatus) -> None:
         super().__init__(
             f"job {job_id} is {status.value} and can no longer be changed: submit another with "
@@ -83,8 +79,6 @@ class JobChanged(DatabaseError):
 
 
 class MemberMissing(DatabaseError):
-    """The job's pool has no worker with this id, past or present."""
-
     def __init__(self, job_id: JobId, worker_id: int) -> None:
         super().__init__(
             f"job {job_id} has no worker {worker_id}: list its workers to see what there is"
@@ -116,8 +110,6 @@ class IdempotencyConflict(DatabaseError):
 
 
 class TokenExists(DatabaseError):
-    """A token that was not revoked has this name, expired or not."""
-
     def __init__(self, name: str) -> None:
         super().__init__(
             f"there is a token {name} already: revoke it first, or choose another name"
@@ -125,8 +117,6 @@ class TokenExists(DatabaseError):
 
 
 class TokenMissing(DatabaseError):
-    """There is no such token, or it was revoked before."""
-
     def __init__(self, name: str) -> None:
         super().__init__(
             f"there is no token {name} to revoke: list the tokens to see what there is"

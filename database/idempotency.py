@@ -17,8 +17,7 @@ from database.errors import IdempotencyConflict
 from database.records import Clock, Job, utc_now
 from database.tables import ANSWERS, JOBS
 
-RETENTION: Final = timedelta(hours=24)
-"""Longer than any client retries."""
+RETENTION: Final = timedelta(hours=24)  # longer than any client retries
 
 PRUNE_INTERVAL: Final = timedelta(minutes=1)
 """Pruning with every new key would double the cost of a write."""
@@ -39,10 +38,8 @@ class IdempotencyKey:
     """A key, who sent it, and for which request."""
 
     principal: str
-    key: str
-    """At most 255 characters."""
-    request_sha256: str
-    """Hash of everything that identifies the request."""
+    key: str  # at most 255 characters
+    request_sha256: str  # hash of everything that identifies the request
 
 
 class Answers:

@@ -16,8 +16,7 @@ from database.tables import EVENTS, JOBS
 from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 
-_BATCH: Final = 500
-"""Ids in one statement."""
+_BATCH: Final = 500  # ids in one statement
 
 _IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(OPEN))
 _UNFINISHED: Final = (
@@ -116,7 +115,7 @@ class Jobs:
                 raise JobExists(job_id)
             text = f"the job was submitted: {message}" if message else "the job was submitted"
             event = Event(at=now, kind="submitted", message=text, actor=actor)
-            append_event(connection, job_id, event)
+            append_events(connection, job_id, [event])
             if idempotency:
                 self._answers.keep_in(connection, idempotency, job, now)
             return job
@@ -279,7 +278,8 @@ class Jobs:
         values: Mapping[str, object],
     ) -> Job:
         now = self._clock()
-        append_event(connection, job.job_id, Event(at=now, kind=kind, message=text, actor=actor))
+        event = Event(at=now, kind=kind, message=text, actor=actor)
+        append_events(connection, job.job_id, [event])
         return update_job(connection, job.job_id, now, values)
 
     def _conditions(self, query: JobQuery) -> list[sa.ColumnElement[bool]]:
@@ -329,10 +329,6 @@ def append_events(connection: sa.Connection, job_id: JobId, events: Collection[E
         del row["event_id"]
     if rows:
         connection.execute(_APPEND, rows)
-
-
-def append_event(connection: sa.Connection, job_id: JobId, event: Event) -> None:
-    append_events(connection, job_id, [event])
 
 
 def _find(connection: sa.Connection, job_id: JobId) -> Job | None:

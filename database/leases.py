@@ -15,8 +15,7 @@ from database.records import Lease, values_of
 from database.tables import LEASES
 from muster.contracts.rank import ProcessRecord
 
-COORDINATOR_LEASE: Final = "coordinator"
-"""Its holder decides about all jobs of a database."""
+COORDINATOR_LEASE: Final = "coordinator"  # its holder decides about all jobs of a database
 
 LEASE_SECONDS: Final = 5.0
 """If the beat has not changed for this long, the holder is taken to be dead."""
@@ -40,11 +39,6 @@ class Leases:
     def current(self, name: str) -> Lease | None:
         """Return the lease as it is held now; None if it is free."""
         with self._database.reading() as connection:
-            return _held(_row(connection, name))
-
-    def current_among_writers(self, name: str) -> Lease | None:
-        """Return the same, read in a write transaction: succeeds only if the holder could renew."""
-        with self._database.writing() as connection:
             return _held(_row(connection, name))
 
     def take(

@@ -24,11 +24,9 @@ from database.errors import DatabaseError, DatabaseUnavailable
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
 
-WRITER_LOCK: Final = 0x4D555354
-"""Key of the advisory lock: "MUST" in ASCII."""
+WRITER_LOCK: Final = 0x4D555354  # key of the advisory lock: "MUST" in ASCII
 
-CONNECT_TIMEOUT_SECONDS: Final = 3
-"""A running server accepts within milliseconds."""
+CONNECT_TIMEOUT_SECONDS: Final = 3  # a running server accepts within milliseconds
 
 MIGRATION_TIMEOUT_SECONDS: Final = 600.0
 """For one statement, which may rewrite a large table. No other transaction writes meanwhile."""

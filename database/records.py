@@ -16,11 +16,9 @@ from muster.contracts.spec import JobSpec
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Clock: TypeAlias = Callable[[], datetime]
-"""Returns the time as an aware value in UTC."""
+Clock: TypeAlias = Callable[[], datetime]  # returns the time as an aware value in UTC
 
-RowVersion: TypeAlias = tuple[JobUid, int]
-"""Identifies one state of one job's row."""
+RowVersion: TypeAlias = tuple[JobUid, int]  # identifies one state of one job's row
 
 
 def utc_now() -> datetime:
@@ -51,22 +49,18 @@ class Job:
     stop_request: StopRequest | None = None
     stop_grace_seconds: float | None = None
     """Grace period of the stop request; None: the one in the spec."""
-    generation: int = 0
-    """Counts the job's agents; frames of a stale agent carry a lower number."""
+    generation: int = 0  # counts the job's agents; frames of a stale agent carry a lower number
     agent: ProcessRecord | None = None
     """The last agent started; None once it is known to have exited."""
     agent_token_sha256: str | None = None
-    version: int = 1
-    """Incremented by every change of the row."""
+    version: int = 1  # incremented by every change of the row
     # A stored idempotent response of an earlier release may lack these fields.
     wanted_world_size: int | None = None
     """What the job was last scaled to; None: never scaled, the spec's size holds."""
     layout_generation: int = 0
     """Counts the group rounds published to the ranks of a synchronous job."""
-    master_port: int = 0
-    """MASTER_PORT of a command's ranks; belongs to the agent's generation."""
-    pause_request: bool = False
-    """True: take no step until the job is resumed."""
+    master_port: int = 0  # MASTER_PORT of a command's ranks; belongs to the agent's generation
+    pause_request: bool = False  # True: take no step until the job is resumed
 
     @property
     def world_size(self) -> int:
@@ -97,14 +91,10 @@ class RankRecord:
     rank: int
     incarnation: int
     state: str
-    process: ProcessRecord | None
-    """The running process; None once it is known to have exited."""
-    restarts: int = 0
-    """Failures counted against the job's `max_restarts`, over its whole life."""
-    failures: int = 0
-    """Consecutive failures, for the backoff."""
-    finished: bool = False
-    """True: it exited with code 0 and has nothing left to do."""
+    process: ProcessRecord | None  # the running process; None once it is known to have exited
+    restarts: int = 0  # failures counted against the job's `max_restarts`, over its whole life
+    failures: int = 0  # consecutive failures, for the backoff
+    finished: bool = False  # True: it exited with code 0 and has nothing left to do
     step: int = 0
     total_steps: int | None = None
     epoch: int = 0
@@ -115,18 +105,15 @@ class RankRecord:
     """Further metrics the program reported with its last step."""
     throughput_steps_per_sec: float = 0.0
     checkpoints_saved: int = 0
-    checkpoints_before: int = 0
-    """How many of them earlier attempts saved."""
+    checkpoints_before: int = 0  # how many of them earlier attempts saved
     last_checkpoint_step: int | None = None
     last_heartbeat_at: datetime | None = None
     exit_code: int | None = None
     exit_signal: int | None = None
     endings: dict[str, int] = field(default_factory=dict)
-    """How often its attempts ended in each `muster.contracts.endings.RetryClass`."""
-    fruitless: int = 0
-    """Consecutive failures without a new checkpoint."""
-    proven_step: int = -1
-    """Step of the newest checkpoint at the last of those failures."""
+    """How often its attempts ended in each `muster.contracts.retry.RetryClass`."""
+    fruitless: int = 0  # consecutive failures without a new checkpoint
+    proven_step: int = -1  # step of the newest checkpoint at the last of those failures
 
     @property
     def worker_id(self) -> str:
@@ -140,19 +127,16 @@ class Attempt:
 
     rank: int
     incarnation: int
-    pid: int | None
-    """None until it is known; kept after the process has exited."""
+    pid: int | None  # None until it is known; kept after the process has exited
     started_at: datetime
     ended_at: datetime | None = None
     exit_code: int | None = None
     exit_signal: int | None = None
-    retry_class: str | None = None
-    """A value of `muster.contracts.endings.RetryClass`."""
+    retry_class: str | None = None  # a value of `muster.contracts.retry.RetryClass`
     reason: str | None = None
     message: str | None = None
     """A verb phrase, with the last line of its log if that gives the reason."""
-    step_at_start: int | None = None
-    """None if unknown."""
+    step_at_start: int | None = None  # None if unknown
     step_at_end: int | None = None
 
 
@@ -160,19 +144,15 @@ class Attempt:
 class Member:
     """A worker of a synchronous job's pool: one attempt of one rank, past or present."""
 
-    worker_id: int
-    """Counts up from 0 in each job; never reused."""
+    worker_id: int  # counts up from 0 in each job; never reused
     rank: int
     incarnation: int
-    state: str
-    """A `muster.contracts.pool.WorkerState`."""
+    state: str  # a `muster.contracts.pool.WorkerState`
     node: str | None
     gpu_count: int = 0
-    backend: str | None = None
-    """The collective backend it uses; None until that is settled."""
+    backend: str | None = None  # the collective backend it uses; None until that is settled
     joined_at: datetime
-    joined_step: int | None = None
-    """The first step it took part in; None until it is active."""
+    joined_step: int | None = None  # the first step it took part in; None until it is active
     last_heartbeat_at: datetime | None = None
 
 
@@ -181,15 +161,11 @@ class CheckpointRecord:
     """A durable checkpoint of all ranks of a synchronous job together."""
 
     step: int
-    generation: int
-    """The group round that saved it."""
+    generation: int  # the group round that saved it
     epoch: int
-    digest: str
-    """Hash of state and data position, in hex."""
-    consumed: int
-    """Samples of this epoch contained in the checkpoint."""
-    consumed_hash: int
-    """The sum of their hashes, modulo 2**64."""
+    digest: str  # hash of state and data position, in hex
+    consumed: int  # samples of this epoch contained in the checkpoint
+    consumed_hash: int  # the sum of their hashes, modulo 2**64
     saved_at: datetime
 
 
@@ -199,8 +175,7 @@ class EpochRecord:
 
     epoch: int
     samples: int
-    hash_sum: int
-    """Sums of the samples' hashes are modulo 2**64."""
+    hash_sum: int  # sums of the samples' hashes are modulo 2**64
     expected_samples: int
     expected_hash_sum: int
 
@@ -216,18 +191,12 @@ class EpochRecord:
 class Audit:
     """The evidence that a job read every sample exactly once."""
 
-    commits: Sequence[CheckpointRecord]
-    """The last ones, newest last."""
-    epochs: Sequence[EpochRecord]
-    """The last ones, newest last."""
-    exact: int
-    """Number of epochs read exactly once."""
-    inexact: int
-    """Number of epochs that were not; epochs still being read count in neither."""
-    epochs_omitted: int = 0
-    """Number of older epochs on record that are left out here."""
-    commits_omitted: int = 0
-    """The same for commits."""
+    commits: Sequence[CheckpointRecord]  # the last ones, newest last
+    epochs: Sequence[EpochRecord]  # the last ones, newest last
+    exact: int  # number of epochs read exactly once
+    inexact: int  # number of epochs that were not; epochs still being read count in neither
+    epochs_omitted: int = 0  # number of older epochs on record that are left out here
+    commits_omitted: int = 0  # the same for commits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,15 +204,13 @@ class Event:
     """One entry of a job's history."""
 
     at: datetime
-    kind: str
-    """A past participle, such as ``submitted``, ``rank_exited``, ``checkpoint_rejected``."""
+    kind: str  # a past participle, such as ``submitted``, ``rank_exited``, ``checkpoint_rejected``
     message: str
     rank: int | None = None
     incarnation: int | None = None
     actor: str | None = None
     """The caller who caused it, such as ``uid:1000`` or ``token:ci``; None: Muster itself."""
-    event_id: int | None = None
-    """Position in the order of events; None until it is stored."""
+    event_id: int | None = None  # position in the order of events; None until it is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,8 +240,7 @@ class JobWrite:
     keeps its pid, start time and first step once they are known.
     """
 
-    change: JobChange
-    """Names the job, whether or not its row changes."""
+    change: JobChange  # names the job, whether or not its row changes
     workers: Sequence[RankRecord] = ()
     incarnations: Sequence[Attempt] = ()
     members: Sequence[Member] = ()
@@ -288,13 +254,10 @@ class Lease:
     """The right to decide for all jobs of a database, held by one coordinator at a time."""
 
     name: str
-    epoch: int
-    """The fencing token: incremented with every new holder."""
+    epoch: int  # the fencing token: incremented with every new holder
     beat: int
     """Incremented with every renewal. A watcher measures on its own monotonic clock how long it has
     not changed."""
-    owner: str
-    """Unique per coordinator process."""
+    owner: str  # unique per coordinator process
     process: ProcessRecord
-    address: str
-    """host:port on which the holder listens for agents."""
+    address: str  # host:port on which the holder listens for agents

@@ -211,11 +211,7 @@ DEPARTURES: Final = sa.Table(
 COMMITS: Final = _table("commits", CheckpointRecord, ["step"], _job_id())
 EPOCHS: Final = _table("epochs", EpochRecord, ["epoch"], _job_id())
 EVENTS: Final = _table(
-    "events",
-    Event,
-    ["event_id"],
-    _job_id(is_key=False),
-    sa.Index(None, "job_id", "event_id"),
+    "events", Event, ["event_id"], _job_id(is_key=False), sa.Index(None, "job_id", "event_id")
 )
 ANSWERS: Final = sa.Table(
     "answers",

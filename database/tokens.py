@@ -2,20 +2,18 @@
 
 import os
 from collections.abc import Callable
-from contextlib import closing
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, or_, select, update
 
-from database.engine import INSPECTION_TIMEOUT_SECONDS, Database, exists
+from database.engine import Database, existing
 from database.errors import DatabaseError, TokenExists, TokenMissing
 from database.records import Clock, utc_now, values_of
 from database.tables import TOKENS
 from muster.contracts.token import Scope, Token, id_in, new_text, sha256_of
 
-RETENTION: Final = timedelta(days=30)
-"""How long revoked and expired tokens stay listed."""
+RETENTION: Final = timedelta(days=30)  # how long revoked and expired tokens stay listed
 
 _ALL: Final = select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.token_id)
 _ONE: Final = select(TOKENS).where(TOKENS.c.token_id == bindparam("id"))
@@ -101,13 +99,8 @@ def is_any_token(url: str, scope: Scope = Scope.READ) -> bool:
     False if it cannot be read. A missing database is not created.
     """
     try:
-        if not exists(url):
-            return False
-        timeout_seconds = INSPECTION_TIMEOUT_SECONDS
-        with closing(
-            Database.open(url, busy_timeout_seconds=timeout_seconds, migrate=False)
-        ) as database:
-            return Tokens(database).is_any_valid(scope)
+        with existing(url) as database:
+            return database is not None and Tokens(database).is_any_valid(scope)
     except DatabaseError:
         return False
 

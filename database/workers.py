@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from database.engine import Database
 from database.errors import DepartureRefused, MemberMissing
-from database.jobs import append_event, get_continuing_job, update_job
+from database.jobs import append_events, get_continuing_job, update_job
 from database.records import (
     Attempt,
     Audit,
@@ -51,28 +51,25 @@ def _count(table: sa.Table) -> sa.Select[int]:
     return sa.select(sa.func.count()).select_from(table).where(table.c.job_id == sa.bindparam("id"))
 
 
-def _last(table: sa.Table, order: str) -> sa.Select[Any]:
-    return _of_job(table).order_by(table.c[order].desc()).limit(sa.bindparam("most"))
+def _last(table: sa.Table, *order: sa.Column[Any]) -> sa.Select[Any]:
+    newest_first = [column.desc() for column in order]
+    return _of_job(table).order_by(*newest_first).limit(sa.bindparam("most"))
 
 
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
 _DEPARTURES: Final = _of_jobs(DEPARTURES)
 _POSITION: Final = (INCARNATIONS.c.started_at, INCARNATIONS.c.rank, INCARNATIONS.c.incarnation)
-_ATTEMPTS: Final = (
-    _of_job(INCARNATIONS)
-    .order_by(*[column.desc() for column in _POSITION])
-    .limit(sa.bindparam("most"))
-)
-_LAST_EVENTS: Final = _last(EVENTS, "event_id")
+_ATTEMPTS: Final = _last(INCARNATIONS, *_POSITION)
+_LAST_EVENTS: Final = _last(EVENTS, EVENTS.c.event_id)
 _NEXT_EVENTS: Final = (
     _of_job(EVENTS)
     .where(EVENTS.c.event_id > sa.bindparam("seen"))
     .order_by(EVENTS.c.event_id)
     .limit(sa.bindparam("most"))
 )
-_LAST_COMMITS: Final = _last(COMMITS, "step")
-_LAST_EPOCHS: Final = _last(EPOCHS, "epoch")
+_LAST_COMMITS: Final = _last(COMMITS, COMMITS.c.step)
+_LAST_EPOCHS: Final = _last(EPOCHS, EPOCHS.c.epoch)
 _PRUNE: Final = sa.delete(COMMITS).where(
     COMMITS.c.job_id == sa.bindparam("id"),
     COMMITS.c.step
@@ -89,17 +86,19 @@ _IS_EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
 _VERDICTS: Final = sa.select(
     sa.func.count().filter(sa.and_(_IS_COMPLETE, _IS_EQUAL)),
     sa.func.count().filter(
-        sa.or_(EPOCHS.c.samples > EPOCHS.c.expected_samples, sa.and_(_IS_COMPLETE, ~_IS_EQUAL)),
+        sa.or_(EPOCHS.c.samples > EPOCHS.c.expected_samples, sa.and_(_IS_COMPLETE, ~_IS_EQUAL))
     ),
     sa.func.count(),
 ).where(EPOCHS.c.job_id == sa.bindparam("id"))
 
 
-class Ranks:
-    """The ranks of all jobs."""
-
+class _Reader:
     def __init__(self, database: Database) -> None:
         self._database = database
+
+
+class Ranks(_Reader):
+    """The ranks of all jobs."""
 
     def of_job(self, job_id: JobId) -> list[RankRecord]:
         """Return the job's ranks, lowest first; empty if there is no such job."""
@@ -111,11 +110,8 @@ class Ranks:
             return _records(connection, _RANKS, job_ids, RankRecord)
 
 
-class Attempts:
+class Attempts(_Reader):
     """Every process that the ranks of all jobs have had."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def page(self, job_id: JobId, limit: int, after: AttemptPosition | None) -> list[Attempt]:
         """Return up to `limit` attempts, the last one started first.
@@ -171,21 +167,17 @@ class Members:
             connection.execute(sa.insert(DEPARTURES).values(job_id=job_id, worker_id=worker_id))
             message = f"worker {worker_id} was asked to leave"
             event = Event(at=now, kind="departure_requested", message=message, actor=actor)
-            append_event(connection, job_id, event)
+            append_events(connection, job_id, [event])
             return update_job(connection, job_id, now, {"wanted_world_size": job.world_size - 1})
 
 
-class Events:
+class Events(_Reader):
     """The events of all jobs. They are appended and never changed."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def of_job(self, job_id: JobId, limit: int) -> list[Event]:
         """Return the last `limit` events of the job, oldest first."""
         with self._database.reading() as connection:
-            rows = connection.execute(_LAST_EVENTS, {"id": job_id, "most": limit}).all()
-        return [Event(**row._asdict()) for row in reversed(rows)]
+            return _last_rows(connection, _LAST_EVENTS, job_id, limit, Event)
 
     def following(self, job_id: JobId, event_id: int, limit: int) -> list[Event]:
         """Return the first `limit` events of the job after `event_id`, oldest first."""
@@ -194,16 +186,8 @@ class Events:
             return [Event(**row._asdict()) for row in rows]
 
 
-class CheckpointLog:
+class CheckpointLog(_Reader):
     """The durable checkpoints of synchronous jobs, and the epochs behind them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def of_job(self, job_id: JobId, limit: int) -> list[CheckpointRecord]:
-        """Return the last `limit` checkpoints of the job, newest last."""
-        with self._database.reading() as connection:
-            return _last_rows(connection, _LAST_COMMITS, job_id, limit, CheckpointRecord)
 
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""

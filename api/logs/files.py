@@ -1,16 +1,26 @@
-"""One log file: opening it safely, its lines as clients see them, and its lines backwards.
+"""The logs of a job: places in them, the lines of one file, and when these were written.
 
 A rank may write anything, also without line ends. A line shows at most `LINE_LIMIT_BYTES`, and a
 line longer than `PIECE_BYTES` is read as several lines, so that no reader looks further than that
 for a line end.
+
+A position says how far a reader is. In ``6f1c2ab9/0.2:4096,1.0:512`` it has everything of rank 0
+before attempt 2 and the first 4096 bytes of that attempt. The prefix identifies the job, because an
+id can be used again. A position is the id of a server-sent event, so a reader can resume at any
+server after any restart.
 """
 
 import os
-from collections.abc import Iterator
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from muster.contracts.job import JobUid
+from muster.contracts.paths import TIME_MARK, JobFiles, LogName
 from muster.host.files import open_directory, open_file, open_named_directory
 
 LINE_LIMIT_BYTES: Final = 16 * 1024
@@ -27,6 +37,74 @@ _JOB_DIRECTORIES: Final = 2
 
 _REPLACEMENT: Final = "\ufffd"
 """Decoding puts this in place of invalid bytes, so its own bytes are not in the file."""
+
+Place = tuple[int, int]
+"""(attempt, offset of the next byte)"""
+
+Position = Mapping[int, Place]
+"""The place in each rank's logs; a rank that is missing starts at its beginning."""
+
+_START: Final = "0.0:0"
+"""The empty position. An empty id would make a browser send no Last-Event-ID at all."""
+
+_PREFIX_LENGTH: Final = 8
+_RANKS_LIMIT: Final = 4096
+
+_PAIR: Final = re.compile(r"(\d{1,5})\.(\d{1,9}):(\d{1,18})", re.ASCII)
+
+Micros = int
+"""Microseconds since 1970 (UTC)."""
+
+NEIGHBOURS: Final = 128
+"""How many marks of a time index are read on either side of the one that is needed."""
+
+_Mark = tuple[int, Micros]
+"""A size of the log, and when it had been reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventId:
+    """A parsed event id."""
+
+    job_prefix: str
+    """The beginning of the job's uid; empty if the id has none."""
+    position: Position
+
+    def is_of(self, uid: JobUid) -> bool:
+        return self.job_prefix in {"", uid[:_PREFIX_LENGTH]}
+
+
+def format_event_id(uid: JobUid, position: Position) -> str:
+    """Return the id of the event after which a reader of this job is at `position`."""
+    pairs = (f"{rank}.{attempt}:{offset}" for rank, (attempt, offset) in sorted(position.items()))
+    return f"{uid[:_PREFIX_LENGTH]}/{','.join(pairs) or _START}"
+
+
+def parse_event_id(text: str) -> EventId | None:
+    """Return the parsed id, or None if it is invalid; the prefix may be missing."""
+    prefix, _, pairs = text.rpartition("/")
+    position: dict[int, Place] = {}
+    for pair in pairs.split(",", _RANKS_LIMIT):
+        found = _PAIR.fullmatch(pair)
+        if found is None or int(found[1]) in position:
+            return None
+        position[int(found[1])] = (int(found[2]), int(found[3]))
+    return EventId(prefix, position)
+
+
+def logs_by_rank(files: JobFiles, rank: int | None) -> dict[int, list[LogName]]:
+    """Return the existing logs of all ranks or one, by rank and in order of attempt."""
+    try:
+        names = sorted(
+            name for path in files.logs.iterdir() if (name := LogName.parse(path.name)) is not None
+        )
+    except OSError:  # nothing was written yet, or the job was deleted
+        names = []
+    found: dict[int, list[LogName]] = defaultdict(list)
+    for name in names:
+        if rank is None or name.rank == rank:
+            found[name.rank].append(name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +182,6 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def complete_size(path: Path) -> int:
-    """Return the size of a log up to the end of its last complete line."""
-    return line_end_before(path, size_of(path))
-
-
 def line_end_before(path: Path, end: int) -> int:
     """Return where the last line ends that is complete below `end`; 0 if none is.
 
@@ -169,3 +242,80 @@ def _lines_reversed(raw: bytes, cut: int, end: int) -> Iterator[Line]:
 def _line(raw: bytes, end: int) -> Line:
     length = len(raw) - raw.endswith(b"\n")
     return Line(end - len(raw), end, shorten(raw, length))
+
+
+class TimeIndex:
+    """When each byte of a log was written: the marks in the file beside it.
+
+    Lookups in order of position rarely read that file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sizes: list[int] = []
+        self._times: list[Micros] = []
+        """Of some adjacent marks; `_sizes` has one more in front, the size before them."""
+        self._low = 0
+        self._micros: Micros | None = None
+        self.covered = 0
+        """Bytes from the previously looked up position to this one have the same time."""
+
+    def at(self, end: int) -> Micros | None:
+        """Return when the bytes below `end` had been written; None while no mark covers them."""
+        if self._low < end <= self.covered:
+            return self._micros
+        place = bisect_left(self._sizes, end)
+        if not 0 < place < len(self._sizes):
+            self._load(end)
+            place = bisect_left(self._sizes, end)
+            if not 0 < place < len(self._sizes):
+                return None
+        self._low, self.covered = self._sizes[place - 1 : place + 1]
+        self._micros = self._times[place - 1]
+        return self._micros
+
+    def size_at(self, micros: Micros) -> int:
+        """Return how many bytes had been written by then, as far as the marks tell."""
+        try:
+            descriptor = open_log(self._path)
+        except OSError:
+            return 0
+        try:
+            later = _first_index(descriptor, lambda mark: mark[1] > micros)
+            return _read_mark(descriptor, later - 1)[0] if later else 0
+        finally:
+            os.close(descriptor)
+
+    def _load(self, end: int) -> None:
+        try:
+            descriptor = open_log(self._path)
+        except OSError:
+            return
+        try:
+            first = max(_first_index(descriptor, lambda mark: mark[0] >= end) - NEIGHBOURS, 0)
+            length = 2 * NEIGHBOURS * TIME_MARK.size
+            raw = os.pread(descriptor, length, first * TIME_MARK.size)
+        finally:
+            os.close(descriptor)
+        marks = list(TIME_MARK.iter_unpack(raw[: len(raw) // TIME_MARK.size * TIME_MARK.size]))
+        if first == 0:
+            marks.insert(0, (0, 0))
+        self._sizes = [size for size, _ in marks]
+        self._times = [micros for _, micros in marks[1:]]
+
+
+def _first_index(descriptor: int, condition: Callable[[_Mark], bool]) -> int:
+    """Return the index of the first mark that meets a monotonic condition; else their number."""
+    low, high = 0, os.fstat(descriptor).st_size // TIME_MARK.size
+    while low < high:
+        middle = (low + high) // 2
+        if condition(_read_mark(descriptor, middle)):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _read_mark(descriptor: int, index: int) -> _Mark:
+    size, micros = TIME_MARK.unpack(os.pread(descriptor, TIME_MARK.size, index * TIME_MARK.size))
+    return size, micros

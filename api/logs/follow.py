@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Final, Self
 
 from api.logs import files as log_files
-from api.logs.files import LINE_LIMIT_BYTES, decode, read, shorten, size_of
-from api.logs.position import Place, Position
-from api.logs.tail import logs_by_rank
-from api.logs.times import TimeIndex
+from api.logs.files import (
+    LINE_LIMIT_BYTES,
+    Place,
+    Position,
+    TimeIndex,
+    decode,
+    logs_by_rank,
+    read,
+    shorten,
+    size_of,
+)
 from muster.contracts.paths import JobFiles, LogName
 
 BATCH_BYTES: Final = 64 * 1024

@@ -2,7 +2,6 @@
 
 import heapq
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,14 +10,16 @@ from typing import Final, TypeAlias
 
 from api.logs.files import (
     Line,
+    Micros,
+    Place,
+    Position,
     Skipped,
-    complete_size,
+    TimeIndex,
     line_end_before,
+    logs_by_rank,
     read_backwards,
     size_of,
 )
-from api.logs.position import Place, Position
-from api.logs.times import Micros, TimeIndex
 from muster.contracts.paths import JobFiles, LogName
 
 SEARCH_LIMIT_BYTES: Final = 32 << 20
@@ -66,21 +67,6 @@ _Dated: TypeAlias = tuple[float, LogLine | Skipped]
 """Lines with the key by which those of several ranks are merged."""
 
 
-def logs_by_rank(files: JobFiles, rank: int | None) -> dict[int, list[LogName]]:
-    """Return the existing logs of all ranks or one, by rank and in order of attempt."""
-    try:
-        names = sorted(
-            name for path in files.logs.iterdir() if (name := LogName.parse(path.name)) is not None
-        )
-    except OSError:  # nothing was written yet, or the job was deleted
-        names = []
-    found: dict[int, list[LogName]] = defaultdict(list)
-    for name in names:
-        if rank is None or name.rank == rank:
-            found[name.rank].append(name)
-    return found
-
-
 def read_tail(files: JobFiles, wanted: LogFilter, count: int) -> Tail:
     """Return the last `count` matching lines, oldest first, an unfinished last line included."""
     logs = logs_by_rank(files, wanted.rank)
@@ -108,7 +94,8 @@ def tail_position(files: JobFiles, rank: int | None, count: int) -> Position:
     logs = logs_by_rank(files, rank)
 
     def complete(name: LogName) -> _Span:
-        return 0, complete_size(files.log(name.rank, name.incarnation))
+        log = files.log(name.rank, name.incarnation)
+        return 0, line_end_before(log, size_of(log))
 
     lines = _merge(_read_rank(files, names, complete) for names in logs.values())
     position: dict[int, Place] = {}

@@ -1,28 +1,80 @@
-"""Delete one job, or all jobs that match."""
+"""Delete one job, or all jobs that match: request their end, wait for it, remove files, then rows.
 
+Files go before rows, so an interrupted delete can be repeated. A concurrent delete may finish first
+and free the id for a new job. So while checkpoints are removed, and while logs are moved to a name
+of their own, a transaction holds the row of the old job.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Final
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Response
 
-from api.deletion import DeletedJob, Deletion, delete, delete_all, would_delete
-from api.dependencies import SUBMIT, CallerName, Reauthentication, State
-from api.parameters import KnownJobId, statuses_of
-from api.schema import refusals, reply, returns
+from api.dependencies import SUBMIT, AppState, CallerName, Reauthenticate, Reauthentication, State
+from api.errors import Conflict, Problem
+from api.listing import statuses_of
+from api.schema import KnownJobId, operation, reply
+from database.errors import JobMissing
 from database.records import Job
+from muster.checkpoints.deletion import entries, size_bytes
+from muster.checkpoints.manifest import Owner
+from muster.contracts.job import JobId, JobStatus, StopRequest
+from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.views import Deleted, NotDeleted, Purged
+from muster.runtime.archive import archive_files, archived_files
 
 YEARS_LIMIT: Final = 1000
+
+POLL_SECONDS: Final = 0.05
+
+ATTEMPTS: Final = 5
+
+MARGIN_SECONDS: Final = 10.0
+"""Time for the coordinator, beyond the grace period of the ranks."""
 
 router = APIRouter(tags=["jobs"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """What a request deletes, and whether it ends jobs that are not over."""
+
+    delete_logs: bool
+    stop_first: bool
+    force: bool
+    actor: str
+    ask_again: Reauthenticate
+    """Called before anything is removed: the caller's token may have been revoked meanwhile."""
+
+    @property
+    def stop_request(self) -> StopRequest | None:
+        """How a job that is not over is ended; None: it is not."""
+        if self.force:
+            return StopRequest.FORCED
+        return StopRequest.GRACEFUL if self.stop_first else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedJob:
+    """A deleted job, and the size of its files."""
+
+    view: Deleted
+    freed_bytes: int
+
+
 async def _deletion(
-    principal: CallerName,
+    actor: CallerName,
     ask_again: Reauthentication,
     delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True,  # noqa: FBT002  a query parameter
     force: Annotated[  # noqa: FBT002
@@ -33,7 +85,7 @@ async def _deletion(
         delete_logs=delete_logs,
         stop_first=False,
         force=force,
-        actor=principal,
+        actor=actor,
         ask_again=ask_again,
     )
 
@@ -44,29 +96,24 @@ RequestedDeletion = Annotated[Deletion, Depends(_deletion)]
 
 @router.delete(
     "/jobs/{job_id}",
-    summary="Delete a job that is over",
-    responses=returns(Deleted) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=[SUBMIT],
+    **operation(
+        "Delete a job that is over", SUBMIT, Deleted, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT
+    ),
 )
 async def delete_job(
     job_id: KnownJobId,
-    desk: State,
+    state: State,
     deletion: RequestedDeletion,
     stop_first: Annotated[bool, Query(description="Stop it gracefully first.")] = False,  # noqa: FBT002
 ) -> Response:
     """Delete rows and logs; with `stop_first` or `force` also of a job that is not over."""
-    return reply(await delete(desk, job_id, replace(deletion, stop_first=stop_first)))
+    return reply(await delete(state, job_id, replace(deletion, stop_first=stop_first)))
 
 
-@router.post(
-    "/jobs/purge",
-    summary="Delete the jobs that match",
-    responses=returns(Purged),
-    dependencies=[SUBMIT],
-)
+@router.post("/jobs/purge", **operation("Delete the jobs that match", SUBMIT, Purged))
 async def purge_jobs(
     *,
-    desk: State,
+    state: State,
     deletion: RequestedDeletion,
     older_than_hours: Annotated[float | None, Query(ge=0, le=YEARS_LIMIT * 8766)] = None,
     older_than_days: Annotated[
@@ -79,30 +126,234 @@ async def purge_jobs(
     """Delete every matching job; without a filter all match. Running jobs are skipped."""
     cutoff = None
     if older_than_days is not None:
-        cutoff = desk.clock() - timedelta(days=older_than_days)
+        cutoff = state.clock() - timedelta(days=older_than_days)
     elif older_than_hours is not None:
-        cutoff = desk.clock() - timedelta(hours=older_than_hours)
+        cutoff = state.clock() - timedelta(hours=older_than_hours)
     wanted = statuses_of(statuses, "statuses")
-    jobs = await run_sync(desk.jobs.finished_before, cutoff, wanted)
+    jobs = await run_sync(state.jobs.finished_before, cutoff, wanted)
     deletion = replace(deletion, stop_first=stop_running)
+    outcomes: Sequence[DeletedJob | NotDeleted]
     if dry_run:
-        foreseen = await run_sync(would_delete, desk, jobs, deletion)
-        return reply(_purged(jobs, foreseen, dry_run=True))
-    return reply(_purged(jobs, await delete_all(desk, jobs, deletion), dry_run=False))
-
-
-def _purged(
-    jobs: Sequence[Job], outcomes: Sequence[DeletedJob | NotDeleted], *, dry_run: bool
-) -> Purged:
+        may_be_deleted = (
+            job for job in jobs if job.is_terminal or deletion.stop_request is not None
+        )
+        outcomes = [await run_sync(_foreseen, state, job, deletion) for job in may_be_deleted]
+    else:
+        outcomes = await delete_all(state, jobs, deletion)
     deleted = [one for one in outcomes if isinstance(one, DeletedJob)]
     failed = [one for one in outcomes if isinstance(one, NotDeleted)]
     job_ids = [one.view.job_id for one in deleted]
     known = {*job_ids, *(one.job_id for one in failed)}
-    return Purged(
-        matched=len(jobs),
-        deleted=0 if dry_run else len(job_ids),
-        job_ids=job_ids,
-        skipped=[job.job_id for job in jobs if job.job_id not in known],
-        failed=failed,
-        freed_bytes=sum(one.freed_bytes for one in deleted),
+    return reply(
+        Purged(
+            matched=len(jobs),
+            deleted=0 if dry_run else len(job_ids),
+            job_ids=job_ids,
+            skipped=[job.job_id for job in jobs if job.job_id not in known],
+            failed=failed,
+            freed_bytes=sum(one.freed_bytes for one in deleted),
+        )
+    )
+
+
+async def delete(state: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
+    """Delete one job, after its end if `deletion` requests one.
+
+    Raises `Conflict` if it is not over and may not be stopped, or does not end in time, and
+    `Problem` if the caller lost access meanwhile.
+    """
+    job = await run_sync(state.jobs.get, job_id)
+    if not job.is_terminal:
+        if deletion.stop_request is None:
+            raise Conflict(
+                "job-not-over",
+                f"{job_id} is {job.status_shown}: stop it first (POST /jobs/{job_id}/stop), or "
+                "repeat with ?stop_first=true (a last checkpoint) or ?force=true (at once).",
+            )
+        absence = await run_sync(state.coordinator.absence)
+        if not _can_be_ended(job, absence):
+            raise Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "no-coordinator",
+                f"{job_id} cannot be ended now: {absence}, then repeat this request.",
+            )
+        await _end_all(state, [job], deletion.stop_request, deletion.actor)
+        uid, job = job.uid, await run_sync(state.jobs.get, job_id)
+        if job.uid != uid:
+            raise JobMissing(job_id)
+        if not job.is_terminal:
+            raise Conflict(
+                "job-still-stopping", f"{job_id} is still stopping: repeat this request later."
+            )
+        await deletion.ask_again()
+    return await run_sync(_delete, state, job, deletion)
+
+
+async def delete_all(
+    state: AppState, jobs: Sequence[Job], deletion: Deletion
+) -> list[DeletedJob | NotDeleted]:
+    """Delete those of `jobs` that are over, or that end in time when requested.
+
+    Returns the deleted jobs and those that could not be deleted, which do not stop the others.
+    Raises `Problem` once the caller loses access.
+    """
+    if deletion.stop_request is not None and not all(job.is_terminal for job in jobs):
+        await _end_all(state, jobs, deletion.stop_request, deletion.actor)
+    done: list[DeletedJob | NotDeleted] = []
+    for job in jobs:
+        await deletion.ask_again()
+        outcome = await run_sync(_delete_if_over, state, job, deletion)
+        if outcome is not None:
+            done.append(outcome)
+    return done
+
+
+def _delete_if_over(
+    state: AppState, job: Job, deletion: Deletion
+) -> DeletedJob | NotDeleted | None:
+    now = state.jobs.find(job.job_id)
+    if now is None or now.uid != job.uid or not now.is_terminal:
+        return None
+    try:
+        freed_bytes = _foreseen(state, now, deletion).freed_bytes
+        return DeletedJob(view=_delete(state, now, deletion), freed_bytes=freed_bytes)
+    except JobMissing:  # a concurrent delete was faster
+        return None
+    except Conflict as conflict:
+        return NotDeleted(job_id=now.job_id, detail=conflict.detail)
+
+
+async def _end_all(state: AppState, jobs: Sequence[Job], request: StopRequest, actor: str) -> None:
+    """Request the end of each job that can be ended now, and wait for all of them."""
+    absence = await run_sync(state.coordinator.absence)
+    ending = [job for job in jobs if not job.is_terminal and _can_be_ended(job, absence)]
+    for job in ending:
+        with suppress(JobMissing):
+            end = partial(state.request_stop, job.job_id, request, None, actor=actor, uid=job.uid)
+            await run_sync(end)
+    timeout_seconds = max((_timeout_seconds(job, request) for job in ending), default=0.0)
+    deadline = asyncio.get_running_loop().time() + timeout_seconds
+    waiting = {job.uid for job in ending}
+    while waiting and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(POLL_SECONDS)
+        waiting = await run_sync(state.jobs.not_over, waiting)
+
+
+def _can_be_ended(job: Job, absence: str | None) -> bool:
+    """Return False for a queued job without a coordinator; that of a running job will be back."""
+    return absence is None or job.status is not JobStatus.QUEUED
+
+
+def _timeout_seconds(job: Job, request: StopRequest) -> float:
+    if request is StopRequest.FORCED:
+        return MARGIN_SECONDS
+    grace = job.stop_grace_seconds
+    return MARGIN_SECONDS + (job.spec.stop_grace_seconds if grace is None else grace)
+
+
+def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
+    checkpoints = _checkpoints(job, deletion)
+    # Checkpoints first, as they are found by their owner: if they cannot go, the job is unchanged.
+    checkpoints_deleted = checkpoints is not None and _remove_checkpoints(state, checkpoints, job)
+    files = state.files.job(job.job_id)
+    try:
+        with state.jobs.keeping(job.job_id, job.uid):
+            archive = archive_files(files, job.uid).root
+    except OSError as error:
+        raise _not_removed(files.root, error) from error
+    if deletion.delete_logs:
+        _remove_tree(archive)
+    state.jobs.delete(job.job_id, job.uid)
+    return Deleted(
+        job_id=job.job_id,
+        deleted=True,
+        logs_deleted=deletion.delete_logs,
+        checkpoints_deleted=checkpoints_deleted,
+    )
+
+
+def _foreseen(state: AppState, job: Job, deletion: Deletion) -> DeletedJob:
+    checkpoints = _checkpoints(job, deletion)
+    held: int | None = None
+    if checkpoints is not None:
+        with suppress(OSError):  # the directory is gone or cannot be read
+            held = size_bytes(checkpoints, _owner_of_checkpoints(job))
+    files = state.files.job(job.job_id)
+    # The archive is from an interrupted delete.
+    logs = (files.root, archived_files(files, job.uid).root) if deletion.delete_logs else ()
+    view = Deleted(
+        job_id=job.job_id,
+        deleted=True,
+        logs_deleted=deletion.delete_logs,
+        checkpoints_deleted=held is not None,
+    )
+    return DeletedJob(view=view, freed_bytes=(held or 0) + sum(map(_size_bytes, logs)))
+
+
+def _checkpoints(job: Job, deletion: Deletion) -> Path | None:
+    """Return the directory of checkpoints to remove, if any."""
+    if not deletion.force or job.spec.checkpoint_dir is None:
+        return None
+    return checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id)
+
+
+def _owner_of_checkpoints(job: Job) -> Owner:
+    """Return their owner; a job that resumes under its own id also owns the earlier ones."""
+    uid = None if job.spec.resume_from == job.job_id else job.uid
+    return Owner(job_id=job.job_id, job_uid=uid, rank=0, world_size=job.world_size, generation=None)
+
+
+def _remove_checkpoints(state: AppState, checkpoints: Path, job: Job) -> bool:
+    """Remove them, and return whether there were any.
+
+    Raises `JobMissing` once the row is gone, as they may be a later job's then. The row is held for
+    one entry at a time: it blocks all other writes, and the disk may be slow.
+    """
+    found = False
+    try:
+        for entry in entries(checkpoints, _owner_of_checkpoints(job)):
+            found = True
+            with state.jobs.keeping(job.job_id, job.uid):
+                entry.remove()
+    except OSError as error:
+        raise _not_removed(checkpoints, error) from error
+    return found
+
+
+def _is_directory(path: Path) -> bool:
+    """Return whether `path` is a directory and not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _size_bytes(directory: Path) -> int:
+    if not _is_directory(directory):
+        return 0
+    size = 0
+    for where, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # removed meanwhile
+                size += os.lstat(f"{where}/{name}").st_size
+    return size
+
+
+def _remove_tree(directory: Path) -> None:
+    """Remove a directory without following links."""
+    if not _is_directory(directory):
+        return
+    for _ in range(ATTEMPTS):
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:
+            # A process that is just ending may add or remove a file meanwhile.
+            if error.errno not in {errno.ENOENT, errno.ENOTEMPTY}:
+                raise _not_removed(directory, error) from error
+        if not directory.exists():
+            return
+    raise _not_removed(directory, "a process keeps writing to it")
+
+
+def _not_removed(directory: Path, why: object) -> Conflict:
+    return Conflict(
+        "files-not-removed",
+        f"{directory} could not be removed ({why}): correct that and repeat the request.",
     )

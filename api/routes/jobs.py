@@ -1,4 +1,4 @@
-"""Jobs: submit, list, show, wait, stop."""
+"""Jobs: submit, list, show, wait, stop; their events, attempts and audit."""
 
 import asyncio
 import hashlib
@@ -6,28 +6,53 @@ import json
 from collections.abc import Collection
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
+from msgspec import Meta
+from msgspec.json import Decoder
 
 from api.dependencies import READ, SUBMIT, AppState, CallerName, CurrentCaller, State
-from api.errors import JobNotFound
-from api.listing import IfNoneMatch, RequestedPage, job_tag, jobs_of, reply_tagged, weak_tag
-from api.parameters import KnownJobId, statuses_of
-from api.schema import UNCHANGED, StopBody, body, refusals, reply, returns
+from api.listing import (
+    DEFAULT_LIMIT,
+    Cursor,
+    IfNoneMatch,
+    PageLimit,
+    RequestedPage,
+    decode_cursor,
+    jobs_of,
+    one_page,
+    reply_tagged,
+    statuses_of,
+    weak_tag,
+)
+from api.schema import KnownJobId, StopBody, body, operation, refusals, reply, returns
 from api.streams import FRESH_SECONDS, JobState
 from api.submission import refusing
-from api.views import job_view, summary
-from database.errors import JobExists
+from api.views import audit_view, job_tag, job_view, summary
+from database.errors import JobExists, JobMissing
 from database.idempotency import IdempotencyKey
 from database.records import Job
+from database.workers import AttemptPosition
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.shards import ranges, shards_of_rank
 from muster.contracts.spec import JobRequest, JobSpec
-from muster.contracts.views import JobList, JobPlan, JobView, SummaryList, SummaryView
+from muster.contracts.views import (
+    AuditView,
+    EventList,
+    EventView,
+    IncarnationList,
+    IncarnationView,
+    JobList,
+    JobPlan,
+    JobView,
+    Moment,
+    SummaryList,
+    SummaryView,
+)
 from muster.datasets.reader import find_shards
 from muster.datasets.synthetic import synthetic
 
@@ -46,6 +71,12 @@ cases (500² / 2 / 36⁶)."""
 LAUNCHER: Final = "local"
 """Agents are processes on the coordinator's machine."""
 
+NUMBER_LIMIT: Final = 2**63 - 1
+"""The largest integer of the databases."""
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+ATTEMPT_PLACES: Final[Decoder[AttemptPosition]] = Decoder(tuple[Moment, _Count, _Count])
+
 router = APIRouter(tags=["jobs"])
 
 
@@ -61,7 +92,7 @@ router = APIRouter(tags=["jobs"])
 async def create_job(
     *,
     asked: Annotated[JobRequest, body(JobRequest)],
-    desk: State,
+    state: State,
     caller: CurrentCaller,
     request: Request,
     dry_run: Annotated[bool, Query(description="Check and plan it; store nothing.")] = False,
@@ -73,7 +104,7 @@ async def create_job(
     job has changed since.
     """
     if dry_run:
-        return reply(await run_sync(planned, asked, desk))
+        return reply(await run_sync(planned, asked, state))
     key = None
     if idempotency_key is not None:
         sent = json.dumps(await request.json(), sort_keys=True, separators=(",", ":"))
@@ -82,30 +113,25 @@ async def create_job(
             key=idempotency_key,
             request_sha256=hashlib.sha256(sent.encode()).hexdigest(),
         )
-    uid = JobUid(desk.submitter.random_hex())
-    job = await create(asked, desk, uid, key, caller.name)
+    uid = JobUid(state.submitter.random_hex())
+    job = await create(asked, state, uid, key, caller.name)
     headers = {"Location": f"{request.scope['path']}/{job.job_id}", "ETag": job_tag(job)}
     if job.uid != uid:
         headers["Idempotency-Replayed"] = "true"
     return reply(job_view(job), HTTPStatus.CREATED, headers)
 
 
-@router.get(
-    "/jobs",
-    summary="List jobs, newest first",
-    responses=returns(JobList) | UNCHANGED,
-    dependencies=[READ],
-)
+@router.get("/jobs", **operation("List jobs, newest first", READ, JobList, HTTPStatus.NOT_MODIFIED))
 def list_jobs(
     *,
-    desk: State,
+    state: State,
     caller: CurrentCaller,
     page: RequestedPage,
     request: Request,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return one page; `X-Total-Count` counts all jobs, and `Link` leads to the next page."""
-    jobs, headers = jobs_of(page, desk, request)
+    jobs, headers = jobs_of(page, state, request)
     tag = weak_tag(request, headers["X-Total-Count"], [job.row_version for job in jobs])
     return reply_tagged(
         tag, if_none_match, lambda: JobList(jobs=[job_view(job, caller) for job in jobs]), headers
@@ -115,21 +141,19 @@ def list_jobs(
 # Before /jobs/{job_id}, which would take "summaries" for an id.
 @router.get(
     "/jobs/summaries",
-    summary="Summaries of jobs, newest first",
-    responses=returns(SummaryList) | UNCHANGED,
-    dependencies=[READ],
+    **operation("Summaries of jobs, newest first", READ, SummaryList, HTTPStatus.NOT_MODIFIED),
 )
 def list_summaries(
-    desk: State, page: RequestedPage, request: Request, if_none_match: IfNoneMatch = None
+    state: State, page: RequestedPage, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return one page, as the list of jobs does. The ETag ignores ages of heartbeats."""
-    jobs, headers = jobs_of(page, desk, request)
-    workers = desk.workers.of_jobs([job.job_id for job in jobs])
+    jobs, headers = jobs_of(page, state, request)
+    workers = state.workers.of_jobs([job.job_id for job in jobs])
     versions = [job.row_version for job in jobs]
     tag = weak_tag(request, headers["X-Total-Count"], [versions, list(workers.items())])
 
     def view() -> SummaryList:
-        now = desk.clock()
+        now = state.clock()
         return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
 
     return reply_tagged(tag, if_none_match, view, headers)
@@ -137,14 +161,12 @@ def list_summaries(
 
 @router.get(
     "/jobs/{job_id}",
-    summary="Status of one job",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
-    dependencies=[READ],
+    **operation("Status of one job", READ, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_MODIFIED),
 )
 async def get_job(
     *,
     job_id: KnownJobId,
-    desk: State,
+    state: State,
     caller: CurrentCaller,
     request: Request,
     wait: Annotated[
@@ -166,48 +188,118 @@ async def get_job(
     named = [word for word in until if word.lower() != UNTIL_TERMINAL]
     wanted = TERMINAL | frozenset(statuses_of(named, "until") if named else [])
     if wait:
-        job = await wait_for_status(desk, request, job_id, wanted, wait)
+        job = await wait_for_status(state, request, job_id, wanted, wait)
     else:
-        job = await run_sync(desk.jobs.get, job_id)
+        job = await run_sync(state.jobs.get, job_id)
     return reply_tagged(job_tag(job), if_none_match, lambda: job_view(job, caller))
 
 
 @router.get(
     "/jobs/{job_id}/summary",
-    summary="Progress of one job and all its workers",
-    responses=returns(SummaryView) | refusals(HTTPStatus.NOT_FOUND) | UNCHANGED,
-    dependencies=[READ],
+    **operation(
+        "Progress of one job and all its workers",
+        READ,
+        SummaryView,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.NOT_MODIFIED,
+    ),
 )
 def get_summary(
-    job_id: KnownJobId, desk: State, request: Request, if_none_match: IfNoneMatch = None
+    job_id: KnownJobId, state: State, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return the present numbers. The ETag ignores ages of heartbeats."""
-    job, workers = desk.jobs.get(job_id), desk.workers.of_job(job_id)
+    job, workers = state.jobs.get(job_id), state.workers.of_job(job_id)
     tag = weak_tag(request, job.row_version, workers)
-    return reply_tagged(tag, if_none_match, lambda: summary(job, workers, desk.clock()))
+    return reply_tagged(tag, if_none_match, lambda: summary(job, workers, state.clock()))
 
 
 @router.post(
     "/jobs/{job_id}/stop",
-    summary="Stop a job gracefully",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND),
-    dependencies=[SUBMIT],
+    **operation("Stop a job gracefully", SUBMIT, JobView, HTTPStatus.NOT_FOUND),
 )
 def stop_job(
     job_id: KnownJobId,
-    desk: State,
-    principal: CallerName,
+    state: State,
+    actor: CallerName,
     asked: Annotated[StopBody, body(StopBody, is_optional=True)],
 ) -> Response:
     """Ask for a last checkpoint and an end. A job that is over stays as it is."""
-    job = desk.request_stop(
-        job_id, StopRequest.GRACEFUL, asked.grace_seconds, actor=principal, why=asked.reason
+    job = state.request_stop(
+        job_id, StopRequest.GRACEFUL, asked.grace_seconds, actor=actor, why=asked.reason
     )
     return reply(job_view(job))
 
 
+@router.get(
+    "/jobs/{job_id}/events",
+    **operation("Events of a job, oldest first", READ, EventList, HTTPStatus.NOT_FOUND),
+)
+def list_events(
+    job_id: KnownJobId,
+    state: State,
+    limit: Annotated[int, Query(ge=1, le=DEFAULT_LIMIT)] = DEFAULT_LIMIT,
+    after: Annotated[int | None, Query(ge=0, le=NUMBER_LIMIT)] = None,
+) -> Response:
+    """Return the last events, or the first ones after the `event_id` `after`."""
+    state.jobs.get(job_id)
+    if after is None:
+        events = state.events.of_job(job_id, limit)
+    else:
+        events = state.events.following(job_id, after, limit)
+    views = msgspec.convert(events, list[EventView], from_attributes=True)
+    return reply(EventList(job_id=job_id, events=views))
+
+
+@router.get(
+    "/jobs/{job_id}/incarnations",
+    **operation(
+        "Every process of a job, the newest first", READ, IncarnationList, HTTPStatus.NOT_FOUND
+    ),
+)
+def list_incarnations(
+    job_id: KnownJobId,
+    state: State,
+    request: Request,
+    limit: PageLimit = DEFAULT_LIMIT,
+    cursor: Cursor = None,
+) -> Response:
+    """Return for each attempt of each rank when it began, how it ended, and what followed."""
+    state.jobs.get(job_id)
+    after = decode_cursor(cursor, ATTEMPT_PLACES)
+    found, headers = one_page(
+        request,
+        state.incarnations.page(job_id, limit + 1, after),
+        limit,
+        state.incarnations.count(job_id),
+        lambda last: (last.started_at, last.rank, last.incarnation),
+    )
+    attempts = msgspec.convert(found, list[IncarnationView], from_attributes=True)
+    return reply(IncarnationList(job_id=job_id, incarnations=attempts), headers=headers)
+
+
+@router.get(
+    "/jobs/{job_id}/audit",
+    **operation(
+        "Whether every sample was read exactly once", READ, AuditView, HTTPStatus.NOT_FOUND
+    ),
+)
+def get_audit(
+    job_id: KnownJobId,
+    state: State,
+    limit: Annotated[
+        int, Query(ge=1, le=DEFAULT_LIMIT, description="Most epochs and most checkpoints shown.")
+    ] = DEFAULT_LIMIT,
+) -> Response:
+    """Compare the committed samples with the data set.
+
+    The result covers every epoch, including those that are not listed.
+    """
+    job = state.jobs.get(job_id)
+    return reply(audit_view(job, state.commits.audit(job_id, limit)))
+
+
 async def create(
-    asked: JobRequest, desk: AppState, uid: JobUid, key: IdempotencyKey | None, actor: str
+    asked: JobRequest, state: AppState, uid: JobUid, key: IdempotencyKey | None, actor: str
 ) -> Job:
     """Return the new job, or the one that the first request with `key` created.
 
@@ -216,13 +308,13 @@ async def create(
     tried = 0
     while True:
         try:
-            submission = await run_sync(desk.submitter.prepare, asked)
+            submission = await run_sync(state.submitter.prepare, asked)
         except MusterError:
             # The job of the first request may be the obstacle, or its files may be gone.
-            if key and (job := await run_sync(desk.answers.find, key)):
+            if key and (job := await run_sync(state.answers.find, key)):
                 return job
             raise
-        creation = desk.jobs.creation(
+        creation = state.jobs.creation(
             submission.job_id,
             uid,
             submission.spec,
@@ -232,19 +324,19 @@ async def create(
         )
         tried += 1
         try:
-            return await desk.intake.store(creation)
+            return await state.intake.store(creation)
         except JobExists:
             if asked.job_id is not None or tried == IDS_TRIED:
                 raise
 
 
-def planned(asked: JobRequest, desk: AppState) -> JobPlan:
+def planned(asked: JobRequest, state: AppState) -> JobPlan:
     """Return what `create` would store, and store nothing. Raises what it does."""
-    submission = desk.submitter.prepare(asked)
-    if asked.job_id is not None and desk.jobs.find(submission.job_id) is not None:
+    submission = state.submitter.prepare(asked)
+    if asked.job_id is not None and state.jobs.find(submission.job_id) is not None:
         raise JobExists(submission.job_id)
     spec = submission.spec
-    per_rank = _shards_per_rank(spec, desk.files.synthetic_dataset)
+    per_rank = _shards_per_rank(spec, state.files.synthetic_dataset)
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,
@@ -274,7 +366,7 @@ def _shards_per_rank(spec: JobSpec, synthetic_dataset: Path) -> list[int] | None
 
 
 async def wait_for_status(
-    desk: AppState,
+    state: AppState,
     request: Request,
     job_id: JobId,
     wanted: Collection[JobStatus],
@@ -282,25 +374,25 @@ async def wait_for_status(
 ) -> Job:
     """Return the job once it has a wanted status, or as it is after the timeout.
 
-    Also returns when the client has gone or the service ends. Raises `JobNotFound` once there is
+    Also returns when the client has gone or the service ends. Raises `JobMissing` once there is
     no such job, or another one under its id. Uses the reads that streams share, so any number of
     waits for a job costs one database read per `FRESH_SECONDS` and no thread.
     """
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     # A shared read may be older than what this client knows, and may be of an earlier job.
-    job = _job_in(await desk.job_cache.get_current(job_id))
+    job = _job_in(await state.job_cache.get(job_id, is_current=True), job_id)
     uid = job.uid
-    while job.status_shown not in wanted and not desk.is_closing():
+    while job.status_shown not in wanted and not state.is_closing():
         if asyncio.get_running_loop().time() >= deadline or await request.is_disconnected():
             break
         await asyncio.sleep(FRESH_SECONDS)
-        job = _job_in(await desk.job_cache.get(job_id))
+        job = _job_in(await state.job_cache.get(job_id), job_id)
         if job.uid != uid:
-            raise JobNotFound
+            raise JobMissing(job_id)
     return job
 
 
-def _job_in(glance: JobState | None) -> Job:
-    if glance is None:
-        raise JobNotFound
-    return glance.job
+def _job_in(state: JobState | None, job_id: JobId) -> Job:
+    if state is None:
+        raise JobMissing(job_id)
+    return state.job

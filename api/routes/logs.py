@@ -13,18 +13,17 @@ import msgspec
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import AwareDatetime
-from sse_starlette.sse import EventSourceResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from api.auth import Unauthorized
 from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication, State
-from api.errors import Conflict, FieldError, InvalidRequest, JobNotFound, Problem, invalid_field
+from api.errors import Conflict, Problem, invalid_field
+from api.logs.files import EventId, Micros, Position, format_event_id, parse_event_id
 from api.logs.follow import JobFollower
-from api.logs.position import EventId, Position, format_event_id, parse_event_id
-from api.logs.tail import LogFilter, LogLine, Tail, read_tail, tail_position
-from api.logs.times import Micros
-from api.parameters import KnownJobId
-from api.schema import refusals, returns
-from api.streams import IDLE_SECONDS, JobState, encode_event, encode_start, finished_logs
+from api.logs.tail import LogFilter, LogLine, read_tail, tail_position
+from api.schema import KnownJobId, refusals, returns
+from api.streams import IDLE_SECONDS, JobState, finished_logs
+from database.errors import JobMissing
 from database.records import Job
 from muster.contracts.views import LogLineView, LogTail
 
@@ -39,6 +38,9 @@ GREP_LIMIT: Final = 1000
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 60
 """A client that reads nothing for this long is disconnected."""
+
+RETRY_MILLISECONDS: Final = 2000
+"""How long a client waits before it reconnects."""
 
 SHUTDOWN_SECONDS: Final = 2
 """For streams to end properly when the service stops."""
@@ -96,9 +98,9 @@ async def _log_part(
 ) -> LogPart:
     seen = None
     if last_event_id:
-        seen = _event_id(last_event_id, ("header", "last-event-id"))
+        seen = _event_id(last_event_id, "header", "last-event-id")
     elif after is not None:
-        seen = _event_id(after, ("query", "after"))
+        seen = _event_id(after, "query", "after")
     return LogPart(rank=rank, tail=tail, seen=seen)
 
 
@@ -167,16 +169,21 @@ async def get_logs(  # noqa: PLR0913  a query has many parameters
         limiter=state.log_searches if is_search else None,
     )
     accepted = request.headers.get("accept", "")
-    if PLAIN in accepted:
-        text = "".join(f"{_prefix(line, part.rank)}{line.line.text}\n" for line in found.lines)
-        return _log_response(text, f"{PLAIN}; charset=utf-8", found)
     views = [_line_view(line) for line in found.lines]
-    if NDJSON in accepted:
-        return _log_response(
-            b"".join(b"%s\n" % msgspec.json.encode(view) for view in views), NDJSON, found
+    if PLAIN in accepted:
+        prefixes = (f"[rank {view.rank}] " if part.rank is None else "" for view in views)
+        text = "".join(
+            f"{prefix}{view.line}\n" for prefix, view in zip(prefixes, views, strict=True)
         )
-    document = LogTail(job_id=job_id, tail=count, lines=views)
-    return _log_response(msgspec.json.encode(document), "application/json", found)
+        content, media_type = text.encode(), f"{PLAIN}; charset=utf-8"
+    elif NDJSON in accepted:
+        content, media_type = msgspec.json.Encoder().encode_lines(views), NDJSON
+    else:
+        document = LogTail(job_id=job_id, tail=count, lines=views)
+        content, media_type = msgspec.json.encode(document), "application/json"
+    # Earlier lines may match a search as well.
+    headers = {} if found.is_complete else {"X-Log-Incomplete": "true"}
+    return Response(content, headers=headers, media_type=media_type)
 
 
 @router.get(
@@ -198,9 +205,9 @@ async def stream_logs(
     part: RequestedPart,
 ) -> Response:
     """Unnamed events carry lines; the event `end` carries the final status and closes."""
-    found = await state.job_cache.get_current(job_id)
+    found = await state.job_cache.get(job_id, is_current=True)
     if found is None:
-        raise JobNotFound
+        raise JobMissing(job_id)
     _check_rank(found.job, part.rank)
     files = state.files.job(job_id)
     position = part.position_in(found.job)
@@ -229,7 +236,9 @@ async def _events(
     reauthenticate: Reauthenticate | None,
 ) -> AsyncIterator[bytes]:
     """Yield encoded events until the job is over, the service stops or the token is revoked."""
-    yield encode_start(format_event_id(job.uid, position))
+    # A client that sees no event resumes from here.
+    start = format_event_id(job.uid, position)
+    yield ServerSentEvent(id=start, retry=RETRY_MILLISECONDS, sep="\n").encode()
     clock = get_running_loop().time
     checked_at = clock()
     async with state.log_broadcast.subscribe(job, rank) as feed:
@@ -266,7 +275,8 @@ def _end_event(followed: Job, final: JobState | None, position: Position) -> byt
         "message": job.message if job else "the job was deleted",
         "exit_code": job.exit_code if job else None,
     }
-    return encode_event(format_event_id(followed.uid, position), json.dumps(result), "end")
+    event_id = format_event_id(followed.uid, position)
+    return ServerSentEvent(json.dumps(result), event="end", id=event_id, sep="\n").encode()
 
 
 def _check_rank(job: Job, rank: int | None) -> None:
@@ -275,11 +285,11 @@ def _check_rank(job: Job, rank: int | None) -> None:
         raise invalid_field("query", "rank", f"the job has at most {most} ranks, counted from 0")
 
 
-def _event_id(text: str, where: tuple[str, str]) -> EventId:
+def _event_id(text: str, where: str, field: str) -> EventId:
     parsed = parse_event_id(text)
     if parsed is None:
         message = "not a valid position: send the id of an event, or leave it out"
-        raise InvalidRequest([FieldError(loc=where, msg=message, type="value_error")])
+        raise invalid_field(where, field, message)
     return parsed
 
 
@@ -291,13 +301,3 @@ def _micros(moment: datetime | None) -> Micros | None:
 def _line_view(line: LogLine) -> LogLineView:
     time = None if line.micros is None else datetime.fromtimestamp(line.micros / 1e6, UTC)
     return LogLineView(rank=line.name.rank, time=time, line=line.line.text)
-
-
-def _prefix(line: LogLine, rank: int | None) -> str:
-    return f"[rank {line.name.rank}] " if rank is None else ""
-
-
-def _log_response(text: str | bytes, media_type: str, found: Tail) -> Response:
-    # The header tells that earlier lines may match a search as well.
-    headers = {} if found.is_complete else {"X-Log-Incomplete": "true"}
-    return Response(text, headers=headers, media_type=media_type)

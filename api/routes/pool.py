@@ -7,10 +7,9 @@ from fastapi import APIRouter, Response
 
 from api.dependencies import READ, SUBMIT, AppState, CallerName, State
 from api.errors import Conflict, invalid_field
-from api.listing import IfMatch, job_tag, required_version
-from api.parameters import KnownJobId, KnownWorkerId
-from api.schema import JobPatch, body, refusals, reply, returns
-from api.views import job_view, member_list
+from api.listing import IfMatch, required_version
+from api.schema import JobPatch, KnownJobId, KnownWorkerId, body, operation, reply
+from api.views import job_tag, job_view, member_list
 from database.errors import JobOver
 from muster.contracts.job import JobId
 from muster.contracts.views import JobView, MemberList
@@ -20,15 +19,19 @@ router = APIRouter(tags=["jobs"])
 
 @router.patch(
     "/jobs/{job_id}",
-    summary="Scale a job that trains synchronously",
-    responses=returns(JobView)
-    | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED),
-    dependencies=[SUBMIT],
+    **operation(
+        "Scale a job that trains synchronously",
+        SUBMIT,
+        JobView,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.PRECONDITION_FAILED,
+    ),
 )
 def scale_job(
     job_id: KnownJobId,
-    desk: State,
-    principal: CallerName,
+    state: State,
+    actor: CallerName,
     asked: Annotated[JobPatch, body(JobPatch)],
     if_match: IfMatch = None,
 ) -> Response:
@@ -37,7 +40,7 @@ def scale_job(
     The weights are the same as if the job had always had that number. With `If-Match` a job that
     has changed since you looked is left alone.
     """
-    seen = desk.jobs.get(job_id)
+    seen = state.jobs.get(job_id)
     version = required_version(seen, if_match)
     if seen.spec.mode == "independent":
         raise Conflict(
@@ -52,70 +55,70 @@ def scale_job(
             "world_size",
             f"this job takes {low} to {high} ranks: its min_workers and its max_workers",
         )
-    job = desk.jobs.scale(job_id, asked.world_size, version, actor=principal)
-    desk.wake_coordinator()
+    job = state.jobs.scale(job_id, asked.world_size, version, actor=actor)
+    state.coordinator.wake()
     return reply(job_view(job), headers={"ETag": job_tag(job)})
 
 
 @router.post(
     "/jobs/{job_id}/pause",
-    summary="Pause a job that trains synchronously",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=[SUBMIT],
+    **operation(
+        "Pause a job that trains synchronously",
+        SUBMIT,
+        JobView,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+    ),
 )
-def pause_job(job_id: KnownJobId, desk: State, principal: CallerName) -> Response:
+def pause_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
     """Stop training after the present step; the ranks stay. Repeating it changes nothing."""
-    return _set_pause(desk, job_id, principal, paused=True)
+    return _set_pause(state, job_id, actor, paused=True)
 
 
 @router.post(
     "/jobs/{job_id}/resume",
-    summary="Resume a paused job",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=[SUBMIT],
+    **operation("Resume a paused job", SUBMIT, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
-def resume_job(job_id: KnownJobId, desk: State, principal: CallerName) -> Response:
+def resume_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
     """End a requested pause. A job that is not paused stays as it is."""
-    return _set_pause(desk, job_id, principal, paused=False)
+    return _set_pause(state, job_id, actor, paused=False)
 
 
 @router.get(
     "/jobs/{job_id}/workers",
-    summary="Present and former workers of a job",
-    responses=returns(MemberList) | refusals(HTTPStatus.NOT_FOUND),
-    dependencies=[READ],
+    **operation("Present and former workers of a job", READ, MemberList, HTTPStatus.NOT_FOUND),
 )
-def list_workers(job_id: KnownJobId, desk: State) -> Response:
-    job = desk.jobs.get(job_id)
-    leaving = desk.members.departures([job_id])[job_id]
-    workers = desk.workers.of_job(job_id)
-    members = desk.members.of_job(job_id)
-    return reply(member_list(job, members, leaving, workers, desk.clock()))
+def list_workers(job_id: KnownJobId, state: State) -> Response:
+    job = state.jobs.get(job_id)
+    leaving = state.members.departures([job_id])[job_id]
+    workers = state.workers.of_job(job_id)
+    members = state.members.of_job(job_id)
+    return reply(member_list(job, members, leaving, workers, state.clock()))
 
 
 @router.post(
     "/jobs/{job_id}/workers/{worker_id}/leave",
-    summary="Ask an active worker to leave",
-    responses=returns(JobView) | refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=[SUBMIT],
+    **operation(
+        "Ask an active worker to leave", SUBMIT, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT
+    ),
 )
 def dismiss_worker(
-    job_id: KnownJobId, worker_id: KnownWorkerId, desk: State, principal: CallerName
+    job_id: KnownJobId, worker_id: KnownWorkerId, state: State, actor: CallerName
 ) -> Response:
     """Remove a worker at the next step boundary. The job has one rank less from then on."""
-    if desk.jobs.get(job_id).spec.mode == "independent":
+    if state.jobs.get(job_id).spec.mode == "independent":
         raise Conflict(
             "keeps-its-world-size",
             f"{job_id} is independent: no other rank would read the shards of a rank that leaves. "
             "Only workers of a job of mode synchronous can leave.",
         )
-    job = desk.members.request_departure(job_id, worker_id, actor=principal)
-    desk.wake_coordinator()
+    job = state.members.request_departure(job_id, worker_id, actor=actor)
+    state.coordinator.wake()
     return reply(job_view(job))
 
 
-def _set_pause(desk: AppState, job_id: JobId, actor: str, *, paused: bool) -> Response:
-    seen = desk.jobs.get(job_id)
+def _set_pause(state: AppState, job_id: JobId, actor: str, *, paused: bool) -> Response:
+    seen = state.jobs.get(job_id)
     if seen.is_terminal:
         raise JobOver(seen.job_id, seen.status)
     if seen.spec.mode == "independent":
@@ -124,6 +127,6 @@ def _set_pause(desk: AppState, job_id: JobId, actor: str, *, paused: bool) -> Re
             f"{job_id} is independent: its ranks share no step at which to pause. Stop it "
             f"(POST /jobs/{job_id}/stop) and continue later with resume_from.",
         )
-    job = desk.jobs.set_pause(job_id, paused=paused, actor=actor)
-    desk.wake_coordinator()
+    job = state.jobs.set_pause(job_id, paused=paused, actor=actor)
+    state.coordinator.wake()
     return reply(job_view(job))

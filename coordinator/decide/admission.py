@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-NAMED: Final = 3
-"""How many of the jobs that hold slots a message names; it counts the others."""
+NAMED: Final = 3  # how many of the jobs that hold slots a message names; it counts the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

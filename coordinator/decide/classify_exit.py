@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
-from coordinator.decide.events import describe_exit, last_line, name_lost, printable, quote_end
+from coordinator.decide.events import describe_exit, last_line, printable, quote_end
 from coordinator.decide.state import AttemptEnd, Cause, JobSnapshot, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
@@ -112,7 +112,9 @@ def _describe(
     """Return a verb phrase, with the end of the log if that says why."""
     end = describe_exit(rank)
     if kind is RetryClass.STOPPED and snapshot.is_gang_broken and not snapshot.is_ending:
-        end = f"{end}, as {name_lost(snapshot)} was lost"
+        lost = (one.rank for one in snapshot.ranks if one.is_down and one.trouble is not None)
+        first = next((f"rank {number}" for number in lost), "another rank")
+        end = f"{end}, as {first} was lost"
     # The last line before a program exits says why; before a signal it knew nothing.
     last_words = _first_error_line(exited) or (exited.last_lines if exited.signal is None else ())
     quote = quote_end(last_words)

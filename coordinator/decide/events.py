@@ -24,11 +24,9 @@ from muster.contracts.messages import (
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RETRIES, describe_end
 
-QUOTE_LIMIT: Final = 200
-"""Most characters of a log line that a status message repeats."""
+QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
 
-REPORT_LIMIT: Final = 2000
-"""Most characters of a program's own text in a message or event."""
+REPORT_LIMIT: Final = 2000  # most characters of a program's own text in a message or event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,12 +182,6 @@ def describe_group(group: GroupSnapshot) -> str:
         return f"no step is taken until the job is resumed (ranks {ranks})"
     is_alone = len(group.ranks) == 1
     return f"rank {ranks} trains alone" if is_alone else f"ranks {ranks} train together"
-
-
-def name_lost(snapshot: JobSnapshot) -> str:
-    """Return which rank a gang lost first, as far as that is known."""
-    lost = (rank.rank for rank in snapshot.ranks if rank.is_down and rank.trouble is not None)
-    return next((f"rank {number}" for number in lost), "another rank")
 
 
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:

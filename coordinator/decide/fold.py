@@ -43,9 +43,15 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
         case actions.ScaleRequested() | actions.PauseRequested() | actions.LeaveRequested():
             return fold_pool.note_request(snapshot, observation)
         case actions.Interrupted():
-            return _interrupt(snapshot, now)
-        case actions.LoopStalled():
-            return _shift_all_deadlines(snapshot, observation.seconds, now)
+            grace = snapshot.spec.stop_grace_seconds
+            stopped = replace(snapshot, interrupting=True, stop_grace_seconds=grace, stop_at=now)
+            return snapshot if snapshot.is_ending else stopped
+        case actions.LoopStalled(seconds=seconds):
+            return replace(
+                _shift_deadlines(snapshot, seconds, now),
+                agent_since=min(now, snapshot.agent_since + seconds),
+                agent_heard_at=min(now, snapshot.agent_heard_at + seconds),
+            )
         case AgentHeartbeat():
             return _record_pulse(snapshot, observation, now)
         case actions.JobFailed():
@@ -72,21 +78,17 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             is_connected = snapshot.agent is AgentState.CONNECTED
             state = AgentState.ABSENT if is_connected else AgentState.LEAVING
             return replace(snapshot, agent=state, agent_since=now)
-        case actions.SetStatus():
-            return _set_status(snapshot, action)
+        case actions.SetStatus(status=status):
+            if status is not snapshot.status:
+                job_rules.move(snapshot.status, status)
+            moved = replace(snapshot, status=status, reason=action.reason, message=action.message)
+            # A job that is back in the queue is not interrupted any more.
+            return replace(moved, interrupting=False) if status is JobStatus.QUEUED else moved
         case actions.AddRank() | actions.RemoveRank() | actions.PublishGroup():
             return fold_pool.apply(snapshot, action, now)
         case _:
             rank = fold_rank.apply(snapshot.ranks[action.rank], action, now)
             return fold_pool.follow(snapshot.with_rank(rank), rank, action, now)
-
-
-def _set_status(snapshot: JobSnapshot, wanted: actions.SetStatus) -> JobSnapshot:
-    if wanted.status is not snapshot.status:
-        job_rules.move(snapshot.status, wanted.status)
-    moved = replace(snapshot, status=wanted.status, reason=wanted.reason, message=wanted.message)
-    # A job that is back in the queue is not interrupted any more.
-    return replace(moved, interrupting=False) if moved.status is JobStatus.QUEUED else moved
 
 
 # The agent
@@ -106,23 +108,20 @@ def _change_agent(
         return replace(snapshot, agent=AgentState.ABSENT, generation=newest)
     match observation:
         case actions.AgentConnected():
-            return _connect_agent(snapshot, now)
+            # Silence until now was the connection's, so every deadline of the ranks starts again.
+            ranks = tuple(
+                replace(rank, heard_at=now, progressed_at=now, stopped_at=None)
+                if rank.is_alive
+                else rank
+                for rank in snapshot.ranks
+            )
+            connected = replace(snapshot, agent_heard_at=now, ranks=ranks)
+            return replace(connected, agent=AgentState.CONNECTED, agent_since=now)
         case actions.AgentDisconnected():
             return replace(snapshot, agent=AgentState.UNREACHABLE, agent_since=now)
         case actions.AgentLost():
             return _lose_agent(snapshot, observation, now)
     assert_never(observation)
-
-
-def _connect_agent(snapshot: JobSnapshot, now: float) -> JobSnapshot:
-    """Silence until now was the connection's, so every deadline of the ranks starts again."""
-    ranks = tuple(
-        replace(rank, heard_at=now, progressed_at=now, stopped_at=None) if rank.is_alive else rank
-        for rank in snapshot.ranks
-    )
-    return replace(
-        snapshot, agent=AgentState.CONNECTED, agent_since=now, agent_heard_at=now, ranks=ranks
-    )
 
 
 def _record_pulse(snapshot: JobSnapshot, pulse: AgentHeartbeat, now: float) -> JobSnapshot:
@@ -169,7 +168,9 @@ def _lose_agent(snapshot: JobSnapshot, lost: actions.AgentLost, now: float) -> J
         agent_failures=failures,
         agent_start_at=now + pause,
         ranks=ranks,
-        pool=fold_pool.keep_living(snapshot.pool, ranks),
+        pool=fold_pool.keep_living(
+            snapshot.pool, {rank.worker_id for rank in ranks if rank.is_alive}
+        ),
         # The next agent creates new shared memory, which takes another group round.
         group=GroupSnapshot(round=snapshot.group.round),
     )
@@ -196,25 +197,6 @@ def _request_stop(snapshot: JobSnapshot, asked: actions.StopRequested, now: floa
     if snapshot.is_ending and ends_at <= now + asked.grace_seconds:
         return stopped
     return replace(stopped, stop_grace_seconds=asked.grace_seconds, stop_at=now)
-
-
-def _interrupt(snapshot: JobSnapshot, now: float) -> JobSnapshot:
-    if snapshot.is_ending:
-        return snapshot
-    return replace(
-        snapshot,
-        interrupting=True,
-        stop_grace_seconds=snapshot.spec.stop_grace_seconds,
-        stop_at=now,
-    )
-
-
-def _shift_all_deadlines(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot:
-    return replace(
-        _shift_deadlines(snapshot, seconds, now),
-        agent_since=min(now, snapshot.agent_since + seconds),
-        agent_heard_at=min(now, snapshot.agent_heard_at + seconds),
-    )
 
 
 def _shift_deadlines(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot:

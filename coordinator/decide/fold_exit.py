@@ -1,6 +1,6 @@
 """The part of `fold` that concerns the end of an attempt: restart, or failure of the job. Pure.
 
-Each retry class has a restart budget per rank (`muster.contracts.endings.RETRIES`). All ends that
+Each retry class has a restart budget per rank (`muster.contracts.retry.RETRIES`). All ends that
 the program may have caused share one more limit: failures in a row without a new checkpoint. An end
 that was not observed, or a process that the host could not start, uses no restart but counts there.
 Ends that we asked for count nowhere, nor do those of a gang that had lost another rank before.
@@ -69,7 +69,8 @@ def end_attempt(
 ) -> JobSnapshot:
     """The process of `rank` was reaped: the rank is finished, restarts, or fails the job."""
     gone = fold_pool.confirm_finished(snapshot, fold_rank.record_exit(rank, message))
-    cause = rank.kill or fold_pool.divergence(snapshot, rank)
+    diverged = fold_pool.DIVERGED if rank.worker_id in snapshot.divergent else None
+    cause = rank.kill or diverged
     ending = classify(snapshot, gone, message, cause)
     gone = fold_rank.count_end(gone, ending)
     snapshot = fold_pool.end_worker(snapshot, rank, gone, now)
@@ -100,7 +101,6 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
 def _restart_or_fail(
     snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited, now: float
 ) -> JobSnapshot:
-    """Schedule the next attempt within the budget of its class, or fail the job."""
     retry = RETRIES.get(ending.retry_class)
     is_restart = retry is not None and retry.is_restart
     is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_stop

@@ -1,6 +1,6 @@
 """The part of `fold` that concerns the pool of a synchronous job. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final, TypeAlias, assert_never
 
@@ -11,8 +11,7 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
 from muster.contracts.pool import Newcomer, Pool, WorkerState
 
-LOCAL_NODE: Final = "local"
-"""Placeholder until the process reports its machine."""
+LOCAL_NODE: Final = "local"  # placeholder until the process reports its machine
 
 DIVERGED: Final = Cause(
     reason=Reason.DIFFERENT_BITS,
@@ -94,9 +93,8 @@ def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
     return replace(snapshot, pool=pools.set_node(snapshot.pool, rank.worker_id, node))
 
 
-def keep_living(pool: Pool, ranks: Iterable[RankSnapshot]) -> Pool:
-    """Return the pool without the workers whose rank is not alive."""
-    living = {rank.worker_id for rank in ranks if rank.is_alive}
+def keep_living(pool: Pool, living: Collection[int | None]) -> Pool:
+    """Return the pool after the processes of all workers but `living` have ended."""
     for member in pool.members:
         if member.worker_id not in living:
             pool = pools.process_ended(pool, member.worker_id)
@@ -113,11 +111,6 @@ def confirm_finished(snapshot: JobSnapshot, ended: RankSnapshot) -> RankSnapshot
     total = ended.total_steps
     is_through = ended.joined_round >= 0 and total is not None and snapshot.step >= total
     return replace(ended, finished=is_through and ended.in_service)
-
-
-def divergence(snapshot: JobSnapshot, rank: RankSnapshot) -> Cause | None:
-    """Return why a rank ended whose state was found to differ, by the others or by itself."""
-    return DIVERGED if rank.worker_id in snapshot.divergent else None
 
 
 def end_worker(

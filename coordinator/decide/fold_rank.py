@@ -15,8 +15,7 @@ from muster.contracts.retry import Backoff, RetryClass
 THROUGHPUT_WINDOW_SECONDS: Final = 1.0
 """Steps are counted over at least this long; heartbeats may come much closer together."""
 
-THROUGHPUT_WEIGHT: Final = 0.5
-"""Weight of the newest window in the exponential moving average."""
+THROUGHPUT_WEIGHT: Final = 0.5  # weight of the newest window in the exponential moving average
 
 
 def apply(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSnapshot:

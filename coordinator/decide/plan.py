@@ -118,9 +118,8 @@ def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if snapshot.is_ending or snapshot.is_gang or snapshot.agent is not AgentState.CONNECTED:
         return
     due = (rank for rank in snapshot.ranks if rank.is_down and now >= rank.start_at)
-    yield from (
-        actions.Start(rank=rank.rank) for rank in islice(due, plan_pool.newcomers_limit(snapshot))
-    )
+    most = snapshot.pool.room if snapshot.is_synchronous else None
+    yield from (actions.Start(rank=rank.rank) for rank in islice(due, most))
 
 
 # Gangs: programs that meet once at MASTER_PORT and cannot take in a new rank. If one rank dies, the
@@ -191,7 +190,6 @@ def _last_status(snapshot: JobSnapshot) -> SetStatus | None:
 
 
 def _update_status(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
-    """Derive the status from the ranks and change it if it differs."""
     if _last_status(snapshot) is not None:
         return
     wanted = _ending_status(snapshot) or _going_status(snapshot)
@@ -232,16 +230,16 @@ def _going_status(snapshot: JobSnapshot) -> SetStatus:
                 reason=rank.trouble.reason,
                 message=describe_recovery(snapshot, rank, rank.trouble),
             )
-    if all(_is_working(snapshot, rank) for rank in snapshot.in_service):
+    # In a synchronous job a rank works only once it has joined the group.
+    is_group_needed = snapshot.is_synchronous
+    if all(
+        rank.is_well and (rank.joined_round >= 0 or not is_group_needed)
+        for rank in snapshot.in_service
+    ):
         return SetStatus(status=JobStatus.RUNNING, message=snapshot.note)
     if snapshot.status is JobStatus.STARTING:
         return SetStatus(status=JobStatus.STARTING, message=snapshot.note)
     return _same_status(snapshot)  # the failed rank is back, others have not reported yet
-
-
-def _is_working(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
-    """True if a rank is well and, in a synchronous job, has joined the group."""
-    return rank.is_well and (rank.joined_round >= 0 or not snapshot.is_synchronous)
 
 
 def _same_status(snapshot: JobSnapshot) -> SetStatus:

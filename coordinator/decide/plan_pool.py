@@ -1,6 +1,7 @@
 """Rules of `plan` about the pool of a synchronous job: its size and who trains together."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from coordinator.decide import actions
@@ -93,12 +94,19 @@ def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
     group = snapshot.group
     if not snapshot.is_synchronous or snapshot.is_ending or snapshot.status not in _TRAINS:
         return None
-    if snapshot.pool.is_paused:
-        return SetStatus(
-            status=JobStatus.PAUSED,
-            reason=Reason.TOO_FEW_WORKERS,
-            message=_describe_shortage(snapshot),
+    pool = snapshot.pool
+    if pool.is_paused:
+        troubles = (
+            describe_recovery(snapshot, rank, rank.trouble)
+            for rank in snapshot.ranks
+            if rank.trouble
         )
+        count = (
+            f"{pool.world_size} of at least {pool.min_workers} workers are active; training "
+            "resumes when there are enough"
+        )
+        message = ". ".join([*islice(troubles, 1), count])
+        return SetStatus(status=JobStatus.PAUSED, reason=Reason.TOO_FEW_WORKERS, message=message)
     if group.paused and all(snapshot.ranks[n].joined_round == group.round for n in group.ranks):
         return SetStatus(
             status=JobStatus.PAUSED,
@@ -106,18 +114,6 @@ def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
             message="paused on request; resume it to continue from the same step",
         )
     return None
-
-
-def _describe_shortage(snapshot: JobSnapshot) -> str:
-    pool = snapshot.pool
-    causes = [
-        describe_recovery(snapshot, rank, rank.trouble) for rank in snapshot.ranks if rank.trouble
-    ]
-    count = (
-        f"{pool.world_size} of at least {pool.min_workers} workers are active; training resumes "
-        "when there are enough"
-    )
-    return ". ".join([*causes[:1], count])
 
 
 def is_step_expected(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
@@ -129,11 +125,6 @@ def is_step_expected(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
         return True
     is_held = snapshot.group.paused or snapshot.pool.is_paused
     return not is_held and rank.worker_id in snapshot.group.workers
-
-
-def newcomers_limit(snapshot: JobSnapshot) -> int | None:
-    """Return how many ranks may join now; None for no limit, where there is no pool."""
-    return snapshot.pool.room if snapshot.is_synchronous else None
 
 
 def group_deadlines(snapshot: JobSnapshot) -> Iterator[float]:

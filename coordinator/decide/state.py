@@ -31,7 +31,7 @@ yet make a rank a suspect.
 AGENT_FAILURES_LIMIT: Final = 10
 """Agents lost in a row before any rank came alive: this machine cannot run the job."""
 
-_NO_POOL = Pool(min_workers=1, max_workers=1, timeout_seconds=1.0)
+_NO_POOL = Pool(min_workers=1, max_workers=1)
 
 
 class AgentState(StrEnum):

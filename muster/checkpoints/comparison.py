@@ -21,8 +21,7 @@ class Difference:
     """One entry that is not the same in both states."""
 
     name: str
-    first: str | None
-    """Its description in the first state; None if it is missing there."""
+    first: str | None  # its description in the first state; None if it is missing there
     second: str | None
     elements: int | None = None
     """How many elements differ, if both are arrays of the same shape and type."""

@@ -71,7 +71,6 @@ def _write(file: IO[bytes], array: Array) -> None:
 
 @contextmanager
 def _removed_on_error(target: Path) -> Iterator[None]:
-    """Remove an incomplete export."""
     try:
         yield
     except BaseException:

@@ -47,8 +47,7 @@ DTYPES: Final[Mapping[str, str]] = {
 }
 """The supported types: numpy's name (kind and size in bytes), and that of safetensors."""
 
-METADATA: Final = "__metadata__"
-"""A name that safetensors reserves."""
+METADATA: Final = "__metadata__"  # a name that safetensors reserves
 
 FLOAT: Final = "__float__"
 TUPLE: Final = "__tuple__"
@@ -72,8 +71,7 @@ class Packed:
     """A state as the buffers of its arrays' file (empty without arrays), and JSON values."""
 
     buffers: list[memoryview]
-    size_bytes: int
-    """The length of the arrays' file."""
+    size_bytes: int  # the length of the arrays' file
     values: dict[str, Any]
 
 

@@ -30,11 +30,9 @@ ALL_RANKS: Final = "all ranks"
 class CheckpointDir:
     """The directory where one rank, or all ranks together, save checkpoints."""
 
-    label: str
-    """``all ranks`` or ``rank 3``."""
+    label: str  # ``all ranks`` or ``rank 3``
     reader: CheckpointReader
-    job_uid: str | None
-    """The job whose checkpoints count; None: the job that saved here last."""
+    job_uid: str | None  # the job whose checkpoints count; None: the job that saved here last
 
     @property
     def rank(self) -> int:
@@ -70,8 +68,7 @@ class CheckpointDir:
 class Condition(StrEnum):
     """The condition of a checkpoint after every byte of it was verified."""
 
-    CURRENT = "current"
-    """Intact, and the one that a restart would load."""
+    CURRENT = "current"  # intact, and the one that a restart would load
     INTACT = "intact"
     DAMAGED = "damaged"
     FOREIGN = "another job's"
@@ -84,10 +81,8 @@ class ListedCheckpoint:
 
     name: CheckpointName
     condition: Condition
-    manifest: Manifest | None
-    """None if it is damaged."""
-    damage: str = ""
-    """A sentence that names the file."""
+    manifest: Manifest | None  # None if it is damaged
+    damage: str = ""  # a sentence that names the file
 
 
 def checkpoint_dirs(directory: Path, job_uid: str | None = None) -> list[CheckpointDir]:

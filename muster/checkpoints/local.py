@@ -30,8 +30,7 @@ from muster.host.files import closing, open_file
 Data: TypeAlias = bytes | bytearray | memoryview
 
 FILE_MODE: Final = 0o600
-DIRECTORY_MODE: Final = 0o700
-"""Weights are private to their user."""
+DIRECTORY_MODE: Final = 0o700  # weights are private to their user
 
 PIECE_BYTES: Final = 1 << 20
 """Hashed and then written while still in the processor's cache; small buffers are joined up to

@@ -124,8 +124,7 @@ class _Inventory:
     """What this process knows of the directory; discarded after any failure."""
 
     generation: int
-    own: set[CheckpointName]
-    """This job's checkpoints."""
+    own: set[CheckpointName]  # this job's checkpoints
     others: frozenset[CheckpointName]
     """Names of another job's checkpoints, and of damaged ones: never touched."""
     recyclable: set[CheckpointName] = field(default_factory=set)

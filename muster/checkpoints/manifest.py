@@ -30,8 +30,7 @@ LATEST: Final = "LATEST"
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.safetensors"
 
-LATEST_LIMIT_BYTES: Final = 128
-"""Twice the longest valid line."""
+LATEST_LIMIT_BYTES: Final = 128  # twice the longest valid line
 
 FORMAT: Final = 1
 
@@ -77,8 +76,7 @@ class Fence(NamedTuple):
     """The marker that a generation leaves before it reads or writes. Sorts by age."""
 
     generation: int
-    job: str
-    """16 hexadecimal digits: several jobs may save here, each with generations of its own."""
+    job: str  # 16 hexadecimal digits: several jobs may save here, each with generations of its own
 
     def __str__(self) -> str:
         return f".FENCE.g{self.generation:04d}.{self.job}"
@@ -128,8 +126,7 @@ class FileFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size and hash of a file."""
 
     size_bytes: int
-    xxh3: str
-    """16 hexadecimal digits."""
+    xxh3: str  # 16 hexadecimal digits
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,18 +134,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     format: int = FORMAT
     step: int
-    time: str
-    """When the save began: RFC 3339, UTC."""
+    time: str  # when the save began: RFC 3339, UTC
     rank: int
     world_size: int
     job_id: str
-    job_uid: str | None
-    """None when the program was started by hand."""
-    generation: int
-    """The fencing token: commits of older generations are refused."""
+    job_uid: str | None  # None when the program was started by hand
+    generation: int  # the fencing token: commits of older generations are refused
     position: Position
-    values: dict[str, Any]
-    """The state's values as JSON, see `muster.checkpoints.format`."""
+    values: dict[str, Any]  # the state's values as JSON, see `muster.checkpoints.format`
     files: dict[str, FileFacts]
     manifest_xxh3: str = ""
 
@@ -166,8 +159,7 @@ class Owner:
     """None when started by hand: then it owns every checkpoint under the job's id."""
     rank: int
     world_size: int
-    generation: int | None
-    """None when started by hand: one above the newest checkpoint's."""
+    generation: int | None  # None when started by hand: one above the newest checkpoint's
 
     def owns(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint is of this job."""

@@ -6,7 +6,7 @@ look first; only the hashes decide. Reading changes nothing, and starts again if
 meanwhile deleted or recycled what was being read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,7 @@ from muster.checkpoints.manifest import (
 )
 from muster.contracts.shards import Position
 
-READ_ATTEMPTS: Final = 100
-"""Before each new attempt the job has saved at least twice."""
+READ_ATTEMPTS: Final = 100  # before each new attempt the job has saved at least twice
 
 
 class _Outdated(Exception):
@@ -62,8 +61,7 @@ class CheckpointReader:
     files: FileSystem
     directory: Path
     rank: int
-    world_size: int | None
-    """None accepts any."""
+    world_size: int | None  # None accepts any
     warn: Callable[[str], None]
     """Takes sentences for the user: which checkpoints were skipped, and why."""
 
@@ -94,8 +92,13 @@ class CheckpointReader:
                     raise _Outdated from damage
                 damages.append(str(damage))
                 continue
-            for warning in _warnings(damages, name, latest, self.directory):
-                self.warn(warning)
+            for damaged in damages:
+                self.warn(damaged)
+            if name != latest:
+                named = "is missing or unreadable" if latest is None else f"names {latest}"
+                self.warn(
+                    f"{self.directory}/LATEST {named}; the newest intact checkpoint is {name}"
+                )
             return checkpoint
         if damages:
             raise CheckpointDamaged(
@@ -146,7 +149,9 @@ class CheckpointReader:
     def by_trust(self) -> list[CheckpointName]:
         """Return the same in the order of trust: a restart tries the first one first."""
         latest = self.latest()
-        return sorted(self.names(), key=lambda name: _trust(name, latest), reverse=True)
+        return sorted(
+            self.names(), key=lambda name: (name.generation, name == latest, name), reverse=True
+        )
 
     def load(self, name: CheckpointName) -> Checkpoint:
         """Return a checkpoint, every byte of it verified; raises `CheckpointDamaged`."""
@@ -183,16 +188,3 @@ class CheckpointReader:
                 f"this is rank {self.rank} of {self.world_size}: use the world size it was saved "
                 "with, or start a new job with another id and no resume_from"
             )
-
-
-def _trust(name: CheckpointName, latest: CheckpointName | None) -> tuple[int, bool, CheckpointName]:
-    return name.generation, name == latest, name
-
-
-def _warnings(
-    damages: list[str], name: CheckpointName, latest: CheckpointName | None, directory: Path
-) -> Iterator[str]:
-    yield from damages
-    if name != latest:
-        named = "is missing or unreadable" if latest is None else f"names {latest}"
-        yield f"{directory}/LATEST {named}; the newest intact checkpoint is {name}"

@@ -21,8 +21,7 @@ from muster.contracts.settings import CA_FILE, TOKEN, api_url
 from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
 from muster.contracts.views import Health, JobList, JobPlan, JobView, Purged, Version
 
-LATEST: Final = "@latest"
-"""Stands for the job that was submitted last."""
+LATEST: Final = "@latest"  # stands for the job that was submitted last
 
 PAGE_SIZE: Final = 1000
 AMBIGUOUS_IDS_SHOWN: Final = 5
@@ -207,7 +206,6 @@ class Client:
         return _only(word, list(self._views({"name": word})))
 
     def _views(self, query: Query) -> Iterator[JobView]:
-        """Yield jobs, newest first, page by page."""
         answer = self.connection.ask("GET", "/jobs", query=query)
         yield from answer.read_as(JobList).jobs
         while answer.next_page:

@@ -35,12 +35,10 @@ from muster.contracts.token import WAY_TO_ADMIN
 class FieldError(msgspec.Struct, frozen=True):
     """One invalid field of a request."""
 
-    loc: tuple[str | int, ...]
-    """Its place: ``("body", "world_size")`` or ``("query", "limit")``."""
+    loc: tuple[str | int, ...]  # its place: ``("body", "world_size")`` or ``("query", "limit")``
     msg: str
     type: str
-    hint: str | None = None
-    """What was probably meant."""
+    hint: str | None = None  # what was probably meant
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

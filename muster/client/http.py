@@ -39,8 +39,7 @@ from muster.contracts.settings import CA_FILE
 
 TIMEOUT_SECONDS: Final = 30.0
 
-RETRY_SECONDS: Final = 10.0
-"""`muster up` restarts an API that was killed within two seconds."""
+RETRY_SECONDS: Final = 10.0  # `muster up` restarts an API that was killed within two seconds
 
 NEVER_SEEN_RETRY_SECONDS: Final = 2.0
 """Instead of `RETRY_SECONDS` while the connection is refused and this client has never reached the
@@ -53,15 +52,10 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 LATE_SECONDS: Final = 2.0
 """How much later than its deadline an answer may come: the server may wait until the deadline."""
 
-STREAM_SILENCE_SECONDS: Final = 45.0
-"""Three times the interval of pings on an idle stream."""
+STREAM_SILENCE_SECONDS: Final = 45.0  # three times the interval of pings on an idle stream
 
 NOT_DONE: Final = frozenset(
-    {
-        "/problems/store-unavailable",
-        "/problems/too-many-connections",
-        "/problems/caller-unseen",
-    }
+    {"/problems/store-unavailable", "/problems/too-many-connections", "/problems/caller-unseen"}
 )
 """Problems with which the API says that it has written nothing."""
 
@@ -87,12 +81,9 @@ class ApiResponse:
     url: str
     status: int
     body: bytes
-    next_page: str | None
-    """Path of the next page."""
-    total: int | None
-    """Number of results on all pages, if the server counts them."""
-    tag: str | None
-    """The ETag."""
+    next_page: str | None  # path of the next page
+    total: int | None  # number of results on all pages, if the server counts them
+    tag: str | None  # the ETag
 
     @property
     def is_unchanged(self) -> bool:
@@ -230,9 +221,9 @@ class Connection:
             raise self._unanswered(error) from error
 
     def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
-        content = None if body is None else _encoded(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
+            content = None if body is None else _encoded(body)
             # Without a query of its own a path may bring one, as the link to the next page does.
             return self._http.build_request(
                 method, path, params=query or None, headers=headers, content=content
@@ -373,8 +364,6 @@ def _encoded(body: object) -> bytes:
     try:
         _refuse_nan_and_infinity(body)
         return msgspec.json.encode(body, enc_hook=os.fspath)
-    except UnicodeEncodeError as error:
-        raise Unsendable("a text of this request is not valid Unicode") from error
     except TypeError as error:
         raise Unsendable(f"this request holds a value that is not JSON: {error}") from error
     except RecursionError as error:

@@ -33,8 +33,7 @@ from muster.contracts.views import (
     SummaryView,
 )
 
-LOOK_SECONDS: Final = 0.5
-"""Between two updates of the progress line."""
+LOOK_SECONDS: Final = 0.5  # between two updates of the progress line
 
 WAIT_SECONDS: Final = 30.0
 """How long one request waits for a status; the server allows up to a minute."""

@@ -10,8 +10,7 @@ from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.views import EventView, SummaryView
 
-QUIET_SECONDS: Final = 5.0
-"""Between two lines that are not redrawn."""
+QUIET_SECONDS: Final = 5.0  # between two lines that are not redrawn
 
 
 class Progress:
@@ -48,16 +47,12 @@ class Progress:
 
     def _line(self, summary: SummaryView) -> str:
         # A wrapped line cannot be redrawn.
-        width = _columns(self._out) - 1 if self._in_place else None
-        return line_of(summary, width)
-
-
-def _columns(out: TextIO) -> int:
-    # shutil asks standard output, which may be redirected.
-    with suppress(OSError, ValueError):
-        if columns := os.get_terminal_size(out.fileno()).columns:
-            return columns
-    return shutil.get_terminal_size().columns
+        if not self._in_place:
+            return line_of(summary)
+        columns = 0
+        with suppress(OSError, ValueError):  # shutil asks standard output, perhaps redirected
+            columns = os.get_terminal_size(self._out.fileno()).columns
+        return line_of(summary, (columns or shutil.get_terminal_size().columns) - 1)
 
 
 def line_of(summary: SummaryView, width: int | None = None) -> str:

@@ -65,8 +65,6 @@ def follow(
 
 def _log_lines(data: str, rank: int | None) -> Iterator[LogLineView]:
     for text in data.split("\n"):
-        named = None if rank is not None else _NAMED.fullmatch(text)
-        if named is not None:
-            yield LogLineView(rank=int(named[1]), line=named[2])
-        else:
-            yield LogLineView(rank=rank or 0, line=text)
+        named = _NAMED.fullmatch(text) if rank is None else None
+        number, line = (int(named[1]), named[2]) if named else (rank or 0, text)
+        yield LogLineView(rank=number, line=line)

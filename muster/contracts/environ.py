@@ -168,7 +168,10 @@ def variables_of(settings: type[msgspec.Struct]) -> dict[str, tuple[Variable, An
 
 
 ORPHAN_VARIABLE: Final = Variable(
-    ORPHAN_TIMEOUT, "Seconds that ranks continue without supervision", 0, SECONDS_LIMIT
+    ORPHAN_TIMEOUT,
+    "Seconds that ranks go on without a coordinator before they checkpoint and exit.",
+    0,
+    SECONDS_LIMIT,
 )
 
 
@@ -321,7 +324,6 @@ def read_fields(settings: type[msgspec.Struct], environ: Mapping[str, str]) -> d
 
 
 def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the job fields whose variables are set."""
     hints = get_type_hints(JobSpec, include_extras=True)
     found = {}
     for field, name in JOB_VARIABLES.items():

@@ -7,7 +7,7 @@ MusterError
 ├── JobDiffers             an unfinished job was resumed with another description
 ├── WireError              a peer sent an invalid frame or message
 ├── SecretUnavailable      muster/contracts/secrets.py
-├── PoolError …            muster/contracts/pool.py
+├── PoolError              muster/contracts/pool.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── CollectiveError …      muster/collectives/errors.py
 └── DatasetError …         muster/datasets/errors.py

@@ -18,22 +18,15 @@ class JobStatus(StrEnum):
 
     QUEUED = "QUEUED"
     """Accepted and durable, without a process; it waits for slots or for a coordinator."""
-    STARTING = "STARTING"
-    """Claimed by a coordinator; its agent and ranks are being started."""
-    RUNNING = "RUNNING"
-    """Every rank is alive or has finished."""
+    STARTING = "STARTING"  # claimed by a coordinator; its agent and ranks are being started
+    RUNNING = "RUNNING"  # every rank is alive or has finished
     RECOVERING = "RECOVERING"
     """At least one rank is down and will be replaced; the others go on, or restart with it."""
-    PAUSED = "PAUSED"
-    """No step is taken, because too few ranks are active or a user asked for it."""
-    STOPPING = "STOPPING"
-    """Its ranks are saving and exiting, because of a request or a failure."""
-    COMPLETED = "COMPLETED"
-    """Every rank exited with code 0."""
-    FAILED = "FAILED"
-    """It cannot continue; reason and message say why."""
-    STOPPED = "STOPPED"
-    """It ended on request; another job can resume from its checkpoints."""
+    PAUSED = "PAUSED"  # no step is taken, because too few ranks are active or a user asked for it
+    STOPPING = "STOPPING"  # its ranks are saving and exiting, because of a request or a failure
+    COMPLETED = "COMPLETED"  # every rank exited with code 0
+    FAILED = "FAILED"  # it cannot continue; reason and message say why
+    STOPPED = "STOPPED"  # it ended on request; another job can resume from its checkpoints
 
 
 TERMINAL: Final = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED})
@@ -75,8 +68,7 @@ class Reason(StrEnum):
     """Why a job is where it is, for machines. An open set: clients must accept new words."""
 
     WAITING_FOR_SLOTS = "waiting_for_slots"
-    INTERRUPTED = "interrupted"
-    """The service was shut down; the job resumes at the next start."""
+    INTERRUPTED = "interrupted"  # the service was shut down; the job resumes at the next start
     COORDINATOR_RESTARTED = "coordinator_restarted"
     AGENT_LOST = "agent_lost"
     WORKER_EXITED = "worker_exited"
@@ -84,16 +76,12 @@ class Reason(StrEnum):
     NO_PROGRESS = "no_progress"
     START_TIMEOUT = "start_timeout"
     OUT_OF_MEMORY = "out_of_memory"
-    PREEMPTED = "preempted"
-    """A rank received SIGTERM from outside Muster."""
-    GANG_RESTARTED = "gang_restarted"
-    """A rank of the gang died, so all of its ranks restart."""
+    PREEMPTED = "preempted"  # a rank received SIGTERM from outside Muster
+    GANG_RESTARTED = "gang_restarted"  # a rank of the gang died, so all of its ranks restart
     HOST_EXHAUSTED = "host_exhausted"
     """A host had no process, file descriptor or space left to start a rank."""
-    DO_NOT_RETRY = "do_not_retry"
-    """A rank exited with the code that forbids a retry."""
-    DIFFERENT_BITS = "different_bits"
-    """The state of a worker differed from that of its group."""
+    DO_NOT_RETRY = "do_not_retry"  # a rank exited with the code that forbids a retry
+    DIFFERENT_BITS = "different_bits"  # the state of a worker differed from that of its group
     TOO_FEW_WORKERS = "too_few_workers"
     PAUSED_BY_USER = "paused_by_user"
     RESTART_LIMIT = "restart_limit"
@@ -108,7 +96,5 @@ class Reason(StrEnum):
 class StopRequest(StrEnum):
     """How a user wants a job to end."""
 
-    GRACEFUL = "graceful"
-    """SIGTERM, a last checkpoint, and SIGKILL after the grace period."""
-    FORCED = "forced"
-    """SIGKILL at once."""
+    GRACEFUL = "graceful"  # SIGTERM, a last checkpoint, and SIGKILL after the grace period
+    FORCED = "forced"  # SIGKILL at once

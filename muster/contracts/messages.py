@@ -32,8 +32,7 @@ METRIC_NAME_LIMIT: Final = 128
 SAVED_LIMIT: Final = 256
 """Most `Saved` messages kept to be repeated; each includes the epochs of those before it."""
 
-ERROR_LIMIT: Final = 2000
-"""Characters kept of an error that a program has written down."""
+ERROR_LIMIT: Final = 2000  # characters kept of an error that a program has written down
 
 
 # Rank → agent
@@ -57,15 +56,11 @@ class Heartbeat(_Message, frozen=True, tag="beat"):
     line_idx: Count
     loss: float | None
     """The last loss the program gave; None before the first, and for a NaN or an infinity."""
-    metrics: dict[str, float]
-    """Other metrics of the last step; finite numbers only."""
-    checkpoints_saved: Count
-    """Durable checkpoints of this attempt."""
+    metrics: dict[str, float]  # other metrics of the last step; finite numbers only
+    checkpoints_saved: Count  # durable checkpoints of this attempt
     last_checkpoint_step: Count | None
-    stopping: bool
-    """The rank received SIGTERM: from now on exit code 0 means saved, not finished."""
-    waiting: bool
-    """The rank waits for its peers, so a missing step is not its fault."""
+    stopping: bool  # the rank received SIGTERM: from now on exit code 0 means saved, not finished
+    waiting: bool  # the rank waits for its peers, so a missing step is not its fault
 
 
 class Warned(_Message, frozen=True, tag="warned"):
@@ -80,8 +75,7 @@ class Orphaned(_Message, frozen=True, tag="orphaned"):
     Sent by the rank, or by its agent for a program that sends nothing itself.
     """
 
-    by: str
-    """Sender and reason; "itself (no agent for 300 s)"."""
+    by: str  # sender and reason; "itself (no agent for 300 s)"
 
 
 class PermanentFailure(_Message, frozen=True, tag="refused"):
@@ -104,8 +98,7 @@ class Raised(_Message, frozen=True, tag="raised"):
 class Ready(_Message, frozen=True, tag="ready"):
     """A rank of a synchronous job has loaded its program and data, and waits for a group."""
 
-    port: int
-    """The TCP port for its peers; 0 with shared memory."""
+    port: int  # the TCP port for its peers; 0 with shared memory
 
 
 class JoinedGroup(_Message, frozen=True, tag="took_up"):
@@ -146,8 +139,7 @@ class Saved(_Message, frozen=True, tag="saved"):
     generation: Count
     step: Count
     epoch: Count
-    digest: str
-    """Of state and position, in hexadecimal digits."""
+    digest: str  # of state and position, in hexadecimal digits
     consumed: Count
     consumed_hash: int
     epochs: tuple[EpochDone, ...]
@@ -190,13 +182,10 @@ class WorkerGroup(_Message, frozen=True, tag="layout"):
     results to, made for this round alone, then each member's own arena in the order of `members`.
     """
 
-    generation: int
-    """The group round: counts up with every change of the group."""
-    token: str
-    """Members prove with it that they belong to the group."""
+    generation: int  # the group round: counts up with every change of the group
+    token: str  # members prove with it that they belong to the group
     members: tuple[GroupMember, ...] = msgspec.field(name="seats")
-    paused: bool
-    """No step is taken until the next round."""
+    paused: bool  # no step is taken until the next round
 
 
 # Agent → coordinator
@@ -240,10 +229,8 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     incarnation: int
     exit_code: int | None
     signal: int | None
-    last_lines: tuple[str, ...]
-    """The end of its log."""
-    out_of_memory: bool = False
-    """The kernel killed it for its memory, as far as the agent can tell."""
+    last_lines: tuple[str, ...]  # the end of its log
+    out_of_memory: bool = False  # the kernel killed it for its memory, as far as the agent can tell
     unstarted: str | None = None
     """A verb phrase, set if its host lacked a process, a descriptor or memory for it: a later
     start may succeed. A start that can never succeed is a `PermanentFailure`."""
@@ -301,8 +288,7 @@ class AnnounceGroup(_Message, frozen=True, tag="announce"):
     """Send the group to every rank; the attempt numbers say which processes are meant."""
 
     layout: WorkerGroup
-    incarnations: tuple[int, ...]
-    """The attempt of each member's rank."""
+    incarnations: tuple[int, ...]  # the attempt of each member's rank
 
 
 class Dismiss(_Message, frozen=True, tag="dismiss"):
@@ -323,8 +309,7 @@ class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rank: int
     incarnation: int
     process: ProcessRecord
-    mark: str
-    """The process tag: `muster.contracts.environ.PROCESS_TAG` in it and in its children."""
+    mark: str  # the process tag: `muster.contracts.environ.PROCESS_TAG` in it and in its children
 
 
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -332,23 +317,17 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     job_uid: str
     generation: int
-    token: str
-    """Proves to the coordinator that it started this agent."""
-    job_root: str
-    """The job's directory, see `muster.contracts.paths.JobFiles`."""
-    address_file: str
-    """Holds a `CoordinatorAddress`; read again at every attempt to connect."""
-    is_managed: bool
-    """The ranks run a managed program, so they may be forked from a prefork server."""
+    token: str  # proves to the coordinator that it started this agent
+    job_root: str  # the job's directory, see `muster.contracts.paths.JobFiles`
+    address_file: str  # holds a `CoordinatorAddress`; read again at every attempt to connect
+    is_managed: bool  # the ranks run a managed program, so they may be forked from a prefork server
     orphan_timeout_seconds: float
     """After this long without a coordinator, ranks are asked to save and exit."""
     stop_grace_seconds: float
-    pulse_seconds: float
-    """Interval of `AgentHeartbeat`."""
+    pulse_seconds: float  # interval of `AgentHeartbeat`
     secrets: dict[str, str] = {}
     """The job's references by variable name, see `muster.contracts.secrets`."""
-    safe: str = ""
-    """The directory of ``file:`` references."""
+    safe: str = ""  # the directory of ``file:`` references
     lent: dict[str, str] = {}
     """The values of the job's ``env:`` references by name, as far as the service shares them.
     They are in this message and in the environment of ranks only."""
@@ -375,5 +354,4 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str
 
 
-FORKED_PID: Final = struct.Struct("<q")
-"""The prefork server's answer to a `ForkRequest`."""
+FORKED_PID: Final = struct.Struct("<q")  # the prefork server's answer to a `ForkRequest`

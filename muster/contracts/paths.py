@@ -34,8 +34,7 @@ LOW_BYTES: Final = 1 << 30
 LOW_SHARE: Final = 0.05
 """A disk below both is nearly full: a gigabyte is much on a small disk, little on a large one."""
 
-LOW_FILES: Final = 10_000
-"""The same for inodes: a job of few ranks makes some dozens of files."""
+LOW_FILES: Final = 10_000  # the same for inodes: a job of few ranks makes some dozens of files
 
 
 def is_nearly_full(free_bytes: int, total_bytes: int) -> bool:

@@ -1,7 +1,7 @@
 """The elastic pool: the workers of a synchronous job, and how they join and leave.
 
-Frozen values and pure functions: each returns the new pool, or raises and has changed nothing.
-`now` is in seconds of any monotonic clock.
+Frozen values and pure functions: each returns the new pool, or raises `PoolError` and has changed
+nothing. `now` is in seconds of any monotonic clock.
 """
 
 from collections.abc import Mapping
@@ -10,25 +10,18 @@ from enum import StrEnum
 from typing import Final, NewType
 
 from muster.contracts.errors import IllegalMove, MusterError
-from muster.contracts.shards import ranges
 
-WorkerId = NewType("WorkerId", int)
-"""Counts up from 0 over the life of a pool, and is never reused."""
+WorkerId = NewType("WorkerId", int)  # counts up from 0 over the life of a pool, and is never reused
 
 
 class WorkerState(StrEnum):
     """The life of a worker, see `TRANSITIONS`."""
 
-    SYNCING = "syncing"
-    """It was accepted and receives the weights; it contributes nothing yet."""
-    ACTIVE = "active"
-    """It has the weights of the group and computes its part of every step."""
-    DRAINING = "draining"
-    """It leaves at the next step boundary, and no longer counts."""
-    FAILED = "failed"
-    """It missed its heartbeats, or its process died."""
-    LEFT = "left"
-    """It left because it was asked to."""
+    SYNCING = "syncing"  # it was accepted and receives the weights; it contributes nothing yet
+    ACTIVE = "active"  # it has the weights of the group and computes its part of every step
+    DRAINING = "draining"  # it leaves at the next step boundary, and no longer counts
+    FAILED = "failed"  # its process died, also for having missed its heartbeats
+    LEFT = "left"  # it left because it was asked to
 
 
 TRANSITIONS: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
@@ -50,40 +43,16 @@ class PoolError(MusterError):
     """The pool refused an operation and did not change."""
 
 
-class PoolFull(PoolError):
-    """The pool has its maximum number of workers."""
-
-
-class RankTaken(PoolError):
-    """A living worker holds the newcomer's rank."""
-
-
-class UnknownWorker(PoolError):
-    """No worker has, or ever had, that id."""
-
-
-class CannotActivate(PoolError):
-    """Only a syncing worker becomes active."""
-
-
-class CannotLeave(PoolError):
-    """Only an active worker can be asked to leave."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
     """The facts with which a process joins."""
 
-    rank: int
-    """A new rank, or that of a worker that failed or left."""
-    incarnation: int
-    """The attempt of that rank."""
+    rank: int  # a new rank, or that of a worker that failed or left
+    incarnation: int  # the attempt of that rank
     node: str
     gpus: int
-    backend: str
-    """Its array library, such as ``numpy``."""
-    epoch: int
-    """The epoch it has reached."""
+    backend: str  # its array library, such as ``numpy``
+    epoch: int  # the epoch it has reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +76,11 @@ class Member:
 class Pool:
     """All workers that take part, took part, or are about to."""
 
-    min_workers: int
-    """With fewer active workers training pauses."""
+    min_workers: int  # with fewer active workers training pauses
     max_workers: int
-    timeout_seconds: float
-    """An active worker without a heartbeat for longer has failed."""
     members: tuple[Member, ...] = ()
     """Member i has the id i. No member is ever removed from the list."""
-    reconfigure: bool = False
-    """The members have changed since the last group was published."""
+    reconfigure: bool = False  # the members have changed since the last group was published
 
     @property
     def active(self) -> tuple[Member, ...]:
@@ -146,12 +111,6 @@ class Pool:
         filled = [m.state for m in self.members if m.rank == rank]
         return filled[:-1].count(WorkerState.FAILED)
 
-    def shares(self, total: int) -> dict[WorkerId, tuple[int, int]]:
-        """Assign [0, total) to the active workers in contiguous ranges (see `ranges`)."""
-        active = self.active
-        cut = ranges(total, len(active))
-        return {m.worker_id: share for m, share in zip(active, cut, strict=True)}
-
 
 def move(current: WorkerState, target: WorkerState) -> WorkerState:
     """Return `target`, or raise `IllegalMove` if the table does not allow it."""
@@ -161,18 +120,15 @@ def move(current: WorkerState, target: WorkerState) -> WorkerState:
 
 
 def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
-    """Accept a newcomer as a syncing member; `step` is the current step.
-
-    Raises `PoolFull` or `RankTaken`.
-    """
+    """Accept a newcomer as a syncing member; `step` is the current step."""
     if pool.room < 1:
-        raise PoolFull(
+        raise PoolError(
             f"the pool already has its maximum of {pool.max_workers} workers: remove one, or raise "
             "max_workers"
         )
     for member in pool.members:
         if member.rank == newcomer.rank and member.state in LIVING:
-            raise RankTaken(
+            raise PoolError(
                 f"rank {member.rank} is held by worker {member.worker_id}, which is "
                 f"{member.state}: use a free rank, or wait until that process has ended"
             )
@@ -188,13 +144,10 @@ def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
 
 
 def activate(pool: Pool, worker_id: int, *, now: float, step: int) -> Pool:
-    """Activate a worker that has received the weights of `step`; raises `CannotActivate`.
-
-    This counts as its first heartbeat.
-    """
+    """Activate a syncing worker that has received the weights of `step`."""
     member = _member(pool, worker_id)
     if member.state is not WorkerState.SYNCING:
-        raise CannotActivate(
+        raise PoolError(
             f"worker {worker_id} is {member.state}, and only a syncing worker becomes active: to "
             "take part again, join as a new worker"
         )
@@ -209,10 +162,10 @@ def set_node(pool: Pool, worker_id: int, node: str) -> Pool:
 
 
 def leave(pool: Pool, worker_id: int) -> Pool:
-    """Ask a worker to leave; it no longer counts. Raises `CannotLeave`."""
+    """Ask an active worker to leave; it no longer counts."""
     member = _member(pool, worker_id)
     if member.state is not WorkerState.ACTIVE:
-        raise CannotLeave(
+        raise PoolError(
             f"worker {worker_id} is {member.state}, and only an active worker can be asked to leave"
         )
     return replace(_with(pool, _moved(member, WorkerState.DRAINING)), reconfigure=True)
@@ -226,32 +179,14 @@ def process_ended(pool: Pool, worker_id: int) -> Pool:
     member = _member(pool, worker_id)
     if member.state is WorkerState.DRAINING:
         return _with(pool, _moved(member, WorkerState.LEFT))
-    return _failed(pool, member) if member.state in LIVING else pool
-
-
-def heartbeat(pool: Pool, worker_id: int, *, now: float) -> Pool:
-    """Record a heartbeat of a living worker; ignore one of any other worker."""
-    if not 0 <= worker_id < len(pool.members):
+    if member.state not in LIVING:
         return pool
-    member = pool.members[worker_id]
-    return _with(pool, replace(member, last_heartbeat=now)) if member.state in LIVING else pool
-
-
-def fail_silent(pool: Pool, *, now: float) -> Pool:
-    """Fail every active worker whose last heartbeat is older than the timeout."""
-    for member in pool.active:
-        if now - member.last_heartbeat > pool.timeout_seconds:
-            pool = _failed(pool, member)
-    return pool
+    return replace(_with(pool, _moved(member, WorkerState.FAILED)), reconfigure=True)
 
 
 def mark_published(pool: Pool) -> Pool:
     """Record that the group of the present members was published."""
     return replace(pool, reconfigure=False)
-
-
-def _failed(pool: Pool, member: Member) -> Pool:
-    return replace(_with(pool, _moved(member, WorkerState.FAILED)), reconfigure=True)
 
 
 def _moved(member: Member, target: WorkerState) -> Member:
@@ -261,7 +196,7 @@ def _moved(member: Member, target: WorkerState) -> Member:
 def _member(pool: Pool, worker_id: int) -> Member:
     if not 0 <= worker_id < len(pool.members):
         ids = f"has workers 0 to {len(pool.members) - 1}" if pool.members else "is empty"
-        raise UnknownWorker(f"there is no worker {worker_id}: the pool {ids}")
+        raise PoolError(f"there is no worker {worker_id}: the pool {ids}")
     return pool.members[worker_id]
 
 

@@ -18,8 +18,7 @@ class ProcessRecord:
     """The identity of a process. A pid is reused; pid, start and boot together are not."""
 
     pid: int
-    start_ticks: int
-    """Field 22 of /proc/PID/stat: clock ticks between boot and its start."""
+    start_ticks: int  # Field 22 of /proc/PID/stat: clock ticks between boot and its start
     boot_id: str
     node: str
 
@@ -27,14 +26,11 @@ class ProcessRecord:
 class ProcessState(StrEnum):
     """What the coordinator knows of the process."""
 
-    SPAWNED = "spawned"
-    """It was started and has sent nothing yet; the start-up grace period runs."""
-    LIVE = "live"
-    """It sends heartbeats, or it is a program that sends none and its process exists."""
+    SPAWNED = "spawned"  # it was started and has sent nothing yet; the start-up grace period runs
+    LIVE = "live"  # it sends heartbeats, or it is a program that sends none and its process exists
     SUSPECT = "suspect"
     """A heartbeat is overdue, but the timeout has not passed; a heartbeat makes it live again."""
-    EXITED = "exited"
-    """Its parent has reaped it; the exit code or signal is recorded."""
+    EXITED = "exited"  # its parent has reaped it; the exit code or signal is recorded
 
 
 TRANSITIONS: Final[Mapping[ProcessState, frozenset[ProcessState]]] = {

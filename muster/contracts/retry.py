@@ -24,10 +24,8 @@ INTERRUPTED_CODE: Final = SIGNAL_BASE + signal.SIGINT
 class RetryClass(StrEnum):
     """Why one attempt ended, which decides whether there is another one."""
 
-    FINISHED = "finished"
-    """It exited with code 0 and its work is done."""
-    STOPPED = "stopped"
-    """We stopped it, or its job was ending: it is not restarted."""
+    FINISHED = "finished"  # it exited with code 0 and its work is done
+    STOPPED = "stopped"  # we stopped it, or its job was ending: it is not restarted
     CRASH = "crash"
     """It failed by itself: an exit code, a signal, or bits that differ from those of its group."""
     HANG = "hang"
@@ -41,20 +39,16 @@ class RetryClass(StrEnum):
     observed. Or its host had no process, descriptor or memory for it, and it never started."""
     INVALID_PROGRAM = "invalid_program"
     """The program, its data or its checkpoints are wrong: every attempt would fail the same way."""
-    DO_NOT_RETRY = "do_not_retry"
-    """It exited with `DO_NOT_RETRY_CODE`."""
+    DO_NOT_RETRY = "do_not_retry"  # it exited with `DO_NOT_RETRY_CODE`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
     """The cost of a restart after an end of one class."""
 
-    budget: str
-    """The field of `JobSpec` that limits how often one rank may end like this."""
-    is_restart: bool
-    """Counted in `restarts`, and among the ends without progress."""
-    occasion: str
-    """Appended to "restart 3 of 50"."""
+    budget: str  # the field of `JobSpec` that limits how often one rank may end like this
+    is_restart: bool  # counted in `restarts`, and among the ends without progress
+    occasion: str  # appended to "restart 3 of 50"
 
 
 RETRIES: Final[Mapping[RetryClass, Retry]] = {
@@ -101,8 +95,7 @@ class Backoff:
     jitter: float = 0.25
     """The delay is drawn from [1 - jitter, 1] of the scheduled one, so that ranks that die
     together do not restart together."""
-    reset_after_seconds: float = 60.0
-    """After this long without a failure the count starts again."""
+    reset_after_seconds: float = 60.0  # after this long without a failure the count starts again
 
     def delay_seconds(self, failures: int, seed: str) -> float:
         """Return the wait after the `failures`-th failure in a row (1 is the first).

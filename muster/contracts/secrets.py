@@ -20,8 +20,7 @@ SECRET_VARIABLES: Final = "MUSTER_SECRETS"  # noqa: S105  its name
 SECRET_NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"  # noqa: S105  no secret itself
 """Of a file: no slash, no leading dot, nothing that a shell expands."""
 
-SECRET_LIMIT_BYTES: Final = 65_536
-"""Size of one secret: Linux takes no variable over 128 KiB."""
+SECRET_LIMIT_BYTES: Final = 65_536  # size of one secret: Linux takes no variable over 128 KiB
 
 REFERENCE_WANTED: Final = "file:NAME for a stored secret, or env:NAME for a shared variable"
 
@@ -36,8 +35,7 @@ _SECRET_LIKE: Final = re.compile(
 class Reference(NamedTuple):
     """The place of one secret."""
 
-    source: str
-    """``env`` or ``file``."""
+    source: str  # ``env`` or ``file``
     name: str
 
     def __str__(self) -> str:

@@ -28,8 +28,7 @@ LOOPBACK_NAMES: Final = (DEFAULT_HOST, "localhost", "::1")
 CONNECTIONS_AT_ONCE: Final = 128
 """Of one client: a browser opens six, a script that forgets to close them any number."""
 
-TOKEN_LENGTH_MIN: Final = 32
-"""Of a token that a user made up: `openssl rand -hex 32` gives 64."""
+TOKEN_LENGTH_MIN: Final = 32  # of a token that a user made up: `openssl rand -hex 32` gives 64
 
 TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
 """For a service an additional token of scope admin, unless a service issued it; for a client the
@@ -42,13 +41,43 @@ CA_FILE: Final = "MUSTER_CA_FILE"
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where a service of one installation keeps its state and listens."""
 
-    data_dir: Annotated[Path, Variable("MUSTER_DATA_DIR", "State of the installation")]
-    database_url: Annotated[str, Variable("MUSTER_DATABASE_URL", "SQLite or PostgreSQL")]
-    host: Annotated[str, Variable("MUSTER_HOST", "Address of the API")] = DEFAULT_HOST
-    port: Annotated[int, Variable("MUSTER_PORT", "0: any free port", 0, 65535)] = DEFAULT_PORT
-    slots: Annotated[int, Variable("MUSTER_SLOTS", "Most ranks at once", 1, 1_000_000)]
-    checkpoint_dir: Annotated[Path, Variable("CHECKPOINT_DIR", "For jobs that name none")]
-    dataset_dir: Annotated[Path, Variable("DATASET_DIR", "For jobs that name none")]
+    data_dir: Annotated[
+        Path,
+        Variable(
+            "MUSTER_DATA_DIR", "Directory of the database, logs, secrets and small data sets."
+        ),
+    ]
+    database_url: Annotated[
+        str,
+        Variable(
+            "MUSTER_DATABASE_URL",
+            "`sqlite:///PATH` or `postgresql+psycopg://USER@HOST/NAME`. In a password write "
+            "`@` as `%40` and `?` as `%3F`.",
+        ),
+    ]
+    host: Annotated[
+        str,
+        Variable(
+            "MUSTER_HOST",
+            "Address the API listens on. Other machines need tokens and TLS: see SECURITY.md.",
+        ),
+    ] = DEFAULT_HOST
+    port: Annotated[
+        int, Variable("MUSTER_PORT", "Port of the API; 0 takes any free port.", 0, 65535)
+    ] = DEFAULT_PORT
+    slots: Annotated[
+        int,
+        Variable(
+            "MUSTER_SLOTS",
+            "Ranks that run at once. Further jobs wait in `QUEUED`; a larger job runs alone.",
+            1,
+            1_000_000,
+        ),
+    ]
+    checkpoint_dir: Annotated[
+        Path, Variable("CHECKPOINT_DIR", "Checkpoints of jobs that name none.")
+    ]
+    dataset_dir: Annotated[Path, Variable("DATASET_DIR", "Data of jobs that name no directory.")]
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
 
     @classmethod
@@ -65,29 +94,61 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
 class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which clients a service accepts, and how many requests of each."""
 
-    token_sha256: Annotated[str | None, Variable(TOKEN, "One more token of scope admin")] = None
+    token_sha256: Annotated[
+        str | None,
+        Variable(
+            TOKEN,
+            "For commands and clients: the token they show. For a service: one more token of "
+            "scope admin, unless a service issued it.",
+        ),
+    ] = None
     """The hash; the text itself is not kept."""
     require_token: Annotated[
-        bool, Variable("MUSTER_REQUIRE_TOKEN", "Require a token of the service's own user")
+        bool,
+        Variable("MUSTER_REQUIRE_TOKEN", "`1`: this user, too, needs a token on this machine."),
     ] = False
     """A proxy may run as the same user."""
     allowed_hosts: Annotated[
-        frozenset[str], Variable("MUSTER_ALLOWED_HOSTS", "Further names of the service")
+        frozenset[str],
+        Variable("MUSTER_ALLOWED_HOSTS", "Other host names of the API, separated by commas."),
     ] = frozenset()
-    tls_certfile: Annotated[Path | None, Variable(TLS_CERTFILE, "Certificate and chain")] = None
-    tls_keyfile: Annotated[Path | None, Variable("MUSTER_TLS_KEYFILE", "Its private key")] = None
+    tls_certfile: Annotated[
+        Path | None,
+        Variable(TLS_CERTFILE, "PEM file with the certificate of the API and its chain."),
+    ] = None
+    tls_keyfile: Annotated[
+        Path | None, Variable("MUSTER_TLS_KEYFILE", "PEM file with the key, without a password.")
+    ] = None
     """None: the key is in the file of the certificate."""
     allow_plain_http: Annotated[
-        bool, Variable("MUSTER_ALLOW_PLAIN_HTTP", "Accept other machines without TLS")
+        bool, Variable("MUSTER_ALLOW_PLAIN_HTTP", "`1`: a proxy in front of the API does TLS.")
     ] = False
     requests_per_second: Annotated[
-        int, Variable("MUSTER_REQUESTS_PER_SECOND", "Of one client, on average", 1, 1_000_000)
+        int,
+        Variable(
+            "MUSTER_REQUESTS_PER_SECOND",
+            "Requests of one client per second, on average.",
+            1,
+            1_000_000,
+        ),
     ] = 100
     requests_at_once: Annotated[
-        int, Variable("MUSTER_REQUESTS_AT_ONCE", "Of one client, with its streams", 1, 10_000)
+        int,
+        Variable(
+            "MUSTER_REQUESTS_AT_ONCE",
+            "Concurrent requests of one client, open streams included.",
+            1,
+            10_000,
+        ),
     ] = 64
     connections_at_once: Annotated[
-        int, Variable("MUSTER_CONNECTIONS_AT_ONCE", "Of one other machine or user", 1, 10_000)
+        int,
+        Variable(
+            "MUSTER_CONNECTIONS_AT_ONCE",
+            "Accepted and ignored: the server limits all connections together.",
+            1,
+            10_000,
+        ),
     ] = CONNECTIONS_AT_ONCE
 
     @classmethod

@@ -15,18 +15,15 @@ JOB_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 
 JOB_ID_WANTED: Final = "use 1 to 63 letters, digits, '-' or '_', starting with a letter or digit"
 
-RESERVED_IDS: Final = frozenset({"summaries", "purge"})
-"""Names of API paths below /jobs."""
+RESERVED_IDS: Final = frozenset({"summaries", "purge"})  # names of API paths below /jobs
 
 PROGRAM_WANTED: Final = "file.py:Name or package.module:Name"
 
 ENVIRONMENT_NAME_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 
-TEXT_LIMIT: Final = 4096
-"""Longest string anywhere in a spec: the longest path Linux takes."""
+TEXT_LIMIT: Final = 4096  # longest string anywhere in a spec: the longest path Linux takes
 
-COMMAND_LIMIT: Final = 1024
-"""Most words of a command."""
+COMMAND_LIMIT: Final = 1024  # most words of a command
 
 COMMAND_LIMIT_BYTES: Final = 100_000
 """Limit of all words as JSON: they travel in one variable, and Linux limits one to 128 KiB."""
@@ -34,8 +31,7 @@ COMMAND_LIMIT_BYTES: Final = 100_000
 ENVIRONMENT_LIMIT_BYTES: Final = 500_000
 """Limit of `env` as JSON: with the command it fits into one frame to an agent."""
 
-MAPPING_LIMIT: Final = 256
-"""Most entries of `env` or `labels`."""
+MAPPING_LIMIT: Final = 256  # most entries of `env` or `labels`
 
 SECONDS_LIMIT: Final = 30 * 24 * 3600.0
 """A month. A longer wait is a typing error."""
@@ -188,12 +184,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _Budget, _doc("Restarts of one rank that was stopped from outside (SIGTERM).")
     ] = 1000
     max_fruitless: Annotated[
-        _Count,
-        _doc("Failures of one rank in a row without a new checkpoint; SIGKILL apart."),
+        _Count, _doc("Failures of one rank in a row without a new checkpoint; SIGKILL apart.")
     ] = 5
     resume_from: Annotated[
-        str | None,
-        _doc("Id of the job whose checkpoints this one starts from; or its own id."),
+        str | None, _doc("Id of the job whose checkpoints this one starts from; or its own id.")
     ] = None
     labels: Annotated[dict[str, str], _doc("For people and their tools.")] = {}
 
@@ -234,8 +228,7 @@ class JobRequest(JobSpec, frozen=True, kw_only=True):
         ),
     ] = None
     mode: Annotated[
-        Mode | None,
-        _doc(f"{_MODE_MEANING} Default: independent with a command, else synchronous."),
+        Mode | None, _doc(f"{_MODE_MEANING} Default: independent with a command, else synchronous.")
     ] = None  # type: ignore[assignment]  # None only in a request: `spec` resolves it
 
     def spec(self) -> JobSpec:

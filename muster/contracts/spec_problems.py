@@ -33,8 +33,7 @@ from muster.contracts.spec import (
     nearest_batch_size,
 )
 
-SHOWN_LIMIT: Final = 40
-"""Most characters of a value that an error repeats."""
+SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 
 UNSHOWN: Final = "this value"
 
@@ -43,10 +42,8 @@ UNSHOWN: Final = "this value"
 class Mismatch:
     """A value, or a part of one, that its declared type does not allow."""
 
-    path: tuple[str | int, ...]
-    """From the value to the part: ``("LR",)`` for an entry of `env`."""
-    kind: str
-    """For machines, such as ``int_type``."""
+    path: tuple[str | int, ...]  # from the value to the part: ``("LR",)`` for an entry of `env`
+    kind: str  # for machines, such as ``int_type``
     message: str
 
 
@@ -226,8 +223,7 @@ def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     is_synchronous = spec.mode == "synchronous"
     if is_synchronous and spec.command is not None:
         yield FieldProblem(
-            "command",
-            "a synchronous job has no command: name a program, or use mode independent",
+            "command", "a synchronous job has no command: name a program, or use mode independent"
         )
     if is_synchronous and spec.program and not is_program(spec.program):
         yield FieldProblem("program", f"use {PROGRAM_WANTED}")

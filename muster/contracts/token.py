@@ -20,8 +20,7 @@ SECRET_BYTES: Final = 32
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 NAME_WANTED: Final = "use 1 to 63 letters, digits, '.', '-' or '_', starting with a letter or digit"
 
-SECONDS_LIMIT: Final = 10 * 366 * 86400
-"""Longest lifetime of a token that expires."""
+SECONDS_LIMIT: Final = 10 * 366 * 86400  # longest lifetime of a token that expires
 
 WAY_TO_ADMIN: Final = (
     "stop every proxy or tunnel that connects as the service's user, then create a token while the "
@@ -38,12 +37,10 @@ _TEXT: Final = re.compile(
 class Scope(StrEnum):
     """What a caller may do; each scope includes those before it."""
 
-    READ = "read"
-    """Read everything: jobs, logs, checkpoints."""
+    READ = "read"  # read everything: jobs, logs, checkpoints
     SUBMIT = "submit"
     """Create, change, stop and delete jobs, which means running commands as the service's user."""
-    ADMIN = "admin"
-    """Create and revoke tokens."""
+    ADMIN = "admin"  # create and revoke tokens
 
     def covers(self, needed: "Scope") -> bool:
         """Return whether this scope includes `needed`."""
@@ -58,15 +55,12 @@ class Token:
     token_id: str
     name: str
     scope: Scope
-    sha256: str = field(repr=False)
-    """Of the whole text."""
+    sha256: str = field(repr=False)  # of the whole text
     created_at: datetime
     created_by: str | None
-    expires_at: datetime | None
-    """None: never."""
+    expires_at: datetime | None  # None: never
     revoked_at: datetime | None = None
-    last_used_at: datetime | None = None
-    """To the minute."""
+    last_used_at: datetime | None = None  # to the minute
 
     def is_valid(self, now: datetime) -> bool:
         """Return whether it is accepted at `now`."""

@@ -75,8 +75,7 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     pid: int
-    at: str
-    """RFC 3339, UTC."""
+    at: str  # RFC 3339, UTC
     said: tuple[RankSaid, ...]
     """The rank's last message of each kind, as far as the agent received them."""
     exited: RankExited

@@ -15,8 +15,7 @@ from typing import Final
 
 from muster.contracts.errors import MusterError
 
-SHOWN_CHARACTERS: Final = 80
-"""The part of an invalid line that an error shows."""
+SHOWN_CHARACTERS: Final = 80  # the part of an invalid line that an error shows
 
 
 class DatasetError(MusterError):

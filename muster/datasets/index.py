@@ -28,12 +28,7 @@ from typing import BinaryIO, Final, NamedTuple, Self
 import xxhash
 
 from muster.contracts.shards import HASH_MODULUS
-from muster.datasets.errors import (
-    DatasetNotWritable,
-    InvalidSample,
-    ShardChanged,
-    ShardUnreadable,
-)
+from muster.datasets.errors import DatasetNotWritable, InvalidSample, ShardChanged, ShardUnreadable
 
 BLOCK_BYTES: Final = 256 * 1024
 """Large enough to make system calls cheap, small enough for the processor's cache."""
@@ -58,8 +53,7 @@ class Line(NamedTuple):
 
     content: bytes
     shard: Path
-    number: int
-    """Counts from 1 within its shard, as in an editor."""
+    number: int  # counts from 1 within its shard, as in an editor
 
 
 def line_hash(line: bytes) -> int:
@@ -114,7 +108,10 @@ def blocks_of_shard(
 def _blocks(shard: Path, fingerprint: Fingerprint, offset: int) -> Iterator[bytes]:
     with reading(shard), FileIO(shard) as file:
         _check_unchanged(file, shard, fingerprint)
-        _check_line_start(file, shard, fingerprint, offset)
+        inside = 0 < offset < fingerprint.size_bytes
+        if inside and os.pread(file.fileno(), 1, offset - 1) != b"\n":
+            problem = f"has no line that begins at byte {offset}, as its index says"
+            raise ShardChanged(shard, problem)
         file.seek(offset)
         while block := file.read(BLOCK_BYTES):
             _check_unchanged(file, shard, fingerprint)
@@ -125,13 +122,6 @@ def _blocks(shard: Path, fingerprint: Fingerprint, offset: int) -> Iterator[byte
 def _check_unchanged(file: FileIO, shard: Path, fingerprint: Fingerprint) -> None:
     if Fingerprint.of(os.fstat(file.fileno())) != fingerprint:
         raise ShardChanged(shard, "changed while it was being read")
-
-
-def _check_line_start(file: FileIO, shard: Path, fingerprint: Fingerprint, offset: int) -> None:
-    """Refuse an offset in the middle of a line: the index is damaged."""
-    inside = 0 < offset < fingerprint.size_bytes
-    if inside and os.pread(file.fileno(), 1, offset - 1) != b"\n":
-        raise ShardChanged(shard, f"has no line that begins at byte {offset}, as its index says")
 
 
 _MAGIC: Final = b"MUSIDX01"
@@ -153,8 +143,7 @@ class ShardIndex:
     """The index of one shard. Keeps no file open and no offset in memory."""
 
     shard: Path
-    place: Path
-    """The path of the index."""
+    place: Path  # the path of the index
     fingerprint: Fingerprint
     lines: int
     hash_sum: int
@@ -179,7 +168,13 @@ class ShardIndex:
         try:
             return cls.build(shard, places[0])
         except OSError:  # a read-only or full file system
-            return _build_privately(shard, places[1])
+            pass
+        try:
+            _make_private(private)
+            return cls.build(shard, places[1])
+        except OSError as error:
+            why = f"{error.strerror or error}; the index of {shard} needs a writable TMPDIR"
+            raise DatasetNotWritable(places[1], why) from error
 
     @classmethod
     def build(cls, shard: Path, place: Path) -> "ShardIndex":
@@ -296,16 +291,6 @@ def _loaded(shard: Path, place: Path, file: FileIO) -> ShardIndex | None:
         lines=lines,
         hash_sum=hash_sum,
     )
-
-
-def _build_privately(shard: Path, place: Path) -> ShardIndex:
-    try:
-        _make_private(place.parent)
-        return ShardIndex.build(shard, place)
-    except OSError as error:
-        raise DatasetNotWritable(
-            place, f"{error.strerror or error}; the index of {shard} needs a writable TMPDIR"
-        ) from error
 
 
 def _make_private(directory: Path) -> None:

@@ -206,7 +206,10 @@ class SampleReader:
                     batch = []
             if batch:
                 yield batch
-            self._next_epoch()
+            # The committed position stays at the end of the last epoch until a step.
+            self._epoch += 1
+            self._shard_idx = self._line_idx = 0
+            self._consumed = self._consumed_hash = 0
 
     def _rest_of_epoch(self, decoder: msgspec.json.Decoder[Any]) -> Iterator[Any]:
         here = Position(shard_idx=self._shard_idx, line_idx=self._line_idx)
@@ -217,9 +220,3 @@ class SampleReader:
             self._consumed += 1
             self._consumed_hash += line_hash(line)
             yield sample
-
-    def _next_epoch(self) -> None:
-        """Start again. The committed position stays at the end of the last epoch until a step."""
-        self._epoch += 1
-        self._shard_idx = self._line_idx = 0
-        self._consumed = self._consumed_hash = 0

@@ -18,10 +18,8 @@ class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``dataset.json``: how a generated data set was made."""
 
     kind: str
-    samples: int
-    """Samples of all shards."""
-    held_out: int = 0
-    """Samples in ``test.jsonl``, which are in no shard."""
+    samples: int  # samples of all shards
+    held_out: int = 0  # samples in ``test.jsonl``, which are in no shard
     shards: int
     features: int
     classes: int

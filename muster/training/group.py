@@ -84,21 +84,21 @@ class TcpGroupFactory:
         return port
 
     def create(self, update: GroupUpdate) -> Group | None:
-        group_rank = group_rank_of(self._rank, update.layout)
+        group_rank = group_rank_of(self._rank, update.group)
         if group_rank is None:
             return None
-        backend = self._connect(update.layout, group_rank)
+        backend = self._connect(update.group, group_rank)
         return Group(backend, MessageReducer(backend, self._slots))
 
-    def _connect(self, layout: WorkerGroup, group_rank: int) -> Backend:
-        first = layout.members[0]
-        if len(layout.members) == 1:
+    def _connect(self, worker_group: WorkerGroup, group_rank: int) -> Backend:
+        first = worker_group.members[0]
+        if len(worker_group.members) == 1:
             return single_rank_backend()
         membership = Membership(
             rank=group_rank,
-            world_size=len(layout.members),
-            generation=layout.generation,
-            token=layout.token.encode(),
+            world_size=len(worker_group.members),
+            generation=worker_group.generation,
+            token=worker_group.token.encode(),
         )
         return rendezvous(
             membership,
@@ -136,7 +136,7 @@ class SharedMemoryGroupFactory:
         self._own_file: tuple[int, int] | None = None
 
     def create(self, update: GroupUpdate) -> Group | None:
-        group_rank = group_rank_of(self._rank, update.layout)
+        group_rank = group_rank_of(self._rank, update.group)
         if group_rank is None:
             return None
         result, *descriptors = update.memory
@@ -148,7 +148,7 @@ class SharedMemoryGroupFactory:
         flags = Flags(
             arenas=arenas,
             rank=group_rank,
-            generation=update.layout.generation,
+            generation=update.group.generation,
             # The agent sees deaths, and the coordinator answers them with a newer group.
             pidfds={},
             on_wait=self._updates.check,
@@ -186,6 +186,8 @@ def single_rank_backend() -> Backend:
     return backend
 
 
-def group_rank_of(rank: int, layout: WorkerGroup) -> int | None:
+def group_rank_of(rank: int, worker_group: WorkerGroup) -> int | None:
     """Return the position of a rank in the group, or None if it is not a member."""
-    return next((place for place, seat in enumerate(layout.members) if seat.rank == rank), None)
+    return next(
+        (place for place, member in enumerate(worker_group.members) if member.rank == rank), None
+    )

@@ -30,7 +30,7 @@ class StopRequested(Exception):
 class GroupUpdate:
     """A worker group and its shared memory: the result's descriptor, then one per member."""
 
-    layout: WorkerGroup
+    group: WorkerGroup
     memory: tuple[int, ...] = ()
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class AgentGroupUpdates:
             self._socket.wait_for_packet(POLL_SECONDS)
             self._receive()
         newest, self._newest = self._newest, None
-        self._generation = newest.layout.generation
+        self._generation = newest.group.generation
         return newest
 
     def _receive(self) -> None:
@@ -82,12 +82,12 @@ class AgentGroupUpdates:
 
     def _keep_newest(self, content: bytes, memory: Sequence[int]) -> None:
         try:
-            update = GroupUpdate(layout=decode_group(content), memory=tuple(memory))
+            update = GroupUpdate(group=decode_group(content), memory=tuple(memory))
         except WireError:
             _close(memory)
             return
-        known = self._generation if self._newest is None else self._newest.layout.generation
-        if update.layout.generation <= known:
+        known = self._generation if self._newest is None else self._newest.group.generation
+        if update.group.generation <= known:
             update.close()
             return
         if self._newest is not None:
@@ -99,8 +99,8 @@ class SingleRankUpdates:
     """The only group of a rank that was started by hand: itself."""
 
     def __init__(self, rank: int, should_stop: Callable[[], bool]) -> None:
-        seat = GroupMember(worker_id=0, rank=rank, host="", port=0)
-        self._layout = WorkerGroup(generation=0, token="", members=(seat,), paused=False)
+        member = GroupMember(worker_id=0, rank=rank, host="", port=0)
+        self._group = WorkerGroup(generation=0, token="", members=(member,), paused=False)
         self._should_stop = should_stop
 
     def check(self) -> None:
@@ -108,7 +108,7 @@ class SingleRankUpdates:
             raise StopRequested
 
     def next(self) -> GroupUpdate:
-        return GroupUpdate(layout=self._layout)
+        return GroupUpdate(group=self._group)
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -74,38 +74,38 @@ class Reporter:
         self._initial, self._schedule = initial, schedule
         self._total_steps = schedule.total_steps
 
-    def load_state(self, layout: WorkerGroup, replica: Replica) -> None:
+    def load_state(self, worker_group: WorkerGroup, replica: Replica) -> None:
         with self.busy:
-            self._checkpointer.claim(layout.generation, len(layout.members))
+            self._checkpointer.claim(worker_group.generation, len(worker_group.members))
             is_resumed = self._checkpointer.restore(self._initial, replica, self._schedule)
         if is_resumed:
             self._last_checkpoint_step = replica.position.step
             # The rank that saved it may have died before it could report it.
-            self._report_saved(layout, replica)
+            self._report_saved(worker_group, replica)
             self._print(replica.position.step, "goes on from the checkpoint")
         else:
             initial = {name: array.copy() for name, array in self._initial.items()}
             replica.commit(initial, Committed(position=Position()))
 
-    def on_group_joined(self, layout: WorkerGroup, replica: Replica) -> None:
-        if layout.members[0].rank == self._settings.rank:
+    def on_group_joined(self, worker_group: WorkerGroup, replica: Replica) -> None:
+        if worker_group.members[0].rank == self._settings.rank:
             # A full disk is reported by the first save, which fences as well.
             with self.busy, suppress(CheckpointFailed):
-                self._checkpointer.claim(layout.generation, len(layout.members))
+                self._checkpointer.claim(worker_group.generation, len(worker_group.members))
         # A rank with nothing left to do reports no other step than this one.
         self._position = replica.position
         step = replica.position.step
-        self.supervision.send(JoinedGroup(generation=layout.generation, step=step))
-        verb = "is paused" if layout.paused else "goes on"
-        self._print(step, f"{verb} with {len(layout.members)} workers")
+        self.supervision.send(JoinedGroup(generation=worker_group.generation, step=step))
+        verb = "is paused" if worker_group.paused else "goes on"
+        self._print(step, f"{verb} with {len(worker_group.members)} workers")
 
-    def on_peer_lost(self, layout: WorkerGroup, error: CollectiveError) -> None:
-        self.supervision.send(PeerLost(generation=layout.generation, message=str(error)))
+    def on_peer_lost(self, worker_group: WorkerGroup, error: CollectiveError) -> None:
+        self.supervision.send(PeerLost(generation=worker_group.generation, message=str(error)))
 
-    def on_state_mismatch(self, layout: WorkerGroup, error: WorkersDiverged) -> None:
-        workers = tuple(layout.members[member].worker_id for member in error.members)
+    def on_state_mismatch(self, worker_group: WorkerGroup, error: WorkersDiverged) -> None:
+        workers = tuple(worker_group.members[member].worker_id for member in error.members)
         self.supervision.send(
-            StateMismatch(generation=layout.generation, workers=workers, message=str(error))
+            StateMismatch(generation=worker_group.generation, workers=workers, message=str(error))
         )
 
     def on_step(self, replica: Replica, means: Means) -> None:
@@ -116,13 +116,15 @@ class Reporter:
             self._next_line_at = now + PROGRESS_SECONDS
             self._print(replica.position.step, f"loss {means.loss:.4f}")
 
-    def save_checkpoint(self, layout: WorkerGroup, replica: Replica) -> None:
+    def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
         with self.busy:
-            self._checkpointer.save(layout.generation, len(layout.members), replica, self._schedule)
+            self._checkpointer.save(
+                worker_group.generation, len(worker_group.members), replica, self._schedule
+            )
         self._checkpoints_saved += 1
         self._last_checkpoint_step = replica.position.step
         self._last_warning = None
-        self._report_saved(layout, replica)
+        self._report_saved(worker_group, replica)
 
     def on_checkpoint_failed(self, replica: Replica, error: CheckpointFailed) -> None:
         is_over = self._schedule.is_over(replica.position)
@@ -143,7 +145,7 @@ class Reporter:
     def print_outcome(self, outcome: Outcome) -> None:
         self._print(self._position.step, _LAST_LINES[outcome])
 
-    def _report_saved(self, layout: WorkerGroup, replica: Replica) -> None:
+    def _report_saved(self, worker_group: WorkerGroup, replica: Replica) -> None:
         """Report the checkpoint and every finished epoch that this process has not reported.
 
         The last epochs are always included again, which makes up for a lost message.
@@ -155,7 +157,7 @@ class Reporter:
         for start in range(first, max(len(epochs), first + 1), EPOCHS_PER_MESSAGE):
             self.supervision.send_waiting(
                 Saved(
-                    generation=layout.generation,
+                    generation=worker_group.generation,
                     step=position.step,
                     epoch=position.epoch,
                     digest=digest,

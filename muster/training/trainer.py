@@ -40,16 +40,16 @@ class Outcome(Enum):
 class TrainerCallbacks(Protocol):
     """Loads and saves the state, and reports progress, on behalf of a `Trainer`."""
 
-    def load_state(self, layout: WorkerGroup, replica: Replica) -> None:
+    def load_state(self, worker_group: WorkerGroup, replica: Replica) -> None:
         """Fill an empty replica from the newest checkpoint, or with the initial state."""
 
-    def on_group_joined(self, layout: WorkerGroup, replica: Replica) -> None:
+    def on_group_joined(self, worker_group: WorkerGroup, replica: Replica) -> None:
         """All members hold this replica. Called once per group, before its first step."""
 
-    def on_peer_lost(self, layout: WorkerGroup, error: CollectiveError) -> None:
+    def on_peer_lost(self, worker_group: WorkerGroup, error: CollectiveError) -> None:
         """A peer is gone; no step follows until the next group."""
 
-    def on_state_mismatch(self, layout: WorkerGroup, error: WorkersDiverged) -> None:
+    def on_state_mismatch(self, worker_group: WorkerGroup, error: WorkersDiverged) -> None:
         """Some members hold or compute other bits. Called on every member that is still there."""
 
     def on_step(self, replica: Replica, means: Means) -> None:
@@ -58,7 +58,7 @@ class TrainerCallbacks(Protocol):
         `means` is valid until the next step.
         """
 
-    def save_checkpoint(self, layout: WorkerGroup, replica: Replica) -> None:
+    def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
         """Make the replica durable before returning; called on one member of the group.
 
         Raises `CheckpointError`; the replica stays whole in any case.
@@ -100,7 +100,7 @@ class Trainer:
         """Blocks of the unfinished step whose sums are in the slots, in slot order."""
         self._slots: Vector | None = None
         """The slots of the previous group: a new agent hands out new memory."""
-        self._layout: WorkerGroup | None = None
+        self._group: WorkerGroup | None = None
         self._is_saver = False
         """True if this member writes the group's checkpoints."""
         self._saved_step = -1
@@ -116,41 +116,41 @@ class Trainer:
                 if outcome is not None:
                     return outcome
         except StopRequested:
-            if self._is_saver and self._layout is not None:
-                self._save(self._layout)
+            if self._is_saver and self._group is not None:
+                self._save(self._group)
             return Outcome.STOPPED
 
     def _train_in_group(self, update: GroupUpdate) -> Outcome | None:
         """Train with the members of one group; return None if another group follows."""
-        layout, is_newcomer = update.layout, self._layout is None
+        worker_group, is_newcomer = update.group, self._group is None
         self._is_saver = False
         try:
             created = self._groups.create(update)
             if created is None:
                 # A newcomer still receives groups that were made before it reported ready.
                 return None if is_newcomer else Outcome.LEFT
-            self._layout = layout
+            self._group = worker_group
             with created as group:
-                assignment = self._sync(layout, group)
-                if layout.paused:
+                assignment = self._sync(worker_group, group)
+                if worker_group.paused:
                     group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
                     return None
-                self._take_steps(layout, group, assignment)
+                self._take_steps(worker_group, group, assignment)
                 return Outcome.DONE
         except WorkersDiverged as error:
-            self._callbacks.on_state_mismatch(layout, error)
+            self._callbacks.on_state_mismatch(worker_group, error)
             if error.includes_this_rank:
                 raise
             return None
         except GroupChanged:
             return None
         except CollectiveError as error:
-            self._callbacks.on_peer_lost(layout, error)
+            self._callbacks.on_peer_lost(worker_group, error)
             return None
         finally:
             update.close()
 
-    def _sync(self, layout: WorkerGroup, group: Group) -> BlockAssignment:
+    def _sync(self, worker_group: WorkerGroup, group: Group) -> BlockAssignment:
         """Reach the state that all members hold; return the blocks each member contributes."""
         before = self._replica.position
         if group.reducer.slots is not self._slots:
@@ -162,15 +162,17 @@ class Trainer:
             self._held,
             self._schedule.virtual_shards,
             self._arithmetic,
-            lambda: self._callbacks.load_state(layout, self._replica),
+            lambda: self._callbacks.load_state(worker_group, self._replica),
         )
         if self._replica.position != before:
             self._held.clear()
         self._is_saver = group.backend.rank == 0
-        self._callbacks.on_group_joined(layout, self._replica)
+        self._callbacks.on_group_joined(worker_group, self._replica)
         return self._replay.split(result.assignment, self._replica.position.step, result.held)
 
-    def _take_steps(self, layout: WorkerGroup, group: Group, assignment: BlockAssignment) -> None:
+    def _take_steps(
+        self, worker_group: WorkerGroup, group: Group, assignment: BlockAssignment
+    ) -> None:
         """Take every remaining step; return once the last checkpoint is durable."""
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
         while not self._schedule.is_over(self._replica.position):
@@ -183,9 +185,9 @@ class Trainer:
             self._commit(total)
             assignment = self._replay.split(even, step + 1)
             if self._is_saver and self._schedule.is_checkpoint_due(self._replica.position):
-                self._try_to_save(layout)
+                self._try_to_save(worker_group)
             self._callbacks.wait_between_steps(self._updates.check)
-        while self._is_saver and not self._try_to_save(layout):
+        while self._is_saver and not self._try_to_save(worker_group):
             self._callbacks.wait_before_retry(self._updates.check)
         group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
 
@@ -210,17 +212,17 @@ class Trainer:
         self._replica.commit(state, self._schedule.advance(self._replica.committed, consumed))
         self._callbacks.on_step(self._replica, means)
 
-    def _try_to_save(self, layout: WorkerGroup) -> bool:
+    def _try_to_save(self, worker_group: WorkerGroup) -> bool:
         """Make the current step durable; return False if the disk refused, which may pass."""
         try:
-            self._save(layout)
+            self._save(worker_group)
         except CheckpointFailed as error:
             self._callbacks.on_checkpoint_failed(self._replica, error)
             return False
         return True
 
-    def _save(self, layout: WorkerGroup) -> None:
+    def _save(self, worker_group: WorkerGroup) -> None:
         step = self._replica.position.step
         if not self._replica.is_empty and step != self._saved_step:
-            self._callbacks.save_checkpoint(layout, self._replica)
+            self._callbacks.save_checkpoint(worker_group, self._replica)
             self._saved_step = step

@@ -85,7 +85,7 @@ class ScriptedUpdates:
 
     def put(self, layout: WorkerGroup) -> None:
         with self._changed:
-            self._newest = GroupUpdate(layout=layout)
+            self._newest = GroupUpdate(group=layout)
             self._changed.notify_all()
 
     def kill(self) -> None:
@@ -254,7 +254,7 @@ class Stage:
     # Seams of the trainers
 
     def create_group(self, player: Player, update: GroupUpdate) -> Group | None:
-        layout = update.layout
+        layout = update.group
         place = group_rank_of(player.rank, layout)
         if place is None or layout.members[place].worker_id != player.worker_id:
             return None

@@ -72,7 +72,6 @@ def queued_job(**spec: object) -> JobSnapshot:
         pool=Pool(
             min_workers=job.min_workers,
             max_workers=job.max_workers or job.world_size,
-            timeout_seconds=job.heartbeat_timeout,
         ),
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cli.config import SETTINGS
+from cli.config import settings
 from cli.main import app
 from database.engine import Database
 from database.tokens import Tokens
@@ -23,7 +23,7 @@ from tests.support.scarcity import allow_no_more_files, small_disk
 
 @pytest.fixture(autouse=True)
 def data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    for name in SETTINGS:
+    for name in settings():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path / "checkpoints"))

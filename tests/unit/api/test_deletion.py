@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from api import deletion
-from api.deletion import Deletion, delete_all
+from api.routes import deletion
+from api.routes.deletion import Deletion, delete_all
 from database.engine import Database
 from database.jobs import Jobs
 from database.records import Job

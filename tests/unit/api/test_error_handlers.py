@@ -10,8 +10,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from api.auth import Authenticator
-from api.error_handlers import install
-from api.errors import Conflict, did_you_mean, invalid_field
+from api.errors import Conflict, did_you_mean, install, invalid_field
 from api.middleware import AccessMiddleware
 from api.rate_limits import RateLimiter
 from database.errors import (

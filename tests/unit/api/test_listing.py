@@ -9,15 +9,14 @@ import pytest
 from api.errors import InvalidRequest
 from api.listing import (
     PLACES,
-    Changed,
     decode_cursor,
     encode_cursor,
-    job_tag,
     reply_tagged,
     required_version,
 )
-from api.routes import history
-from api.views import job_view
+from api.routes import jobs
+from api.views import job_tag, job_view
+from database.errors import JobChanged
 from muster.contracts.job import JobId
 from tests.unit.api.jobs import JOB
 
@@ -42,7 +41,7 @@ def test_an_invalid_cursor_is_refused(text: str) -> None:
 def test_a_cursor_beyond_database_integers_is_refused(place: list[int]) -> None:
     text = encode_cursor((datetime(2026, 1, 2, tzinfo=UTC), *place))
     with pytest.raises(InvalidRequest):
-        decode_cursor(text, history.PLACES)
+        decode_cursor(text, jobs.ATTEMPT_PLACES)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_a_change_requires_the_version_in_if_match(wanted: str | None, version: 
 
 @pytest.mark.parametrize("wanted", ["", f"W/{TAG}", '"u.2"', "nonsense"])
 def test_a_change_of_another_version_is_refused(wanted: str) -> None:
-    with pytest.raises(Changed):
+    with pytest.raises(JobChanged):
         required_version(JOB, wanted)
 
 

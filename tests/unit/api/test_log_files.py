@@ -13,14 +13,19 @@ from api.logs.files import (
     LINE_LIMIT_BYTES,
     PIECE_BYTES,
     Line,
-    complete_size,
     decode,
+    line_end_before,
     open_log,
     read_backwards,
+    size_of,
 )
 from muster.contracts.paths import DataDir, JobFiles
 
 PATCHED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def complete_size(path: Path) -> int:
+    return line_end_before(path, size_of(path))
 
 
 @pytest.fixture

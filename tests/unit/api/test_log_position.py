@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.logs.position import EventId, format_event_id, parse_event_id
+from api.logs.files import EventId, format_event_id, parse_event_id
 from muster.contracts.job import JobUid
 
 FIRST, SECOND = JobUid("6f1c2ab9" + "0" * 24), JobUid("7" * 32)

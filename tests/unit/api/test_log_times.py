@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from api.logs.times import TimeIndex
+from api.logs.files import TimeIndex
 from muster.contracts.paths import TIME_MARK
 
 MARKS = [(10, 100), (10, 150), (25, 200), (40, 300)]

@@ -14,16 +14,14 @@ from anyio import CapacityLimiter
 
 from api import streams
 from api.logs import follow
+from api.logs.files import Position
 from api.logs.follow import JobFollower
-from api.logs.position import Position
 from api.streams import (
     FRESH_SECONDS,
     JobCache,
     JobState,
     LogBroadcast,
     LogEvent,
-    encode_event,
-    encode_start,
 )
 from database.errors import DatabaseUnavailable
 from muster.contracts.job import JobId, JobStatus, JobUid
@@ -34,15 +32,6 @@ OVER = replace(JOB, status=JobStatus.COMPLETED)
 STATE = JobState(JOB, ())
 OTHER = JobState(replace(JOB, uid=JobUid("another")), ())
 ID = JOB.job_id
-
-
-def test_events_are_encoded_for_browsers() -> None:
-    event_id = "6f1c2ab9/0.0:8"
-    assert encode_event(event_id, "one\n\ntwo") == (
-        b"id: 6f1c2ab9/0.0:8\ndata: one\ndata: \ndata: two\n\n"
-    )
-    assert encode_event(event_id, "{}", "end") == b"id: 6f1c2ab9/0.0:8\nevent: end\ndata: {}\n\n"
-    assert encode_start(event_id) == b"id: 6f1c2ab9/0.0:8\nretry: 2000\n\n"
 
 
 class World:
@@ -306,13 +295,13 @@ def test_fifty_readers_share_one_query() -> None:
     asyncio.run(scenario())
 
 
-def test_get_current_sees_the_job_that_has_the_id_now() -> None:
+def test_a_current_state_is_of_the_job_that_has_the_id_now() -> None:
     async def scenario() -> None:
         rows = Rows()
         await rows.cache.get(ID)
         rows.answer = lambda: OTHER
         assert await rows.cache.get(ID) == STATE, "it is fresh"
-        assert await rows.cache.get_current(ID) == OTHER
+        assert await rows.cache.get(ID, is_current=True) == OTHER
         assert await rows.cache.get(ID) == OTHER
 
     asyncio.run(scenario())
@@ -322,10 +311,10 @@ def test_callers_during_a_query_share_the_next_one() -> None:
     async def scenario() -> None:
         rows = Rows()
         rows.answer = slow = SlowAnswer(STATE)
-        early = asyncio.create_task(rows.cache.get_current(ID))
+        early = asyncio.create_task(rows.cache.get(ID, is_current=True))
         await asyncio.to_thread(slow.has_begun.wait, 20)
         rows.answer = lambda: OTHER
-        late = [asyncio.create_task(rows.cache.get_current(ID)) for _ in range(50)]
+        late = [asyncio.create_task(rows.cache.get(ID, is_current=True)) for _ in range(50)]
         await asyncio.sleep(0)
         slow.go_on.set()
         assert await early == STATE
@@ -335,16 +324,16 @@ def test_callers_during_a_query_share_the_next_one() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("method", ["get", "get_current"])
-def test_a_reader_that_leaves_disturbs_no_other(method: str) -> None:
+@pytest.mark.parametrize("is_current", [False, True])
+def test_a_reader_that_leaves_disturbs_no_other(*, is_current: bool) -> None:
     faults: list[object] = []
 
     async def scenario() -> None:
         rows = Rows()
         asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
         rows.answer = slow = SlowAnswer(STATE)
-        leaving = asyncio.create_task(getattr(rows.cache, method)(ID))
-        staying = asyncio.create_task(getattr(rows.cache, method)(ID))
+        leaving = asyncio.create_task(rows.cache.get(ID, is_current=is_current))
+        staying = asyncio.create_task(rows.cache.get(ID, is_current=is_current))
         await asyncio.to_thread(slow.has_begun.wait, 20)
         leaving.cancel()
         slow.go_on.set()
@@ -362,7 +351,7 @@ def test_without_a_database_get_returns_the_last_state() -> None:
         rows.answer = unavailable
         rows.seconds += FRESH_SECONDS
         assert await rows.cache.get(ID) == STATE
-        for refused in (rows.cache.get_current(ID), rows.cache.get(JobId("unknown"))):
+        for refused in (rows.cache.get(ID, is_current=True), rows.cache.get(JobId("unknown"))):
             with pytest.raises(DatabaseUnavailable):
                 await refused
 
@@ -374,7 +363,7 @@ def test_a_deleted_job_is_not_found_and_may_come_back() -> None:
         rows = Rows()
         await rows.cache.get(ID)
         rows.answer = lambda: None
-        assert await rows.cache.get_current(ID) is None
+        assert await rows.cache.get(ID, is_current=True) is None
         rows.answer = lambda: OTHER
         rows.seconds += FRESH_SECONDS
         assert await rows.cache.get(ID) == OTHER

@@ -9,19 +9,18 @@ from click.testing import CliRunner, Result
 
 from cli.config import (
     MASK,
-    SETTINGS,
-    InvalidConfigFile,
     apply_config_file,
     config_file,
     origin_of,
     read_config_file,
     reference_page,
     setting_values,
+    settings,
 )
+from cli.errors import Misuse
 from cli.main import app
 from cli.service_record import service_lock
 from muster.contracts.paths import DataDir
-from muster.contracts.settings import AccessSettings, ServiceSettings
 from muster.contracts.token import new_text
 
 SECRET = "hunter2secretpw"  # noqa: S105  no secret
@@ -31,7 +30,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 @pytest.fixture(autouse=True)
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment in which nothing is set but the places."""
-    own = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    own = {name: value for name, value in os.environ.items() if name not in settings()}
     own |= {"XDG_CONFIG_HOME": str(tmp_path), "MUSTER_DATA_DIR": str(tmp_path / "data")}
     monkeypatch.setattr(os, "environ", own)
     return own
@@ -54,15 +53,9 @@ def shown() -> dict[str, tuple[str | None, str]]:
     return {one["name"]: (one["value"], one["origin"]) for one in listed}
 
 
-def test_every_field_of_the_services_is_a_setting() -> None:
-    fields = {*ServiceSettings.__struct_fields__, *AccessSettings.__struct_fields__}
-    # MUSTER_TOKEN is the setting of `token_sha256`.
-    assert {it.field for it in SETTINGS.values() if it.field} == fields - {"token_sha256"}
-
-
 def test_documented_defaults_are_the_defaults() -> None:
     values = setting_values({})
-    for name, setting in SETTINGS.items():
+    for name, setting in settings().items():
         literal = setting.default.strip("`")
         if f"`{literal}`" == setting.default and not literal.startswith(("~", "./")):
             assert values[name] == literal, name
@@ -75,7 +68,7 @@ def test_reference_page_is_current() -> None:
 def test_values_and_their_origin_are_shown(environ: dict[str, str]) -> None:
     environ |= {"MUSTER_PORT": "8100", "MUSTER_SLOTS": ""}
     found = shown()
-    assert list(found) == list(SETTINGS)
+    assert list(found) == list(settings())
     assert found["MUSTER_PORT"] == ("8100", "environment")
     assert found["MUSTER_SLOTS"][1] == "default"
     assert found["MUSTER_URL"] == ("http://127.0.0.1:8100", "default")
@@ -142,7 +135,7 @@ def test_invalid_values_are_shown_with_their_origin(environ: dict[str, str]) -> 
     said = show("--origin")
     assert said.exit_code == 2
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.stdout.splitlines()}
-    assert set(SETTINGS) < set(rows)
+    assert set(settings()) < set(rows)
     assert rows["MUSTER_SLOTS"].startswith("file ")
     assert "'many' is not " in rows["MUSTER_SLOTS"]
     assert rows["USE_S3"].startswith("environment  '1' is not ")
@@ -193,7 +186,7 @@ def test_invalid_file_is_refused_and_sets_nothing(
 ) -> None:
     file = write_file(environ, text)
     before = dict(environ)
-    with pytest.raises(InvalidConfigFile) as refused:
+    with pytest.raises(Misuse) as refused:
         apply_config_file(environ)
     assert str(refused.value).startswith(str(file))
     assert sentence in str(refused.value)

@@ -41,11 +41,11 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
             check=True,
             timeout=60,
         )
-        shown = os.read(ours, 1000)
+        shown = os.read(ours, 4096)
     finally:
         os.close(ours)
         os.close(theirs)
-    assert shown == b"\r10000 of 10001 samples\r10001 of 10001 samples\r\n"
+    assert b"100%" in shown
     assert done.stdout.startswith(b"Wrote 10001 samples")
 
 

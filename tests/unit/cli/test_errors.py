@@ -3,7 +3,6 @@
 import pytest
 
 from cli import errors
-from cli.checkpoints import RankRequired
 from cli.errors import ExitCode, Misuse, WrongState, exit_code_of, exit_code_of_job
 from muster.client.errors import (
     Ambiguous,
@@ -44,7 +43,6 @@ from muster.contracts.secrets import Reference, SecretUnavailable
         (NoCertificates("no PEM"), ExitCode.USAGE),
         (Unsendable("an impossible token"), ExitCode.USAGE),
         (Misuse("wrong words"), ExitCode.USAGE),
-        (RankRequired("which rank?"), ExitCode.USAGE),
         (WrongState("it has ended"), ExitCode.CONFLICT),
         (SecretUnavailable(Reference("file", "a"), "is missing"), ExitCode.NOT_FOUND),
         (PermissionError(13, "Permission denied", "/x"), ExitCode.USAGE),

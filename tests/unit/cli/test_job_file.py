@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.job_file import InvalidJobFile, JobDescription, JobFile, Location
+from cli.submit import InvalidJobFile, JobDescription, JobFile, Location
 from muster.client.errors import FieldError
 
 HERE = Path("/home/me")

@@ -10,9 +10,9 @@ import pytest
 import muster.client
 from cli import services
 from cli.service_record import ServiceRecord, service_lock
-from cli.services import CannotEnd, NotUp, end_services, start_detached
-from cli.supervisor import describe_ranks
+from cli.services import describe_ranks, end_services, start_detached
 from muster.client import Client
+from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.processes import this_process
@@ -39,7 +39,7 @@ def test_down_gives_up_if_the_record_names_no_process(
     with service_lock(files):
         if record is not None:
             files.keeper.write_bytes(record)
-        with pytest.raises(CannotEnd, match=f"a `muster up` holds {tmp_path}"):
+        with pytest.raises(MusterError, match=f"a `muster up` holds {tmp_path}"):
             end_services(files)
 
 
@@ -60,7 +60,7 @@ def test_services_that_end_at_once_are_reported_with_their_log(
     files = DataDir(tmp_path)
     files.keeper_log.write_text("a long log of long ago\n")
     settings = ServiceSettings.read({"MUSTER_DATA_DIR": str(tmp_path)}, cores=1)
-    with pytest.raises(NotUp, match=f"log is {files.keeper_log}:\nno luck$"):
+    with pytest.raises(MusterError, match=f"log is {files.keeper_log}:\nno luck$"):
         start_detached(settings, {})
     assert files.keeper_log.read_text() == "no luck\n"
     assert Path(f"{files.keeper_log}.1").read_text() == "a long log of long ago\n"

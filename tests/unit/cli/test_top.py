@@ -7,9 +7,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cli import top
+from cli.jobs import JobList, screen
 from cli.main import app
-from cli.top import JobList, screen
 from muster import Client
 from muster.contracts.views import SummaryView
 from tests.support.summaries import SUMMARY
@@ -83,6 +82,6 @@ def test_table_is_printed_once_without_a_terminal(
     def connected() -> Client:
         return Client("http://api", transport=httpx.MockTransport(lambda _: jobs(a="RUNNING")))
 
-    monkeypatch.setattr(top, "connected", connected)
+    monkeypatch.setattr("cli.jobs.connected", connected)
     header, line = CliRunner().invoke(app, words).stdout.splitlines()
     assert (header.split()[0], line.split()[:3]) == ("job", ["a", "RUNNING", "0/2"])

@@ -12,7 +12,7 @@ from coordinator.agent_lifecycle import AgentLifecycle, Unprepared, prepare
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
 from coordinator.decide.state import JobFailure
 from coordinator.jobs import TrackedJob
-from coordinator.launcher import AgentProcess, JobPlaces
+from coordinator.launcher import AgentProcess
 from coordinator.persistence import Attachment
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import AgentAssignment, RankExited
@@ -22,7 +22,7 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.contracts.wire import ExitRecord
 from muster.datasets.reader import find_shards
-from muster.job_defaults import complete
+from muster.job_defaults import Completed, complete
 from muster.runtime.exit_report import write_own_record
 from tests.support.stories import Story, exited
 
@@ -193,11 +193,11 @@ def test_an_agent_can_be_dismissed_at_any_moment_of_its_start(
 ) -> None:
     dismissal = Dismissal(tmp_path, moment)
 
-    def slow_prepare(*_: object) -> JobPlaces:
+    def slow_prepare(*_: object) -> Completed:
         dismissal.reach_in_thread("preparing")
         if moment == "preparing":
             assert dismissal.disk.wait(DEADLINE_SECONDS), "a hanging disk delays the dismissal"
-        return JobPlaces(dataset_dir=tmp_path, checkpoint_dir=tmp_path, working_dir=tmp_path)
+        return complete(JobSpec(), service_settings(tmp_path), tmp_path)
 
     def claim(*_: object) -> None:
         dismissal.files.root.mkdir(parents=True)
@@ -217,7 +217,7 @@ def test_an_unprepared_job_fails_without_an_agent(
 ) -> None:
     dismissal = Dismissal(tmp_path, moment="never")
 
-    def refuse(*_: object) -> JobPlaces:
+    def refuse(*_: object) -> Completed:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message="there is no data"))
 
     monkeypatch.setattr(agent_lifecycle, "prepare", refuse)

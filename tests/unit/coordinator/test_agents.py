@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.agents import AgentServer, is_token_valid, keep_address_published, token_digest
+from coordinator.agents import AgentServer, keep_address_published
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AgentHello,
@@ -214,15 +214,6 @@ def test_a_replaced_connection_reports_no_disconnect() -> None:
             assert stage.notebook.entries.empty()
 
     play(story)
-
-
-def test_a_token_is_stored_as_its_digest() -> None:
-    digest = token_digest("right")
-    assert "right" not in digest
-    assert is_token_valid("right", digest)
-    assert not is_token_valid("wrong", digest)
-    assert not is_token_valid("", digest)
-    assert not is_token_valid("right", None)
 
 
 def test_the_address_is_published_until_it_can_be_read(

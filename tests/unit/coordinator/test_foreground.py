@@ -15,7 +15,7 @@ from coordinator import foreground
 from coordinator.foreground import Display, EventPrinter
 from database.engine import Database
 from database.errors import DatabaseUnavailable
-from database.jobs import Jobs, append_event
+from database.jobs import Jobs, append_events
 from database.records import Event, Job
 from database.workers import Ranks
 from muster.contracts.errors import JobDiffers
@@ -245,7 +245,7 @@ def test_a_terminal_that_reads_late_shows_everything(
             with self._database.writing() as connection:
                 for number in range(5):
                     event = Event(at=job.created_at, kind="counted", message=str(number))
-                    append_event(connection, job.job_id, event)
+                    append_events(connection, job.job_id, [event])
             asyncio.get_running_loop().call_later(0.1, display.reads.set)
             await super().run()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator import loop as module
 from coordinator.decide.actions import LoopStalled, Observation, StartAgent
@@ -16,7 +17,8 @@ from coordinator.persistence import Attachment
 from database.errors import DatabaseUnavailable
 from database.records import JobWrite
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentHeartbeat, RankSaid, Warned
+from muster.contracts.messages import AgentHeartbeat, AgentHello, RankSaid, Warned
+from muster.contracts.token import sha256_of
 from tests.support.stories import Story, beat
 
 DEADLINE_SECONDS = 10.0
@@ -111,6 +113,26 @@ class Stage:
             await self.loop.run()
 
         asyncio.run(asyncio.wait_for(coordinate(), DEADLINE_SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("token", "digest", "is_expected"),
+    [
+        ("right", sha256_of("right"), True),
+        ("wrong", sha256_of("right"), False),
+        ("", sha256_of("right"), False),
+        ("right", None, False),
+    ],
+)
+def test_an_agent_is_expected_only_with_its_token(
+    token: str, digest: str | None, *, is_expected: bool
+) -> None:
+    stage = Stage(Story.running(world_size=1).job)
+    job = stage.job.snapshot
+    stage.job.attach(agent_token_sha256=digest)
+    hello = AgentHello(job_uid=job.uid, generation=job.generation, token=token)
+    assert stage.loop.is_expected(hello) == is_expected
+    assert not stage.loop.is_expected(replace(hello, generation=job.generation + 1))
 
 
 def test_heartbeats_during_a_long_commit_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,9 @@ def test_the_newest_checkpoints_come_last(
     made = [commit(step) for step in (5, 10, 15, 2**40)]
     write(database, job, commits=made)
     write(database, submit(jobs, "other"), commits=[commit(99)])
-    assert log.of_job(job.job_id, 10) == made
-    assert log.of_job(job.job_id, 2) == made[-2:]
-    assert log.of_job(JobId("none"), 2) == []
+    assert log.audit(job.job_id, 10).commits == made
+    assert log.audit(job.job_id, 2).commits == made[-2:]
+    assert log.audit(JobId("none"), 2).commits == []
 
 
 def test_a_step_saved_again_replaces_its_record(
@@ -53,7 +53,7 @@ def test_a_step_saved_again_replaces_its_record(
     again = commit(5, generation=2, digest="e" * 64)
     write(database, job, commits=[commit(5)])
     write(database, job, commits=[again])
-    assert log.of_job(job.job_id, 10) == [again]
+    assert log.audit(job.job_id, 10).commits == [again]
 
 
 def test_only_the_oldest_records_of_the_same_job_are_pruned(
@@ -62,11 +62,11 @@ def test_only_the_oldest_records_of_the_same_job_are_pruned(
     other = submit(jobs, "other")
     write(database, other, commits=[commit(1)])
     write(database, job, commits=[commit(step) for step in range(COMMITS_KEPT)])
-    assert len(log.of_job(job.job_id, 2 * COMMITS_KEPT)) == COMMITS_KEPT
+    assert len(log.audit(job.job_id, 2 * COMMITS_KEPT).commits) == COMMITS_KEPT
     write(database, job, commits=[commit(2**40), commit(2**40 + 1)])
-    kept = [found.step for found in log.of_job(job.job_id, 2 * COMMITS_KEPT)]
+    kept = [found.step for found in log.audit(job.job_id, 2 * COMMITS_KEPT).commits]
     assert kept == [*range(2, COMMITS_KEPT), 2**40, 2**40 + 1]
-    assert log.of_job(other.job_id, 9) == [commit(1)]
+    assert log.audit(other.job_id, 9).commits == [commit(1)]
 
 
 @pytest.mark.parametrize("total", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])

@@ -1,13 +1,13 @@
 """Leases: one holder at a time, and an epoch that only rises."""
 
 import threading
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from database.engine import Database
-from database.errors import DatabaseUnavailable, LeaseLost
+from database.errors import LeaseLost
 from database.leases import Leases, renew
 from database.records import Lease
 from tests.support.database_samples import PROCESS, nothing_moves
@@ -34,7 +34,7 @@ def test_a_taken_lease_is_visible(leases: Leases) -> None:
     assert leases.current(NAME) is None
     lease = take(leases, "a", None)
     assert (lease.epoch, lease.beat, lease.address) == (1, 0, "a:1")
-    assert leases.current(NAME) == leases.current_among_writers(NAME) == lease
+    assert leases.current(NAME) == lease
     assert leases.current("another") is None
 
 
@@ -75,17 +75,6 @@ def test_a_released_lease_is_free_and_keeps_its_epoch(database: Database, leases
     with pytest.raises(LeaseLost):
         take(leases, "b", first)
     assert take(leases, "b", None).epoch == 2
-
-
-def test_a_read_among_writers_waits_for_a_writer(url: str) -> None:
-    with (
-        closing(Database.open(url, busy_timeout_seconds=0.05)) as ours,
-        closing(Database.open(url)) as other,
-        other.writing(),
-    ):
-        assert Leases(ours).current(NAME) is None
-        with pytest.raises(DatabaseUnavailable):
-            Leases(ours).current_among_writers(NAME)
 
 
 def test_only_one_of_many_candidates_takes_the_lease(leases: Leases) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from database.engine import Database, display_url, parse_url
+from database.engine import Database, parse_url
 from database.errors import DatabaseError, DatabaseUnavailable
 
 HUSH = "hunter2secretpw"
@@ -38,8 +38,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("url", "shown"), ACCEPTED.items())
 def test_an_accepted_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    parse_url(url)
-    assert display_url(url) == shown
+    assert parse_url(url).render_as_string(hide_password=True) == shown
 
 
 @pytest.mark.parametrize("url", REFUSED)
@@ -47,7 +46,6 @@ def test_a_refused_url_is_not_repeated(url: str) -> None:
     with pytest.raises(DatabaseUnavailable, match="the database's URL") as caught:
         Database.open(url)
     assert HUSH not in str(caught.value)
-    assert display_url(url) == "***"
 
 
 @pytest.mark.parametrize("query", ["", "?port=x", "?host=a&host=b&port=1", "?sslmode=x"])

@@ -57,7 +57,7 @@ def test_only_the_newest_layout_counts(channel: Channel) -> None:
     channel.tells(3, memory=3)
     channel.tells(2, memory=2)
     newest = channel.layouts.next()
-    assert newest.layout.generation == 3
+    assert newest.group.generation == 3
     assert len(newest.memory) == 3
     newest.close()
 
@@ -77,7 +77,7 @@ def test_what_is_no_layout_is_dropped_with_all_that_came_along(channel: Channel)
     channel.sends(b"no layout", memory=3)
     channel.layouts.check()
     channel.tells(1)
-    assert channel.layouts.next().layout.generation == 1
+    assert channel.layouts.next().group.generation == 1
 
 
 def test_who_is_asked_to_stop_hears_that_first(channel: Channel) -> None:
@@ -98,7 +98,7 @@ def test_who_waits_for_a_layout_can_be_stopped(channel: Channel) -> None:
 def test_a_rank_whose_agent_is_gone_trains_on(channel: Channel) -> None:
     channel.tells(1)
     channel.agent.close()
-    assert channel.layouts.next().layout.generation == 1
+    assert channel.layouts.next().group.generation == 1
     channel.layouts.check()
     channel.layouts.check()
 
@@ -109,7 +109,7 @@ def test_an_agent_that_dies_before_it_has_heard_everything_is_gone_like_any_othe
     channel.line.send(b"a beat that nobody reads")
     channel.tells(1)
     channel.agent.close()
-    assert channel.layouts.next().layout.generation == 1, "what it had told is not lost"
+    assert channel.layouts.next().group.generation == 1, "what it had told is not lost"
     channel.layouts.check()
     channel.layouts.check()
 
@@ -117,7 +117,7 @@ def test_an_agent_that_dies_before_it_has_heard_everything_is_gone_like_any_othe
 def test_a_rank_by_itself_has_one_layout_and_can_be_stopped() -> None:
     stops = iter([False, True])
     alone = SingleRankUpdates(3, lambda: next(stops))
-    (seat,) = alone.next().layout.members
+    (seat,) = alone.next().group.members
     assert seat.rank == 3
     alone.check()
     with pytest.raises(StopRequested):

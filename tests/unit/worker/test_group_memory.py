@@ -106,7 +106,7 @@ def test_every_member_gets_the_group_and_all_arenas_in_order(
 ) -> None:
     publisher.publish(order(1, 0, 1, 2))
     received = [member.receives() for member in table.running]
-    assert [one.layout.generation for one in received] == [1, 1, 1]
+    assert [one.group.generation for one in received] == [1, 1, 1]
     for one in received:
         assert os.path.sameopenfile(one.memory[0], received[0].memory[0]), "one result for all"
         for member, arena in zip(table.running, one.memory[1:], strict=True):
@@ -127,7 +127,7 @@ def test_each_round_has_a_new_result_and_the_same_arenas(
 def test_a_rank_outside_the_group_gets_no_memory(table: Table, publisher: GroupPublisher) -> None:
     publisher.publish(order(1, 0, 2))
     received = table.running[1].receives()
-    assert [seat.rank for seat in received.layout.members] == [0, 2]
+    assert [seat.rank for seat in received.group.members] == [0, 2]
     assert received.memory == ()
 
 
@@ -175,7 +175,7 @@ def test_a_member_that_exits_does_not_delay_the_next_group(
     publisher.deliver()
     table.running[0].receives()
     publisher.publish(order(2, 0))
-    assert table.running[0].receives().layout.generation == 2
+    assert table.running[0].receives().group.generation == 2
 
 
 def test_a_closed_channel_does_not_delay_the_others(
@@ -184,7 +184,7 @@ def test_a_closed_channel_does_not_delay_the_others(
     table.running[1].theirs.close()
     table.running[1].line.close()
     publisher.publish(order(1, 0, 1, 2))
-    assert table.running[2].receives().layout.generation == 1
+    assert table.running[2].receives().group.generation == 1
 
 
 def test_a_reconnected_rank_gets_the_group_again(table: Table, publisher: GroupPublisher) -> None:
@@ -193,7 +193,7 @@ def test_a_reconnected_rank_gets_the_group_again(table: Table, publisher: GroupP
     publisher.publish(order(1, 0, 1))
     member.reconnects()
     publisher.deliver()
-    assert member.receives().layout.generation == 1
+    assert member.receives().group.generation == 1
     for other in others:
         other.receives()
         assert other.has_nothing_to_read()
@@ -223,4 +223,4 @@ def test_without_memory_the_group_is_sent_later(
         publisher.publish(order(1, 0, 1, 2))
     assert all(member.has_nothing_to_read() for member in table.running)
     publisher.deliver()
-    assert [member.receives().layout.generation for member in table.running] == [1, 1, 1]
+    assert [member.receives().group.generation for member in table.running] == [1, 1, 1]

@@ -1,30 +1,45 @@
-"""Probes for monitors, and what this service is."""
+"""The service itself: probes for monitors, its versions, and its tokens.
+
+Only the response to the creation of a token has its text.
+"""
 
 import os
+import re
 import shutil
+from datetime import timedelta
 from http import HTTPStatus
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
+import msgspec
 import structlog
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 
-from api.dependencies import API_VERSION, OPEN, READ, AppState, State
+from api.dependencies import ADMIN, API_VERSION, OPEN, READ, AppState, CallerName, State
 from api.errors import Problem
-from api.schema import refusals, reply, returns
-from database.errors import DatabaseError
+from api.schema import TokenRequest, body, operation, reply
+from api.views import token_view
+from database.errors import DatabaseError, TokenMissing
 from muster.contracts.paths import has_few_files_left, is_nearly_full
-from muster.contracts.views import Alive, Check, Checks, Health, Version
+from muster.contracts.token import NAME_PATTERN
+from muster.contracts.views import (
+    Alive,
+    Check,
+    Checks,
+    Health,
+    TokenCreated,
+    TokenList,
+    TokenView,
+    Version,
+)
 
 _LOG: Final = structlog.get_logger("api")
 
 router = APIRouter(tags=["service"])
+token_router = APIRouter(tags=["tokens"])
 
 
 @router.get(
-    "/health",
-    summary="Liveness, version, database, coordinator and disk",
-    dependencies=[OPEN],
-    responses=returns(Health),
+    "/health", **operation("Liveness, version, database, coordinator and disk", OPEN, Health)
 )
 def health(state: State, request: Request) -> Response:
     """Answer 200 while this process serves; `status` says whether all checks passed.
@@ -49,12 +64,7 @@ def health(state: State, request: Request) -> Response:
 
 # A coroutine, so that it answers when all threads are busy.
 @router.get("/healthz", include_in_schema=False, dependencies=[OPEN])
-@router.get(
-    "/livez",
-    summary="Whether this process lives; also at /healthz",
-    dependencies=[OPEN],
-    responses=returns(Alive),
-)
+@router.get("/livez", **operation("Whether this process lives; also at /healthz", OPEN, Alive))
 async def get_liveness() -> Response:
     """Answer 200 without any check: if this fails, restart the process."""
     return reply(Alive(status="ok"))
@@ -62,9 +72,9 @@ async def get_liveness() -> Response:
 
 @router.get(
     "/readyz",
-    summary="Whether this service can answer requests",
-    responses=returns(Alive) | refusals(HTTPStatus.SERVICE_UNAVAILABLE),
-    dependencies=[OPEN],
+    **operation(
+        "Whether this service can answer requests", OPEN, Alive, HTTPStatus.SERVICE_UNAVAILABLE
+    ),
 )
 def get_readiness(state: State) -> Response:
     """Answer 200 while the database can be read, otherwise 503.
@@ -81,9 +91,9 @@ def get_readiness(state: State) -> Response:
 
 @router.get(
     "/version",
-    summary="Versions of program, API and database schema, and where its data is",
-    dependencies=[READ],
-    responses=returns(Version),
+    **operation(
+        "Versions of program, API and database schema, and where its data is", READ, Version
+    ),
 )
 def get_version(state: State) -> Response:
     """Say which service this is."""
@@ -96,6 +106,45 @@ def get_version(state: State) -> Response:
         checkpoint_dir=str(state.submitter.settings.checkpoint_dir),
     )
     return reply(view, headers={"Cache-Control": "no-cache"})
+
+
+@token_router.post(
+    "/tokens", **operation("Create a token", ADMIN, TokenCreated, status=HTTPStatus.CREATED)
+)
+def create_token(
+    asked: Annotated[TokenRequest, body(TokenRequest)], state: State, actor: CallerName
+) -> Response:
+    """Return the token's text, which is not stored and cannot be requested again."""
+    seconds = asked.expires_in_seconds
+    token, text = state.tokens.create(
+        asked.name,
+        asked.scope,
+        lifetime=None if seconds is None else timedelta(seconds=seconds),
+        created_by=actor,
+    )
+    fields = msgspec.structs.asdict(token_view(token, state.clock()))
+    headers = {"Cache-Control": "no-store"}
+    return reply(TokenCreated(**fields, token=text), HTTPStatus.CREATED, headers)
+
+
+@token_router.get(
+    "/tokens", **operation("Tokens, oldest first; invalid ones for 30 days", ADMIN, TokenList)
+)
+def list_tokens(state: State) -> Response:
+    now = state.clock()
+    return reply(TokenList(tokens=[token_view(token, now) for token in state.tokens.all()]))
+
+
+@token_router.delete(
+    "/tokens/{name}", **operation("Revoke a token at once", ADMIN, TokenView, HTTPStatus.NOT_FOUND)
+)
+def revoke_token(
+    name: Annotated[str, Path(description="The token's name.")], state: State
+) -> Response:
+    """Revoke it for good; its row stays for a while as a record."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise TokenMissing(name)
+    return reply(token_view(state.tokens.revoke(name), state.clock()))
 
 
 def _database(state: AppState) -> Check:

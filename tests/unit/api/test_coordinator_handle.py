@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from api.coordinator_link import CACHED_SECONDS, CoordinatorWaker, CoordinatorWatch
+from api.dependencies import LEASE_CACHED_SECONDS, CoordinatorHandle
 from database.errors import DatabaseUnavailable
 from database.leases import LEASE_SECONDS
 from database.records import Lease
@@ -28,29 +28,29 @@ class Watched:
     def __init__(self, lease: Lease | None) -> None:
         self.lease = lease
         self.seconds = 0.0
-        self.watch = CoordinatorWatch(lambda: self.lease, lambda: self.seconds)
+        self.handle = CoordinatorHandle(lambda: self.lease, lambda: self.seconds)
 
 
 def test_without_a_lease_there_is_no_coordinator() -> None:
-    assert "muster up" in str(Watched(None).watch.absence())
+    assert "muster up" in str(Watched(None).handle.absence())
 
 
 def test_a_process_of_this_host_is_judged_by_itself() -> None:
-    assert Watched(HERE).watch.absence() is None
+    assert Watched(HERE).handle.absence() is None
     dead = replace(HERE, process=replace(HERE.process, start_ticks=1))
     watched = Watched(dead)
-    assert watched.watch.absence() is not None
+    assert watched.handle.absence() is not None
     watched.lease = replace(dead, beat=1)
-    assert watched.watch.absence() is not None
+    assert watched.handle.absence() is not None
 
 
 def test_a_process_of_another_host_is_judged_by_its_heartbeat() -> None:
     watched = Watched(ELSEWHERE)
-    assert watched.watch.absence() is not None
+    assert watched.handle.absence() is not None
     watched.lease = replace(ELSEWHERE, beat=1)
-    assert watched.watch.absence() is None
+    assert watched.handle.absence() is None
     watched.seconds = LEASE_SECONDS
-    assert watched.watch.absence() is not None
+    assert watched.handle.absence() is not None
 
 
 class Leases:
@@ -60,7 +60,7 @@ class Leases:
         self.now = 100.0
         self.queries = 0
         self.is_away = False
-        self.waker = CoordinatorWaker(self._read, lambda: self.now)
+        self.handle = CoordinatorHandle(self._read, lambda: self.now)
         self._address = "{}:{}".format(*channel.getsockname())
 
     def _read(self) -> Lease:
@@ -81,10 +81,10 @@ def channel() -> Iterator[socket.socket]:
 def test_the_address_is_cached_for_a_second(channel: socket.socket) -> None:
     leases = Leases(channel)
     for _ in range(3):
-        leases.waker()
+        leases.handle.wake()
     assert leases.queries == 1
-    leases.now += CACHED_SECONDS
-    leases.waker()
+    leases.now += LEASE_CACHED_SECONDS
+    leases.handle.wake()
     assert leases.queries == 2
     assert [channel.recv(1) for _ in range(4)] == [b""] * 4
 
@@ -92,11 +92,11 @@ def test_the_address_is_cached_for_a_second(channel: socket.socket) -> None:
 def test_waking_never_fails(channel: socket.socket) -> None:
     leases = Leases(channel)
     leases.is_away = True
-    leases.waker()
+    leases.handle.wake()
     channel.setblocking(False)  # noqa: FBT003  its name
     with pytest.raises(BlockingIOError):
         channel.recv(1)
     leases.is_away = False
-    leases.waker()
+    leases.handle.wake()
     channel.settimeout(20)
     assert channel.recv(1) == b""

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from api.dependencies import AppState
 from api.errors import Problem
-from api.routes import health as routes
-from api.routes.health import get_readiness
+from api.routes import service as routes
+from api.routes.service import get_readiness
 from database.errors import DatabaseUnavailable
 from muster.contracts.paths import DataDir
 from muster.contracts.views import Health
