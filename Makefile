@@ -46,17 +46,17 @@ units: $(STAMP)
 test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choose)
 	$(BIN)/pytest -n 3 --dist worksteal --durations 10 $(ARGS)
 
-# Every part can be run alone, longer and with another seed: docs/reliability.md, with what is not
-# among these (vigil, outage, log_gaps, lost_replies).
-chaos: $(STAMP) ## kill anything, then single ranks, then elastic ones: 10 to 30 min (ARGS='--faults 50')
+# Each harness can be run alone, longer and with another seed; docs/reliability.md lists them all,
+# also those without a target (vigil, outage, log_gaps).
+chaos: $(STAMP) ## faults in every process, then random kills of ranks: 10 to 30 min (ARGS='--faults 50')
 	$(BIN)/python -m stress.chaos $(ARGS)
 	$(BIN)/python -m stress.random_kills
 	$(BIN)/python -m stress.elastic_schedules
 
-contain: $(STAMP) ## 500 ranks that leave processes behind, and decoys: 5 to 10 min (ARGS='TRIALS SEED')
+contain: $(STAMP) ## 500 ranks that leave processes behind, and lookalikes: 5 to 10 min (ARGS='TRIALS SEED')
 	$(BIN)/python -m stress.containment $(ARGS)
 
-stale: $(STAMP) ## 200 ranks of machines that stood still wake up: 10 to 20 min (ARGS='WAKINGS SEED')
+stale: $(STAMP) ## 200 ranks of frozen hosts resume after a takeover: 10 to 20 min (ARGS='WAKINGS SEED')
 	$(BIN)/python -m stress.stale $(ARGS)
 
 fuzz: $(STAMP) ## 20 000 requests made from the API's document: 10 to 15 min (ARGS='--cases N --seed S')
@@ -67,7 +67,7 @@ load: $(STAMP) ## many readers, submissions, jobs, keys: 5 to 10 min
 	$(BIN)/python -m stress.load.answers
 	$(BIN)/python -m stress.lost_replies --keys 1000 --duplicates 8 --kills 25
 
-siege: $(STAMP) ## who must not get in, or out, or through: 5 min
+siege: $(STAMP) ## attacks on the API, path traversal, leaks of secrets: 5 min
 	$(BIN)/python -m stress.security.siege
 	$(BIN)/python -m stress.security.escapes
 	$(BIN)/python -m stress.security.canaries

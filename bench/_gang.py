@@ -25,7 +25,7 @@ SOUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def recoveries() -> list[float]:
-    """Return the seconds from each kill -9 to the first step of the gang that is started then."""
+    """Return the seconds from each kill -9 to the first step after all ranks restarted."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as root:
         options = [f"--nproc-per-node={RANKS}", "--standalone", f"--max-restarts={2 * KILLS}"]
         torchrun = subprocess.Popen(

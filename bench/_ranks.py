@@ -1,11 +1,11 @@
-"""Ranks over shared memory without a service: the trainer, and a bare loop to hold against it.
+"""Ranks over shared memory without services: the trainer, and a plain loop as its baseline.
 
     python bench/_ranks.py alone|beside DATA BATCH_SIZE RANK PARENT DESCRIPTOR ...
 
-The bare loop computes the same leaves of the same batches and adds them one after the other into
-one vector per rank. What ranks have added up is exchanged in the same way. It checks nothing.
-*Beside* takes turns: after each step of the trainer one of the bare loop, in the same process, so
-that both have the same memory, the same cores and the same neighbours on them.
+The plain loop computes the same leaves of the same batches and adds them one after the other into
+one vector per rank. Ranks exchange their sums in the same way. The loop checks nothing.
+With `beside`, each step of the trainer is followed by one of the plain loop in the same process, so
+that both use the same memory and cores under the same load.
 """
 
 import json
@@ -45,17 +45,17 @@ WARM_UP_STEPS = 4
 
 
 class Cost(NamedTuple):
-    """What a step took, in seconds; medians over the steps."""
+    """Seconds per step; medians over the steps."""
 
     cpu: float
-    """Of all ranks together."""
+    """CPU time of all ranks together."""
     plain_cpu: float
-    """The same of the bare loop; 0 if it did not run."""
+    """CPU time of the plain loop; 0 if it did not run."""
     clock: float
 
 
 def run(how: str, data: Path, batch_size: int, world_size: int) -> Cost:
-    """Train with so many ranks and return what a step cost."""
+    """Train with `world_size` ranks and return the cost of a step."""
     memory = [os.memfd_create("bench") for _ in range(2 * (world_size + 1))]
     common = (how, data, batch_size)
     ranks = [
@@ -66,15 +66,15 @@ def run(how: str, data: Path, batch_size: int, world_size: int) -> Cost:
         )
         for rank in range(world_size)
     ]
-    said = [json.loads(rank.communicate()[0]) for rank in ranks]
+    costs = [json.loads(rank.communicate()[0]) for rank in ranks]
     for descriptor in memory:
         os.close(descriptor)
-    cpu, plain_cpu, clock = zip(*said, strict=True)
+    cpu, plain_cpu, clock = zip(*costs, strict=True)
     return Cost(sum(cpu), sum(plain_cpu), max(clock))
 
 
 class Instant(NamedTuple):
-    """In seconds of this process's CPU time, and of the clock."""
+    """CPU time of this process and monotonic clock, in seconds."""
 
     cpu: float
     clock: float
@@ -88,46 +88,51 @@ class Rank:
     """One process."""
 
     def __init__(self, data: Path, batch_size: int, rank: int, memory: tuple[int, ...]) -> None:
-        drawer = RandomAccess(find_shards(data))
+        data_access = RandomAccess(find_shards(data))
         self.program = Perceptron()
         self.schedule = Schedule(
-            totals=drawer.totals,
+            totals=data_access.totals,
             batch_size=batch_size,
             virtual_shards=VIRTUAL_SHARDS,
-            epochs=STEPS * batch_size // drawer.totals.lines,
+            epochs=STEPS * batch_size // data_access.totals.lines,
             seed=0,
             checkpoint_every=1 << 30,
         )
         self.initial = self.program.initial(0)
-        self.computer = BlockComputer(self.program, self.schedule, drawer, self.initial, BusyFlag())
-        self.loader = BatchLoader(self.schedule, drawer, decoder_of(self.program))
+        self.computer = BlockComputer(
+            self.program, self.schedule, data_access, self.initial, BusyFlag()
+        )
+        self.loader = BatchLoader(self.schedule, data_access, decoder_of(self.program))
         self.rank, self.world_size = rank, len(memory) // 2 - 1
-        seats = [GroupMember(worker_id=n, rank=n, host="", port=0) for n in range(self.world_size)]
-        layout = WorkerGroup(generation=1, token="", members=tuple(seats), paused=False)
+        members = [
+            GroupMember(worker_id=n, rank=n, host="", port=0) for n in range(self.world_size)
+        ]
+        group = WorkerGroup(generation=1, token="", members=tuple(members), paused=False)
         half = len(memory) // 2
-        self.update = GroupUpdate(group=layout, memory=memory[:half])
-        self.plain_update = GroupUpdate(group=layout, memory=memory[half:])
+        self.update = GroupUpdate(group=group, memory=memory[:half])
+        self.plain_update = GroupUpdate(group=group, memory=memory[half:])
         self.geometry = Geometry(slot_count=VIRTUAL_SHARDS, elements=self.computer.elements)
         self.steps: list[tuple[Instant, Instant]] = []
-        """When each of the trainer's steps was taken, and when the training went on."""
+        """The end of each of the trainer's steps, and the beginning of the next."""
 
-    # The layouts of a trainer, and its witness
+    # GroupUpdates and TrainerCallbacks
 
     def check(self) -> None:
-        """Nothing ever changes."""
+        """The group never changes."""
 
     def next(self) -> GroupUpdate:
         return self.update
 
-    def load_state(self, _layout: WorkerGroup, replica: Replica) -> None:
+    def load_state(self, _group: WorkerGroup, replica: Replica) -> None:
         replica.commit(self.initial, Committed(position=Position()))
 
-    def nothing(self, *_: object) -> None:
-        """Nobody is told."""
+    def _ignore(self, *_: object) -> None:
+        """Callback that this benchmark does not need."""
 
-    took_up = stranded = disputed = keep = unkept = pause = stepped = nothing
+    on_group_joined = on_peer_lost = on_state_mismatch = on_step = _ignore
+    save_checkpoint = on_checkpoint_failed = wait_before_retry = _ignore
 
-    def wait_between_steps(self, _attend: object) -> None:
+    def wait_between_steps(self, _check: object) -> None:
         before = Instant.now()
         if self.plain is not None:
             next(self.plain)
@@ -159,10 +164,10 @@ class Rank:
         level = (VIRTUAL_SHARDS // self.world_size).bit_length() - 1
         blocks = [(Block(level, rank),) for rank in range(self.world_size)]
         state = self.initial
-        meeting = SharedMemoryGroupFactory(self.rank, self.geometry, self)
-        group = meeting.create(self.plain_update)
+        groups = SharedMemoryGroupFactory(self.rank, self.geometry, self)
+        group = groups.create(self.plain_update)
         if group is None:
-            raise RuntimeError("a rank is not among the members of its own layout")
+            raise RuntimeError("a rank is not a member of its own group")
         with group:
             for step in range(self.schedule.total_steps):
                 state = self.plain_step(group, blocks, state, step)
@@ -172,11 +177,11 @@ class Rank:
         (mine,) = blocks[self.rank]
         shape, slot = self.computer.schema, group.reducer.slots[0]
         views, weight_at = shape.views(slot), shape.gradient_elements + 1
-        chance = LeafRng(self.schedule.seed)
+        random = LeafRng(self.schedule.seed)
         loaded = self.loader.load(step, mine)
         for place, batch in enumerate(loaded.batches):
-            random = chance.at(0, Leaf(step, mine.start + place))
-            made = self.program.gradient(state, batch, random)
+            generator = random.at(0, Leaf(step, mine.start + place))
+            made = self.program.gradient(state, batch, generator)
             numbers = (made.loss, loaded.weights[place])
             if place == 0:
                 slot[weight_at - 1 : weight_at + 1] = numbers

@@ -1,4 +1,4 @@
-"""An installation of its own for a benchmark: API and coordinator, started and ended here."""
+"""An installation for one benchmark: API and coordinator in a temporary directory."""
 
 import json
 import os
@@ -18,7 +18,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Services:
-    """Use as a context manager; everything lies in a temporary directory."""
+    """Use as a context manager; all files are in a temporary directory."""
 
     def __init__(self, slots: int = 16) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="muster-bench-"))
@@ -54,7 +54,7 @@ class Services:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def stop_coordinator(self) -> None:
-        """Let it hand over, to nobody yet: its jobs go on."""
+        """Stop the coordinator without a successor; its jobs continue."""
         self.coordinator.terminate()
         self.coordinator.wait()
         (self.root / "coordinator.json").unlink(missing_ok=True)
@@ -109,7 +109,7 @@ class Services:
 
 
 def cpu_seconds(pid: int, *, with_children: bool) -> float:
-    """Return the processor time of a process, and on demand of its reaped children."""
+    """Return the CPU time of a process, optionally with that of its reaped children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = [int(field) for field in fields[11:15]]
     return sum(ticks if with_children else ticks[:2]) / TICKS_PER_SECOND

@@ -1,8 +1,8 @@
-"""What a crowd costs its coordinator: ``python bench/crowd.py [seconds]`` or ``make bench``.
+"""CPU time of a coordinator with a thousand ranks: ``python bench/crowd.py [seconds]``.
 
-A real coordinator over real SQLite inherits 125 jobs of eight ranks. Their agents are played here,
-over connections of their own: every rank takes a step and beats once a second, each at its own
-moment, and every agent pulses. Printed is the processor time of the coordinator.
+A real coordinator over real SQLite takes over 125 jobs of eight ranks. This script simulates their
+agents, each over its own connection: every rank takes a step and sends a heartbeat once a second,
+each at a different moment, and every agent sends heartbeats too.
 """
 
 import asyncio
@@ -50,23 +50,25 @@ SECONDS = 30.0
 SETTLING_SECONDS = 5.0
 BEAT_SECONDS = 1.0
 GENERATION = 1
-TOKEN = "of all agents here"  # noqa: S105  no secret: nobody else is to be convinced
+TOKEN = "of all agents here"  # noqa: S105  no secret: the installation is temporary
 SPEC = JobSpec(mode="independent", world_size=RANKS, command=("sleep", "3600"))
 
 
 def main(seconds: float) -> None:
-    # One process stands for all agents and ranks: should it come to kills, nobody else is hurt.
+    # One process stands for all agents and ranks, so a kill harms no other process.
     stand_in = subprocess.Popen(["/bin/sleep", "86400"])
     process = identify(stand_in.pid)
     if process is None:
-        raise RuntimeError("the process that is to stand for all agents has ended already")
+        raise RuntimeError("the stand-in process for all agents has already ended")
     try:
         with Services(slots=AGENTS * RANKS) as services:
             services.stop_coordinator()
-            jobs = inheritance(services, process)
+            jobs = write_jobs(services, process)
             services.start_coordinator()
             share = asyncio.run(
-                measured(published(services), services.coordinator.pid, jobs, process, seconds)
+                measure(
+                    wait_for_address(services), services.coordinator.pid, jobs, process, seconds
+                )
             )
             check(services, jobs, seconds)
             services.stop_coordinator()
@@ -77,8 +79,8 @@ def main(seconds: float) -> None:
     print(f"{what:<62} {100 * share:>10.3f}   <= 50", flush=True)
 
 
-def inheritance(services: Services, process: ProcessRecord) -> list[tuple[JobId, JobUid]]:
-    """Write the rows that an earlier coordinator would have left; return the jobs."""
+def write_jobs(services: Services, process: ProcessRecord) -> list[tuple[JobId, JobUid]]:
+    """Write the rows of an earlier coordinator; return the jobs."""
     jobs = [(JobId(f"crowd-{n:03}"), JobUid(uuid.uuid4().hex)) for n in range(AGENTS)]
     with_rows = [
         JobWrite(
@@ -115,21 +117,21 @@ def inheritance(services: Services, process: ProcessRecord) -> list[tuple[JobId,
     return jobs
 
 
-async def measured(
+async def measure(
     address: CoordinatorAddress,
     pid: int,
     jobs: Sequence[tuple[JobId, JobUid]],
     process: ProcessRecord,
     seconds: float,
 ) -> float:
-    """Play all agents for a while; return the coordinator's processor time per second."""
-    chance = random.Random(0)  # noqa: S311  chance that can be repeated, no secret
+    """Simulate all agents for `seconds`; return the coordinator's CPU seconds per second."""
+    chance = random.Random(0)  # noqa: S311  repeatable on purpose, no secret
     agents = [
         asyncio.ensure_future(play(address, uid, process, chance.random())) for _, uid in jobs
     ]
-    await quiet(agents, SETTLING_SECONDS)
+    await wait(agents, SETTLING_SECONDS)
     began, before = time.monotonic(), cpu_seconds(pid, with_children=False)
-    await quiet(agents, seconds)
+    await wait(agents, seconds)
     share = (cpu_seconds(pid, with_children=False) - before) / (time.monotonic() - began)
     for agent in agents:
         agent.cancel()
@@ -137,15 +139,15 @@ async def measured(
     return share
 
 
-async def quiet(agents: Sequence["asyncio.Future[None]"], seconds: float) -> None:
-    """Let time go by; raises what an agent has failed with, as none of them may end."""
+async def wait(agents: Sequence["asyncio.Future[None]"], seconds: float) -> None:
+    """Wait; raises RuntimeError if an agent ends."""
     ended, _ = await asyncio.wait(agents, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for agent in ended:
-        raise RuntimeError("the coordinator has hung up on an agent") from agent.exception()
+        raise RuntimeError("the coordinator disconnected an agent") from agent.exception()
 
 
-def published(services: Services) -> CoordinatorAddress:
-    """Return where the coordinator listens, once it does."""
+def wait_for_address(services: Services) -> CoordinatorAddress:
+    """Wait for the coordinator's address and return it."""
     file = DataDir(services.root).coordinator_address
     while not file.exists():
         time.sleep(0.05)
@@ -155,7 +157,7 @@ def published(services: Services) -> CoordinatorAddress:
 async def play(
     address: CoordinatorAddress, uid: JobUid, process: ProcessRecord, phase: float
 ) -> None:
-    """Be an agent whose ranks beat in turn; ends when the coordinator hangs up."""
+    """Simulate an agent whose ranks send heartbeats in turn, until the connection closes."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     for message in introduction(uid, process):
         writer.write(frame(encode(message)))
@@ -219,7 +221,7 @@ def at_step(step: int) -> Heartbeat:
 
 
 def check(services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: float) -> None:
-    """Every rank must have been heard all the while, and none restarted."""
+    """Check that every heartbeat was recorded and no rank was restarted."""
     database = Database.open(services.database_url)
     try:
         rows = Ranks(database).of_jobs([job_id for job_id, _ in jobs])
@@ -227,10 +229,10 @@ def check(services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: flo
         database.close()
     workers = [worker for of_job in rows.values() for worker in of_job]
     if len(workers) != AGENTS * RANKS or any(w.incarnation or w.restarts for w in workers):
-        raise RuntimeError("a rank was restarted although all of them beat")
+        raise RuntimeError("a rank was restarted although all ranks sent heartbeats")
     least = min(worker.step for worker in workers)
     if least < seconds / BEAT_SECONDS:
-        raise RuntimeError(f"only {least} beats of a rank are on record: is this machine crowded?")
+        raise RuntimeError(f"only {least} heartbeats recorded; is the machine overloaded?")
 
 
 if __name__ == "__main__":

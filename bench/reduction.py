@@ -105,9 +105,7 @@ class Rank:
         ]
         own = Arena.create(memories[self.rank], Geometry(slot_count=1, elements=elements))
         arenas = [own if rank == self.rank else peer(each) for rank, each in enumerate(memories)]
-        flags = Flags(
-            arenas=arenas, rank=self.rank, generation=1, pidfds={}, attention=lambda: None
-        )
+        flags = Flags(arenas=arenas, rank=self.rank, generation=1, pidfds={}, on_wait=lambda: None)
         return flags, result
 
     def contenders(self, size_bytes: int) -> dict[str, Callable[[], object]]:
@@ -166,7 +164,7 @@ class Rank:
 
 
 def peer(memory: int) -> Arena:
-    """Nobody announces here that an arena is ready, so it is waited for."""
+    """Attach a peer's arena; wait until the peer has created it."""
     while True:
         try:
             return Arena.attach(memory)

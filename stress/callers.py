@@ -1,4 +1,4 @@
-"""People who ask and submit while something is broken, and judge every answer that they get."""
+"""Clients that send requests while a component fails, and check every response."""
 
 import threading
 import time
@@ -10,14 +10,14 @@ from typing import Self
 import httpx
 
 ANSWER_SECONDS = 30.0
-"""Within this time every request has an answer, whatever the database does."""
+"""Every request is answered within this time, whatever state the database is in."""
 
 CALLERS = 4
 
 
 @dataclass
 class Callers:
-    """People who ask the API all the while, and submit jobs under keys of their own."""
+    """Threads that poll the API and submit jobs with idempotency keys."""
 
     url: str
     job_id: str
@@ -25,7 +25,7 @@ class Callers:
     slowest_seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
     acknowledged: dict[str, str] = field(default_factory=dict)
-    """Key → the job that it was answered with."""
+    """Idempotency key → the job in the response."""
     keys: list[str] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Callers:
             thread.join()
 
     def retry(self) -> None:
-        """Send again what was not acknowledged, as a client does."""
+        """Repeat the requests that were not acknowledged, as a client does."""
         with self._client() as client:
             for key in self.keys:
                 answer = self._post(client, key)
@@ -92,8 +92,8 @@ class Callers:
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             kind = answer.headers["content-type"]
             if kind != "application/problem+json" or "retry-after" not in answer.headers:
-                self.wrong.append(f"a refusal that is no problem document: {answer.text}")
+                self.wrong.append(f"an error that is not a problem document: {answer.text}")
             if "Traceback" in answer.text or len(answer.json()["detail"]) < len("a sentence"):
-                self.wrong.append(f"a refusal that is no sentence: {answer.text}")
+                self.wrong.append(f"an error without a sentence: {answer.text}")
         elif not answer.is_success:
             self.wrong.append(f"{answer.status_code}: {answer.text}")

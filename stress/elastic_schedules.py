@@ -1,8 +1,8 @@
-"""Random schedules over real processes: ranks come, go, stand still and die, and no bit differs.
+"""Random schedules with real processes: ranks join, leave, stop and die; the bits stay the same.
 
-``python -m stress.elastic_schedules [SCHEDULES] [SEED] [--backend shared_memory|tcp]`` runs as many
-as you like in a new installation, with at least ten kills each. Schedule i has the seed SEED + i;
-one that failed is run again alone by ``1 SEED``.
+``python -m stress.elastic_schedules [SCHEDULES] [SEED] [--backend shared_memory|tcp]`` runs them in
+a new installation, with at least ten kills each. Schedule i has the seed SEED + i; run one again
+alone with ``1 SEED``.
 """
 
 import argparse
@@ -24,24 +24,24 @@ from tests.support.pools import PooledJob
 
 KILLS = 10
 OTHERS = 12
-"""Things that happen beside the kills."""
+"""Events other than kills."""
 
 LEAST_WORKERS, MOST_WORKERS = 3, 6
-"""Of those asked for. With fewer, all kills meet the same ranks, and the backoff is long."""
+"""World sizes. With fewer ranks, kills hit the same ranks and the backoff gets long."""
 LONG: dict[str, Any] = {"epochs": 60, "max_workers": MOST_WORKERS, "heartbeat_timeout": 2}
 SLOW_SECONDS = 0.05
-"""Of one virtual shard: far more steps than a schedule lasts."""
+"""Per virtual shard: far more steps than a schedule lasts."""
 
 GOOD_ENDS = ("exited with code 0", "was ended by signal 15 (SIGTERM)")
-"""A newcomer that is not wanted any more may be asked to go before it can listen."""
+"""A new worker that is no longer needed may get SIGTERM before it handles it."""
 
 PAUSES_SECONDS = (0.0, 0.0, 0.2, 0.5, 1.5)
-"""Between two events: some come on top of each other."""
+"""Between two events; some coincide."""
 
 
 @dataclass
 class Schedule:
-    """One job, and what chance does to it."""
+    """One job and its random events."""
 
     installation: Installation
     seed: int
@@ -51,11 +51,11 @@ class Schedule:
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._chance = random.Random(self.seed)  # noqa: S311  can be repeated, no secret
+        self._chance = random.Random(self.seed)  # noqa: S311  repeatable on purpose, no secret
         self._victims: set[int] = set()
 
     def runs(self) -> str:
-        """Act it all out; return the digest of the end."""
+        """Run the schedule; return the final digest."""
         world_size = self._chance.randint(LEAST_WORKERS, 4)
         self._job = PooledJob(
             self.installation,
@@ -82,13 +82,13 @@ class Schedule:
             event()
             time.sleep(self._chance.choice(PAUSES_SECONDS))
         digest = self._job.completes()
-        self._nobody_else_failed()
+        self._check_no_other_failure()
         return digest
 
-    # What happens
+    # Events
 
     def _kills(self) -> None:
-        self._signals(self._somebody(), signal.SIGKILL)
+        self._signals(self._choose_worker(), signal.SIGKILL)
 
     def _all_die(self) -> None:
         for worker in self._job.active():
@@ -101,8 +101,8 @@ class Schedule:
         self._scales(-self._chance.randint(1, 3))
 
     def _lets_go(self) -> None:
-        """A refusal, because one is the last or is gone by now, is an answer, too."""
-        worker = self._somebody()
+        """The API may refuse: the worker may be the last one, or gone."""
+        worker = self._choose_worker()
         path = f"/jobs/{self._job.job_id}/workers/{worker}/leave"
         answer = self.installation.request("POST", path)
         assert answer.is_success or answer.is_client_error, answer.text
@@ -118,18 +118,18 @@ class Schedule:
         self._job.resumes()
 
     def _naps(self) -> None:
-        """Stand still, but not for long."""
-        worker = self._somebody()
+        """Stop a rank for a short time."""
+        worker = self._choose_worker()
         process = identify(self._job.active().get(worker, 0))
         if self._signals(worker, signal.SIGSTOP):
             time.sleep(self._chance.uniform(0.05, 0.5))
-            # By its process: it may be on its way out by now, and must be able to go.
+            # By its process: it may be about to exit and must be able to.
             if process is not None and send_signal(process, signal.SIGCONT):
                 self.done["SIGCONT"] += 1
 
     def _freezes(self) -> None:
-        """Stand still until somebody does something about it."""
-        worker = self._somebody()
+        """Stop a rank until it is replaced."""
+        worker = self._choose_worker()
         if self._signals(worker, signal.SIGSTOP):
             self._victims.add(worker)
             self.done["freeze"] += 1
@@ -139,9 +139,9 @@ class Schedule:
         self._job.scales(min(MOST_WORKERS, max(LEAST_WORKERS, wanted)))
         self.done["grow" if difference > 0 else "shrink"] += 1
 
-    def _somebody(self) -> int:
-        """Wait until there is anybody to be chosen, who is neither dead nor frozen already."""
-        look = lambda: sorted(set(self._job.active()) - self._victims)  # noqa: E731  says it all
+    def _choose_worker(self) -> int:
+        """Wait for a worker that is neither dead nor frozen, and choose it."""
+        look = lambda: sorted(set(self._job.active()) - self._victims)  # noqa: E731  clear as it is
         workers = await_value(look, lambda: self.installation.describe(self._job.job_id))
         return self._chance.choice(workers)
 
@@ -149,16 +149,16 @@ class Schedule:
         try:
             self._job.signals(worker, number)
         except (KeyError, ProcessLookupError):
-            return False  # gone meanwhile, for its own reasons
+            return False  # it has ended meanwhile
         if number is signal.SIGKILL:
             self._victims.add(worker)
         self.done[number.name] += 1
         return True
 
-    # What must hold
+    # Checks
 
-    def _nobody_else_failed(self) -> None:
-        """A process ended badly only if we did it: a death disturbs nobody else."""
+    def _check_no_other_failure(self) -> None:
+        """Check that only processes hit by an event failed."""
         ends = [
             event["message"]
             for event in self.installation.events(self._job.job_id)
@@ -169,7 +169,7 @@ class Schedule:
 
 
 def undisturbed(installation: Installation) -> str:
-    """Return the digest of one rank that trains in peace."""
+    """Return the digest of one undisturbed rank."""
     return PooledJob(installation, world_size=1, epochs=LONG["epochs"]).completes()
 
 

@@ -1,8 +1,9 @@
-"""Whoever dies, every line is in the stream: in order, once.
+"""Every line is in the stream in order and once, whichever process is killed.
 
-``python -m stress.log_gaps --deaths 100 --seed 0`` lets commands write thousands of lines a second,
-very long ones, halves of lines and garbage, kills ranks, agents, the coordinator and the API, and
-compares what readers got, who came back by `Last-Event-ID`, with the files, byte for byte.
+``python -m stress.log_gaps --deaths 100 --seed 0`` runs commands that write thousands of lines per
+second, very long lines, partial lines and invalid bytes. It kills ranks, agents, the coordinator
+and the API, and compares what readers got, resuming by `Last-Event-ID`, with the files, byte for
+byte.
 """
 
 import argparse
@@ -33,18 +34,18 @@ from tests.support.log_follower import LogFollower
 VICTIMS = {"rank": 30, "agent": 15, "coordinator": 20, "api": 35}
 PAUSES_SECONDS = (0.0, 0.3, 0.8, 1.5, 2.5)
 LISTENING = 4 / 5
-"""Of the deaths of an API meet one that serves, and so has readers."""
+"""Share of the kills of the API that wait until it serves and has readers."""
 
 TAIL = 500
 LAST_SECONDS = 120.0
-"""For readers to get everything once all is written."""
+"""For readers to receive the rest after the last line was written."""
 
 TOKEN = re.compile(rb"line (\d+) of ([0-9.]+\.(?:rank|child));")
 
 
 @dataclass
 class Report:
-    """What happened, and what is wrong."""
+    """Counts and faults of a run."""
 
     deaths: Counter[str] = field(default_factory=Counter)
     resumed: int = 0
@@ -62,9 +63,9 @@ class Report:
 
 
 def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) -> Report:
-    """Let jobs write while so many processes are killed; return what their readers got."""
+    """Kill processes while jobs write; return what their readers got."""
     report, began = Report(), time.monotonic()
-    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
     root = installation.root / f"scribbles-{seed}"
     root.mkdir()
     script = str(Path(__file__).parent / "scribbler.py")
@@ -87,7 +88,7 @@ def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) ->
         time.sleep(chance.choice(PAUSES_SECONDS))
     for restarter in restarters:
         restarter.end()
-    _awaken(installation)
+    _start_services(installation)
     (root / "enough").touch()
     for job_id in written:
         installation.wait_until(job_id, is_over)
@@ -98,7 +99,7 @@ def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) ->
         report.lines += reader.lines
     report.seconds = time.monotonic() - began
     for job_id in written:
-        report.faults += _lost_on_the_way_to_the_file(installation, root, job_id)
+        report.faults += _missing_in_files(installation, root, job_id)
         report.faults += _wrong_tail(installation, job_id)
     for (job_id, rank), reader in readers.items():
         if not reader.has_ended:
@@ -143,12 +144,17 @@ def _kill(installation: Installation, victim: str, job_id: str, chance: random.R
     return 1
 
 
-def _awaken(installation: Installation) -> None:
-    """Start what the last blow has ended, and wait until it serves."""
-    for service in (installation.api, installation.coordinator):
-        if service.process is not None and service.process.poll() is not None:
-            service.process = None
-    _await_service(installation.start)
+def _start_services(installation: Installation) -> None:
+    """Start the services that were killed last, and wait until they serve."""
+
+    def start() -> None:
+        # poll() may say None for a moment after SIGKILL, so look again at every attempt.
+        for service in (installation.api, installation.coordinator):
+            if service.process is not None and service.process.poll() is not None:
+                service.process = None
+        installation.start()
+
+    _await_service(start)
 
 
 def _await_service(ask: Callable[[], object]) -> None:
@@ -169,7 +175,7 @@ def _files(installation: Installation, job_id: str, rank: int) -> list[Path]:
 
 
 def _written(installation: Installation, job_id: str, rank: int) -> Iterator[bytes]:
-    """Yield the lines of a rank as a reader is to see them, those without an end included."""
+    """Yield the lines of a rank as a reader must see them, incomplete ones included."""
     for path in _files(installation, job_id, rank):
         with path.open("rb") as log:
             for raw in log:
@@ -202,12 +208,10 @@ def _wrong_tail(installation: Installation, job_id: str) -> Iterator[str]:
         found = [line["line"] for line in answer["lines"]]
         wanted = [line.decode() for line in _written(installation, job_id, rank)][-TAIL:]
         if found != wanted:
-            yield f"the last {TAIL} lines of rank {rank} of {job_id} are others than in the file"
+            yield f"the last {TAIL} lines of rank {rank} of {job_id} differ from the file"
 
 
-def _lost_on_the_way_to_the_file(
-    installation: Installation, root: Path, job_id: str
-) -> Iterator[str]:
+def _missing_in_files(installation: Installation, root: Path, job_id: str) -> Iterator[str]:
     numbers: dict[str, list[int]] = {}
     for rank in (0, 1):
         for path in _files(installation, job_id, rank):
@@ -216,7 +220,7 @@ def _lost_on_the_way_to_the_file(
     for witness in (root / "witnesses" / job_id).iterdir():
         least = int.from_bytes(witness.read_bytes(), "little")
         found = numbers.get(witness.name, [])
-        # It may have been killed between its last write and its witness.
+        # It may have been killed between its last write and its counter.
         if found != list(range(len(found))) or not least <= len(found) <= least + FAST_LINES:
             yield f"{witness.name} wrote {least} lines, and {len(found)} are in its file"
 
@@ -226,10 +230,10 @@ def _short(line: bytes | None) -> str:
 
 
 def main() -> int:
-    """Run it, print what came of it, and return 1 if a line was lost, doubled or misplaced."""
+    """Run, print the report, and return 1 if a line is lost, duplicated or out of order."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--deaths", type=int, default=120, help="how many (120)")
-    parser.add_argument("--seed", type=int, default=0, help="decides who dies (0)")
+    parser.add_argument("--deaths", type=int, default=120, help="number of kills (120)")
+    parser.add_argument("--seed", type=int, default=0, help="decides what is killed (0)")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, Installation(Path(directory)) as installation:
         report = run(installation, deaths=asked.deaths, seed=asked.seed)

@@ -1,8 +1,8 @@
-"""Replies are lost while the API is killed again and again: one key, one job.
+"""Replies are lost while the API is killed again and again: one key makes one job.
 
 ``python -m stress.lost_replies --keys 1000 --duplicates 8 --seed 0`` sends every request eight
-times at once, and each again until it has an answer. Then every key comes once more with another
-request, which has to be refused.
+times at once and retries each until it is answered. Then every key is sent once more with a
+different request, which must be refused.
 """
 
 import argparse
@@ -27,22 +27,22 @@ from tests.support.installation import Installation, await_value
 KEYS_AT_ONCE = 4
 RETRY_SECONDS = 0.05
 PATIENCE_SECONDS = 120.0
-"""For the answer of one request, however often the API is started again meanwhile."""
+"""For one request, across all restarts of the API."""
 LIFE_SECONDS = (0.05, 0.6)
-"""Of an API, from the moment it answers."""
+"""Life of an API after its first response."""
 
 
 @dataclass
 class Report:
-    """What came of it, and what is wrong."""
+    """Counts and faults of a run."""
 
     keys: int
     duplicates: int
     kills: int = 0
     without_reply: int = 0
-    """Requests that the API did not live to answer."""
+    """Requests that the API was killed before answering."""
     replayed_after: int = 0
-    """Of those that had been carried out all the same."""
+    """How many of those had been committed."""
     faults: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -62,12 +62,12 @@ class Hammer:
         self._lock = threading.Lock()
 
     def strike(self, key: str) -> str:
-        """Return the id of the job that `key` has; raises `TimeoutError` if nobody says it."""
+        """Return the id of the job of `key`; raises `TimeoutError` without an answer."""
         was_lost = False
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{key} has had no answer for {PATIENCE_SECONDS:.0f} seconds")
+                raise TimeoutError(f"{key} was not answered within {PATIENCE_SECONDS:.0f} seconds")
             try:
                 answer = ask(self._port, key)
             except ConnectionRefusedError:
@@ -89,21 +89,21 @@ class Hammer:
 
 
 def ask(port: int, key: str, world_size: int = 1) -> Answer:
-    """Submit the job of `key`, or with other ranks than one another one."""
+    """Submit the job of `key`; another number of ranks makes it a different request."""
     body = {"command": ["true"], "name": key, "world_size": world_size}
     with Connection(port) as connection:
         return connection.ask(post("/jobs", body, idempotency_key=key))
 
 
 def run(root: Path, *, keys: int, duplicates: int, kills: int, seed: int) -> Report:
-    """Hammer an API of its own, which is killed at most so often.
+    """Send requests to a new API, which is killed at most `kills` times.
 
-    Nobody coordinates, so that the jobs only wait.
+    There is no coordinator, so the jobs stay queued.
     """
     report = Report(keys, duplicates)
     installation = Installation(root, DATASET_DIR=str(root))
     installation.start_api()
-    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
     names = [f"key-{number}" for number in range(keys) for _ in range(duplicates)]
     restarter = Restarter(installation.api)
     restarter.start()
@@ -115,7 +115,7 @@ def run(root: Path, *, keys: int, duplicates: int, kills: int, seed: int) -> Rep
                 while report.kills < kills and not all(answer.done() for answer in answers):
                     report.kills += _kill_once_it_serves(installation, chance)
                 wait(answers, return_when=FIRST_EXCEPTION)
-            finally:  # where something has failed, what is not under way is not begun
+            finally:  # after a failure, do not begin the remaining requests
                 clients.shutdown(wait=False, cancel_futures=True)
         _await_service(installation)
         found = list(zip(names, (answer.result() for answer in answers), strict=True))
@@ -178,7 +178,7 @@ def _jobs(installation: Installation) -> int:
 
 
 def main() -> int:
-    """Run it, print what came of it, and return 1 if a job was lost or is there twice."""
+    """Run, print the report, and return 1 if a job is lost or duplicated."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=200, help="requests to send (200)")
     parser.add_argument("--duplicates", type=int, default=3, help="of each, at once (3)")

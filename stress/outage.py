@@ -1,8 +1,8 @@
-"""The database goes away while jobs train; nobody but its clients may notice.
+"""The database fails while jobs train; only clients of the API may notice.
 
-``python -m stress.outage --seconds 30 --rounds 2`` takes it away in every way there is, SQLite's
-and PostgreSQL's, and prints what people would have seen. In each round a rank is killed meanwhile,
-and in every second one the coordinator as well.
+``python -m stress.outage --seconds 30 --rounds 2`` runs every kind of outage of SQLite and
+PostgreSQL and prints what users would have seen. In each round a rank is killed during the outage,
+in every second one the coordinator too.
 """
 
 import argparse
@@ -33,26 +33,26 @@ from tests.support.installation import (
     is_over,
     pids,
 )
-from tests.support.peace import Peace, bits
+from tests.support.undisturbed import UndisturbedRuns, bits
 
 STEP_SECONDS = 0.05
 STEPS_PER_EPOCH = 16
-"""Of two ranks that share 512 samples, 16 a step."""
+"""Of two ranks that share 512 samples, 16 per step."""
 
 ONCE = {"rank_started", "rank_live", "rank_exited", "job_completed"}
-"""Kinds of events that one incarnation, or one job, can have only once."""
+"""Kinds of events that an attempt, or a job, can have only once."""
 
 REST_SECONDS = 6.0
-"""Of training before and after an outage."""
+"""Training time before and after an outage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What people would have seen of one outage."""
+    """What users would have seen of one outage."""
 
     way: str
     steps: int
-    """That became durable while the database was away."""
+    """Steps that became durable during the outage."""
     statuses: Mapping[int, int]
     slowest_seconds: float
     answers_after_seconds: float
@@ -76,20 +76,20 @@ def endure(
     way: str,
     outage: Callable[[], AbstractContextManager[None]],
     seconds: float,
-    peace: Peace,
+    undisturbed: UndisturbedRuns,
     dying: Collection[str] = (),
 ) -> Figures:
-    """Train through one outage of so many seconds; return what was seen, with all faults.
+    """Train through an outage of `seconds`; return the figures with all faults.
 
-    A second coordinator stands by. If the first is `dying` in the midst of it, it has an heir;
-    otherwise nobody may take its place.
+    A second coordinator stands by. It must take over if the first one is in `dying`, and only
+    then.
     """
-    heir = _standby(installation)
+    second = _standby(installation)
     try:
-        return _endure(installation, way, outage, seconds, peace, dying, heir)
+        return _endure(installation, way, outage, seconds, undisturbed, dying, second)
     finally:
-        if heir.process is not None and installation.coordinator is not heir:
-            heir.end(signal.SIGTERM)
+        if second.process is not None and installation.coordinator is not second:
+            second.end(signal.SIGTERM)
 
 
 def _endure(
@@ -97,9 +97,9 @@ def _endure(
     way: str,
     outage: Callable[[], AbstractContextManager[None]],
     seconds: float,
-    peace: Peace,
+    undisturbed: UndisturbedRuns,
     dying: Collection[str],
-    heir: Service,
+    second: Service,
 ) -> Figures:
     epochs = round((seconds + REST_SECONDS) / (STEPS_PER_EPOCH * STEP_SECONDS))
     fields = {"world_size": 2, "epochs": epochs, "sleep_sec": STEP_SECONDS}
@@ -127,9 +127,11 @@ def _endure(
     faults = [*callers.wrong]
     for job_id, restarts in ((calm, 0), (struck, 1), (together, 0)):
         faults += _faults(installation, job_id, restarts)
-        if bits(installation, job_id) != peace.bits(**(pooled if job_id == together else fields)):
+        if bits(installation, job_id) != undisturbed.bits(
+            **(pooled if job_id == together else fields)
+        ):
             faults.append(f"{job_id} has other bits")
-    faults += _wrong_succession(installation, heir, dying)
+    faults += _wrong_succession(installation, second, dying)
     jobs = Counter(callers.acknowledged.values())
     faults += [f"{job_id} has {count} keys" for job_id, count in jobs.items() if count > 1]
     for job_id in jobs:
@@ -149,27 +151,30 @@ def _endure(
 
 
 def _standby(installation: Installation) -> Service:
-    heir = Service("coordinator", installation.root, installation.environment)
-    heir.log = installation.root / f"heir-{time.monotonic_ns()}.log"
-    heir.start()
-    await_value(lambda: "waiting: process" in heir.log.read_text(), lambda: end_of(heir.log))
-    return heir
+    second = Service("coordinator", installation.root, installation.environment)
+    second.log = installation.root / f"second-{time.monotonic_ns()}.log"
+    second.start()
+    await_value(
+        lambda: "waiting: process" in second.log.read_text(),
+        lambda: end_of(second.log),
+    )
+    return second
 
 
 def _wrong_succession(
-    installation: Installation, heir: Service, dying: Collection[str]
+    installation: Installation, second: Service, dying: Collection[str]
 ) -> Iterator[str]:
-    """Yield what is wrong with who coordinates; afterwards one does and no other is there."""
-    coordinates = "coordinates, with" in heir.log.read_text()
-    if heir.process is None or heir.process.poll() is not None:
-        yield f"the second coordinator ended: {end_of(heir.log)}"
+    """Yield faults of the takeover; afterwards exactly one coordinator runs."""
+    coordinates = "coordinates, with" in second.log.read_text()
+    if second.process is None or second.process.poll() is not None:
+        yield f"the second coordinator ended: {end_of(second.log)}"
     elif "coordinator" in dying:
-        installation.coordinator = heir
+        installation.coordinator = second
         if not coordinates:
             yield "the second coordinator did not take over"
     else:
         if coordinates:
-            yield "the second coordinator took over from one that lived"
+            yield "the second coordinator took over although the first was alive"
         process = installation.coordinator.process
         if process is None or process.poll() is not None:
             yield "the coordinator ended"
@@ -197,12 +202,12 @@ def _faults(installation: Installation, job_id: str, restarts: int) -> Iterator[
     if seen["restarts"] != restarts:
         yield f"{job_id} has {seen['restarts']} restarts"
     if installation.kinds(job_id).count("rank_exited") < restarts:
-        yield f"{job_id} does not tell of the rank's end"
+        yield f"{job_id} has no event about the rank's end"
     yield from _doubled(installation, job_id)
 
 
 def _doubled(installation: Installation, job_id: str) -> Iterator[str]:
-    """Yield the events that are there twice, and say if the last is not the end of the job."""
+    """Yield duplicate events, and a missing end of the job."""
     events = installation.events(job_id)
     found = Counter(
         (event["kind"], event["rank"], event["incarnation"])
@@ -218,7 +223,7 @@ def _doubled(installation: Installation, job_id: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Take the database away in every way, again and again; return 1 if anything was lost."""
+    """Run every kind of outage; return 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each outage (30)")
     parser.add_argument("--rounds", type=int, default=2, help="of all kinds (2)")
@@ -238,14 +243,14 @@ def main() -> int:
         )
         cases = [(f"PostgreSQL {name}", large, way) for name, way in ways(server).items()]
         cases.append(("SQLite locked", small, lambda: locked(small)))
-        stranger = "SQLite written to by a stranger"
+        stranger = "SQLite locked by another writer"
         cases.append((stranger, small, lambda: locked(small, "BEGIN IMMEDIATE")))
-        peace = Peace(small)
+        undisturbed = UndisturbedRuns(small)
         for number in range(asked.rounds):
             dying = ("coordinator",) if number % 2 else ()
             for name, installation, outage in cases:
                 way = " and ".join([name, *dying])
-                figures = endure(installation, way, outage, asked.seconds, peace, dying)
+                figures = endure(installation, way, outage, asked.seconds, undisturbed, dying)
                 failed = failed or bool(figures.faults)
                 print(figures, flush=True)
     return int(failed)

@@ -1,6 +1,6 @@
-"""The promise at its hardest: SIGKILL for one rank after the other, and no bit is different.
+"""SIGKILL for one rank after the other: the final bits must be the same.
 
-``python -m stress.random_kills [KILLS] [SEED]`` runs it as long as you like, in a new installation.
+``python -m stress.random_kills [KILLS] [SEED]`` runs in a new installation.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def survive_kills(installation: Installation, *, kills: int, seed: int, **fields
 
     The ranks are chosen at random among those that live. At each kill all others keep their pid.
     """
-    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
     job_id = installation.submit(**fields)
     seen = installation.wait_until(job_id, has_saved)
     for done in range(kills):

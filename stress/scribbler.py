@@ -1,7 +1,7 @@
-"""A command that writes all the time, as nastily as it can, until it is told that it is enough.
+"""A command that writes difficult output continuously until DIRECTORY/enough exists.
 
 ``python scribbler.py DIRECTORY``. After each write the number of lines goes into a page of shared
-memory, which outlives any death; so it is known what has to be in the log.
+memory, which survives the process, so the expected content of the log is known.
 """
 
 import mmap
@@ -13,19 +13,19 @@ from pathlib import Path
 
 FAST_LINES = 60
 SLOW_LINES = 3
-"""At once; a hundred times a second."""
+"""Lines per write; a hundred writes per second."""
 
 LONG_BYTES = 1 << 17
-"""Far more than is shown of a line, and not so much that it comes as several."""
+"""Longer than the part of a line that is shown, but short enough to stay one line."""
 
 PAUSE_SECONDS = 0.01
 CHILD_PAUSE_SECONDS = 0.05
 PAUSES_TO_STAND = 5
-"""For so long half of a line is there."""
+"""Time between two halves of a line."""
 
 
 class Writer:
-    """Numbers lines; its file, named by who writes, holds how many were written."""
+    """Numbers lines and counts them in a file named after the process."""
 
     def __init__(self, directory: Path, kind: str) -> None:
         self._name = f"{os.environ['RANK']}.{os.getpid()}.{time.monotonic_ns()}.{kind}"
@@ -63,7 +63,7 @@ def main() -> None:
     is_fast = os.environ["RANK"] == "0"
     if not is_fast:
         _leave_a_child(directory)
-    chance = random.Random()  # noqa: S311  every incarnation is to do something else
+    chance = random.Random()  # noqa: S311  every attempt behaves differently
     writer = Writer(directory, "rank")
     while not (directory / "enough").exists():
         writer.write(FAST_LINES if is_fast else SLOW_LINES)
@@ -72,7 +72,7 @@ def main() -> None:
             writer.write(1, b"x" * LONG_BYTES)
         elif lot < 0.05:
             writer.write(1, chance.randbytes(99).replace(b"\n", b"\r"))
-        elif lot < 0.07 and is_fast:  # nobody else writes into the same line
+        elif lot < 0.07 and is_fast:  # no other process writes to this line
             writer.write_in_halves()
         time.sleep(PAUSE_SECONDS)
     if is_fast:

@@ -1,8 +1,8 @@
-"""How soon an end is seen, how soon a frozen rank is replaced, and that nobody is blamed wrongly.
+"""How soon exits are detected and frozen ranks replaced, and that there are no false alarms.
 
-``python -m stress.vigil --kills 200 --freezes 50 --minutes 20`` makes an installation of its own
-and prints a table: ranks that are killed, ranks that are stopped, and then jobs that nobody harms,
-on a machine whose processors are busy with something else. The exit code is 1 if a goal is missed.
+``python -m stress.vigil --kills 200 --freezes 50 --minutes 20`` runs in a new installation and
+prints a table: ranks that are killed, ranks that are stopped, and undisturbed jobs on a machine
+with busy processors. The exit code is 1 if a goal is missed.
 """
 
 import argparse
@@ -30,13 +30,13 @@ HEADER = ("what", "times", *SHARES, "goal")
 
 RANKS_PER_JOB = 25
 KILLS_PER_RANK = 4
-"""More would have to wait for a backoff that doubles each time."""
+"""With more, the backoff would grow too long."""
 
 TIMEOUT_SECONDS = 2.0
 """After which a frozen rank is replaced."""
 
 SEEN_SECONDS = 0.050
-"""Within which the end of 99 in 100 is seen."""
+"""Goal of the 99th percentile."""
 
 KILL_PAUSE_SECONDS = (0.1, 0.4)
 FREEZE_PAUSE_SECONDS = (0.5, 1.0)
@@ -99,7 +99,7 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     watched_minutes: float = 0.0
     alarms: list[str] = field(default_factory=list)
-    """What was told of ranks and agents that nobody had harmed."""
+    """Reports about undisturbed ranks and agents."""
     suspicions: int = 0
 
     @property
@@ -126,8 +126,8 @@ def quantile(seconds: Sequence[float], share: float) -> float:
 def keep_vigil(
     directory: Path, *, kills: int, freezes: int, minutes: float, seed: int, say: Say
 ) -> Report:
-    """Do all of it in an installation of its own."""
-    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    """Run in a new installation."""
+    chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
     data = directory / "shards"
     write_dataset(data, synthetic(samples=512, shards=8, features=8))
     report = Report()
@@ -136,7 +136,7 @@ def keep_vigil(
         report.rows.append(killed(installation, kills, chance))
         say(f"{freezes} ranks are stopped")
         report.rows.append(frozen(installation, freezes, chance))
-        say(f"nobody is harmed for {minutes:g} minutes")
+        say(f"undisturbed jobs for {minutes:g} minutes")
         watch(installation, minutes, report)
     return report
 
@@ -145,7 +145,7 @@ def keep_vigil(
 
 
 def killed(installation: Installation, kills: int, chance: random.Random) -> Row:
-    """Kill one rank after the other; return how long each end took to be heard of."""
+    """Kill one rank after the other; return how soon each exit was detected."""
     ranks = math.ceil(kills / KILLS_PER_RANK)
     jobs = crowd(installation, ranks, command=IDLE)
     struck: dict[Process, float] = {}
@@ -155,7 +155,7 @@ def killed(installation: Installation, kills: int, chance: random.Random) -> Row
         struck[job_id, rank, incarnation] = time.time()
         os.kill(pid, signal.SIGKILL)
         time.sleep(chance.uniform(*KILL_PAUSE_SECONDS))
-    seen = told_of(installation, {job_id for job_id, _ in jobs}, "rank_exited", struck)
+    seen = reported(installation, {job_id for job_id, _ in jobs}, "rank_exited", struck)
     end(installation, jobs)
     seconds = [seen[process] - at for process, at in struck.items()]
     return Row(
@@ -182,17 +182,17 @@ def frozen(installation: Installation, freezes: int, chance: random.Random) -> R
         struck[job_id, rank, incarnation + 1] = time.time()
         os.kill(pid, signal.SIGSTOP)
         time.sleep(chance.uniform(*FREEZE_PAUSE_SECONDS))
-    seen = told_of(installation, {job_id for job_id, _ in jobs}, "rank_started", struck)
+    seen = reported(installation, {job_id for job_id, _ in jobs}, "rank_started", struck)
     end(installation, jobs)
     seconds = [seen[process] - at for process, at in struck.items()]
     return Row(what="SIGSTOP -> successor runs", seconds=seconds, goal_seconds=TIMEOUT_SECONDS + 1)
 
 
-# Jobs that nobody harms
+# Undisturbed jobs
 
 
 def watch(installation: Installation, minutes: float, report: Report) -> None:
-    """Let jobs of every kind train on a busy machine, and note whatever is said of them."""
+    """Train jobs of every kind on a busy machine, and record all reports about them."""
     jobs = [installation.submit(**fields, **GENEROUS) for fields in WATCHED]
     for job_id in jobs:
         installation.wait_until(job_id, lambda seen: all(w["step"] for w in seen["workers"]))
@@ -223,7 +223,7 @@ def spinners_count() -> int:
     return SPINNERS_PER_CORE * len(os.sched_getaffinity(0))
 
 
-# What both need
+# Helpers
 
 
 Process = tuple[str, int, int]
@@ -231,7 +231,7 @@ Process = tuple[str, int, int]
 
 
 def crowd(installation: Installation, ranks: int, **fields: object) -> list[tuple[str, int]]:
-    """Start so many ranks in as few jobs as are handy; return job and rank of each."""
+    """Start `ranks` ranks in a few jobs; return job and rank of each."""
     jobs: list[tuple[str, int]] = []
     while len(jobs) < ranks:
         size = min(RANKS_PER_JOB, ranks - len(jobs))
@@ -252,10 +252,10 @@ def present(installation: Installation, job_id: str, rank: int) -> tuple[int, in
     return pids(seen)[rank], int(incarnation)
 
 
-def told_of(
+def reported(
     installation: Installation, jobs: set[str], kind: str, wanted: dict[Process, float]
 ) -> dict[Process, float]:
-    """Return when each of the processes was told of, in seconds since 1970."""
+    """Return when each of the processes was reported (Unix time)."""
     last: dict[str, set[tuple[int, int]]] = {job_id: set() for job_id in jobs}
     for job_id, rank, incarnation in wanted:
         last[job_id].add((rank, incarnation))
@@ -296,10 +296,10 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (%(default)s)")
     parser.add_argument(
-        "--minutes", type=float, default=20.0, help="of jobs that nobody harms (%(default)g)"
+        "--minutes", type=float, default=20.0, help="of undisturbed jobs (%(default)g)"
     )
     asked = vars(parser.parse_args())
-    # Asked to end, it ends what it has started.
+    # On SIGTERM, end all processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as directory:
         report = keep_vigil(Path(directory), **asked, say=_say)

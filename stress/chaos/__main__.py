@@ -1,10 +1,10 @@
-"""Kill anything: a whole installation at work, and faults for every process of it.
+"""Inject faults into every process of a whole installation.
 
 ``python -m stress.chaos [--faults 300] [--seed 7] [--minutes 20]`` runs in a new installation,
-prints a report, and exits with 1 if anything that must hold does not. ``--only coordinator:kill``
-draws nothing but these faults (several with commas). The seed decides the jobs,
-the faults and their order; whom of several processes a fault meets, and at which instruction,
-depends on the machine as well, so a failure may need a second run to show again.
+prints a report, and exits with 1 if a check fails. ``--only coordinator:kill`` draws only these
+faults (separate several with commas). The seed decides the jobs, the faults and their order.
+Which of several processes a fault hits, and at which instruction, also depends on the machine, so
+it can take a second run to reproduce a failure.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from stress.chaos.strikes import Striker
 from tests.support.installation import Installation
 
 SLOW_SECONDS = 0.05
-"""Of one step, while there are faults."""
+"""Duration of one step while faults are injected."""
 HEARTBEAT_TIMEOUT = 3.0
 START_GRACE_SECONDS = 15.0
-"""A rank that is frozen before its first beat is given up after this."""
+"""A rank that is frozen before its first heartbeat is replaced after this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +44,19 @@ class Plan:
     faults: int = 300
     seed: int = 0
     minutes: float = 20.0
-    """No fault strikes later than that."""
+    """No fault is injected later than this."""
     jobs: int = 3
-    """Trainings at once."""
+    """Number of concurrent training jobs."""
     steps: int = 300
-    """Of each of them."""
+    """Steps of each job, about."""
     coordinators: int = 2
-    """One has the lease and is struck; the other one, if any, stands by."""
+    """1, or 2 for an active coordinator and a standby."""
     only: tuple[Choice, ...] = ()
-    """The faults to draw from; none: all, by their weights."""
+    """The faults to draw from; if empty, all by their weights."""
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:
-        """Return what a command line asks for; ends the process if it asks for nothing sensible."""
+        """Parse a command line; exits the process if it is invalid."""
         parser = argparse.ArgumentParser(
             prog="python -m stress.chaos", description=__doc__.splitlines()[0]
         )
@@ -69,7 +69,7 @@ class Plan:
             type=int,
             choices=(1, 2),
             default=DEFAULTS["coordinators"],
-            help="2: one is struck, one stands by; 1: nobody stands by (%(default)s)",
+            help="1, or 2 for an active one and a standby (%(default)s)",
         )
         parser.add_argument(
             "--minutes",
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """What does all of it again."""
+        """The command that repeats this run."""
         only = ",".join(f"{victim}:{kind}" for victim, kind in self.only)
         return (
             f"python -m stress.chaos --faults {self.faults} --seed {self.seed} "
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def kinds(self) -> list[str]:
-        """What is trained: of few jobs not every kind gets its turn."""
+        """The kinds of jobs; with few jobs, not every kind is used."""
         return list(KINDS)[: max(2, self.jobs + 1)]
 
     def fields(self, kind: str, sleep_seconds: float) -> dict[str, Any]:
@@ -113,17 +113,17 @@ class Plan:
             "sleep_sec": sleep_seconds,
             "heartbeat_timeout": HEARTBEAT_TIMEOUT,
             "start_grace_seconds": START_GRACE_SECONDS,
-            # Every fault is ours, so nobody gives up.
+            # All faults are injected, so the restart budget must not run out.
             "max_restarts": 1_000_000,
         }
 
 
 DEFAULTS = {each.name: each.default for each in fields(Plan)}
 NUMBERS = {
-    "faults": "how many strike at most",
+    "faults": "largest number of faults",
     "seed": "decides the jobs, the faults and their order",
-    "jobs": "trainings at once",
-    "steps": "of each training, about",
+    "jobs": "concurrent training jobs",
+    "steps": "steps per job, about",
 }
 
 
@@ -164,7 +164,7 @@ def run(plan: Plan, root: Path, say: Callable[[str], None]) -> Report:
 
 
 def _undisturbed(installation: Installation, plan: Plan, kind: str) -> Digests:
-    """Run a training in peace and in a hurry; return what it comes to."""
+    """Run a job without faults and pauses; return its digests."""
     job_id = installation.submit(**plan.fields(kind, 0.0))
     installation.complete(job_id)
     return digests_of(
@@ -190,7 +190,7 @@ def _history(scene: Scene, striker: Striker) -> History:
 
 def main() -> int:
     plan = Plan.of(sys.argv[1:])
-    # Asked to end, it ends what it has started.
+    # On SIGTERM, end all processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as directory:
         try:

@@ -1,4 +1,4 @@
-"""What must hold when a chaotic run is over. Each check yields a sentence for every breach."""
+"""The checks after a chaos run. Each yields one sentence per violation."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Digests = list[tuple[str, int, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that is over, and everything that can be asked about it."""
+    """A finished run and everything that was recorded about it."""
 
     scene: Scene
     striker: Striker
@@ -27,7 +27,7 @@ class Outcome:
     """Of each kind of training; nothing else was submitted before the scene began."""
     history: History
     left: Sequence[str]
-    """Processes of jobs that were still there when all jobs had been over for a while."""
+    """Processes of jobs that still ran some time after all jobs had ended."""
 
     @property
     def installation(self) -> Installation:
@@ -38,23 +38,23 @@ class Outcome:
         return self.scene.workload
 
     def breaches(self) -> dict[str, list[str]]:
-        """Return what was found wrong, under the name of each check."""
+        """Return the violations by the name of the check."""
         checks = {
             "every fault took effect": self._without_effect(),
             "all jobs COMPLETED": self._unfinished(),
             "no acknowledged job lost": self._lost(),
             "the bits of an undisturbed run": self._other_bits(),
             "every sample exactly once": self._inexact(),
-            "nobody else restarted": self.history.unexplained(),
+            "no other rank restarted": self.history.unexplained(),
             "logs without gaps": self._gaps(),
             "checkpoints intact and newer each time": self._bad_reads(),
             "nothing left behind": iter(self.left),
-            "no innocent victim": iter(self.scene.decoys.killed()),
+            "no unrelated process killed": iter(self.scene.decoys.killed()),
         }
         return {name: list(found) for name, found in checks.items()}
 
     def _without_effect(self) -> Iterator[str]:
-        """A fault that did nothing has shown nothing."""
+        """Faults without effect, which would prove nothing."""
         for strike in self.striker.strikes:
             if not strike.observed:
                 yield f"{strike}"
@@ -103,7 +103,7 @@ class Outcome:
         yield from self.scene.reading["invalid"]
         yield from self.scene.reading["regressed"]
         if not self.scene.reading["reads"]:
-            yield "nothing was read at all"
+            yield "no checkpoint was read"
 
 
 def digests_of(installation: Installation, training: Training) -> Digests:

@@ -1,4 +1,4 @@
-"""Innocent processes that look like ours: whatever is killed, they must live."""
+"""Unrelated processes that resemble those of Muster; they must survive all kills."""
 
 import os
 import subprocess
@@ -13,19 +13,19 @@ SLEEP = "import time; time.sleep(7775)"
 
 
 class Decoys:
-    """Some at the start, and one beside each job that is named."""
+    """Some from the start, and one more for each job."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._log = (directory / "decoys.log").open("ab")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._start("with an agent's words", {}, "-P", "-m", "worker.agent")
-        self._start("with a template's words", {}, "-P", "-m", "muster.training.prefork")
-        self._start("with another installation's mark", {PROCESS_TAG: f"{'0' * 32}/0/0"})
-        self._start("with an empty mark", {PROCESS_TAG: ""})
+        self._start("with an agent's arguments", {}, "-P", "-m", "worker.agent")
+        self._start("with a prefork server's arguments", {}, "-P", "-m", "muster.training.prefork")
+        self._start("with another installation's tag", {PROCESS_TAG: f"{'0' * 32}/0/0"})
+        self._start("with an empty tag", {PROCESS_TAG: ""})
 
     def stand_beside(self, job_uid: str) -> None:
-        """Start one whose mark is that of the job but for one letter."""
+        """Start one whose process tag differs from the job's in one letter."""
         nearly = job_uid[:-1] + ("0" if job_uid[-1] != "0" else "1")
         self._start(f"beside {job_uid}", {PROCESS_TAG: f"{nearly}/0/0".ljust(PROCESS_TAG_WIDTH)})
 
@@ -33,7 +33,7 @@ class Decoys:
         return len(self._processes)
 
     def killed(self) -> list[str]:
-        """Return those that do not live any more."""
+        """Return those that were killed."""
         return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def end(self) -> None:

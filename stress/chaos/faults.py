@@ -1,7 +1,7 @@
-"""What is done to a run: every fault is drawn from the seed before the first one strikes.
+"""The faults of a chaos run, all drawn from the seed before the first is injected.
 
-Which process a fault meets is a lot in [0, 1), cast among those that live at its instant; so the
-same seed gives the same faults, however fast the machine is.
+The process that a fault hits is drawn as a number in [0, 1) that selects among the processes alive
+at that moment, so a seed gives the same faults on any machine.
 """
 
 import random
@@ -17,11 +17,11 @@ class Kind(StrEnum):
     KILL = "kill"
     """SIGKILL."""
     TERM = "term"
-    """SIGTERM, from somebody who is not its parent."""
+    """SIGTERM from a process that is not its parent."""
     NAP = "nap"
-    """SIGSTOP, and SIGCONT before anybody has to do something about it."""
+    """SIGSTOP, then SIGCONT before a timeout expires."""
     FREEZE = "freeze"
-    """SIGSTOP until it is replaced, which ends it; a coordinator is woken up then, to its end."""
+    """SIGSTOP until it is replaced, which kills it; a coordinator gets SIGCONT then and exits."""
 
     @property
     def signal(self) -> signal.Signals:
@@ -29,12 +29,12 @@ class Kind(StrEnum):
 
     @property
     def ends(self) -> bool:
-        """Whether the process is to be gone afterwards."""
+        """True if the process must be gone afterwards."""
         return self is not Kind.NAP
 
 
 class Victim(StrEnum):
-    """Whom it happens to."""
+    """The kind of process that a fault hits."""
 
     RANK = "rank"
     TEMPLATE = "template"
@@ -57,7 +57,7 @@ VICTIMS = {
 KINDS = {Kind.KILL: 65, Kind.TERM: 15, Kind.NAP: 20}
 FREEZABLE = {Victim.RANK, Victim.AGENT, Victim.COORDINATOR}
 FROZEN = 1 / 2
-"""Of those of them that are stopped: they do not wake up in time."""
+"""Share of stopped processes that are not resumed in time."""
 
 Choice = tuple[Victim, Kind]
 CHOICES: list[Choice] = [
@@ -65,14 +65,14 @@ CHOICES: list[Choice] = [
 ] + [(victim, Kind.FREEZE) for victim in Victim if victim in FREEZABLE]
 
 INSIDE = 1 / 4
-"""Of all faults strike while a checkpoint is being written."""
+"""Share of faults injected while a checkpoint is written."""
 CALLS_OF_A_SAVE = 8
-"""Most system calls of a save, as a directory's watcher sees them, before the fault strikes."""
+"""Upper bound of the file events of a save (inotify) before the fault."""
 
 TOGETHER = 1 / 10
-"""Come with another one at the same instant."""
+"""Share of faults that are injected together with another one."""
 AGAIN = 3 / 10
-"""Do not wait for a step after the fault before them: they strike during its recovery."""
+"""Share of faults injected during the recovery from the previous one."""
 
 PAUSES_SECONDS = (0.0, 0.1, 0.3, 0.7, 1.5)
 NAPS_SECONDS = (0.05, 0.2, 0.5, 1.0)
@@ -80,15 +80,15 @@ NAPS_SECONDS = (0.05, 0.2, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that happens."""
+    """One fault."""
 
     number: int
     kind: Kind
     victim: Victim
     lot: float
-    """Which one of those there are."""
+    """Selects one of the processes alive, in [0, 1)."""
     calls: int | None
-    """System calls of a save after which it strikes; None: at any instant."""
+    """File events of a save before the fault; None: at any instant."""
     waits_for_a_step: bool
     pause_seconds: float
     nap_seconds: float
@@ -96,7 +96,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """What strikes at one instant: one fault or two."""
+    """One or two faults injected at the same time."""
 
     faults: tuple[Fault, ...]
 
@@ -111,8 +111,8 @@ def choices_of(words: str) -> tuple[Choice, ...]:
 
 
 def blows(count: int, seed: int, only: Sequence[Choice] = ()) -> list[Blow]:
-    """Return `count` faults, in blows of one or two; `only` these, if any are named."""
-    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
+    """Return `count` faults in groups of one or two; from `only`, unless it is empty."""
+    chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
     drawn: list[Blow] = []
     number = 0
     while number < count:

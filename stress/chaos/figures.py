@@ -1,12 +1,13 @@
-"""From what was seen to figures: when each fault was noticed, and when nothing was left of it.
+"""Figures of a chaos run: when each fault was detected, and when the system had recovered.
 
-*Detected*: the job's event about it, or for a service the restarter that saw it end. *Recovered*:
-the first look in which the job is well, without the victim, and further than before the fault; for
-the API the first answer, for the coordinator the first step that is on record after its restart.
+*Detected*: the job's event about the fault; for a service, the restarter that saw it end.
+*Recovered*: the first poll in which the job is healthy, without the victim, and further than before
+the fault; for the API its first response, for the coordinator the first step recorded after its
+restart.
 
-*Adopted again*, of an agent or a coordinator that ended: the job's agent, the next one or the same,
-stands before a coordinator and has ranks. For a coordinator that is the last of all jobs that were
-well. Whoever is struck again before that has no such time; whose successor is has.
+*Adopted again*, for an agent or a coordinator that ended: the job has an agent (a new one or the
+same) that is connected to a coordinator and has ranks. For a coordinator this is the last of all
+healthy jobs. A process that is hit again before that has no such time; its successor has.
 """
 
 from collections import defaultdict
@@ -24,12 +25,12 @@ AGENT_LOST, AGENT_ADOPTED = "agent_lost", "agent_adopted"
 END_OF_A_JOB = frozenset(f"job_{status.lower()}" for status in TERMINAL)
 ADOPTABLE = frozenset({Victim.AGENT, Victim.COORDINATOR})
 NOT_LONG_SECONDS = 60.0
-"""After so long it was something else."""
+"""A later event has another cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What the product tells of a job."""
+    """One event of a job."""
 
     at: float
     kind: str
@@ -54,13 +55,13 @@ class Event:
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """All faults of one kind for one sort of victim."""
+    """All faults of one kind for one kind of victim."""
 
     injected: int = 0
     observed: int = 0
     inside: int = 0
     restarted: int = 0
-    """Ranks that were started again because of it, beside the victim itself."""
+    """Ranks that restarted because of it, except the victim."""
     detected_seconds: list[float] = field(default_factory=list)
     recovered_seconds: list[float] = field(default_factory=list)
     adopted_seconds: list[float] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Everything that was seen of a run."""
+    """Everything that was observed in a run."""
 
     strikes: Sequence[Strike]
     looks: Sequence[Look]
@@ -80,7 +81,7 @@ class History:
     """What each job trains."""
 
     def rows(self) -> dict[tuple[Victim, Kind], Row]:
-        """Return the table, and the restarts that no fault explains under nobody's name."""
+        """Return the table; restarts without a cause are in a row without a victim."""
         rows: dict[tuple[Victim, Kind], Row] = defaultdict(Row)
         for strike in self.strikes:
             row = rows[strike.fault.victim, strike.fault.kind]
@@ -94,11 +95,11 @@ class History:
         return rows
 
     def unexplained(self) -> Iterator[str]:
-        """Yield a sentence for every restart behind which there is no fault."""
+        """Yield one sentence for each restart without a fault that explains it."""
         return (sentence for sentence, cause in self._restarts() if cause is None)
 
     def collateral(self) -> Iterator[str]:
-        """Yield a sentence for every restart of a rank because of what another process met."""
+        """Yield one sentence for each restart of a rank caused by a fault of another process."""
         for sentence, cause in self._restarts():
             if cause is not None:
                 yield f"{sentence}; before that: {cause}"
@@ -117,7 +118,7 @@ class History:
     def _detected_at(self, strike: Strike) -> float | None:
         target = strike.target
         if not strike.fault.kind.ends or strike.fault.victim is Victim.TEMPLATE:
-            return None  # nobody has to
+            return None  # no detection is required
         if target.job_id is None:
             return _first_after(strike.at, self.ends[strike.fault.victim])
         is_rank = strike.fault.victim is Victim.RANK
@@ -130,7 +131,7 @@ class History:
         return _first_after(strike.at, concerned)
 
     def _adopted_at(self, strike: Strike) -> float | None:
-        """Return when all agents concerned were there again; None as well if there was none."""
+        """Return when all affected agents were connected again; None if there was none."""
         if strike.fault.victim not in ADOPTABLE or not strike.fault.kind.ends:
             return None
         there = [self._adoption(job_id, strike.at) for job_id in self._concerned(strike)]
@@ -147,7 +148,7 @@ class History:
         return [job_id for job_id, seen in jobs.items() if seen.is_well and not seen.is_over]
 
     def _adoption(self, job_id: str, since: float) -> float | None:
-        """Return when the job's agent was there again, unless the job was over before that."""
+        """Return when the job's agent was connected again, unless the job ended before."""
         kinds = {AGENT_ADOPTED, *END_OF_A_JOB}
         later = [it for it in self.events[job_id] if it.kind in kinds and it.at > since]
         return later[0].at if later and later[0].kind == AGENT_ADOPTED else None
@@ -172,7 +173,7 @@ class History:
         return min((at for at in again if at is not None), default=None)
 
     def _well_again_at(self, strike: Strike, job_id: str, later: Sequence[Look]) -> float | None:
-        # What the old coordinator wrote last may have been seen only after its end.
+        # The last write of the old coordinator may be observed only after its end.
         is_service = strike.target.job_id is None
         before = self._before(later[0].at if is_service else strike.at, job_id)
         if before is None:
@@ -189,10 +190,10 @@ class History:
         )
         return next(looks, None)
 
-    # Whose fault a restart was
+    # Causes of restarts
 
     def _restarts(self) -> Iterator[tuple[str, Strike | None]]:
-        """Yield every restart of a rank that was not struck itself, and the fault behind it."""
+        """Yield each restart of a rank that no fault hit, and the fault that caused it."""
         for job_id, events in self.events.items():
             started: dict[int | None, Event] = {}
             for event in events:
@@ -201,7 +202,7 @@ class History:
                 before = started.get(event.rank)
                 started[event.rank] = event
                 if before is None or before.incarnation == event.incarnation:
-                    continue  # its first process, or the same one, told of once more
+                    continue  # its first process, or the same one reported again
                 cause = self._cause(job_id, event.rank, before.at, event.at)
                 if cause is None or cause.fault.victim is not Victim.RANK:
                     ends = (
@@ -211,7 +212,7 @@ class History:
                         if it.rank == event.rank
                     )
                     words = f"rank {event.rank} of {self._name(job_id)} was started again"
-                    why = next(ends, "nobody saw its end")
+                    why = next(ends, "its end was not recorded")
                     yield f"{words} at {_clock(event.at)} ({why})", cause
 
     def _name(self, job_id: str) -> str:
@@ -221,8 +222,8 @@ class History:
     def _cause(self, job_id: str, rank: int | None, since: float, until: float) -> Strike | None:
         """Return the last fault between two starts that explains the second one.
 
-        What ended the rank itself comes before what ended its agent or the coordinator; what only
-        stood still for a moment explains a restart if nothing else does.
+        Faults that ended the rank come first, then those that ended its agent or the coordinator;
+        a process that only stopped for a moment is the last explanation.
         """
         between = [it for it in self.strikes if since < it.until and it.at < until]
         own = [it for it in between if (it.target.job_id, it.target.rank) == (job_id, rank)]
@@ -233,7 +234,7 @@ class History:
 
 
 def _may_end_ranks(strike: Strike, job_id: str) -> bool:
-    """Whether ranks of a job may have to start again because of what another process met."""
+    """True if this fault of another process may restart ranks of the job."""
     victim = strike.fault.victim
     is_agent = victim is Victim.AGENT and strike.target.job_id == job_id
     return is_agent or victim is Victim.COORDINATOR

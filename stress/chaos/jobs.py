@@ -1,7 +1,7 @@
-"""The load of a chaotic run: real trainings of every kind, and small errands in between.
+"""The load of a chaos run: training jobs of every kind, and short jobs in between.
 
-Submissions go on all the while. Each carries an ``Idempotency-Key`` and is sent until it is
-answered, some of them once more after that: there must be one job for every key.
+Jobs are submitted continuously. Each request carries an ``Idempotency-Key`` and is sent until it is
+answered, and some are sent once more after that: there must be one job per key.
 """
 
 import random
@@ -24,9 +24,9 @@ LOOK_SECONDS = 0.1
 RETRY_SECONDS = 0.3
 ANSWER_SECONDS = 60.0
 ERRAND_LOOKS = 20
-"""One errand in so many looks."""
+"""One short job per this many polls."""
 REPEATED = 1 / 3
-"""Of the submissions are sent once more although they were answered."""
+"""Share of submissions that are repeated although they were answered."""
 
 TOGETHER: Mapping[str, Any] = {
     "mode": "synchronous",
@@ -59,7 +59,7 @@ STEPS_OF_AN_EPOCH = {"independent": 16, "synchronous": 8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A job that faults are for."""
+    """A job that faults are injected into."""
 
     job_id: str
     uid: str
@@ -71,13 +71,13 @@ class Training:
 
 
 def fields_of(kind: str, steps: int) -> dict[str, Any]:
-    """Return what to ask for, for about so many steps."""
+    """Return the fields of a job of about `steps` steps."""
     fields = dict(KINDS[kind])
     return {**fields, "epochs": -(-steps // STEPS_OF_AN_EPOCH[fields["mode"]])}
 
 
 class Workload:
-    """Keeps `width` trainings going, one of each kind after the other."""
+    """Keeps `width` training jobs running, cycling through the kinds."""
 
     def __init__(
         self,
@@ -93,29 +93,29 @@ class Workload:
         self._observer = observer
         self._width = width
         self._fields = fields
-        self._chance = random.Random(f"{seed}/jobs")  # noqa: S311  can be repeated, no secret
+        self._chance = random.Random(f"{seed}/jobs")  # noqa: S311  repeatable on purpose, no secret
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._kinds = sorted(fields, key=list(KINDS).index)
         self.trainings: list[Training] = []
         self.errands: list[str] = []
         self.doubled: list[str] = []
-        """Sentences about keys that made more than one job."""
+        """One sentence per key that created more than one job."""
         self.refusals: list[str] = []
-        """What the API answered when it did not accept a job."""
+        """Responses of the API that did not accept a job."""
         self.retried = 0
-        """Submissions whose answer was lost."""
+        """Number of submissions whose response was lost."""
 
     def start(self) -> None:
         self._thread.start()
 
     def finish(self) -> None:
-        """Submit nothing more, once what was sent last is answered."""
+        """Stop submitting after the last request is answered."""
         self._is_ending.set()
         self._thread.join(ANSWER_SECONDS)
 
     def lively(self) -> list[Training]:
-        """Return the trainings that are not over."""
+        """Return the training jobs that still run."""
         return [it for it in self.trainings if not self._observer.is_over(it.job_id)]
 
     def _run(self) -> None:
@@ -144,7 +144,7 @@ class Workload:
         return job
 
     def _send(self, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """Ask until there is an answer, as a client does whose reply was lost."""
+        """Retry until there is a response, as a client does after a lost reply."""
         while True:
             try:
                 answer = self._installation.request(

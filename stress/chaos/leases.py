@@ -1,4 +1,4 @@
-"""Who coordinates, and since when: what the lease says, looked at all the while."""
+"""Records which coordinator holds the lease, and since when."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Somebody has the lease, since `at`, in seconds since 1970."""
+    """One holder of the lease, since `at` (Unix time)."""
 
     at: float
     epoch: int
@@ -24,7 +24,7 @@ class Term:
 
 
 class Office:
-    """Looks every `LOOK_SECONDS`; to be closed."""
+    """Polls the lease every `LOOK_SECONDS`."""
 
     def __init__(self, installation: Installation) -> None:
         settings = ServiceSettings.read(installation.environment, cores=1)
@@ -43,7 +43,7 @@ class Office:
         self._database.close()
 
     def holder(self) -> ProcessRecord | None:
-        """Return who was seen last in office; it may have ended since."""
+        """Return the last holder seen; it may have ended since."""
         return self.terms[-1].process if self.terms else None
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""The numbered lines that one reader of a job's stream of logs was given.
+"""The numbered lines that one reader of a job's log stream received.
 
-At the end it must have every line that any rank ever wrote, once, each process's in the order in
-which it wrote them.
+At the end it must have every line that any rank wrote, once, and the lines of each process in the
+order in which they were written.
 """
 
 import re
@@ -15,12 +15,12 @@ NUMBERED = re.compile(r"\[rank (\d+)\] line (\d+) of (\S+)")
 
 
 class NumberedLines:
-    """The numbers of the lines of one job, by who printed them."""
+    """The line numbers of one job by writer."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self._numbers: dict[str, list[int]] = defaultdict(list)
-        """Who printed → the numbers of its lines, in the order in which they came."""
+        """Writer → its line numbers in order of arrival."""
 
     def take(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -28,14 +28,14 @@ class NumberedLines:
                 self._numbers[found[3]].append(int(found[2]))
 
     def faults(self, checkpoint_dir: Path) -> Iterator[str]:
-        """Yield what is wrong with what was read, a sentence each."""
+        """Yield one sentence per gap, duplicate or reordering."""
         for who, numbers in self._numbers.items():
             if numbers != list(range(len(numbers))):
                 yield f"lines of {who} are not in order, once each: {_around(numbers)}"
         for witness in witness_directory(checkpoint_dir).glob(f"{self._job_id}.*"):
             written = int.from_bytes(witness.read_bytes(), "little")
             found = len(self._numbers[witness.name])
-            # It may have been killed between the line and its witness.
+            # The process may have been killed between the line and its counter.
             if found not in {written, written + 1}:
                 yield f"{witness.name} wrote {written} lines, and {found} are in the log"
 

@@ -1,4 +1,4 @@
-"""Looks at the jobs through the API all the while, and remembers what it saw and when."""
+"""Polls the jobs through the API and records what it sees and when."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ class RankSeen:
     state: str
     pid: int | None
     beats: bool
-    """It has said a word: from now on its silence is noticed."""
+    """True after the first message: heartbeats are expected from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,20 @@ class JobSeen:
 
     @property
     def is_well(self) -> bool:
-        """Whether everybody trains, or has nothing left to do."""
+        """True if every rank trains or is done."""
         return self.is_over or all(rank.state in WELL for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All jobs at one moment, in seconds since 1970."""
+    """All jobs at one moment (Unix time)."""
 
     at: float
     jobs: Mapping[str, JobSeen]
 
 
 class Observer:
-    """Looks every `LOOK_SECONDS`; while the API is away, it sees nothing."""
+    """Polls every `LOOK_SECONDS`; records nothing while the API is down."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -61,7 +61,7 @@ class Observer:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.looks: list[Look] = []
         self.refusals: list[str] = []
-        """What the API answered when it did not answer with a job."""
+        """Responses of the API that were not a job."""
 
     def start(self) -> None:
         self._thread.start()
@@ -71,11 +71,11 @@ class Observer:
         self._thread.join()
 
     def attend(self, job_id: str) -> None:
-        """Look at that job, too, until it is over."""
+        """Observe this job too, until it ends."""
         self._attended.append(job_id)
 
     def last(self, job_id: str) -> JobSeen | None:
-        """Return how the job was when it was last seen."""
+        """Return the last observation of the job."""
         return self._last.get(job_id)
 
     def is_over(self, job_id: str) -> bool:
@@ -83,7 +83,7 @@ class Observer:
         return seen is not None and seen.is_over
 
     def beating(self, job_id: str) -> set[int | None]:
-        """Return the pids of the ranks that beat."""
+        """Return the pids of the ranks that send heartbeats."""
         seen = self._last.get(job_id)
         return set() if seen is None else {rank.pid for rank in seen.ranks if rank.beats}
 

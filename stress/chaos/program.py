@@ -1,8 +1,8 @@
-"""What the ranks of a chaotic run train: programs that count the lines they print.
+"""The programs of a chaos run; they count the lines that they print.
 
-After each line its number goes into a page of shared memory, which outlives any death of the
-process. So it is known how many lines a rank had written when it was killed, and its log has to
-hold them all. Run as a script this is a training of independent ranks.
+After each line its number goes into a page of shared memory, which survives the process. So the
+number of lines that a killed rank has written is known, and its log must hold all of them. Run as
+a script, this file trains independent ranks.
 """
 
 import mmap
@@ -28,13 +28,13 @@ def witness_directory(checkpoint_dir: Path) -> Path:
 
 
 class Witness:
-    """Prints numbered lines; its file, named by who prints, holds how many."""
+    """Prints numbered lines and counts them in a file named after the process."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def says_a_line(self) -> None:
-        # A single write of its own: there is no instant at which half of a line is out.
+        # A single write, so a kill never leaves half a line.
         os.write(1, f"line {self._count} of {self._name}\n".encode())
         self._count += 1
         self._memory[:8] = self._count.to_bytes(8, "little")
@@ -78,8 +78,8 @@ class Numbered:
 
 
 def main() -> None:
-    """Train alone, beside a child that has left the session and sleeps."""
-    # It would sleep for hours: whoever ends the rank has to end it, too.
+    """Train as one rank, with a sleeping child in another session."""
+    # It sleeps for hours, so it has to be killed together with the rank.
     subprocess.Popen(["sleep", SLEEPER_SECONDS], start_new_session=True)  # noqa: S607
     witness = Witness()
     run = muster.join()

@@ -1,8 +1,8 @@
-"""A process that reads the newest checkpoint of every job, again and again, until SIGTERM.
+"""Reads the newest checkpoint of every job again and again until SIGTERM.
 
-It uses the product's own reader, which verifies every byte. Then it prints, as JSON, how often it
-read and what was wrong: a checkpoint that does not match its hash, or one that is older than what
-was read before it.
+It uses the product's reader, which verifies every byte. At the end it prints as JSON how often it
+read and what was wrong: a checkpoint that does not match its checksum, or one older than that
+before.
 """
 
 import json
@@ -21,14 +21,14 @@ from muster.checkpoints.reader import CheckpointReader
 
 PAUSE_SECONDS = 0.0015
 NICE = 5
-"""Training comes first."""
+"""Training has priority."""
 LISTING_SECONDS = 0.2
 LIVELY_SECONDS = 5.0
-"""A directory in which nothing happens for longer is not read any more."""
+"""A directory without changes for longer than this is no longer read."""
 
 
 class Watch:
-    """All directories of checkpoints below one, and what was read in each."""
+    """All checkpoint directories below a root, and what was read in each."""
 
     def __init__(self, checkpoint_dir: Path) -> None:
         self._root = checkpoint_dir
@@ -48,7 +48,7 @@ class Watch:
         }
 
     def look(self) -> None:
-        """Read each lively directory again and again, for a while."""
+        """Read each changing directory repeatedly, for a while."""
         until = time.monotonic() + LISTING_SECONDS
         places = list(self._places())
         while time.monotonic() < until:
@@ -89,7 +89,7 @@ class Watch:
             self._newest[directory] = found.name
 
     def _note(self, directory: Path, sentence: str) -> None:
-        """A checkpoint passed over is damaged; that `LATEST` has yet to move is no harm."""
+        """A checkpoint that is skipped is damaged; a `LATEST` that lags is not an error."""
         if not sentence.startswith(f"{directory}/{LATEST} "):
             self.invalid.append(sentence)
 

@@ -1,4 +1,4 @@
-"""The report of a chaotic run, for a person and for `docs/reliability.md`."""
+"""The report of a chaos run, for a terminal and for `docs/reliability.md`."""
 
 import os
 import platform
@@ -40,14 +40,14 @@ SHOWN_RESTARTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What to say about a run."""
+    """The results of a run."""
 
     history: History
     breaches: Mapping[str, Sequence[str]]
     facts: Mapping[str, object]
-    """What else was counted."""
+    """Other counts."""
     replay: str
-    """The command that does all of it again."""
+    """The command that repeats the run."""
 
     @property
     def has_failed(self) -> bool:
@@ -99,7 +99,7 @@ class Report:
 
 
 def machine() -> str:
-    """Return on what it ran."""
+    """Return a description of the machine."""
     return (
         f"{os.cpu_count()} CPUs, {platform.system()} {platform.release()}, "
         f"Python {platform.python_version()}"
@@ -107,14 +107,14 @@ def machine() -> str:
 
 
 def facts_of(scene: Scene, striker: Striker, *, seconds: float) -> dict[str, object]:
-    """Return what else is worth knowing of a run of so many seconds."""
+    """Return further counts of a run of `seconds` seconds."""
     strikes = striker.strikes
     return {
         "faults": f"{len(strikes)} injected, {sum(it.observed for it in strikes)} observed, "
         f"{sum(it.inside for it in strikes)} inside a checkpoint",
-        "faults that met nobody": len(striker.missed),
+        "faults without a process to hit": len(striker.missed),
         "jobs": f"{len(scene.workload.trainings)} trainings, {len(scene.workload.errands)} errands",
-        "submissions sent again as no answer came": scene.workload.retried,
+        "submissions repeated because the response was lost": scene.workload.retried,
         "answers of the API that were refusals": len(
             [*scene.workload.refusals, *scene.observer.refusals]
         ),
@@ -122,17 +122,17 @@ def facts_of(scene: Scene, striker: Striker, *, seconds: float) -> dict[str, obj
         f"of {scene.reading['checkpoints']} checkpoints",
         "terms of coordinators": len(scene.office.terms),
         "streams of logs resumed": sum(it.resumed for it in scene.followers.values()),
-        "frozen ranks that had to be woken": sum(it.woken for it in strikes),
+        "frozen ranks that had to be resumed": sum(it.woken for it in strikes),
         "decoys": len(scene.decoys),
         "time": f"{seconds:.0f} s",
     }
 
 
 def _percentiles(seconds: Sequence[float], *percents: int) -> tuple[str | None, ...]:
-    """Return these percentiles, in words."""
+    """Return the percentiles as text."""
     if not seconds:
         return (None,) * len(percents)
-    # Of a single one there are no quantiles.
+    # quantiles() needs two values.
     cuts = quantiles([*seconds, *seconds[: 2 - len(seconds)]], n=100, method="inclusive")
     return tuple(_shown(cuts[percent - 1]) for percent in percents)
 

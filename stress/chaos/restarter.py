@@ -1,4 +1,4 @@
-"""What stands outside of everything and knows nothing: it starts a service that died again."""
+"""Restarts a service whenever it ends, as systemd or Kubernetes would."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from tests.support.installation import Service
 
 YOUNG_SECONDS = 1.0
 PAUSE_SECONDS = 0.2
-"""Before one that died young is started again."""
+"""Delay before a service that ended soon after its start is restarted."""
 
 
 class Restarter:
-    """Keeps one service running. Knows when it ended, in seconds since 1970."""
+    """Keeps one service running and records when it ended (Unix time)."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -20,13 +20,13 @@ class Restarter:
         self.ends: list[float] = []
 
     def start(self) -> None:
-        """Start the service if it does not run, and keep it running."""
+        """Start the service if necessary, and keep it running."""
         if self._service.process is None:
             self._service.start()
         self._thread.start()
 
     def end(self) -> None:
-        """Restart nothing from now on."""
+        """Stop restarting."""
         self._is_ending.set()
 
     def _run(self) -> None:

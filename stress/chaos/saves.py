@@ -1,7 +1,7 @@
-"""The instants inside a checkpoint: what its writer asks of the kernel, seen by inotify.
+"""Finds moments inside a checkpoint, by watching its writer with inotify.
 
-A save writes into a temporary directory, renames that, and moves `LATEST` last. From its first
-write until `LATEST` has moved it is unfinished, and a death in between must not show.
+A save writes into a temporary directory, renames it, and moves `LATEST` last. It is unfinished from
+its first write until `LATEST` has moved, and a kill in between must not be visible.
 """
 
 import ctypes
@@ -26,10 +26,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Saves:
-    """The saves into one directory of checkpoints, from now on."""
+    """The saves into one checkpoint directory, from now on."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError if the directory is not there."""
+        """Raises OSError if the directory does not exist."""
         self._directory = directory
         self._descriptor = _checked(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._top = self._watch(directory)
@@ -49,7 +49,7 @@ class Saves:
         os.close(self._descriptor)
 
     def reach(self, calls: int, timeout_seconds: float) -> bool:
-        """Wait until a save has come so far; return False if there was none in time.
+        """Wait for event number `calls` of a save; return False if there was none in time.
 
         Of a shorter one the last call before its end is taken, at the next save.
         """
@@ -68,11 +68,11 @@ class Saves:
         return False
 
     def is_unfinished(self) -> bool:
-        """Whether `LATEST` has not moved since `reach`."""
+        """True if `LATEST` has not moved since `reach`."""
         return not any(is_end for is_end, _ in self._events())
 
     def _events(self) -> Iterator[tuple[bool, bool]]:
-        """Yield whether each event is the end of a save, and whether it is a part of one."""
+        """Yield for each event whether it ends a save and whether it belongs to one."""
         try:
             content = os.read(self._descriptor, READ_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Everything that is at work during a chaotic run, started and ended in the right order."""
+"""Starts and ends all parts of a chaos run in the right order."""
 
 import json
 import subprocess
@@ -19,15 +19,15 @@ from tests.support.installation import Installation
 from tests.support.log_follower import LogFollower
 
 LAST_SECONDS = 120.0
-"""For all jobs to finish once nothing more is done to them: a rank may wait 30 s to be started."""
+"""For all jobs to finish after the last fault: a backoff may take 30 s."""
 PARTING_SECONDS = 2.0
-"""After all jobs are over, nothing of them may run for longer."""
+"""No process of a job may run longer than this after all jobs have ended."""
 STREAM_SECONDS = 10.0
-"""For the streams of logs to end after their jobs."""
+"""For the log streams to end after their jobs."""
 
 
 class Scene:
-    """Services with their restarters, jobs, and everybody who watches them."""
+    """Services with their restarters, jobs and observers."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Scene:
         self.decoys.end()
 
     def meet_new_jobs(self) -> None:
-        """Follow the logs of trainings that are new, and put a decoy beside each."""
+        """Follow the logs of new jobs, and start a decoy for each."""
         for training in self.workload.trainings[len(self.followers) :]:
             self._follow(training.job_id)
             self.decoys.stand_beside(training.uid)
@@ -85,7 +85,7 @@ class Scene:
         self.followers[job_id], self.printed[job_id] = follower, printed
 
     def come_to_rest(self) -> list[str]:
-        """Let all jobs finish in peace; return the processes they leave."""
+        """Let all jobs finish; return the processes they leave behind."""
         self.workload.finish()
         self.meet_new_jobs()
         awaited(lambda: not self.workload.lively(), LAST_SECONDS)

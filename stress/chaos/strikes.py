@@ -1,7 +1,6 @@
-"""Carries the faults out: finds whom they meet, waits for their instant, signals, and looks.
+"""Injects the faults: selects the process, waits for the moment, signals it and checks the effect.
 
-Signals go by (pid, start time), so that a process that ended meanwhile is never mistaken for one
-that has its pid now.
+Signals go by (pid, start time), so a reused pid is never hit.
 """
 
 import time
@@ -24,23 +23,23 @@ from tests.support.installation import Installation
 
 LOOK_SECONDS = 0.02
 SEARCH_SECONDS = 15.0
-"""For somebody whom the fault can meet: a rank may be waiting for its next start."""
+"""For a process that the fault can hit: a rank may be in its backoff."""
 STEP_SECONDS = 20.0
-"""For the step that has to come between two faults."""
+"""For the step between two faults."""
 SAVE_SECONDS = 4.0
-"""For a checkpoint to be inside of."""
+"""For a checkpoint to begin."""
 END_SECONDS = 40.0
-"""For the end of what was signalled: a rank that is frozen has to be missed first."""
+"""For the end of the signalled process: a frozen rank must time out first."""
 STILL_SECONDS = 1.0
 TRIES = 3
-"""For a blow whose targets had ended before it fell."""
+"""Attempts for faults whose targets ended before the signal."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A process, and what it is."""
+    """A process and its role."""
 
     record: ProcessRecord
     job_id: str | None = None
@@ -49,20 +48,20 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """A fault that was carried out."""
+    """An injected fault."""
 
     fault: Fault
     target: Target
     at: float
-    """In seconds since 1970."""
+    """Unix time."""
     until: float
-    """When it had taken effect: until then a process may have gone on with its work."""
+    """When it took effect; until then the process may have continued."""
     inside: bool
-    """Whether a checkpoint was being written at that instant."""
+    """True if a checkpoint was being written at that moment."""
     observed: bool
-    """Whether the process ended, or stood still, as it was to."""
+    """True if the process ended or stopped as intended."""
     woken: bool
-    """Whether it had to be woken up: nobody had ended it."""
+    """True if it had to be resumed because it was not killed."""
 
     def __str__(self) -> str:
         rank, job_id = self.target.rank, self.target.job_id
@@ -72,7 +71,7 @@ class Strike:
             for note, holds in {
                 "inside a checkpoint": self.inside,
                 "WITHOUT EFFECT": not self.observed,
-                "had to be woken": self.woken,
+                "had to be resumed": self.woken,
             }.items()
             if holds
         ]
@@ -81,7 +80,7 @@ class Strike:
 
 
 class Striker:
-    """Strikes, one blow after the other."""
+    """Injects one group of faults after the other."""
 
     def __init__(
         self,
@@ -98,13 +97,13 @@ class Striker:
         self._office = office
         self._say = say
         self._steps: dict[str, int] = {}
-        """Where each job was at the last blow."""
+        """The step of each job at the last fault."""
         self.strikes: list[Strike] = []
         self.missed: list[Fault] = []
-        """There was nobody whom they could meet."""
+        """Faults for which no process was found."""
 
     def strike(self, blow: Blow) -> None:
-        """Carry out a blow and wait until the processes have taken it."""
+        """Inject the faults and wait until they have taken effect."""
         time.sleep(blow.faults[0].pause_seconds)
         if blow.faults[0].waits_for_a_step:
             awaited(self._has_stepped, STEP_SECONDS)
@@ -116,7 +115,7 @@ class Striker:
         self._steps = {it.job_id: self._steps_of(it) for it in self._workload.lively()}
 
     def _has_struck(self, blow: Blow) -> bool:
-        """Signal all targets at once; return False if none of them was there any more."""
+        """Signal all targets at once; return False if all of them had ended."""
         found = self._targets(blow)
         saves = self._reach_instant(*found[0]) if found else None
         with saves or ExitStack():
@@ -139,12 +138,12 @@ class Striker:
                 found.append((fault, target))
         return found
 
-    # Whom it meets
+    # Selecting the process
 
     def _find(self, fault: Fault) -> Target | None:
         candidates = self._candidates(fault.victim)
         if fault.kind is Kind.FREEZE and fault.victim.belongs_to_a_job:
-            # Nobody can miss a command's process that has not said yet that it will beat.
+            # A process that never sent a heartbeat has no heartbeat timeout.
             candidates = [it for it in candidates if self._beats(it)]
         if not candidates:
             return None
@@ -160,7 +159,7 @@ class Striker:
         return min(group, key=lambda it: (it.record.start_ticks, it.record.pid))
 
     def _beats(self, target: Target) -> bool:
-        """Whether a rank is heard, or any rank of an agent."""
+        """True if the rank, or any rank of the agent, sends heartbeats."""
         beating = self._observer.beating(target.job_id or "")
         return bool(beating) if target.rank is None else target.record.pid in beating
 
@@ -175,7 +174,7 @@ class Striker:
         lively = {it.uid: it for it in self._workload.lively()}
         heads: dict[str, ProcessRecord] = {}
         for record, mark in self._installation.marks():
-            # What a process has started has its mark, too: the oldest is the one that is meant.
+            # Children have the same tag; the oldest process is the rank itself.
             older = heads.get(mark, record)
             heads[mark] = min(older, record, key=lambda it: (it.start_ticks, it.pid))
         return [
@@ -185,7 +184,7 @@ class Striker:
             if uid in lively and kind is victim
         ]
 
-    # When
+    # Waiting for the moment
 
     def _has_stepped(self) -> bool:
         lively = self._workload.lively()
@@ -195,7 +194,7 @@ class Striker:
         return self._observer.steps(training.job_id)
 
     def _reach_instant(self, fault: Fault, target: Target) -> Saves | None:
-        """Return the save that is being made now, if the fault is to strike inside of one."""
+        """Return the save in progress, if the fault belongs inside one."""
         if fault.calls is None:
             return None
         directory = self._directory(fault, target)
@@ -208,7 +207,7 @@ class Striker:
         return None
 
     def _directory(self, fault: Fault, target: Target) -> Path | None:
-        """Return where the victim saves, or for one that does not, somebody it may hit."""
+        """Return where the victim saves; for one that does not save, where any job saves."""
         root = self._installation.checkpoint_dir
         lively = self._workload.lively()
         mine = [it for it in lively if target.job_id in {None, it.job_id}]
@@ -219,7 +218,7 @@ class Striker:
             return checkpoints_of_job(root, job.job_id)
         return checkpoints_of_rank(root, job.job_id, target.rank or 0)
 
-    # What comes of it
+    # Checking the effect
 
     def _see_through(self, fault: Fault, target: Target, *, at: float, inside: bool) -> None:
         record, woken = target.record, False
@@ -245,14 +244,14 @@ class Striker:
         self._say(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {strike}")
 
     def _is_displaced(self, record: ProcessRecord) -> bool:
-        """Whether another one takes over, and this one goes by itself once it may go on."""
+        """True if another coordinator takes over and this one exits after SIGCONT."""
         others = awaited(lambda: self._office.holder() != record, END_SECONDS)
         send_signal(record, SIGCONT)
         return others and bool(awaited(lambda: not is_running(record), END_SECONDS))
 
 
 def awaited(look: Callable[[], Found], seconds: float) -> Found:
-    """Return the first true value of `look`, or its last one when the time is over."""
+    """Return the first true value of `look`, or its last one after the timeout."""
     deadline = time.monotonic() + seconds
     while not (found := look()) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
@@ -269,7 +268,7 @@ def _parsed(mark: str) -> tuple[str, Victim | None, int | None]:
 
 
 def _stands_still(record: ProcessRecord) -> bool:
-    """Whether the kernel says that it is stopped, which takes a moment."""
+    """True if the kernel reports the process as stopped, which takes a moment."""
     return awaited(lambda: _state(record.pid) == "T", STILL_SECONDS)
 
 

@@ -1,8 +1,8 @@
-"""A rank that starts what does not want to end: ``python runaways.py KIND DIRECTORY [--outside]``.
+"""A rank that starts processes which try to survive: ``runaways.py KIND DIRECTORY [--outside]``.
 
-Every process that it leaves behind notes its pid in DIRECTORY/pids and ignores SIGTERM. Once they
-all have, DIRECTORY/ready is there; once DIRECTORY/go is there, the rank exits. ``--outside`` first
-leaves the control group, as if there were none to be had.
+Every process that it leaves behind writes its pid to DIRECTORY/pids and ignores SIGTERM. When all
+have done so, DIRECTORY/ready exists; when DIRECTORY/go exists, the rank exits. ``--outside`` leaves
+the control group first, as if control groups were not available.
 """
 
 import os
@@ -63,7 +63,7 @@ def stranger(note: Path) -> None:
 
 
 def comet(note: Path) -> None:
-    """Be a new process all the time, in a new session: gone before anybody has looked."""
+    """Fork a new process in a new session continuously, so that each one is short-lived."""
 
     def become(note: Path) -> NoReturn:
         take_down(note)

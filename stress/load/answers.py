@@ -1,8 +1,8 @@
-"""What an answer costs, how many jobs a second are accepted, how long a list among many takes.
+"""Cost of a request, accepted jobs per second, and time to list jobs among many.
 
-``python -m stress.load.answers`` starts services of its own, asks them from this process, prints
-what it has found beside its goals, and exits with 1 if a goal is missed. All but the first line
-depends on what else the machine does meanwhile.
+``python -m stress.load.answers`` starts services, measures them from this process, prints the
+figures with their goals, and exits with 1 if a goal is missed. All figures but the first depend on
+other load on the machine.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def _ratio(installation: Installation, bare_pid: int, bare_port: int, rounds: in
             empty = _seconds_each(theirs, get(PATH), bare_pid)
             job = _seconds_each(ours, get(f"/jobs/{job_id}"), installation.api.pid)
             ratios.append(job / empty)
-    return median(ratios[1:])  # the first request of all finds nothing ready
+    return median(ratios[1:] or ratios)  # the first round includes warm-up
 
 
 def _seconds_each(connection: Connection, request: bytes, pid: int) -> float:
@@ -67,9 +67,9 @@ def _seconds_each(connection: Connection, request: bytes, pid: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=16, help="of the comparison (16)")
-    parser.add_argument("--seconds", type=float, default=15, help="of submissions (15)")
-    parser.add_argument("--jobs", type=int, default=10_000, help="that are listed (10000)")
+    parser.add_argument("--rounds", type=int, default=16, help="rounds of the comparison (16)")
+    parser.add_argument("--seconds", type=float, default=15, help="seconds of submissions (15)")
+    parser.add_argument("--jobs", type=int, default=10_000, help="finished jobs to list (10000)")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         found = list(

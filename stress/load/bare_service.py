@@ -1,6 +1,6 @@
-"""What a request costs when nothing is done for it: an empty route, served as the API is.
+"""An empty route served like the API: the baseline for the cost of a request.
 
-``python -m stress.load.bare_service`` says on which port, and serves until it is ended.
+``python -m stress.load.bare_service`` prints its port and serves until it is ended.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""An HTTP client that costs whoever measures next to nothing: bytes out, bytes in.
+"""A minimal HTTP client, so that the measurement itself costs little.
 
-A library's client takes as long for a request as the service, on a machine that both share.
+A client library needs as much time per request as the service, on the same machine.
 """
 
 import json
@@ -16,7 +16,7 @@ ANSWER_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. Names of headers are in lower case."""
+    """A response. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -62,7 +62,7 @@ class Connection:
         return line.decode("latin-1").rstrip()
 
     def timed(self, request: bytes) -> tuple[Answer, float]:
-        """Return the answer, and after how many seconds it was there."""
+        """Return the answer and the seconds it took."""
         began = time.perf_counter()
         answer = self.ask(request)
         return answer, time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What a load has found, beside what it should have found."""
+"""The figures of a load test, with their goals."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ HEADER = ("what", "found", "goal", "")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of a report. Without a goal it is there for comparison."""
+    """One line of a report; without a goal it serves as comparison."""
 
     what: str
     found: str
@@ -28,18 +28,18 @@ def at_least(what: str, found: float, goal: float, unit: str) -> Figure:
 
 
 def none_of(what: str, found: Sequence[str]) -> Figure:
-    """Count what should not have been, and show the first of it."""
+    """Count the faults, and show the first one; the goal is 0."""
     said = f"{len(found)}: {found[0]}" if found else "0"
     return Figure(what, said, "0", not found)
 
 
 def p99_ms(seconds: Sequence[float]) -> float:
-    """Return the time, in milliseconds, within which 99 of 100 are done."""
+    """Return the 99th percentile in milliseconds."""
     return 1000 * percentile(seconds, 99)
 
 
 def percentile(numbers: Sequence[float], hundredth: int) -> float:
-    """Return what so many of a hundred do not exceed, of all that was measured."""
+    """Return the percentile of the values."""
     return quantiles(numbers, n=100, method="inclusive")[hundredth - 1]
 
 

@@ -1,4 +1,4 @@
-"""How long a page of a list takes among thousands of jobs that are over."""
+"""How long one page of a list takes among thousands of finished jobs."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -20,7 +20,7 @@ from tests.support.installation import Installation
 LIST_GOAL_MS = 50.0
 
 REQUESTS = 300
-"""For each figure."""
+"""Per figure."""
 
 LIMIT = 50
 
@@ -30,7 +30,7 @@ OVER = (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 def list_figures(root: Path, jobs: int, requests: int = REQUESTS) -> Iterator[Figure]:
-    """Time each kind of page; `requests` are for each."""
+    """Time each kind of page, `requests` times."""
     root.mkdir()
     installation = Installation(root)
     installation.start_api()
@@ -45,7 +45,7 @@ def list_figures(root: Path, jobs: int, requests: int = REQUESTS) -> Iterator[Fi
 
 
 def fill(database: Database, jobs: int) -> None:
-    """Store jobs that are over, one a second, as a coordinator would have left them."""
+    """Store finished jobs, created one second apart."""
     with database.writing() as connection:
         over = [_over(number) for number in range(jobs)]
         connection.execute(insert(JOBS), [values_of(job) for job in over])
@@ -94,7 +94,7 @@ def _timed(connection: Connection, jobs: int, requests: int) -> Iterator[Figure]
 
 
 def _queries(jobs: int) -> Iterator[tuple[str, str, int, Sequence[str]]]:
-    """Yield what to say of each query, it, how many jobs it has on all pages, and those of its."""
+    """Yield label, query string, total number of jobs, and the expected page of each query."""
     stored = [_over(number) for number in range(jobs)]
     newest = [job.job_id for job in reversed(stored)]
     failed = [job.job_id for job in reversed(stored) if job.status is JobStatus.FAILED]
@@ -111,5 +111,5 @@ def _fault(answer: Answer, whole: int, page: Sequence[str]) -> str | None:
         return f"{answer.status} {answer.body.decode()}"
     total, ids = answer.headers["x-total-count"], [job["job_id"] for job in answer.json()["jobs"]]
     if ids != page:
-        return f"{len(ids)} jobs from {ids[:1]}, and due were {len(page)} from {page[:1]}"
-    return None if total == str(whole) else f"of {total} jobs, not of {whole}"
+        return f"{len(ids)} jobs from {ids[:1]}, expected {len(page)} from {page[:1]}"
+    return None if total == str(whole) else f"total {total}, expected {whole}"

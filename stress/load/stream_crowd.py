@@ -1,8 +1,8 @@
-"""Many readers of one job's stream of logs, all on one event loop.
+"""Many readers of one job's log stream on one event loop.
 
-A line says its number and when it was written, so that of every line and every reader it is known
-whether it came, once, in its place, and how long it took. Whoever is cut off, or leaves, comes back
-with the id of the last event seen whole.
+Each line holds its number and when it was written, so the script knows for every reader whether
+each line arrived once, in order, and how late. A reader that is disconnected resumes after the last
+complete event.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ NANOSECONDS = 1e9
 
 
 def line_of(number: int) -> bytes:
-    """Return a line that tells who reads it how old it is."""
+    """Return a line that holds its number and the time of writing."""
     return f"line {number} of {time.monotonic_ns()}\n".encode()
 
 
@@ -35,14 +35,14 @@ class Reader:
     path: str
     token: str
     position: str = ""
-    """The id of the last event seen whole."""
+    """The id of the last complete event."""
     lines: int = 0
-    """Also the number of the line that has to come next."""
+    """Also the number of the next line."""
     delays: list[float] = field(default_factory=list)
-    """Of each line, in seconds, from when it was written."""
+    """Delay of each line in seconds, from its write to its receipt."""
     resumed: int = 0
     cut: int = 0
-    """Streams that broke off without an end."""
+    """Number of streams that broke off."""
     has_ended: bool = False
     faults: list[str] = field(default_factory=list)
     stream: "_Connection | None" = None
@@ -56,17 +56,17 @@ class Reader:
                 _, connection = await loop.create_connection(
                     lambda: _Connection(self), "127.0.0.1", self.port
                 )
-            except OSError:  # nobody listens yet
+            except OSError:  # the service does not listen yet
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             try:
                 await connection.closed.wait()
-            finally:  # who has seen the end may be sent away before the connection has closed
+            finally:  # after the last event the server may reset the connection
                 connection.leave()
                 await connection.closed.wait()
 
     def leave(self) -> None:
-        """Go away without a word, to come back at once."""
+        """Drop the connection; it is opened again at once."""
         if self.stream is not None:
             self.stream.leave()
 
@@ -157,7 +157,7 @@ class Crowd:
         await asyncio.gather(*self._reading, return_exceptions=True)
 
     async def until(self, lack: str, holds: Callable[[Reader], object]) -> None:
-        """Wait until `holds` is true of every reader; `lack` says what those do who are late."""
+        """Wait until `holds` is true for every reader; `lack` describes the others."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while late := sum(not holds(reader) for reader in self._readers):
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A crowd follows one job; some leave and come back; then the service ends, and the next begins."""
+"""Many readers follow one job; some reconnect; then the service is restarted."""
 
 import asyncio
 import random

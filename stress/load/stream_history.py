@@ -1,4 +1,4 @@
-"""How soon a long log begins to arrive, and how much memory the service takes to answer."""
+"""How soon a long log begins to arrive, and how much memory the service needs."""
 
 import http.client
 import time
@@ -16,7 +16,7 @@ MARK_MICROS = 250_000
 """An agent looks four times a second."""
 
 READ_ON_BYTES = 32 << 20
-"""So that what is kept while a stream goes on counts as well."""
+"""Long enough to count the memory of a running stream."""
 
 PIECE_BYTES = 1 << 16
 TIMEOUT_SECONDS = 60.0
@@ -26,13 +26,13 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What came of one question, asked several times."""
+    """The results of one request, sent several times."""
 
     first_seconds: float
-    """Until the first line is there; the median."""
+    """Time to the first line; the median."""
     worst_seconds: float
     extra_bytes: int
-    """The most memory the service ever had while it answered, less what it had at rest."""
+    """Peak memory of the service while it answered, minus its memory at rest."""
 
 
 def write_log(log: Path, times: Path, size_bytes: int) -> int:
@@ -76,7 +76,7 @@ def arrivals(
     """Ask everything, and yield what came of it; whole streams are read on for a while."""
     rest = memory_bytes(pid, "VmRSS")
     for name, path in asked.items():
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
         seconds = [_first_line_seconds(port, path, read_on_bytes) for _ in range(ROUNDS)]
         yield (
             name,

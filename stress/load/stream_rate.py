@@ -1,4 +1,4 @@
-"""How fast one reader gets a log that is there already, beside a plain copy of the same bytes."""
+"""How fast one reader gets an existing log, compared with a plain copy of the same bytes."""
 
 import multiprocessing
 import socket
@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 60.0
 
 @contextmanager
 def plain_copies(path: Path, place: AbstractContextManager[None]) -> Iterator[int]:
-    """Serve a file over TCP, nothing else, from a process started in `place`; give the port."""
+    """Serve a file over plain TCP from a process started in `place`; yield the port."""
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
     process = spawning.Process(target=_copy, args=(path, theirs))
@@ -43,7 +43,7 @@ def _copy(path: Path, ready: Connection) -> None:
 
 
 def received(port: int, request: bytes = b"") -> tuple[float, bytes]:
-    """Return the seconds until all that somebody sends is here, and what it is."""
+    """Read until the end of the connection; return the seconds and the bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_SECONDS) as connection:
         began = time.monotonic()
         connection.sendall(request)

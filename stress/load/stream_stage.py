@@ -1,4 +1,4 @@
-"""A service that has one core for itself, with jobs that somebody seems to run."""
+"""A service pinned to one core, with jobs that appear to run."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from tests.integration.api.service import DEADLINE_SECONDS, Service, StandIn
 
 
 class Stage:
-    """The service on the first core; whoever has to do with it moves to the last."""
+    """The service runs on the first core; this process moves to the last one."""
 
     def __init__(self, root: Path) -> None:
         self.service = Service(root)
@@ -61,7 +61,7 @@ class Stage:
         return self.service.files.job(JobId(job_id))
 
     def run(self, job_id: str) -> None:
-        """Submit a job of one rank, and let it run as far as anybody can see."""
+        """Submit a job of one rank and mark it as running."""
         fields = {"job_id": job_id, "mode": "independent", "world_size": 1}
         answer = httpx.post(f"{self.service.url}/jobs", json=fields, timeout=DEADLINE_SECONDS)
         answer.raise_for_status()
@@ -72,5 +72,5 @@ class Stage:
         self._stand_in.move(job_id, JobStatus.COMPLETED)
 
     def token(self, name: str) -> str:
-        """Return the text of a new token that may look at everything."""
+        """Return a new token that may read everything."""
         return self._tokens.create(name, Scope.READ, lifetime=None, created_by=None)[1]

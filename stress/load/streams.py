@@ -1,7 +1,7 @@
-"""Streams of logs under load: many readers, a long history, all of a log at once.
+"""Log streams under load: many readers, a long history, and one complete log.
 
 ``python -m stress.load.streams`` starts a service on one core and reads from the other. It prints
-what was found beside its goal, and exits with 1 if a goal is missed.
+each figure with its goal, and exits with 1 if a goal is missed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SHOWN_FAULTS = 5
 
 
 def figures(asked: argparse.Namespace) -> Iterator[Figure]:
-    """Put each load on a service of its own, and yield what was found as soon as it is known."""
+    """Run each load against a new service, and yield each figure when it is known."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         for name, load in (("crowd", _crowd), ("history", _history), ("rate", _rate)):
@@ -79,7 +79,7 @@ def _delays(found: Followed) -> Iterator[Figure]:
         goal=f"<= {_milliseconds(DELAY_SECONDS)}",
         is_met=p99 <= DELAY_SECONDS,
     )
-    yield Figure(what="the same, at worst", found=_milliseconds(max(found.delays)))
+    yield Figure(what="the same, maximum", found=_milliseconds(max(found.delays)))
 
 
 def _history(stage: Stage, asked: argparse.Namespace) -> Iterator[Figure]:
@@ -106,7 +106,7 @@ def _rate(stage: Stage, asked: argparse.Namespace) -> Iterator[Figure]:
     stage.finish("whole")
     copy_seconds, stream_seconds = [], []
     with plain_copies(files.log(0, 0), stage.on_its_core()) as port:
-        for _ in range(RATE_ROUNDS):  # in turn: an hour of this machine is unlike another
+        for _ in range(RATE_ROUNDS):  # in turn, so that load on the machine affects both
             seconds, copy = received(port)
             copy_seconds.append(seconds)
             seconds, stream = received(stage.service.port, stream_request("whole"))
@@ -129,12 +129,12 @@ def _milliseconds(seconds: float) -> str:
 def main() -> int:
     """Run all loads, print the table, and return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=500, help="who follow one job (500)")
-    parser.add_argument("--lines", type=float, default=20, help="that it writes a second (20)")
-    parser.add_argument("--seconds", type=float, default=30, help="for how long (30)")
+    parser.add_argument("--clients", type=int, default=500, help="readers of one job (500)")
+    parser.add_argument("--lines", type=float, default=20, help="lines per second (20)")
+    parser.add_argument("--seconds", type=float, default=30, help="duration (30)")
     parser.add_argument("--size", type=int, default=1024, help="MiB of the long log (1024)")
-    parser.add_argument("--copied", type=int, default=64, help="MiB that one reader gets (64)")
-    parser.add_argument("--seed", type=int, default=0, help="who leaves, and when (0)")
+    parser.add_argument("--copied", type=int, default=64, help="MiB for one reader (64)")
+    parser.add_argument("--seed", type=int, default=0, help="decides which readers reconnect (0)")
     found = list(figures(parser.parse_args()))
     for line in report(found):
         print(line)

@@ -1,8 +1,7 @@
-"""How many jobs a second an installation accepts, each of them durable before its answer.
+"""How many jobs per second an installation accepts, each durable before its response.
 
-One job holds the only slot, so that the others wait: nothing runs but services and clients. The
-clients know each of their jobs by a key, and when the time is over every acknowledged one must be
-there, once.
+One job holds the only slot, so the others wait and only services and clients run. The clients give
+each job a key; at the end every acknowledged job must exist exactly once.
 """
 
 import signal
@@ -37,7 +36,7 @@ def sqlite_figures(root: Path, seconds: float) -> Iterator[Figure]:
 
 
 def postgres_figures(root: Path, seconds: float) -> Iterator[Figure]:
-    """Flood an installation on PostgreSQL, where there is a server."""
+    """Flood an installation on PostgreSQL, if a server is available."""
     try:
         with (
             running_server() as server,
@@ -60,27 +59,27 @@ def _installation(root: Path, **environment: str) -> Iterator[Installation]:
         installation.wait_until(holder, lambda seen: seen["status"] == "RUNNING")
         yield installation
         installation.end_jobs()
-        installation.coordinator.end(signal.SIGINT)  # who is let in now goes back
+        installation.coordinator.end(signal.SIGINT)  # allow every request from here on
 
 
 def _told(flood: "Flood", installation: Installation) -> Iterator[Figure]:
     yield Figure("  their answers, p99", f"{p99_ms(flood.waits):.0f} ms")
-    yield none_of("  refused, lost or there twice", [*flood.faults, *_astray(flood, installation)])
+    yield none_of("  refused, lost or duplicated", [*flood.faults, *_astray(flood, installation)])
 
 
 def _astray(flood: "Flood", installation: Installation) -> Iterator[str]:
-    """Yield what is not as it was acknowledged: a job is named by its key."""
+    """Yield one sentence per lost or duplicate job; a job is named by its key."""
     stored: dict[str, list[str]] = {}
     for job in _stored(installation):
         stored.setdefault(job["name"], []).append(job["job_id"])
     for key, job_id in flood.acknowledged.items():
         if stored.get(key) != [job_id]:
             yield f"{key} was answered with {job_id}, and there are {stored.get(key, [])}"
-    yield from (f"nobody knows of {key}" for key in stored.keys() - flood.acknowledged.keys())
+    yield from (f"no client submitted {key}" for key in stored.keys() - flood.acknowledged.keys())
 
 
 def _stored(installation: Installation) -> Iterator[Seen]:
-    """Yield all jobs, page by page, but that which holds the slot: it has no name."""
+    """Yield all jobs page by page, except the one without a name that holds the slot."""
     path = "/jobs?limit=1000"
     while path:
         answer = installation.request("GET", path)
@@ -95,7 +94,7 @@ class Flood:
         self._port = port
         self.seconds = seconds
         self.waits: list[float] = []
-        """How long each acknowledged one took."""
+        """Seconds of each acknowledged request."""
         self.acknowledged: dict[str, str] = {}
         """Ids of jobs by their keys."""
         self.faults: list[str] = []
@@ -106,7 +105,7 @@ class Flood:
         return len(self.waits) / self.seconds
 
     def run(self) -> None:
-        """Submit as fast as it goes, until the time is over and all have their answers."""
+        """Submit as fast as possible until the time is over; wait for all responses."""
         began = time.perf_counter()
         clients = [
             threading.Thread(target=self._submit, args=(number, began + self.seconds))

@@ -1,11 +1,11 @@
-"""Secrets that sing where they should not be: 25 of them, and every place where one could turn up.
+"""Looks for 25 secrets in every place where one could leak.
 
 ``python -m stress.security.canaries`` runs a whole installation over PostgreSQL: secrets of jobs
-from files and from the environment, tokens, a password, a key. Jobs succeed, crash, cannot start,
-hang and train, services are killed. Then every file, answer, row, command line and the environments
-of agents are looked through. A program that prints its own secrets has them in its own log, and
-there they must be found. A decoy, which is no secret, goes through all of it, and every place has
-to show it: so it is known that the search finds.
+from files and from the environment, tokens, a password, a key. Jobs succeed, crash, fail to start,
+hang and train, and services are killed. Then it searches every file, response, row, command line
+and the environments of agents. A program that prints its own secrets has them in its own log, and
+there they must be found. A decoy that is not secret goes through the same paths and must be found
+in every place, which proves that the search works.
 """
 
 import os
@@ -35,7 +35,7 @@ COUNT = 25
 FILES = 10
 VARIABLES = 7
 
-OWN_WORDS = "what careless programs have said themselves"
+OWN_WORDS = "output of careless programs"
 
 OWN_ANSWERS, TOKEN_ANSWERS = "answers to GET, own user", "answers to GET, token that may read"
 
@@ -45,25 +45,25 @@ PLACES = (
     "command lines of processes",
     "environments of agents",
     "files",
-    "last words of services",
+    "error output of services",
     "rows of the database",
 )
-"""Where the decoy has to be found."""
+"""Places where the decoy must be found."""
 
 FORBIDDEN = {"/tokens"}
-"""What a token that may read is not shown."""
+"""What a read token must not see."""
 
 REFUSED_SECONDS = 60.0
 
 
 def canary() -> str:
-    """Return what nobody else would say."""
+    """Return a unique value."""
     return f"canary{os.urandom(12).hex()}"
 
 
 @dataclass
 class Canaries:
-    """All that must stay unheard."""
+    """All values that must not leak."""
 
     files: Mapping[str, str] = field(
         default_factory=lambda: {f"kept-{number}": canary() for number in range(FILES)}
@@ -75,12 +75,12 @@ class Canaries:
     token: str = field(default_factory=lambda: canary() + canary())
 
     def known(self) -> dict[str, str]:
-        """Return each by what it is."""
+        """Return the values by description."""
         own = {"the database's password": self.password, "MUSTER_TOKEN": self.token}
         return {**self.files, **self.variables, **own}
 
     def references(self) -> dict[str, str]:
-        """Return what jobs ask for: all but the last of each kind."""
+        """Return the secrets that jobs request: all but the last of each kind."""
         kept = [f"file:{name}" for name in list(self.files)[:-1]]
         lent = [f"env:{name}" for name in list(self.variables)[:-1]]
         return {f"SECRET_{number}": text for number, text in enumerate([*kept, *lent])}
@@ -93,7 +93,7 @@ class Scene:
         self.canaries = Canaries()
         self.search = Search(self.canaries.known(), decoy=f"decoy{os.urandom(12).hex()}")
         self.refused: list[str] = []
-        """What was answered with nothing to look at."""
+        """Responses that contain nothing to search."""
         self.statuses: dict[str, str] = {}
         url = make_url(database_url).set(password=self.canaries.password)
         self._database_url = url.render_as_string(hide_password=False)
@@ -117,7 +117,7 @@ class Scene:
             self._safe.put(name, value)
 
     def play(self) -> None:
-        """Let everything happen while all processes are watched, and look at what is left."""
+        """Run everything while all processes are watched, then search what is left."""
         with ProcessWatch(self.search), self._installation:
             self._speak_tls()
             reader = self._hand_out_tokens()
@@ -163,7 +163,7 @@ class Scene:
             self.statuses[job_id] = installation.wait_until(job_id, is_over)["status"]
 
     def _hand_out_tokens(self) -> str:
-        """Make tokens, and show one that is none; return one that may read."""
+        """Create tokens and use an invalid one; return a token with read scope."""
         texts = {}
         for name, scope in [*((f"{scope}", scope) for scope in Scope), ("revoked", Scope.READ)]:
             made = self._installation.request(
@@ -180,10 +180,10 @@ class Scene:
         return texts["read"]
 
     def _speak_tls(self) -> None:
-        """Let another API of the same installation speak TLS, and be called without it."""
+        """Start another API with TLS and call it without TLS."""
         certificate = own_certificate(self._elsewhere)
         key = key_of(certificate)
-        # The line in its middle, of which all is its own.
+        # A line from its middle, which is unique.
         self.search.canaries["the key of TLS"] = key.read_text().splitlines()[2]
         place = self._root / "tls"
         place.mkdir()
@@ -198,7 +198,7 @@ class Scene:
         service.end(signal.SIGTERM)
 
     def _reach_for_no_database(self) -> None:
-        """Start services whose database is not there, and note what they say."""
+        """Start services without a database, and record what they print."""
         away = make_url(self._database_url).set(
             host="127.0.0.1", port=1, database=self.search.decoy, query={}
         )
@@ -213,11 +213,11 @@ class Scene:
                 timeout=REFUSED_SECONDS,
                 check=False,
             )
-            self._look("last words of services", module, ended.stdout + ended.stderr)
+            self._look("error output of services", module, ended.stdout + ended.stderr)
 
 
-def sing(root: Path, database_url: str) -> Scene:
-    """Return a scene that was played below `root`."""
+def run(root: Path, database_url: str) -> Scene:
+    """Run a scene below `root` and return it."""
     scene = Scene(root, database_url)
     scene.play()
     return scene
@@ -236,14 +236,14 @@ def report(scene: Scene) -> Iterator[str]:
         yield f"{place:46}{search.looked_at[place]:10}{len(found):7}  {goal:5}  {decoy}"
         if place != OWN_WORDS:
             yield from sorted(found)
-    yield f"refused, or shown to somebody else: {len(scene.refused)}; goal: 0"
+    yield f"refused, or shown to another user: {len(scene.refused)}; goal: 0"
     yield from scene.refused
 
 
 def is_good(scene: Scene) -> bool:
-    """Whether every secret was looked for, found where it must be and nowhere else.
+    """True if every secret was searched for, and found only where it must be.
 
-    And whether the looking would have found it: each place has shown the decoy.
+    The search itself is proven: the decoy was found in each place.
     """
     hits = dict(scene.search.hits)
     return (
@@ -256,13 +256,13 @@ def is_good(scene: Scene) -> bool:
 
 
 def main() -> int:
-    """Run it, print what came of it, and return 1 if a secret was found."""
+    """Run, print the report, and return 1 if a secret leaked."""
     with (
         running_server() as server,
         server.database("canaries") as database_url,
         tempfile.TemporaryDirectory() as directory,
     ):
-        scene = sing(Path(directory), database_url)
+        scene = run(Path(directory), database_url)
     for line in report(scene):
         print(line, flush=True)
     return int(not is_good(scene))

@@ -1,4 +1,4 @@
-"""Jobs with secrets that end in every way, and programs that are not careful with them."""
+"""Jobs with secrets that end in every way, and programs that print their secrets."""
 
 import sys
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ CARELESS = ("crashes", "raises")
 
 
 def jobs(directory: Path, secrets: Mapping[str, str], decoy: str) -> Mapping[str, Fields]:
-    """Return jobs by their ids; programs are written to `directory`. All have the decoy's name."""
+    """Return jobs by id, their programs in `directory`; all names contain the decoy."""
     (directory / "canary_program.py").write_text(PROGRAM)
     trained = {"mode": "synchronous", "world_size": 2, "working_dir": str(directory)}
     described: Mapping[str, Fields] = {

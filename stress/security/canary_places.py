@@ -1,4 +1,4 @@
-"""Where a secret could turn up: files, answers, rows, processes. Each is looked through for all."""
+"""The places where a secret could leak: files, responses, rows, processes."""
 
 import threading
 from collections import Counter
@@ -21,9 +21,9 @@ class Search:
     """Looks for secrets, by their names, and counts what it has looked at by place."""
 
     canaries: dict[str, str]
-    """Values by what they are; more may come."""
+    """Values by description; more may be added."""
     decoy: str
-    """No secret: it is to turn up in every place, or that place is not looked at in truth."""
+    """Not secret: it must be found in every place, or that place was not searched."""
     decoyed: set[str] = field(default_factory=set)
     """The places where it did."""
     looked_at: Counter[str] = field(default_factory=Counter)
@@ -31,11 +31,11 @@ class Search:
     """By place: which secret, and in what."""
 
     def look(self, place: str, what: str, content: str) -> set[str]:
-        """Note what of `content` should not be in this place; return the names of that."""
+        """Record the secrets in `content`; return their names."""
         self.looked_at[place] += 1
         if self.decoy in content:
             self.decoyed.add(place)
-        # A copy: others may come while this thread looks.
+        # A copy: other threads add values.
         found = {name for name, value in list(self.canaries.items()) if value in content}
         self.hits.setdefault(place, set()).update(f"{name} in {what}" for name in found)
         return found
@@ -87,7 +87,7 @@ class ProcessWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Look no more; raises what has ended the watch before."""
+        """Stop watching; raises the error that ended the watch, if any."""
         self._is_over.set()
         self._watcher.shutdown()
         self._watching.result()

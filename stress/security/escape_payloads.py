@@ -1,4 +1,4 @@
-"""Texts that have led out of other people's directories, and into other people's shells."""
+"""Texts that have caused path traversal and command injection in other software."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,7 +128,7 @@ _LANGUAGES = (
 
 
 def traversals(target: Path) -> Iterator[str]:
-    """Yield ways that may lead to `target` from the directories of an installation, and others."""
+    """Yield paths that may lead to `target` from the directories of an installation."""
     yield str(target)
     for up in _UPWARDS:
         for depth in (1, 3, 12):
@@ -138,6 +138,6 @@ def traversals(target: Path) -> Iterator[str]:
 
 
 def injections(mark: Path) -> Iterator[str]:
-    """Yield what makes the file `mark` where somebody takes it for more than a text."""
+    """Yield texts that create the file `mark` if they are executed or interpreted."""
     for pattern in (*_SHELLS, *_LANGUAGES):
         yield pattern.format(mark)

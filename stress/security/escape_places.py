@@ -1,6 +1,6 @@
-"""Where a text can go, and for each place an ordinary one, which has to be taken.
+"""The places for a text, each with an ordinary text that must be accepted.
 
-A refusal says something of a text only where another one would not have been refused.
+A refusal says something about a text only if an ordinary one is accepted there.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +11,10 @@ from api.listing import encode_cursor
 from tests.support.database_samples import NOON
 
 JOB = "precious"
-"""Called like the directory that is not to be touched."""
+"""Named like the directory that must not be touched."""
 
 STANDING = "standing"
-"""The id of a job that runs all the time, of which everything is asked."""
+"""The id of a job that runs all the time and is the subject of requests."""
 
 EARLIER = "earlier"
 """The id of a job that has left checkpoints."""
@@ -95,5 +95,5 @@ _OF_OTHER_KINDS: Mapping[tuple[str, str], str] = {
 
 
 def ordinary_query(path: str, name: str) -> str:
-    """Return what somebody could well ask; a query that is new is to be added here."""
+    """Return a valid value; add new query parameters here."""
     return _OF_OTHER_KINDS.get((path, name)) or _QUERIES[name]

@@ -1,4 +1,4 @@
-"""A service, and beside its files what must not be touched, nor shown."""
+"""A service, and files next to its own that must be neither changed nor shown."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from stress.security.escape_places import EARLIER, JOB, ORDINARY, STANDING
 from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.database_samples import member
 
-CONTENT = "precious content that nobody is to see or to change"
+CONTENT = "content that must not be shown or changed"
 
 SEGMENTS: Mapping[str, str] = {"job_id": STANDING, "worker_id": "0", "name": ORDINARY}
 """What stands in a path where no text does."""
@@ -60,7 +60,7 @@ class Findings:
                 break
 
     def judge(self, where: str, text: str, answer: httpx.Response) -> None:
-        """Note what is wrong with an answer, whatever it was asked."""
+        """Record violations in a response to any request."""
         told = f"{where}, {text[:80]!r}:"
         if answer.is_server_error:
             self.breaches.append(f"{told} answered with {answer.status_code}")
@@ -106,7 +106,7 @@ class Scene:
             self.service.end(signal.SIGKILL)
 
     def _let_stand(self) -> None:
-        """Let the job run of which everything is asked."""
+        """Mark the job that is the subject of requests as running."""
         body = {"job_id": STANDING, "mode": "synchronous", "world_size": 2}
         self._client.post("/jobs", json=body).raise_for_status()
         self._stand_in.run(STANDING)
@@ -114,7 +114,7 @@ class Scene:
         Agent(self.service.files).write(STANDING, 0, "a line\n", at_micros=1_700_000_000_000_000)
 
     def surroundings(self) -> Mapping[str, object]:
-        """Return everything outside of the installation."""
+        """Return the files outside of the installation."""
         inside = self.service.root
         return {
             str(path): _facts(path)
@@ -123,9 +123,9 @@ class Scene:
         }
 
     def compare(self, where: str) -> None:
-        """Note what has changed outside since the last time, and a job that stands no more."""
+        """Record changes outside since the last call, and a job that no longer runs."""
         if self._client.get(f"/jobs/{STANDING}").json().get("status") != JobStatus.RUNNING:
-            self._findings.breaches.append(f"{where}: {STANDING} does not run any more")
+            self._findings.breaches.append(f"{where}: {STANDING} no longer runs")
         now = self.surroundings()
         for path in now.keys() | self._before.keys():
             if now.get(path) != self._before.get(path):

@@ -1,4 +1,4 @@
-"""Words and variables on their way to a program, through every door: what arrives, to the byte."""
+"""Arguments and variables on their way to a program: they must arrive byte for byte."""
 
 import json
 import subprocess

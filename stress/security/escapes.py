@@ -1,11 +1,11 @@
-"""Nothing that is said of a job leads out of its directories, or into somebody's shell.
+"""No field of a job may lead out of its directories or into a shell.
 
-``python -m stress.security.escapes [--every N] [--seed S]`` puts some 200 texts, which have done so
-elsewhere, into every string of a job and every path and query of the API; a job that is accepted is
-ended, looked at and deleted by force. Everything is asked of a job that runs, and in each place an
-ordinary text comes first, which has to be taken. Beside the installation lies what must neither be
-touched nor shown. Links are put in the place of what is a job's. Then jobs get all texts as words
-and as variables, through each door: what arrives has to be the very bytes.
+``python -m stress.security.escapes [--every N] [--seed S]`` puts some 200 known attack texts into
+every string of a job and every path and query of the API. A job that is accepted is ended, read and
+deleted by force. Requests go to a running job, and for each place an ordinary text, which must be
+accepted, comes first. Files next to the installation must be neither changed nor shown. Links
+replace files of jobs. Finally, jobs get all texts as arguments and as variables, through each
+interface; the exact bytes must arrive.
 """
 
 import argparse
@@ -26,7 +26,7 @@ GOAL = 500
 
 @dataclass
 class Escapes:
-    """All that was tried."""
+    """Results of all attempts."""
 
     findings: Findings = field(default_factory=Findings)
     texts: int = 0
@@ -110,9 +110,9 @@ def report(escapes: Escapes) -> Iterator[str]:
         yield f"{where:24}{refused + accepted:8}{refused:9}{accepted:10}"
     yield f"{'all':24}{findings.sent:8}   of {escapes.texts} texts; goal: {GOAL} or more"
     for door, changed in escapes.changed.items():
-        yield f"words and variables through {door}: {len(changed)} changed"
+        yield f"arguments and variables through {door}: {len(changed)} changed"
         yield from changed
-    yield f"sent as words and as variables: {escapes.sent_as_words}; goal: 0 changed"
+    yield f"sent as arguments and as variables: {escapes.sent_as_words}; goal: 0 changed"
     yield f"ordinary texts refused, calls that met no job: {len(findings.lacking)}; goal: 0"
     yield from findings.lacking
     yield f"breaches: {len(findings.breaches)}; goal: 0"
@@ -120,14 +120,14 @@ def report(escapes: Escapes) -> Iterator[str]:
 
 
 def is_good(escapes: Escapes) -> bool:
-    """Whether enough was tried, and nothing came of it."""
+    """True if enough was tried and nothing escaped."""
     findings = escapes.findings
     is_enough = findings.sent >= GOAL and len(escapes.changed) > 0 and not findings.lacking
     return is_enough and not findings.breaches and not any(escapes.changed.values())
 
 
 def main() -> int:
-    """Run it, print what came of it, and return 1 if anything escaped."""
+    """Run, print the report, and return 1 if anything escaped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="try one combination in N (1)")
     parser.add_argument("--seed", type=int, default=0, help="decides which (0)")

@@ -1,9 +1,9 @@
-"""Requests that nobody would think of, made from the interface's own document.
+"""Fuzzes the API with requests generated from its OpenAPI document.
 
 ``python -m stress.security.fuzz_api --cases 20000 --seed 0`` sends valid and invalid requests to a
-real service with Schemathesis. No answer may be a 5xx, each must be as the document says, and the
-service must not log a single error. Meanwhile a stand-in for the coordinator moves the jobs, so
-that requests meet them in every state.
+real service with Schemathesis. No response may be a 5xx, each must match the document, and the
+service must not log an error. A stand-in for the coordinator changes the jobs meanwhile, so that
+requests see them in every state.
 """
 
 import argparse
@@ -40,7 +40,7 @@ CHECKS = (
     "response_schema_conformance",
 )
 ROUND_EXAMPLES = 300
-"""Most cases of one operation in a round; what comes after needs another seed."""
+"""Limit of cases per operation and round; each round has another seed."""
 
 COVERAGE_CASES = 1500
 """Schemathesis tries every limit of every field, however few cases are asked for: about as many."""
@@ -57,7 +57,7 @@ SPECS = {
 
 @dataclass
 class Report:
-    """What came of it."""
+    """Counts and faults of a run."""
 
     cases: int = 0
     rounds: int = 0
@@ -66,7 +66,7 @@ class Report:
 
 
 class WrittenService(Service):
-    """A service whose words go to a file: many refusals are many words."""
+    """A service that logs to a file."""
 
     @property
     def words(self) -> Path:
@@ -90,7 +90,7 @@ class WrittenService(Service):
         return self.process.wait(timeout=DEADLINE_SECONDS)
 
     def said(self) -> list[dict[str, Any]]:
-        """Return its log; a line that is no JSON, such as a traceback's, is an error."""
+        """Return its log; a line that is not JSON, such as a traceback, counts as an error."""
         return [_record(line) for line in self.words.read_text(errors="replace").splitlines()]
 
     def _listening(self) -> dict[str, Any] | None:
@@ -111,7 +111,7 @@ class Caretaker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Care no more; raises what has ended it before, as then requests have met no jobs."""
+        """Stop; raises the error that ended the thread, since requests then had no jobs."""
         self._is_over.set()
         self._thread.shutdown()
         self._caring.result()
@@ -130,7 +130,7 @@ class Caretaker:
         if job.stop_request is not None:
             self._stand_in.end(job.job_id)
         elif job.status is JobStatus.QUEUED:
-            with suppress(FileNotFoundError):  # the API has just deleted the job's directory
+            with suppress(FileNotFoundError):  # the API has deleted the job's directory
                 self._agent.write(job.job_id, 0, "one\ntwo\nthr", at_micros=1_700_000_000_000_000)
             rank = RankRecord(
                 rank=0, incarnation=0, state=ProcessState.LIVE, process=None, loss=0.5
@@ -222,7 +222,7 @@ def _age_seconds(job: Job) -> float:
 
 
 def main() -> int:
-    """Run it, print what came of it, and return 1 if anything was wrong."""
+    """Run, print the report, and return 1 if there are faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000, help="requests to send (20000)")
     parser.add_argument("--seed", type=int, default=0, help="decides what they are (0)")

@@ -1,8 +1,9 @@
-"""A service under attack: limits hold for each client, and honest clients are answered.
+"""A service under attack: limits apply to each client, and honest clients are served.
 
-``python -m stress.security.siege`` lets hundreds of slow clients hold a connection while others
-flood the service and send too much. It prints how long an honest client waited and what the others
-were answered, and exits with 1 if a limit did not hold. As root it sends as other users.
+``python -m stress.security.siege`` runs hundreds of slow clients that hold a connection while
+others flood the service and send too much. It prints how long an honest client waited and the
+responses of the others, and exits with 1 if a limit did not hold. As root it sends as different
+users.
 """
 
 import argparse
@@ -32,7 +33,7 @@ MEMORY_GOAL_MIB = 64.0
 MIB = 1 << 20
 
 CLOSED = 0
-"""A connection may be closed before the client has read why."""
+"""The connection may be closed before the client has read the response."""
 
 REFUSALS = {
     "flood": {429},
@@ -47,16 +48,16 @@ PASSES = {
     "long headers": 200,
     "large bodies": 201,
 }
-"""The answer to who is let in."""
+"""The status of an accepted request."""
 
 PAUSE_SECONDS = 0.02
-"""Of the honest client, after each answer."""
+"""Pause of the honest client after each response."""
 
 
 def siege_figures(
     root: Path, *, seconds: float, lorises: int, **environment: str
 ) -> Iterator[Figure]:
-    """Besiege a service of its own, whose limits are those of this environment."""
+    """Attack a new service with the limits of `environment`."""
     installation = Installation(root, **environment)
     door = AccessSettings.read(installation.environment)
     installation.start_api()
@@ -64,7 +65,7 @@ def siege_figures(
         plan = _plan(installation, seconds, lorises)
         before = memory_bytes(installation.api.pid, "VmRSS")
         honest = _Honest(plan)
-        outcome = _besieged(root, plan, honest)
+        outcome = _attack(root, plan, honest)
         peak = memory_bytes(installation.api.pid, "VmHWM")
     finally:
         installation.close()
@@ -93,7 +94,7 @@ def _plan(installation: Installation, seconds: float, lorises: int) -> Plan:
     )
 
 
-def _besieged(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
+def _attack(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
     said = root / "outcome.json"
     with said.open("wb") as outcome:
         words = [
@@ -105,15 +106,15 @@ def _besieged(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
     try:
         while attackers.poll() is None:
             honest.ask()
-    finally:  # nobody besieges what is not asked any more
+    finally:
         attackers.kill()
         attackers.wait()
-    assert attackers.returncode == 0, "the besiegers have failed"
+    assert attackers.returncode == 0, "the attackers failed"
     return msgspec.json.decode(said.read_bytes(), type=Outcome)
 
 
 class _Honest:
-    """Looks at a job, at the list, and submits, now and then over a new connection."""
+    """Reads a job and the list, and submits; uses a new connection for each round."""
 
     def __init__(self, plan: Plan) -> None:
         self._port = plan.port
@@ -158,7 +159,7 @@ def _demands(outcome: Outcome, door: AccessSettings) -> Iterator[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=45, help="that it takes (45)")
+    parser.add_argument("--seconds", type=float, default=45, help="duration (45)")
     parser.add_argument("--lorises", type=int, default=200, help="slow clients (200)")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -1,8 +1,8 @@
-"""Attackers of a service: some never finish a request, others ask for more than they may.
+"""Attackers of a service: some never finish a request, others exceed their limits.
 
-``python -m stress.security.siege_attackers PLAN`` does as the JSON of `Plan` says, and prints an
-`Outcome`. Everybody comes from a loopback address of their own and, where this process may choose
-(as root), as a user of this machine who is not the service's.
+``python -m stress.security.siege_attackers PLAN`` follows the JSON of `Plan` and prints an
+`Outcome`. Each client uses a different loopback address and, as root, a user id other than the
+service's.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from typing import TypeAlias
 import msgspec
 
 STRANGER = 60_000
-"""The first user id of the besiegers; whose it is does not matter."""
+"""The first user id of the attackers; any unused one will do."""
 
 LORISES_EACH = 60
-"""Of one stranger and one token: fewer than each may have."""
+"""Slow clients per user and token; below the limit of both."""
 
 LORIS_SECONDS = 0.04
-"""Between one and the next: 200 are there before the first is closed."""
+"""Between two starts: 200 are connected before the first is closed."""
 
 DRIBBLE_SECONDS = 0.5
 HOLD_SECONDS = 5.0
@@ -34,19 +34,24 @@ PATIENCE_SECONDS = 20.0
 """How long an answer is waited for."""
 
 UNANSWERED = -1
-"""The connection is open, and nothing came in all that time."""
+"""The connection is open, but there was no response in time."""
 
 FLOODERS = 4
 FLOOD_LEAST = 8
 """Requests of each of them, however short the siege is."""
 
 STREAMS = 100
-LONG_HEADER = b"a" * (200 << 10)
+LONG_HEADER = b"a" * (512 << 10)
+"""More than the limit of 128 KiB plus one read of asyncio (256 KiB).
+
+h11 limits only what is incomplete, so a header that arrives whole in one read is accepted.
+"""
+
 LARGE_BODY = b"x" * (2 << 20)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do to whom."""
+    """The service and the attacks."""
 
     port: int
     seconds: float
@@ -61,7 +66,7 @@ def crowd_name(crowd: int) -> str:
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What the besiegers have seen."""
+    """What the attackers observed."""
 
     flood_seconds: float = 0.0
     """How long the flood has lasted: longer than it should where the service is slow."""
@@ -74,7 +79,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Connection:
-    """Bytes out, bytes in, and an end."""
+    """A raw HTTP connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -119,7 +124,7 @@ Owing: TypeAlias = Callable[[Connection, str], Awaitable[object]]
 """Holds a connection without a complete request."""
 
 
-class Besiegers:
+class Attackers:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._end = time.monotonic() + plan.seconds
@@ -136,7 +141,7 @@ class Besiegers:
             group.create_task(self._large_bodies())
             group.create_task(self._many_streams())
 
-    # Those who owe something
+    # Incomplete requests
 
     async def _loris(self, owes: Owing, crowd: int, delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)
@@ -147,7 +152,7 @@ class Besiegers:
             async with _connected(self._plan.port, crowd) as connection:
                 await owes(connection, token)
 
-    # Those who ask for more than they may
+    # Requests beyond the limits
 
     async def _floods(self) -> None:
         began = time.monotonic()
@@ -186,7 +191,7 @@ class Besiegers:
 
     async def _many_streams(self) -> None:
         path = f"/jobs/{self._plan.job_id}/logs/stream"
-        # None gives up its place before all have asked for one.
+        # Each stream stays open until all have been requested.
         answered = asyncio.Barrier(STREAMS)
         await asyncio.gather(*(self._stream(path, answered) for _ in range(STREAMS)))
 
@@ -261,12 +266,12 @@ def _head(method: str, path: str, token: str, *, length: int = 0, chunked: bool 
     ).encode()
 
 
-async def _besiege(plan: Plan) -> Outcome:
-    besiegers = Besiegers(plan)
-    await besiegers.run()
-    return besiegers.outcome
+async def _attack(plan: Plan) -> Outcome:
+    attackers = Attackers(plan)
+    await attackers.run()
+    return attackers.outcome
 
 
 if __name__ == "__main__":
-    outcome = asyncio.run(_besiege(msgspec.json.decode(sys.argv[1], type=Plan)))
+    outcome = asyncio.run(_attack(msgspec.json.decode(sys.argv[1], type=Plan)))
     sys.stdout.buffer.write(msgspec.json.encode(outcome))

@@ -1,10 +1,10 @@
-"""Machines that stand still, are replaced, and go on: nothing of what wakes up there counts.
+"""Hosts that freeze, are replaced and resume: nothing that resumes there may have an effect.
 
-``python -m stress.stale [WAKINGS] [SEED]`` trains jobs of every kind on one machine after the
-other (`frozen_hosts`). Each is stopped at a chosen instant, the next takes over its jobs, trains
-and saves, and then the old ranks, agents and coordinator are let go on. All have to notice and
-exit in time, and meanwhile no name, no `LATEST`, no row and no byte of memory in use may be theirs.
-The exit code is 1 if any of that fails, or if not all could be woken within `--minutes`.
+``python -m stress.stale [WAKINGS] [SEED]`` trains jobs of every kind on one host after the other
+(`frozen_hosts`). Each host is frozen at a chosen moment; the next one takes over its jobs, trains
+and saves; then the old ranks, agents and coordinator resume. All of them must notice and exit in
+time, without changing a checkpoint, `LATEST`, a row or shared memory in use. The exit code is 1 if
+any of that fails, or if not all processes were resumed within `--minutes`.
 """
 
 import argparse

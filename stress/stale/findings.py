@@ -1,4 +1,4 @@
-"""What is found when stale processes wake up: how each went, and every breach of what must hold."""
+"""The results of resumed stale processes, and every violation."""
 
 import statistics
 import threading
@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waking:
-    """A stale process that was let go on."""
+    """A stale process that was resumed."""
 
     what: str
     instant: str
@@ -27,7 +27,7 @@ class Waking:
 
 @dataclass(slots=True)
 class Findings:
-    """What happened, and sentences about what must not."""
+    """Counts, and one sentence per violation."""
 
     wakings: list[Waking] = field(default_factory=list)
     breaches: list[str] = field(default_factory=list)
@@ -37,9 +37,9 @@ class Findings:
     inside_transactions: int = 0
     """Coordinators that were stopped there, and again a moment later."""
     memories: int = 0
-    """How often there was shared memory on both machines to be compared; 0 would prove nothing."""
+    """How often both hosts had shared memory to compare; 0 would prove nothing."""
     in_time_seconds: float = IN_TIME_SECONDS
-    """Within which whoever wakes up has to be gone."""
+    """Time for resumed processes to exit."""
 
     def note(self, waking: Waking) -> None:
         self.wakings.append(waking)
@@ -47,7 +47,7 @@ class Findings:
             self.breaches.append(f"{waking.what}: gone only {waking.seconds:.2f} s after it woke")
 
     def note_memory(self, stale: set[int], in_use: set[int]) -> None:
-        """Look whether stale ranks can write to what others have mapped."""
+        """Check whether stale ranks can write to memory that others have mapped."""
         self.memories += bool(stale and in_use)
         if both := stale & in_use:
             self.breaches.append(f"stale ranks can write to memory in use: {both}")
@@ -60,7 +60,7 @@ class Findings:
 
 
 class Watch:
-    """Reads what every `LATEST` says, again and again: none may go back."""
+    """Polls every `LATEST`; none may go back."""
 
     def __init__(self) -> None:
         self._newest: dict[Path, CheckpointName] = {}
@@ -74,7 +74,7 @@ class Watch:
         self._thread.start()
 
     def end(self) -> None:
-        """Once this returns, nothing is counted or found any more."""
+        """Stop; nothing is counted after this returns."""
         self._is_ending.set()
         if self._thread.is_alive():
             self._thread.join()

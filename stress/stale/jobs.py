@@ -1,4 +1,4 @@
-"""The jobs that stale machines have held: what they are, and what their directories say."""
+"""The jobs of stale hosts: their kinds and the content of their directories."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""An installation whose coordinator lives on one machine after the other, and its jobs with it."""
+"""An installation whose coordinator moves from host to host, with its jobs."""
 
 import random
 import signal
@@ -44,7 +44,7 @@ class Scene:
     ) -> None:
         self.installation = installation
         self.findings = findings
-        self._chance = random.Random(seed)  # noqa: S311  can be repeated, no secret
+        self._chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
         self._epochs = epochs
         self._hosts: list[Host] = []
         self._trainings: dict[str, Training] = {}
@@ -85,7 +85,7 @@ class Scene:
                 host.end()
             self.installation.close()
 
-    # One machine after the other
+    # Hosts
 
     def replace_a_host(self) -> None:
         """Freeze the machine, let another take over, and let the old one go on."""
@@ -122,7 +122,7 @@ class Scene:
         self._hosts.append(Host(self.installation, f"host-{len(self._hosts)}"))
         return self._hosts[-1]
 
-    # Its jobs
+    # Jobs
 
     def _submit(self, kind: str, **fields: object) -> Training:
         described = {**COMMON, **KINDS[kind], "epochs": self._epochs, **fields}
@@ -192,7 +192,7 @@ class Scene:
     def _directories(self, training: Training) -> list[Path]:
         return training.directories(self.installation.checkpoint_dir)
 
-    # The instant
+    # Freezing
 
     def _freeze(self, host: Host) -> dict[str, str]:
         """Stop a machine at some instant of one job; return the instants by kind of job."""
@@ -214,7 +214,7 @@ class Scene:
         return {kind: instant if kind == target.kind else "at random" for kind in KINDS}
 
     def _leave_the_database(self, host: Host) -> None:
-        """Let a coordinator out of a transaction: until then SQLite lets nobody take over."""
+        """Let a coordinator finish its transaction; SQLite allows no takeover before."""
         while is_locked(self.installation):
             self.findings.inside_transactions += 1
             signal_all(host.coordinators(), signal.SIGCONT)
@@ -233,7 +233,7 @@ class Scene:
         marks = {mark: pid for pid, mark in host.ranks().items() if mark.startswith(f"{uid}/")}
         return [marks[mark] for mark in sorted(marks)]
 
-    # The waking
+    # Resuming
 
     def _wake(
         self,

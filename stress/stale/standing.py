@@ -1,4 +1,4 @@
-"""What a stale process might change and nobody else does, to be compared once it is gone."""
+"""State that only a stale process would change; it is compared before and after."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from tests.support.frozen_hosts import Host, shared_memory
 from tests.support.installation import Installation, is_over
 
 LOCK_SECONDS = 2.0
-"""Far longer than anybody who does not stand still keeps the database to himself."""
+"""Far longer than any running process locks the database."""
 
 
 def is_locked(installation: Installation) -> bool:
-    """Whether somebody stands still inside a transaction of SQLite's, so that nobody can write."""
+    """True if a frozen process holds a SQLite transaction, so that writes fail."""
     path = installation.files.root / "muster.db"
     with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as database:
         try:

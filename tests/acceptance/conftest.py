@@ -1,4 +1,4 @@
-"""Installations, data small enough to go through in a second, and what undisturbed runs give."""
+"""Shared installations, a small data set, and the results of undisturbed jobs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ def narrow(_narrow: Installation) -> Iterator[Installation]:
 
 @pytest.fixture(scope="session")
 def undisturbed(_shared: Installation) -> Undisturbed:
-    """Run jobs in peace, once per description; give their digests."""
+    """Run each kind of job once without faults; return its digests."""
     known: dict[str, list[str]] = {}
 
     def run(**fields: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""What people get wrong and disks refuse: the job says what happened, and never hangs."""
+"""User mistakes and full disks: the job reports the cause and never hangs."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ def shards(tmp_path: Path) -> Callable[..., str]:
         for index, content in enumerate(contents):
             path = directory / f"shard_{index:05d}.txt"
             if content is None:
-                path.mkdir()  # root may read every file, and nobody a directory
+                path.mkdir()  # unreadable even for root: a directory
             else:
                 path.write_bytes(content)
         return str(directory)

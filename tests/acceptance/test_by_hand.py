@@ -1,4 +1,4 @@
-"""`python -P -m worker` and `python -P -m coordinator` on a terminal, with no service around."""
+"""`python -P -m worker` and `python -P -m coordinator` on a terminal, without services."""
 
 import signal
 
@@ -11,7 +11,7 @@ from tests.support.terminals import Terminal
 ALONE = {"MUSTER_MODE": "independent"}
 
 
-def test_a_worker_needs_nobody(terminal: Terminal) -> None:
+def test_a_worker_runs_without_services(terminal: Terminal) -> None:
     rank = {"JOB_ID": "test", "RANK": "0", "WORLD_SIZE": "4"}
     code, output = terminal.run("-P", "-m", "worker", **rank)
     assert code == 0, output
@@ -121,7 +121,7 @@ def test_a_command_that_fails_is_exit_code_1(terminal: Terminal) -> None:
     assert "rank 0 exited with code 1 and may not be restarted" in output
 
 
-def test_a_coordinator_does_not_begin_afresh_beside_checkpoints_of_another_mode(
+def test_a_coordinator_refuses_checkpoints_of_another_mode(
     terminal: Terminal,
 ) -> None:
     own = terminal.directory / "checkpoints" / "one" / "worker_0"

@@ -1,4 +1,4 @@
-"""The whole of `stress/security/canaries.py`: its jobs run at once, and fewer would prove less."""
+"""All of `stress/security/canaries.py`; its jobs run at once, and fewer would prove less."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.support.postgres_server import running_server
 @needs_openssl
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_no_secret_is_found_but_in_what_careless_programs_say(tmp_path: Path) -> None:
+def test_secrets_appear_only_in_output_of_careless_programs(tmp_path: Path) -> None:
     with running_server() as server, server.database("canaries") as database_url:
-        scene = canaries.sing(tmp_path, database_url)
+        scene = canaries.run(tmp_path, database_url)
     assert canaries.is_good(scene), "\n".join(canaries.report(scene))

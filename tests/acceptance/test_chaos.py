@@ -1,4 +1,4 @@
-"""Whatever dies at whatever instant, nothing is lost: a few faults of what `make chaos` does."""
+"""A few faults of `make chaos`: nothing may be lost."""
 
 import subprocess
 import sys

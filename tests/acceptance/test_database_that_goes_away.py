@@ -1,4 +1,4 @@
-"""The database goes away for some seconds: training goes on, and everything is told once."""
+"""The database fails for some seconds: training continues, and events are recorded once."""
 
 import signal
 import sys
@@ -13,7 +13,7 @@ from stress.outage import endure
 from tests.support.database_away import locked, ways
 from tests.support.fragile_postgres import FragilePostgres, fragile_postgres
 from tests.support.installation import Installation, await_value
-from tests.support.peace import Peace
+from tests.support.undisturbed import UndisturbedRuns
 
 SECONDS = 2.0
 """`stress/outage.py` does it for as long as you like."""
@@ -40,20 +40,20 @@ def remote(
 
 
 @pytest.fixture(scope="module")
-def peace(remote: Installation) -> Peace:
-    return Peace(remote)
+def undisturbed(remote: Installation) -> UndisturbedRuns:
+    return UndisturbedRuns(remote)
 
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("way", ["killed", "stopped", "cut"])
 def test_no_job_notices_a_server_that_goes_away(
-    way: str, server: FragilePostgres, remote: Installation, peace: Peace
+    way: str, server: FragilePostgres, remote: Installation, undisturbed: UndisturbedRuns
 ) -> None:
-    _endures(remote, way, ways(server)[way], peace)
+    _endures(remote, way, ways(server)[way], undisturbed)
 
 
 @pytest.mark.postgres
-def test_nobody_is_told_the_password_and_a_stranger_nothing_at_all(
+def test_errors_show_no_password_and_strangers_no_detail(
     remote: Installation, server: FragilePostgres
 ) -> None:
     made_up = {"Authorization": f"Bearer mst_{'0' * 12}_{'0' * 64}"}
@@ -69,12 +69,16 @@ def test_nobody_is_told_the_password_and_a_stranger_nothing_at_all(
 
 
 def test_no_job_notices_that_the_database_is_locked(installation: Installation) -> None:
-    _endures(installation, "locked", lambda: locked(installation), Peace(installation))
+    _endures(installation, "locked", lambda: locked(installation), UndisturbedRuns(installation))
 
 
 def test_nor_that_its_coordinator_dies_meanwhile(installation: Installation) -> None:
     _endures(
-        installation, "locked", lambda: locked(installation), Peace(installation), ["coordinator"]
+        installation,
+        "locked",
+        lambda: locked(installation),
+        UndisturbedRuns(installation),
+        ["coordinator"],
     )
 
 
@@ -98,7 +102,7 @@ await_file("go")
 
 
 @pytest.mark.postgres
-def test_a_coordinator_that_is_to_go_while_its_server_is_away_takes_no_events_along(
+def test_a_coordinator_stopped_during_an_outage_loses_no_event(
     remote: Installation, server: FragilePostgres, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", TELLING, str(tmp_path)]
@@ -131,8 +135,8 @@ def _endures(
     installation: Installation,
     way: str,
     outage: Callable[[], AbstractContextManager[None]],
-    peace: Peace,
+    undisturbed: UndisturbedRuns,
     dying: Collection[str] = (),
 ) -> None:
-    figures = endure(installation, way, outage, SECONDS, peace, dying)
+    figures = endure(installation, way, outage, SECONDS, undisturbed, dying)
     assert not figures.faults, figures

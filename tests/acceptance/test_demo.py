@@ -1,4 +1,4 @@
-"""The demonstration, and a person who has seen enough of it."""
+"""The demo, completed and interrupted."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from muster.contracts.paths import DataDir
 from tests.support.screens import Screen
 
 
-def test_who_ends_the_demo_is_told_for_what_it_waits_and_nothing_is_left(tmp_path: Path) -> None:
+def test_an_interrupted_demo_says_what_it_waits_for_and_cleans_up(tmp_path: Path) -> None:
     with Screen("demo", environment={"MUSTER_DATA_DIR": str(tmp_path)}, directory=tmp_path) as demo:
         demo.see(r'3\. Job "alone"')
         demo.type("\x03")

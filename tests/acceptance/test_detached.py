@@ -1,4 +1,4 @@
-"""`muster up -d`, `status` and `down`: services that no terminal holds."""
+"""`muster up -d`, `status` and `down`: services without a terminal."""
 
 import json
 import os
@@ -157,10 +157,10 @@ def test_a_command_waits_while_its_own_up_starts_the_api_again(house: House) -> 
             f"muster: waiting until `muster up` (process {holder.process.pid}) has restarted "
         )
         assert ps.wait(DEADLINE_SECONDS) == 0, ps.stderr.read()
-    assert_a_directory_that_is_gone_keeps_nobody_from_asking(house)
+    assert_commands_work_in_a_removed_directory(house)
 
 
-def assert_a_directory_that_is_gone_keeps_nobody_from_asking(house: House) -> None:
+def assert_commands_work_in_a_removed_directory(house: House) -> None:
     gone = house.root / "gone"
     gone.mkdir()
     ps = subprocess.run(
@@ -173,14 +173,14 @@ def assert_a_directory_that_is_gone_keeps_nobody_from_asking(house: House) -> No
     assert (ps.returncode, ps.stderr) == (0, "no jobs; submit one: muster submit --help\n")
 
 
-def test_two_who_start_the_same_services_both_return_once_they_serve(house: House) -> None:
+def test_two_concurrent_ups_both_return_once_services_are_ready(house: House) -> None:
     with ThreadPoolExecutor(2) as both:
         said = list(both.map(lambda _: house.say("up", "-d"), range(2)))
     assert [one.returncode for one in said] == [0, 0], [one.stderr for one in said]
     assert all(f" at {house.holder().url}, " in one.stderr for one in said)
 
 
-def test_who_was_faster_and_does_not_come_up_is_not_taken_for_services(house: House) -> None:
+def test_a_concurrent_up_that_fails_is_not_taken_for_services(house: House) -> None:
     with ExitStack() as first:
         first.enter_context(service_lock(house.files)).publish("http://127.0.0.1:9", (), None)
         with house.begin("up", "-d") as second:
@@ -192,7 +192,7 @@ def test_who_was_faster_and_does_not_come_up_is_not_taken_for_services(house: Ho
     assert house.status()[0] == 0
 
 
-def test_down_waits_for_one_who_begins_and_ends_it(house: House) -> None:
+def test_down_waits_for_a_starting_up_and_ends_it(house: House) -> None:
     beginner = [sys.executable, "-c", BEGINNER, str(house.files.root)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(beginner, **pipes) as first:
@@ -210,7 +210,7 @@ def test_down_waits_for_one_who_begins_and_ends_it(house: House) -> None:
     assert said.startswith("ranks checkpoint and exit …\n")
 
 
-def test_down_waits_for_one_who_begins_and_gives_up(house: House) -> None:
+def test_down_waits_for_a_starting_up_that_gives_up(house: House) -> None:
     with ExitStack() as first:
         first.enter_context(service_lock(house.files))
         with house.begin("down") as down:
@@ -233,9 +233,9 @@ def test_a_url_that_is_none_is_not_repeated_beside_services_that_are_up(house: H
 
 
 def test_the_usual_port_being_taken_is_told_to_the_terminal(house: House) -> None:
-    host = "127.0.0.2"  # this machine's, where nobody else looks for anything
+    host = "127.0.0.2"  # a loopback address that no other test uses
     with ExitStack() as stack:
-        with suppress(OSError):  # somebody has it, at every address
+        with suppress(OSError):  # another process may have it, at every address
             stack.enter_context(socket.create_server((host, DEFAULT_PORT)))
         up = house.say("up", "-d", MUSTER_HOST=host, MUSTER_PORT="")
     assert up.returncode == 0, up.stderr
@@ -257,12 +257,12 @@ def test_an_open_door_is_refused_before_anything_starts(
 def test_a_broken_setting_of_the_client_does_not_keep_services_up(house: House) -> None:
     assert house.say("up", "-d").returncode == 0
     holder = house.holder()
-    down = house.say("down", MUSTER_TOKEN="of a\x01 kind that nobody makes")  # noqa: S106  no token
+    down = house.say("down", MUSTER_TOKEN="of an\x01 invalid kind")  # noqa: S106  no token
     assert down.returncode == 0, down.stderr
     assert not is_running(holder.process)
 
 
-def test_who_locks_the_door_before_there_is_an_admin_is_told_the_way_out(house: House) -> None:
+def test_requiring_tokens_without_an_admin_says_what_to_do(house: House) -> None:
     assert house.say("up", "-d").returncode == 0
     assert house.say("token", "create", "ci", "--scope", "submit").returncode == 0
     house.say("down")
@@ -295,7 +295,7 @@ def test_who_locks_the_door_before_there_is_an_admin_is_told_the_way_out(house: 
     ("name", "status", "note"),
     [("IP:127.0.0.1", "ok", None), ("DNS:train.example", "degraded", "Set MUSTER_URL to a name")],
 )
-def test_a_certificate_of_ones_own_is_believed_of_ones_own_services(
+def test_a_self_signed_certificate_works_for_local_services(
     house: House, name: str, status: str, note: str | None
 ) -> None:
     certificate = own_certificate(house.root, name)
@@ -349,7 +349,7 @@ def test_a_place_where_there_can_be_no_data_is_a_sentence(
     assert house.files.root.read_text() == "a file"
 
 
-def test_a_record_of_somebody_who_is_gone_ends_nobody_who_has_his_number(house: House) -> None:
+def test_a_stale_record_does_not_end_a_process_with_its_pid(house: House) -> None:
     ours = this_process()
     house.files.root.mkdir(parents=True)
     gone = replace(ours, start_ticks=ours.start_ticks - 1)

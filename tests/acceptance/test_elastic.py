@@ -1,4 +1,4 @@
-"""Ranks come, die and go while one model trains, and its bits do not know."""
+"""Ranks join, die and leave while one model trains; its bits stay the same."""
 
 import os
 import signal
@@ -16,12 +16,12 @@ from tests.support.pools import PooledJob
 
 @pytest.fixture(scope="session")
 def undisturbed(_shared: Installation) -> str:
-    """The digest of one rank that trains alone and in peace."""
+    """The digest of one undisturbed rank."""
     return PooledJob(_shared, world_size=1).completes()
 
 
 @pytest.mark.parametrize("backend", ["shared_memory", "tcp"])
-def test_a_rank_killed_in_the_middle_changes_no_bit_and_disturbs_nobody(
+def test_a_killed_rank_changes_no_bit_and_no_other_rank(
     installation: Installation, undisturbed: str, backend: str
 ) -> None:
     job = PooledJob(installation, world_size=4, backend=backend)
@@ -76,7 +76,7 @@ def test_a_named_worker_leaves(installation: Installation, undisturbed: str) -> 
     assert job.see()["restarts"] == 0
 
 
-def test_who_was_asked_to_leave_while_nobody_coordinated_goes_and_nobody_else(
+def test_a_worker_asked_to_leave_without_a_coordinator_leaves(
     installation: Installation, undisturbed: str
 ) -> None:
     job = PooledJob(installation, world_size=3)
@@ -90,7 +90,7 @@ def test_who_was_asked_to_leave_while_nobody_coordinated_goes_and_nobody_else(
     assert set(job.states()) == {0, 1, 2}
 
 
-def test_everybody_killed_at_once_goes_on_from_the_checkpoint(
+def test_killing_all_ranks_resumes_from_the_checkpoint(
     installation: Installation, undisturbed: str
 ) -> None:
     job = PooledJob(installation, world_size=2)
@@ -100,7 +100,7 @@ def test_everybody_killed_at_once_goes_on_from_the_checkpoint(
         job.signals(worker)
     job.trains_with(2, 3)
     assert job.completes() == undisturbed
-    # Whoever is the first member restores for all, whatever its rank is.
+    # The first member restores for all, whatever its rank is.
     logs = [installation.log(job.job_id, rank) for rank in range(2)]
     assert any("goes on from the checkpoint" in log for log in logs)
 
@@ -120,7 +120,7 @@ def test_the_end_of_the_coordinator_is_not_that_of_the_training(
     assert job.see()["restarts"] == 0
 
 
-def test_a_member_that_dies_while_nobody_coordinates_is_replaced_and_the_others_stay(
+def test_a_member_that_dies_without_a_coordinator_is_replaced(
     installation: Installation, undisturbed: str
 ) -> None:
     job = PooledJob(installation, world_size=3)
@@ -164,7 +164,7 @@ def test_a_rank_that_stands_still_is_replaced(installation: Installation, undist
     assert "rank 0 sent no heartbeat for 1 s and was killed" in told
 
 
-def test_a_rank_that_hangs_in_its_program_is_replaced_and_who_waits_for_it_is_not(
+def test_a_hanging_rank_is_replaced_and_waiting_ranks_are_not(
     installation: Installation, undisturbed: str
 ) -> None:
     job = PooledJob(
@@ -256,7 +256,7 @@ def test_a_program_that_cannot_work_fails_with_a_sentence(
     assert len(job["message"]) > len("rank 0: ")
 
 
-def test_a_program_that_closes_what_is_not_its_own_is_told_so(
+def test_closing_foreign_descriptors_is_reported(
     installation: Installation, tmp_path: Path
 ) -> None:
     fault = "GRADIENT = np.zeros(8, np.float32); os.closerange(3, 1000)"

@@ -1,4 +1,4 @@
-"""Some of what `stress/security/escapes.py` tries, of every kind."""
+"""A sample of every kind of attack in `stress/security/escapes.py`."""
 
 from pathlib import Path
 
@@ -9,6 +9,6 @@ from stress.security import escapes
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_nothing_that_is_said_of_a_job_leads_out_of_it(tmp_path: Path) -> None:
+def test_no_field_of_a_job_leads_out_of_its_directories(tmp_path: Path) -> None:
     tried = escapes.attempt(tmp_path, every=30, seed=0)
     assert escapes.is_good(tried), "\n".join(escapes.report(tried))

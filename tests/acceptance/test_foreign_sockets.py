@@ -1,4 +1,4 @@
-"""A file by the name of an agent's socket that no agent has made costs a start, and not the job."""
+"""A foreign file at the path of an agent's socket costs one start, not the job."""
 
 import pytest
 

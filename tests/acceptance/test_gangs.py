@@ -1,4 +1,4 @@
-"""Programs that meet once: all ranks are started again when one dies, and nobody meets twice."""
+"""Jobs with restart_scope gang: all ranks restart when one dies, at a new port."""
 
 import re
 import signal
@@ -52,7 +52,7 @@ def restarts_of(seen: Seen) -> list[int]:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_gang_that_loses_a_rank_meets_again_at_another_port_and_finishes(
+def test_a_gang_that_loses_a_rank_restarts_at_another_port(
     installation: Installation, victim: int
 ) -> None:
     job_id = submit_gang(installation)
@@ -69,7 +69,7 @@ def test_a_gang_that_loses_a_rank_meets_again_at_another_port_and_finishes(
     assert int(begun[-1]) >= 5
 
 
-def test_a_coordinator_that_dies_in_the_middle_of_a_restart_leaves_nothing_half_started(
+def test_a_coordinator_killed_during_a_restart_leaves_no_half_gang(
     installation: Installation, tmp_path: Path
 ) -> None:
     script = tmp_path / "stubborn.py"

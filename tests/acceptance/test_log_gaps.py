@@ -1,4 +1,4 @@
-"""Whoever dies, every line is in the stream, in order, once."""
+"""Every line is in the stream in order and once, whichever process is killed."""
 
 from pathlib import Path
 

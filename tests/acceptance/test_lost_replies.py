@@ -1,4 +1,4 @@
-"""A request whose reply was lost can be sent again: one key, one job, whoever died in between."""
+"""A request whose reply was lost can be repeated: one key makes one job."""
 
 from pathlib import Path
 

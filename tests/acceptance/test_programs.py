@@ -1,4 +1,4 @@
-"""What people bring: a script that never heard of us, and one that imports muster."""
+"""User scripts: one without Muster, and one that imports it."""
 
 import json
 import os

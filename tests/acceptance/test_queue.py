@@ -1,4 +1,4 @@
-"""Many jobs at once: first come, first served, and each of them is done."""
+"""Many jobs at once: they run in the order of submission, and all complete."""
 
 import signal
 from functools import partial
@@ -19,7 +19,7 @@ def test_twenty_jobs_at_once_all_complete_in_order(narrow: Installation) -> None
     assert started == sorted(started)
 
 
-def test_a_job_that_waits_says_why_and_nobody_overtakes(narrow: Installation) -> None:
+def test_a_queued_job_says_why_and_keeps_its_place(narrow: Installation) -> None:
     holder = narrow.submit(world_size=3, command=["sleep", "60"])
     narrow.wait_until(holder, holds_slots)
     large = narrow.submit(world_size=2, command=["true"])
@@ -58,7 +58,7 @@ def test_a_job_that_waits_can_be_stopped(narrow: Installation) -> None:
 
 
 @pytest.mark.parametrize("kind", [{}, {"command": ["sleep", "60"]}], ids=["program", "command"])
-def test_of_a_job_that_is_deleted_while_its_agent_starts_nothing_is_left(
+def test_deleting_a_job_during_its_agent_start_leaves_nothing(
     narrow: Installation, kind: dict[str, object]
 ) -> None:
     deleted = narrow.submit(world_size=SLOTS, **kind)
@@ -68,10 +68,10 @@ def test_of_a_job_that_is_deleted_while_its_agent_starts_nothing_is_left(
     assert answer.is_success, answer.text
     narrow.forget(deleted)
     await_value(lambda: not narrow.running_processes(), lambda: str(narrow.marks()))
-    assert not narrow.files.job(deleted).root.exists(), "nobody has made it anew"
+    assert not narrow.files.job(deleted).root.exists(), "the directory was created again"
 
 
-def test_a_service_that_ends_while_an_agent_starts_leaves_nothing_and_the_job_goes_on(
+def test_a_service_that_ends_during_an_agent_start_leaves_nothing(
     narrow: Installation,
 ) -> None:
     interrupted = narrow.submit(world_size=1, command=["true"])

@@ -1,4 +1,4 @@
-"""A service that cannot start says why in a sentence, and exits with code 1."""
+"""A service that cannot start prints the reason and exits with code 1."""
 
 import os
 import signal

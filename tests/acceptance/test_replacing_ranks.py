@@ -1,4 +1,4 @@
-"""A rank that dies, hangs or stands still is replaced; the others do not notice."""
+"""A rank that dies, hangs or stops is replaced; the other ranks continue."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""Every end of a real process is told for what it is, and costs what it ought to."""
+"""Every exit of a real process is classified correctly and charged to the right budget."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def incarnations(installation: Installation, job_id: str) -> list[Seen]:
     return list(reversed(answer.json()["incarnations"]))
 
 
-def test_a_typing_error_in_a_script_costs_five_starts_and_not_fifty(
+def test_a_typo_in_a_script_costs_five_starts_and_not_fifty(
     installation: Installation, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
@@ -70,7 +70,7 @@ def test_sigterm_from_outside_is_no_crash(installation: Installation) -> None:
     assert first["started_at"] < first["ended_at"] < second["started_at"]
 
 
-def test_a_job_that_may_not_be_preempted_again_says_so_and_has_failed(
+def test_a_job_with_a_used_preemption_budget_fails(
     installation: Installation,
 ) -> None:
     job_id = installation.submit(**LONG, max_preemptions=0)
@@ -83,7 +83,7 @@ def test_a_job_that_may_not_be_preempted_again_says_so_and_has_failed(
     )
 
 
-def test_sigterm_ends_a_program_that_knows_nothing_of_us_without_a_charge(
+def test_sigterm_of_a_plain_program_costs_no_restart(
     installation: Installation, tmp_path: Path
 ) -> None:
     again = tmp_path / "again"
@@ -105,7 +105,7 @@ def test_what_hangs_has_a_budget_of_its_own(installation: Installation) -> None:
     assert hung["exit_signal"] == signal.SIGKILL
 
 
-def test_who_beats_and_takes_no_step_hangs(installation: Installation) -> None:
+def test_heartbeats_without_steps_count_as_a_hang(installation: Installation) -> None:
     words = "import muster, signal; run = muster.join(); signal.pause()"
     job_id = installation.submit(
         world_size=1,
@@ -133,7 +133,7 @@ def test_what_cannot_be_run_is_never_started_again(installation: Installation) -
     )
 
 
-def test_a_crash_is_told_with_its_last_words_and_costs_a_restart(
+def test_a_crash_shows_its_last_line_and_costs_a_restart(
     installation: Installation, tmp_path: Path
 ) -> None:
     again = tmp_path / "again"
@@ -200,7 +200,7 @@ def test_a_kill_of_the_kernels_is_evidence_of_a_lack_of_memory(scarce: Installat
         assert (end["exit_code"], end["exit_signal"]) == end_seen
 
 
-def test_an_error_that_comes_again_at_the_same_step_is_an_invalid_program(
+def test_an_error_repeated_at_the_same_step_is_final(
     installation: Installation, tmp_path: Path
 ) -> None:
     (tmp_path / "failing.py").write_text(FAILING_PROGRAM)

@@ -1,4 +1,4 @@
-"""`muster run`: scripts for torchrun on a terminal, with no service around."""
+"""`muster run`: torchrun scripts on a terminal, without services."""
 
 import os
 import select
@@ -43,7 +43,7 @@ def test_what_follows_the_script_is_the_scripts(terminal: Terminal) -> None:
     assert "[0] ['--help', '-n', '4', '--', 'x y']\n" in output
 
 
-def test_a_script_has_the_persons_environment(terminal: Terminal) -> None:
+def test_a_script_has_the_environment_of_the_shell(terminal: Terminal) -> None:
     name = script(terminal, "import os; print(os.environ['HF_TOKEN'])")
     # Of a service it would be for those jobs that ask for it.
     lent = {"MUSTER_SECRET_ENV": "HF_TOKEN", "HF_TOKEN": "of this shell"}
@@ -83,7 +83,7 @@ def test_a_job_that_fails_is_exit_code_1_and_says_why(terminal: Terminal) -> Non
     assert "rank 0 exited with code 3 and may not be restarted" in output
 
 
-def test_a_script_that_is_not_there_is_refused_and_nothing_is_made(terminal: Terminal) -> None:
+def test_a_missing_script_is_refused_and_creates_nothing(terminal: Terminal) -> None:
     code, output = terminal.run(*RUN, "train.py")
     assert code == 2
     assert "there is no script train.py" in output
@@ -97,7 +97,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 """
 
 
-def test_few_open_files_are_made_more_but_not_for_the_ranks(terminal: Terminal) -> None:
+def test_the_open_file_limit_is_raised_but_not_for_ranks(terminal: Terminal) -> None:
     words = (*RUN, "-n", "8", "sh", "-c", "echo $(ulimit -Sn) of $(ulimit -Hn)")
     code, output = terminal.run("-c", LIMITED, "14", "48", *words)
     assert code == 0, output
@@ -105,7 +105,7 @@ def test_few_open_files_are_made_more_but_not_for_the_ranks(terminal: Terminal) 
         assert f"[{rank}] 14 of 48\n" in output
 
 
-def test_more_ranks_than_open_files_allow_are_refused_and_nothing_is_made(
+def test_more_ranks_than_open_files_allow_are_refused(
     terminal: Terminal,
 ) -> None:
     code, output = terminal.run("-c", LIMITED, "14", "14", *RUN, "-n", "16", "true")
@@ -138,7 +138,7 @@ BREATHES = (
 
 
 def test_under_nohup_the_job_outlives_the_terminal(terminal: Terminal) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for whoever is started meanwhile
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by processes started here
     try:
         run = terminal.start(*RUN, script(terminal, BREATHES))
     finally:
@@ -147,7 +147,7 @@ def test_under_nohup_the_job_outlives_the_terminal(terminal: Terminal) -> None:
     breaths = (line for line in run.stdout if "it breathes" in line)
     next(breaths)
     run.send_signal(signal.SIGHUP)
-    # Some may be on their way already, and who is about to be ended may have a few more.
+    # A process that is being ended may still print a few lines.
     assert len(list(islice(breaths, 50))) == 50
     (terminal.directory / "go").touch()
     output, _ = run.communicate(timeout=DEADLINE_SECONDS)
@@ -164,7 +164,7 @@ FLOOD = (
 
 @contextmanager
 def flooding(terminal: Terminal, stderr: IO[str] | int) -> Iterator[subprocess.Popen[str]]:
-    """A run whose standard output nobody reads, and its pipe is full."""
+    """A run whose standard output is not read, so its pipe is full."""
     reading, writing = os.pipe()
     run = subprocess.Popen(
         [sys.executable, *RUN, "--job-id", "mine", script(terminal, FLOOD)],
@@ -189,7 +189,7 @@ def flooding(terminal: Terminal, stderr: IO[str] | int) -> Iterator[subprocess.P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
+def test_an_interrupted_job_leaves_no_process_and_resumes_by_id(
     terminal: Terminal, number: signal.Signals
 ) -> None:
     name = script(
@@ -219,7 +219,7 @@ def test_an_interrupted_job_leaves_nothing_running_and_goes_on_by_its_id(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_whose_output_nobody_reads_ends_when_it_is_asked_to(
+def test_a_run_with_unread_output_ends_on_request(
     terminal: Terminal, number: signal.Signals
 ) -> None:
     remarks = terminal.directory / "remarks"
@@ -232,14 +232,14 @@ def test_a_run_whose_output_nobody_reads_ends_when_it_is_asked_to(
     assert not terminal.left_running()
 
 
-def test_a_run_of_which_nobody_reads_anything_ends_when_it_is_asked_to(terminal: Terminal) -> None:
+def test_a_run_with_all_output_unread_ends_on_request(terminal: Terminal) -> None:
     with flooding(terminal, subprocess.STDOUT) as run:
         run.send_signal(signal.SIGTERM)
         assert run.wait(DEADLINE_SECONDS) == 130
     assert not terminal.left_running()
 
 
-def test_a_run_whose_reader_comes_late_loses_nothing(terminal: Terminal) -> None:
+def test_a_run_with_a_late_reader_loses_no_line(terminal: Terminal) -> None:
     name = script(terminal, "for number in range(200_000): print(number)")
     run = terminal.start(*RUN, name)
     assert run.stdout is not None

@@ -1,4 +1,4 @@
-"""Ranks get their secrets, and nobody hears of them but whoever reads a rank's own log."""
+"""Ranks get their secrets, which appear only in a rank's own log."""
 
 import hashlib
 import signal
@@ -30,7 +30,7 @@ SHOW = (
     "show = lambda name: print("
     "name, hashlib.sha256(os.environ.get(name, '').encode()).hexdigest(), flush=True); "
 )
-"""Prints what tells whether a secret is the right one, and does not tell the secret."""
+"""Prints a hash that identifies a secret without showing it."""
 
 
 def sha256(text: str) -> str:
@@ -43,7 +43,7 @@ def _lending(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Ite
         "DATASET_DIR": str(dataset_dir),
         LENT_NAMES: "LENT_VARIABLE",
         "LENT_VARIABLE": LENT,
-        "NOT_LENT": "for nobody",
+        "NOT_LENT": "not lent to jobs",
     }
     with Installation(tmp_path_factory.mktemp("lending"), **settings) as installation:
         yield installation
@@ -70,13 +70,13 @@ def test_a_command_finds_its_secrets_in_its_environment(lending: Installation) -
     for rank in range(2):
         assert f"A {sha256(KEPT)}" in lending.log(job_id, rank)
         assert f"B {sha256(LENT)}" in lending.log(job_id, rank)
-        # Under its own name it is inherited by nobody.
+        # The variable itself is not inherited.
         assert f"LENT_VARIABLE {sha256('')}" in lending.log(job_id, rank)
     spec = lending.job(job_id)["spec"]
     assert spec["secrets"] == {"A": "file:kept", "B": "env:LENT_VARIABLE"}
 
 
-def test_a_person_keeps_a_secret_and_names_it_when_submitting(lending: Installation) -> None:
+def test_a_stored_secret_is_named_at_submission(lending: Installation) -> None:
     def muster(*words: str, standard_input: str | None = None) -> str:
         ended = subprocess.run(
             [sys.executable, "-P", "-m", "cli", *words],
@@ -122,7 +122,7 @@ def test_a_program_trained_together_finds_them_too(lending: Installation, tmp_pa
     assert f"A {sha256(KEPT)}" in lending.log(job_id)
 
 
-def test_a_rank_that_starts_again_gets_them_again_from_a_new_agent(lending: Installation) -> None:
+def test_a_restarted_rank_gets_its_secrets_from_a_new_agent(lending: Installation) -> None:
     job_id = lending.submit(
         world_size=1,
         command=python(SHOW, "show('A'); import time; time.sleep(600)"),
@@ -151,16 +151,16 @@ def _told(lending: Installation, job_id: str, times: int) -> None:
         ("env:HOME", "the secret env:HOME is not available to jobs"),
     ],
 )
-def test_what_is_not_lent_ends_the_job_with_a_sentence(
+def test_a_secret_that_is_not_lent_fails_the_job(
     lending: Installation, reference: str, why: str
 ) -> None:
     job = lending.fail(lending.submit(world_size=1, command=["true"], secrets={"A": reference}))
     assert job["reason"] == "secret_unavailable"
     assert why in job["message"]
-    assert "for nobody" not in job["message"]
+    assert "not lent to jobs" not in job["message"]
 
 
-def test_a_secret_that_was_removed_or_opened_ends_the_job_at_the_next_start(
+def test_a_removed_or_readable_secret_fails_the_next_start(
     lending: Installation,
 ) -> None:
     job_id = lending.submit(
@@ -186,7 +186,7 @@ def test_a_missing_secret_is_refused_with_the_job(lending: Installation) -> None
     assert "`muster secret set none`" in error["msg"]
 
 
-def test_a_crash_with_a_secret_on_its_lips_is_told_without_it(lending: Installation) -> None:
+def test_a_secret_in_a_crash_message_is_redacted(lending: Installation) -> None:
     write_down = (
         "import json, os; told = 'refused: ' + os.environ['A']; "
         "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(json.dumps({'message': told})); "
@@ -200,7 +200,7 @@ def test_a_crash_with_a_secret_on_its_lips_is_told_without_it(lending: Installat
     _is_in_its_log_alone(lending, job_id)
 
 
-def test_a_key_that_was_changed_is_not_told_by_an_agent_that_takes_over_a_training(
+def test_a_changed_secret_is_redacted_by_the_next_agent(
     lending: Installation, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -237,13 +237,13 @@ def _is_in_its_log_alone(lending: Installation, job_id: str) -> None:
     assert all(KEPT.encode() not in end and b"[secret]" in end for end in ends)
 
 
-def test_an_environment_that_holds_a_key_is_remarked_on(lending: Installation) -> None:
+def test_a_key_in_the_environment_causes_a_warning(lending: Installation) -> None:
     job_id = lending.submit(world_size=1, command=["true"], env={"HF_TOKEN": "x" * 20})
     submitted, *_ = lending.events(job_id)
     assert "env shows HF_TOKEN" in f"{submitted['message']} {lending.job(job_id)['message']}"
 
 
-def test_services_do_not_start_that_lend_their_own_keys(tmp_path: Path) -> None:
+def test_services_refuse_to_lend_their_own_keys(tmp_path: Path) -> None:
     installation = Installation(tmp_path, **{LENT_NAMES: "MUSTER_TOKEN"})
     installation.api.start()
     assert installation.api.process is not None

@@ -1,4 +1,4 @@
-"""API, coordinator and agent are killed while jobs run: nothing is lost, no bit is different."""
+"""API, coordinator and agent are killed while jobs run: nothing is lost, the bits are the same."""
 
 import signal
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def test_no_rank_notices_that_its_coordinator_was_killed(
         assert installation.kinds(job_id)[-1] == "job_completed"
 
 
-def test_a_coordinator_killed_again_and_again_is_not_missed(
+def test_killing_coordinators_repeatedly_disturbs_no_rank(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     job_id = installation.submit(**LONG)
@@ -68,7 +68,7 @@ def test_a_coordinator_killed_again_and_again_is_not_missed(
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
-def test_a_rank_killed_while_nobody_coordinates_is_replaced(
+def test_a_rank_killed_without_a_coordinator_is_replaced(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     job_id = installation.submit(**LONG)
@@ -121,14 +121,14 @@ def test_a_killed_api_loses_nothing(installation: Installation, undisturbed: Und
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)
     installation.start_api()
-    # Whoever has not finished meanwhile still has its process.
+    # A rank that has not finished still has its process.
     now = zip(pids(installation.see(job_id)), pids(before), strict=True)
     assert all(pid in {None, was} for pid, was in now)
     assert installation.complete(job_id)["restarts"] == 0
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
-def test_a_command_that_says_nothing_is_adopted_and_ended_all_the_same(
+def test_a_command_without_messages_is_adopted_and_ended(
     installation: Installation,
 ) -> None:
     """It has no environment and no way to its agent: its process is on record, and that is all."""
@@ -148,7 +148,7 @@ def test_a_command_that_says_nothing_is_adopted_and_ended_all_the_same(
     installation.forget(job_id)
 
 
-def test_an_end_that_only_the_record_tells_of_means_what_it_would_have_meant_live(
+def test_a_recorded_exit_counts_like_a_reported_one(
     installation: Installation, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -168,7 +168,7 @@ def test_an_end_that_only_the_record_tells_of_means_what_it_would_have_meant_liv
     assert (end["retry_class"], end["exit_code"]) == ("do_not_retry", 64)
 
 
-def test_an_agent_that_dies_before_it_can_tell_of_an_end_has_written_it_down(
+def test_an_exit_is_recorded_before_an_agent_dies(
     installation: Installation, tmp_path: Path
 ) -> None:
     """The coordinator lives and finds the record: what is done is not run once more."""
@@ -205,7 +205,7 @@ def test_no_rank_notices_that_its_agent_was_killed(
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
-def test_a_coordinator_and_an_agent_killed_together_are_not_missed(
+def test_killing_coordinator_and_agent_disturbs_no_rank(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     job_id = installation.submit(**LONG)
@@ -219,7 +219,7 @@ def test_a_coordinator_and_an_agent_killed_together_are_not_missed(
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
-def test_ranks_whose_data_vanished_while_nobody_was_there_are_ended_with_the_verdict(
+def test_ranks_without_data_end_after_the_takeover(
     installation: Installation, tmp_path: Path
 ) -> None:
     write_dataset(tmp_path / "shards", synthetic(samples=40_000, shards=4))

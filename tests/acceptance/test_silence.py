@@ -1,4 +1,4 @@
-"""A stopped agent is no fault of its ranks; a program stopped before it has joined is replaced."""
+"""A stopped agent does not fail its ranks; a program stopped before it joins is replaced."""
 
 import signal
 import sys
@@ -45,7 +45,7 @@ def begun(installation: Installation, gate: Path) -> str:
 
 
 def await_steps(installation: Installation, job_id: str, seconds: float) -> None:
-    """Wait until a rank has worked for so long, by its log: nobody else hears of it."""
+    """Wait until a rank has worked for so long, by its log: messages may not get through."""
     wanted = installation.log(job_id).count("stepped") + seconds / STEP_SECONDS
     await_value(
         lambda: installation.log(job_id).count("stepped") >= wanted,

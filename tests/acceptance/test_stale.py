@@ -1,4 +1,4 @@
-"""A machine stands still, another takes over its jobs, and it goes on: nothing of it counts.
+"""A frozen host is replaced and resumes: nothing on it may have an effect.
 
 The long version is ``python -m stress.stale``.
 """
@@ -12,11 +12,11 @@ from stress.stale.jobs import KINDS
 from tests.support.frozen_hosts import can_be_had
 
 GENEROUS_SECONDS = 60.0
-"""For whoever wakes up to be gone: how soon it is, the long version measures."""
+"""For resumed processes to exit; the long version measures how soon."""
 
 
 @pytest.mark.skipif(not can_be_had(), reason="no name spaces can be made here")
-def test_what_wakes_up_on_a_machine_that_was_replaced_exits_and_changes_nothing(
+def test_resumed_stale_processes_exit_and_change_nothing(
     tmp_path: Path,
 ) -> None:
     findings = run(

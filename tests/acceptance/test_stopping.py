@@ -1,4 +1,4 @@
-"""A person asks for an end: work is saved, nothing is left running, and one can go on."""
+"""Stopping a job: work is saved, no process is left, and the job can be resumed."""
 
 import secrets
 import shutil
@@ -67,7 +67,7 @@ def test_a_stopped_job_has_saved_its_last_step(installation: Installation) -> No
 
 
 @pytest.mark.parametrize("scope", ["rank", "gang"])
-def test_who_is_left_when_a_job_fails_for_good_saves_before_it_ends(
+def test_remaining_ranks_save_when_a_job_fails(
     installation: Installation, tmp_path: Path, scope: str
 ) -> None:
     job_id = _saving_when_it_fails(installation, tmp_path, restart_scope=scope)
@@ -81,7 +81,7 @@ def test_who_is_left_when_a_job_fails_for_good_saves_before_it_ends(
 
 
 @pytest.mark.parametrize("who", ["agent", "agent and coordinator"])
-def test_who_saves_when_a_job_has_failed_does_not_miss(
+def test_ranks_that_save_after_a_failure_survive_a_kill_of(
     installation: Installation, tmp_path: Path, who: str
 ) -> None:
     job_id = _saving_when_it_fails(installation, tmp_path)

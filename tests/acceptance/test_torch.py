@@ -1,4 +1,4 @@
-"""Scripts for torchrun, unmodified, with the real torch where it is installed."""
+"""Unmodified torchrun scripts with the real torch, if it is installed."""
 
 import importlib.util
 import re
@@ -28,7 +28,7 @@ def weights(installation: Installation, job_id: str, rank: int) -> str:
     return installation.log(job_id, rank).splitlines()[-1]
 
 
-def test_a_group_on_gloo_that_loses_a_rank_goes_on_from_its_last_state_to_the_same_bits(
+def test_a_gloo_group_resumes_after_a_kill_with_the_same_bits(
     installation: Installation, tmp_path: Path
 ) -> None:
     calm = submit(installation, tmp_path / "calm")
@@ -46,7 +46,7 @@ def test_a_group_on_gloo_that_loses_a_rank_goes_on_from_its_last_state_to_the_sa
     }
 
 
-def test_the_error_that_record_writes_down_is_the_message_of_the_end(
+def test_the_error_file_of_record_is_the_exit_message(
     installation: Installation, tmp_path: Path
 ) -> None:
     job_id = submit(installation, tmp_path / "failing", max_restarts=0)

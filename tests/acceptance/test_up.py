@@ -1,4 +1,4 @@
-"""`muster up`: what it keeps alive, how it ends, and what it leaves when it is killed."""
+"""`muster up`: what it restarts, how it ends, and what remains when it is killed."""
 
 import os
 import re

@@ -10,7 +10,7 @@ from muster.collectives.shared_memory import SharedMemoryBackend
 
 
 def nothing() -> None:
-    """Nobody wants the on_wait of a rank that waits."""
+    """An `on_wait` that does nothing."""
 
 
 def unreachable(_: float) -> None:

@@ -1,4 +1,4 @@
-"""Certificates that nobody else has signed, made now by the command openssl."""
+"""Self-signed certificates, made by the openssl command."""
 
 import shutil
 import subprocess

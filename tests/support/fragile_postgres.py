@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, to be killed, stopped and cut off."""
+"""A PostgreSQL server for one test, to be killed, stopped and disconnected."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_ba
 
 
 class FragilePostgres:
-    """Start it with `fragile_postgres`. Whatever was done to it, `heal` undoes it."""
+    """Start it with `fragile_postgres`; `heal` undoes every failure."""
 
     def __init__(self, directory: Path) -> None:
         with warnings.catch_warnings():
@@ -49,7 +49,7 @@ class FragilePostgres:
         self._pid_file.unlink()  # its zombie may be taken for a server that runs
 
     def stop(self) -> None:
-        """Let it stand still: connections stay open, and nobody answers."""
+        """Stop it: connections stay open without an answer."""
         self._signal(signal.SIGSTOP)
 
     def cut(self) -> None:
@@ -101,7 +101,7 @@ def fragile_postgres() -> Iterator[FragilePostgres]:
     try:
         try:
             server = FragilePostgres(directory)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is the reason to skip
+        except Exception as error:  # noqa: BLE001  any failure is a reason to skip
             pytest.skip(f"no PostgreSQL server can be started here: {error!r}")
         try:
             yield server

@@ -1,9 +1,9 @@
-"""Machines that stand still and go on: a coordinator, its agents and ranks, out of reach of others.
+"""Hosts that freeze and resume: a coordinator, its agents and ranks, isolated from other hosts.
 
-On one machine the product ends whatever it replaces. What no successor can reach is a machine that
-stands still. Here it is a set of name spaces: of processes, so that nobody else can signal them,
-and of the host's name, so that nobody takes them for dead because a pid is not there. The files,
-the database and the network are shared by all machines, and nothing else is.
+On one host, Muster ends every process that it replaces. A frozen host is out of its reach. Here a
+host is a set of name spaces: a pid name space, so that other hosts cannot signal its processes, and
+a UTS name space, so that they are not taken for dead when their pids are missing. Hosts share only
+the files, the database and the network.
 """
 
 import os
@@ -86,7 +86,7 @@ class Host:
     # What is done to it
 
     def freeze(self, first: Iterable[int] = ()) -> None:
-        """Stop everything, `first` at once; whoever is started meanwhile, too."""
+        """Stop all processes, `first` before the others, and those started meanwhile."""
         signal_all(first, signal.SIGSTOP)
         while moving := [pid for pid in self.processes() if not stands_still(pid)]:
             signal_all(moving, signal.SIGSTOP)

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _hide_control_groups() -> None:
-    """Those of one machine are not there on another, and killing a group spares nobody."""
+    """Another host has other control groups, and killing one would kill all hosts."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, kind = line.partition(" - ")
         if kind.startswith("cgroup2 "):

@@ -1,8 +1,7 @@
-"""A whole installation for tests: real services, a directory of its own, and nothing left behind.
+"""A whole installation for tests: real services in a temporary directory, no process left behind.
 
-Tests ask it for jobs, wait for what they want to see, and end its processes as cruelly as they
-like. A wait that is in vain fails with everything a person would look at: the job, its events,
-the ends of all logs.
+Tests submit jobs, wait for conditions and kill processes. A wait that times out fails with the job,
+its events and the ends of all logs.
 """
 
 import json
@@ -117,7 +116,7 @@ class Installation:
         self.api = Service("api", root, self.environment)
         self.coordinator = Service("coordinator", root, self.environment)
         self.standby = Service("coordinator", root, self.environment, name="standby")
-        """Another one, for whoever starts it."""
+        """A second coordinator, for tests that start it."""
         self.uids: dict[str, str] = {}
         self._unfinished: set[str] = set()
         self._client = httpx.Client(timeout=DEADLINE_SECONDS)
@@ -218,11 +217,11 @@ class Installation:
         assert answer.is_success, answer.text
 
     def forget(self, job_id: str) -> None:
-        """Say that a job was deleted; its processes are looked for all the same."""
+        """Do not wait for a deleted job; its processes must still be gone."""
         self._unfinished.discard(job_id)
 
     def forget_jobs(self) -> None:
-        """Say that nobody is left to end jobs; their processes are looked for all the same."""
+        """Do not end the jobs at the end; their processes must still be gone."""
         self._unfinished.clear()
 
     def see(self, job_id: str) -> Seen:
@@ -246,7 +245,7 @@ class Installation:
         return [event["kind"] for event in self.events(job_id)]
 
     def wait_until(self, job_id: str, predicate: Callable[[Seen], object]) -> Seen:
-        """Return the first summary that `predicate` likes."""
+        """Return the first summary for which `predicate` is true."""
 
         def look() -> Seen | None:
             seen = self.see(job_id)
@@ -300,7 +299,7 @@ class Installation:
         return [identity_of(checkpoint) for checkpoint in self.checkpoints(job_id, world_size)]
 
     def log(self, job_id: str, rank: int = 0) -> str:
-        """Return everything a rank has ever said."""
+        """Return the complete output of a rank."""
         logs = self.files.job(job_id).logs
         return "".join(path.read_text() for path in sorted(logs.glob(f"rank_{rank:05d}.*.log")))
 
@@ -388,7 +387,7 @@ def await_value(look: Callable[[], Value], explain: Callable[[], str]) -> Value:
     """Return the first true value of `look`; fail with `explain` after a generous deadline."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not (value := look()):
-        assert time.monotonic() < deadline, f"waited in vain\n{explain()}"
+        assert time.monotonic() < deadline, f"timed out\n{explain()}"
         time.sleep(LOOK_SECONDS)
     return value
 

@@ -1,7 +1,7 @@
-"""A reader of a job's stream of logs, who comes back whenever the stream breaks off.
+"""A reader of a job's log stream that reconnects whenever the stream breaks off.
 
-It resumes by the id of the last event that it has seen whole: so, whatever dies meanwhile, it must
-get every line once, and those of each process in the order in which they were written.
+It resumes by the id of the last complete event, so it must get every line once, and those of each
+process in the order in which they were written.
 """
 
 import threading

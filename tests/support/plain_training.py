@@ -1,6 +1,6 @@
 """Synchronous training in a few plain loops: no rank, no failure, no speed.
 
-What it ends with is what every job has to end with, to the bit, whoever computed what.
+Every job must end with the same bits, whichever rank computed what.
 """
 
 from collections.abc import Sequence

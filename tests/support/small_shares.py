@@ -1,4 +1,4 @@
-"""Shares in a model that is small enough for every leaf of its sum to be looked at."""
+"""Block computers for a model small enough to check every leaf of the sum."""
 
 from muster.datasets.random_access import RandomAccess
 from muster.program import Program

@@ -1,4 +1,4 @@
-"""A stage for synchronous training in one process: ranks are threads, a conductor makes layouts.
+"""Synchronous training in one process: ranks are threads, and the stage publishes groups.
 
 Failure is a script: `at(step, ...)` says what happens when the first rank has taken that step.
 """
@@ -31,8 +31,8 @@ from muster.training.trainer import Outcome, Trainer
 
 FEATURES = 5
 
-NOBODY = -1
-"""Who "dies" when a layout is over: whoever waits in its group looks up."""
+NO_RANK = -1
+"""Killed in place of a rank when a group ends, so that waiting members look up."""
 
 
 class Killed(BaseException):
@@ -163,7 +163,7 @@ class Stage:
         self.reached = -1
         self.is_over = False
         self.drawers: list[RandomAccess] = []
-        self.held: tuple[int, Callable[[], object]] = (NOBODY, lambda: None)
+        self.held: tuple[int, Callable[[], object]] = (NO_RANK, lambda: None)
         """The generation of the layout that is to end when all have taken it up, and how."""
         self.when_disputed: Callable[[tuple[int, ...]], object] = lambda _workers: None
 
@@ -306,9 +306,9 @@ class Stage:
                 self._part()
 
     def _part(self) -> None:
-        """As the coordinator would: when one is done, nobody waits for it in a later layout."""
+        """As the coordinator would: a rank that is done is not in later groups."""
         for group in self.groups.values():
-            group.kill(NOBODY)
+            group.kill(NO_RANK)
         for player in self.players:
             player.layouts.stop()
 
@@ -321,7 +321,7 @@ class Stage:
         )
         layout = WorkerGroup(generation=self.generation, token="", members=seats, paused=paused)
         for group in self.groups.values():
-            group.kill(NOBODY)
+            group.kill(NO_RANK)
         for player in self.players:
             player.layouts.put(layout)
         if self.is_over:
@@ -339,7 +339,7 @@ class Stage:
                 self.resumes()
 
     def disputed(self, workers: tuple[int, ...]) -> None:
-        """As the coordinator would: who is disputed goes, once."""
+        """As the coordinator would: a rank that diverged leaves, once."""
         with self.lock:
             self.disputes.append(workers)
             if self.disputes.count(workers) == 1:

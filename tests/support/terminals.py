@@ -1,4 +1,4 @@
-"""A terminal in a directory of its own, for commands that need no service."""
+"""A terminal in a temporary directory, for commands that need no services."""
 
 import os
 import subprocess

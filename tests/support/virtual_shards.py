@@ -1,4 +1,4 @@
-"""What each virtual shard reads, one at a time: `muster.synchronous.supply` is held against it."""
+"""What each virtual shard reads, one at a time: the reference for `muster.training.batches`."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

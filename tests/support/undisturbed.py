@@ -1,11 +1,11 @@
-"""What jobs come to when nothing happens to them, to compare others with."""
+"""The results of jobs without faults, to compare others with."""
 
 from cli.checkpoints import digests
 from muster.contracts.paths import checkpoints_of_job
 from tests.support.installation import Installation
 
 
-class Peace:
+class UndisturbedRuns:
     """Runs each kind of job once."""
 
     def __init__(self, installation: Installation) -> None:
