@@ -56,7 +56,7 @@ class Service:
 
     def start(self) -> None:
         already = len(self.log.read_text()) if self.log.exists() else 0
-        with self.log.open("ab") as log:  # not a pipe: nobody would read it
+        with self.log.open("ab") as log:  # a pipe that is never read would fill up
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "api"],
                 cwd=self.root,

@@ -260,3 +260,27 @@ def test_unknown_paths_and_methods_are_problems(client: httpx.Client) -> None:
     answers = [client.get("/nothing"), client.put("/jobs"), client.get("/jobs/")]
     assert [answer.status_code for answer in answers] == [404, 405, 404]
     assert {answer.headers["content-type"] for answer in answers} == {"application/problem+json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/jobs/unknown"),
+        ("GET", "/jobs/unknown/summary"),
+        ("GET", "/jobs/unknown/logs"),
+        ("GET", "/jobs/unknown/logs/stream"),
+        ("GET", "/jobs/unknown/events"),
+        ("GET", "/jobs/unknown/workers"),
+        ("GET", "/jobs/unknown/audit"),
+        ("POST", "/jobs/unknown/pause"),
+        ("POST", "/jobs/unknown/resume"),
+        ("POST", "/jobs/unknown/workers/0/leave"),
+        ("POST", "/jobs/unknown/stop"),
+        ("DELETE", "/jobs/unknown"),
+        ("GET", "/jobs/%00..%ff"),
+        ("GET", "/jobs/" + "x" * 5000),
+    ],
+)
+def test_an_unknown_job_is_not_found(client: httpx.Client, method: str, path: str) -> None:
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
