@@ -61,21 +61,6 @@ MASK: Final = "***"
 NEAR: Final = 0.85
 """Similarity from which an unknown name counts as a misspelt setting."""
 
-_PAGE: Final = """\
-# Configuration
-
-<!-- Written by `python -P -m cli.reference` from muster/contracts/settings.py. -->
-
-Settings are environment variables. `~/.config/muster/config.toml` may hold the same names; the
-environment wins. `muster config show --origin` prints every value and where it comes from.
-
-| variable | default | meaning |
-|---|---|---|
-{rows}
-
-Lists are separated by commas; `1` means yes and `0` no.
-"""
-
 
 def service_settings() -> "ServiceSettings":
     """Return the settings of this environment's services; raises `InvalidEnvironment`."""
@@ -204,12 +189,6 @@ def mask_password(url: str) -> str:
     shown_user = f"{user.partition(':')[0]}:{MASK}" if ":" in user else user
     query = f"?{MASK}" if parts.query else ""
     return f"{parts.scheme}://{shown_user}{at}{host}{parts.path}{query}"
-
-
-def reference_page() -> str:
-    """Return docs/reference/configuration.md."""
-    rows = [f"| `{name}` | {it.default} | {it.meaning} |" for name, it in settings().items()]
-    return _PAGE.format(rows="\n".join(rows))
 
 
 @click.group()
