@@ -7,6 +7,7 @@ token, to another server.
 """
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -14,7 +15,6 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 import click
 
@@ -176,19 +176,18 @@ def mask_password(url: str) -> str:
 
     A URL that might be taken apart in two ways is masked as a whole.
     """
-    try:
-        parts = urlsplit(url)
-        kind = parts.scheme.partition("+")[0]
-        # An @ after the host: a password with an unquoted / or ?. A bad port raises ValueError.
-        is_doubtful = "@" in url.removeprefix(f"{parts.scheme}://{parts.netloc}") or parts.port == 0
-    except ValueError:
+    kind = re.match(r"(sqlite|postgresql)(\+\w+)?://", url)
+    place, question, query = url.partition("?")
+    if kind is None or "@" in query:
         return MASK
-    if kind not in {"sqlite", "postgresql"} or (kind == "postgresql" and is_doubtful):
-        return MASK
-    user, at, host = parts.netloc.rpartition("@")
-    shown_user = f"{user.partition(':')[0]}:{MASK}" if ":" in user else user
-    query = f"?{MASK}" if parts.query else ""
-    return f"{parts.scheme}://{shown_user}{at}{host}{parts.path}{query}"
+    if kind[1] == "postgresql":
+        userinfo, at, host = place[kind.end() :].rpartition("@")
+        # What follows the colon must be a port, and no part of a password.
+        if not re.fullmatch(r"(\[[0-9a-f:]*\]|[^:/]*)(:\d+)?(/[^:]*)?", host):
+            return MASK
+        user, colon, _ = userinfo.partition(":")
+        place = f"{kind[0]}{user}{colon and f':{MASK}'}{at}{host}"
+    return place + (question and f"?{MASK}")
 
 
 @click.group()
