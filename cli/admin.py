@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
@@ -14,10 +14,9 @@ from cli.config import service_settings
 from cli.connection import connected
 from cli.errors import Misuse
 from cli.output import Column, Output, columns, moment, output_option, seconds_of, show
+from muster.contracts.paths import DataDir
 from muster.contracts.token import SECONDS_LIMIT, Scope
-
-if TYPE_CHECKING:
-    from muster.runtime.secrets import SecretStore
+from muster.runtime.secrets import InvalidSecret, SecretStore
 
 _TOKENS: Final[Mapping[str, Column]] = {
     "name": "name",
@@ -147,9 +146,6 @@ def remove_secret(name: str) -> None:
 @contextmanager
 def _secrets() -> Iterator[SecretStore]:
     """Open the secrets of this data directory; an invalid one is a misuse of the command."""
-    from muster.contracts.paths import DataDir  # noqa: PLC0415  not needed for --help
-    from muster.runtime.secrets import InvalidSecret, SecretStore  # noqa: PLC0415
-
     try:
         yield SecretStore(DataDir(service_settings().data_dir).secrets)
     except InvalidSecret as error:

@@ -21,12 +21,12 @@ from muster.client.progress import news
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import TERMINAL
 from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.contracts.views import EventView, JobView, WorkerView
 from muster.host.containment import tag_of
 from muster.host.processes import identify, send_signal
 
 if TYPE_CHECKING:
     from muster.client import Job
-    from muster.contracts.views import EventView, JobView, WorkerView
 
 WAIT_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.2

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+import msgspec
 
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode, Misuse
 from cli.output import Column, Output, columns, facts, moment, output_option, plural, show, size
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
+from muster.client.progress import duration
 from muster.contracts.paths import checkpoints_of_job
 
 if TYPE_CHECKING:
@@ -247,8 +249,6 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
     Exit code 1 if they differ. For example:
     muster checkpoint diff my-job:40 my-job:45
     """
-    import msgspec  # noqa: PLC0415
-
     from muster.checkpoints.comparison import differences  # noqa: PLC0415
 
     states = []
@@ -336,13 +336,10 @@ def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
 
 
 def _age(saved_at: str) -> str:
-    from muster.client.progress import duration  # noqa: PLC0415
-
     return duration((datetime.now(UTC) - datetime.fromisoformat(saved_at)).total_seconds())
 
 
 def _document(found: Checkpoint) -> dict[str, Any]:
-    import msgspec  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
     from muster.checkpoints.comparison import identity_of  # noqa: PLC0415

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
+import msgspec
 
 from cli.config import service_settings
 from cli.connection import CONNECT_SECONDS
@@ -23,7 +24,9 @@ from cli.output import plural
 from cli.services import end_detached, start_detached
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.paths import DataDir
+from muster.contracts.paths import DataDir, checkpoints_of_job
+from muster.contracts.views import SummaryView
+from muster.datasets.schema import HELD_OUT_NAME, LabelledSample
 from muster.host.containment import tagged_processes
 from muster.host.ports import free_port
 
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from muster.client import Client, Job
-    from muster.contracts.views import SummaryView
 
 RANKS: Final = 4
 """What the elastic job grows to. It begins with two ranks and ends with three."""
@@ -178,12 +180,9 @@ ELASTIC_ACTS: Final = (Act(0.2, 2, _grow), Act(0.45, RANKS, _kill), Act(0.7, RAN
 
 
 def _compare(client: Client, stage: Path) -> None:
-    import msgspec  # noqa: PLC0415  not needed for --help
 
     from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
     from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
-    from muster.contracts.paths import checkpoints_of_job  # noqa: PLC0415
-    from muster.datasets.schema import HELD_OUT_NAME, LabelledSample  # noqa: PLC0415
     from muster.training.independent import accuracy  # noqa: PLC0415
 
     print("5. Compared: the last checkpoint of each, weights and position to the last bit")

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from cli.connection import attached, connected, job_argument, status_option
 from cli.output import (
@@ -29,8 +30,11 @@ from cli.output import (
     table,
 )
 from muster.client import job_path
+from muster.client.errors import Busy, Unreachable
+from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.views import JobView, SummaryList, SummaryView, WorkerView
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, Group
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 
     from muster import Client
     from muster.client.http import Query
-    from muster.contracts.views import JobView, SummaryView, WorkerView
 
 HEADER: Final = ("job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age")
 
@@ -79,8 +82,6 @@ LINES_LIMIT: Final = 10_000
 @output_option
 def ps(status: Sequence[str], limit: int, output: Output) -> None:
     """List jobs, newest first."""
-    from muster.contracts.views import SummaryList  # noqa: PLC0415  imports msgspec
-
     with connected() as client:
         answer = client.connection.ask(
             "GET", "/jobs/summaries", query={"status": status, "limit": limit}
@@ -109,8 +110,6 @@ def show_job(job: str, output: Output) -> None:
 
 def row(job: SummaryView, now: datetime) -> tuple[Cell, ...]:
     """Return the cells of a job under `HEADER`."""
-    from muster.client.progress import duration  # noqa: PLC0415  not needed for --help
-
     speed = job.throughput_steps_per_sec
     return (
         job.job_id,
@@ -152,8 +151,6 @@ def _lines(job: JobView, summary: SummaryView) -> Iterator[str]:
 
 
 def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None]]:
-    from muster.client.progress import duration  # noqa: PLC0415  not needed for --help
-
     yield "job", job.job_id
     yield "name", job.name
     yield "status", f"{job.status} ({job.reason})" if job.reason else job.status
@@ -221,8 +218,6 @@ def top(status: Sequence[str], interval: float, *, once: bool) -> None:
 
 def _newest(client: Client, statuses: Sequence[str]) -> tuple[list[SummaryView], int]:
     """Return the newest jobs, active ones first, and the number of all that match."""
-    from muster.contracts.views import SummaryList  # noqa: PLC0415  imports msgspec
-
     query: Query = {"status": statuses, "limit": JOBS_LIMIT}
     answer = client.connection.ask("GET", "/jobs/summaries", query=query)
     jobs = sorted(answer.read_as(SummaryList).jobs, key=lambda job: job.status in TERMINAL)
@@ -237,9 +232,6 @@ def _watch(
     total: int,
 ) -> None:
     from rich.live import Live  # noqa: PLC0415  60 ms
-
-    from muster.client.errors import Busy, Unreachable  # noqa: PLC0415  not needed for --help
-    from muster.client.progress import duration  # noqa: PLC0415  as above
 
     answered = time.monotonic()
     trouble = ""
@@ -323,8 +315,6 @@ def logs(
     Without -f, --tail counts the lines that --grep selects. With -f, it counts
     lines before --grep looks at them.
     """
-    import msgspec  # noqa: PLC0415  not needed for --help
-
     if follow and since is not None:
         raise click.UsageError("--since cannot be used with -f: followed lines have no times")
     if since is not None and tail is None:

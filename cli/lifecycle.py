@@ -23,12 +23,12 @@ from cli.output import notice_if_slow, plural, size
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import printable
 from muster.contracts.job import JobStatus
+from muster.contracts.views import Purged
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
     from muster import Client
     from muster.client import Job
-    from muster.contracts.views import Purged
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 

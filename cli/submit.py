@@ -15,9 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import click
+import msgspec
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from cli.connection import ATTACHED_SECONDS, connected
 from cli.errors import ExitCode, Misuse
@@ -26,12 +29,8 @@ from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
 from muster.client.errors import FieldError, Invalid
 from muster.contracts.errors import printable
-
-if TYPE_CHECKING:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError
-
-    from muster.contracts.views import JobPlan
+from muster.contracts.spec import JobSpec
+from muster.contracts.views import JobPlan, JobView
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 Location: TypeAlias = Sequence[str | int]
@@ -65,8 +64,6 @@ class _WithCommand(click.Command):
 
 def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return the fields of a job that start with `incomplete`, ready for a value."""
-    from muster.contracts.spec import JobSpec  # noqa: PLC0415  imports msgspec
-
     names = ("job_id", *JobSpec.__struct_fields__)
     return [f"{name}=" for name in names if name.startswith(incomplete)]
 
@@ -169,8 +166,6 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
 def _submit(
     described: JobDescription, body: dict[str, Any], output: Output, *, detach: bool
 ) -> ExitCode:
-    from muster.contracts.views import JobView  # noqa: PLC0415  not needed for --help
-
     with connected() as client:
         client.connection.get("/livez")  # fails soon if `muster up` was forgotten
     with connected(ATTACHED_SECONDS) as client:
@@ -206,8 +201,6 @@ def _refuse(lines: Sequence[str]) -> NoReturn:
 
 
 def _values(fields: _Pairs) -> dict[str, Any]:
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415  slow
-
     values = {}
     for field, text in fields:
         try:
@@ -239,8 +232,6 @@ def _command_problem(command: object, working_dir: object) -> str | None:
 
 
 def _show_plan(plan: JobPlan, body: Mapping[str, object], output: Output) -> None:
-    import msgspec  # noqa: PLC0415  not needed for --help
-
     lines = [*facts(_plan_facts(plan, body)), "nothing was submitted: omit --dry-run to submit"]
     show(output, msgspec.to_builtins(plan), lines, [plan.job_id])
 
@@ -278,8 +269,6 @@ class JobFile:
     @classmethod
     def read(cls, path: Path) -> JobFile:
         """Return the job of a file; raises `InvalidJobFile`."""
-        from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415  slow
-
         if path.suffix not in SUFFIXES:
             raise InvalidJobFile(
                 f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
@@ -329,8 +318,6 @@ class JobFile:
 
 
 def _yaml() -> YAML:
-    from ruamel.yaml import YAML  # noqa: PLC0415  slow
-
     # The pure parser knows YAML 1.2, in which 12:30 and yes are text, and refuses duplicate keys.
     return YAML(typ="safe", pure=True)
 

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -27,9 +27,7 @@ from cli.output import (
 )
 from muster.client import job_path
 from muster.contracts.job import TERMINAL
-
-if TYPE_CHECKING:
-    from muster.contracts.views import JobView, SummaryView
+from muster.contracts.views import JobView, SummaryView
 
 AUDIT_UNKNOWN: Final = 2
 """Exit code of an audit that can say neither yes nor no."""
