@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from muster.checkpoints.listing import CheckpointDir, ListedCheckpoint
     from muster.checkpoints.reader import Checkpoint
 
-# Numpy and msgspec are imported inside the functions: `--help` does not need them.
+# Numpy is imported inside the functions: `--help` does not need it.
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -40,7 +39,7 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
     "epoch": "epoch",
     "size": lambda entry: entry["saved_at"] and size(entry["size_bytes"]),
     "saved at (UTC)": lambda entry: entry["saved_at"] and moment(entry["saved_at"]),
-    "age": lambda entry: entry["saved_at"] and _age(entry["saved_at"]),
+    "age": lambda entry: entry["saved_at"] and duration(_age_seconds(entry["saved_at"])),
     "state": "state",
 }
 _DIFFERENCES: Final[Mapping[str, Column]] = {
@@ -67,7 +66,7 @@ def digests(directory: Path) -> Iterator[tuple[str, int, str]]:
     """
     from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
 
-    yield from _digests(checkpoint_dirs(directory))
+    return _digests(checkpoint_dirs(directory))
 
 
 def _digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
@@ -123,15 +122,10 @@ def _directory_of_job(word: str) -> tuple[Path, str]:
         job = client.job(word).view
     directory = checkpoints_of_job(Path(job.spec["checkpoint_dir"]), job.job_id)
     if not directory.is_dir():
-        reason = (
-            "only a command that saves with `import muster` writes there"
-            if job.spec["command"]
-            else "it has saved none yet, or it saves on another machine"
-        )
-        raise CheckpointMissing(
-            f"{job.job_id} has no checkpoints in {directory}: {reason}. "
-            "Run this command on the machine of the job"
-        )
+        reason = "it has saved none yet, or it saves on another machine"
+        if job.spec["command"]:
+            reason += "; a command saves only with `import muster`"
+        raise CheckpointMissing(f"{job.job_id} has no checkpoints in {directory}: {reason}")
     return directory, job.job_uid
 
 
@@ -223,17 +217,12 @@ def verify(where: str, output: Output) -> None:
     or LATEST names no checkpoint. With -o name it prints the paths of these.
     """
     directory, places = _checkpoint_dirs(where)
-    found, dangling = _examined(directory, places), dict(_dangling_latest(places))
-    damaged = [_path(place, one) for place, one in found if one.damage]
-    lines = (
-        f"{place.label}  step {it.name.step}  {it.damage or it.condition}" for place, it in found
-    )
-    show(
-        output,
-        {"checkpoints": [_entry(*each) for each in found], "strays": [*dangling.values()]},
-        chain(lines, dangling.values()),
-        chain(damaged, dangling),
-    )
+    entries = [_entry(*each) for each in _examined(directory, places)]
+    dangling = dict(_dangling_latest(places))
+    damaged = [entry["path"] for entry in entries if entry["damage"]]
+    lines = [f"{it['whose']}  step {it['step']}  {it['damage'] or it['state']}" for it in entries]
+    body = {"checkpoints": entries, "strays": [*dangling.values()]}
+    show(output, body, [*lines, *dangling.values()], [*damaged, *dangling])
     if damaged or dangling:
         sys.exit(ExitCode.FAILED)
 
@@ -315,16 +304,12 @@ def digest(where: str, output: Output) -> None:
     )
 
 
-def _path(place: CheckpointDir, one: ListedCheckpoint) -> str:
-    return f"{place.reader.directory}/{one.name}"
-
-
 def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
     manifest = one.manifest
     return {
         "whose": place.label,
         "rank": place.rank,
-        "path": _path(place, one),
+        "path": f"{place.reader.directory}/{one.name}",
         "step": one.name.step,
         "generation": one.name.generation,
         "epoch": manifest and manifest.position.epoch,
@@ -335,8 +320,8 @@ def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
     }
 
 
-def _age(saved_at: str) -> str:
-    return duration((datetime.now(UTC) - datetime.fromisoformat(saved_at)).total_seconds())
+def _age_seconds(saved_at: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(saved_at)).total_seconds()
 
 
 def _document(found: Checkpoint) -> dict[str, Any]:

@@ -6,7 +6,6 @@ absolute here, because the server may run in another directory.
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -191,7 +191,7 @@ def _field_errors(described: JobDescription) -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        _refuse([*described.error_lines(error.errors)] or [f"muster: {error}"])
+        _refuse(described.error_lines(error.errors) or [f"muster: {error}"])
 
 
 def _refuse(lines: Sequence[str]) -> NoReturn:
@@ -323,11 +323,9 @@ def _yaml() -> YAML:
 
 
 def _reason(error: MarkedYAMLError) -> str:
-    problem = str(error.problem or "invalid YAML")
-    opened, found = error.context_mark, error.problem_mark
-    if not error.context or opened is None or opened == found:
-        return problem
-    return f"{problem} ({error.context} that begins at {opened.line + 1}:{opened.column + 1})"
+    opened = error.context_mark
+    begins = f"that begins at {opened.line + 1}:{opened.column + 1}" if opened else ""
+    return f"{error.problem} ({error.context} {begins})" if begins else str(error.problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,37 +355,22 @@ class JobDescription:
                 body[field] = os.path.abspath(directory / os.path.expanduser(path))  # noqa: PTH100, PTH111
         return body
 
-    def error_lines(self, errors: Sequence[FieldError]) -> Iterator[str]:
-        """Yield a line per invalid field: those of the file in its order, then the others."""
-        for error in sorted(errors, key=self._order):
+    def error_lines(self, errors: Sequence[FieldError]) -> list[str]:
+        """Return a line per invalid field: those of the file in its order, then the others."""
+        found = []
+        for error in errors:
             location = error.loc[1:]  # after "body"
             field = ".".join(map(str, location)) or str(error.loc[0])
-            unknown = "muster schema lists the fields" if error.type == _UNKNOWN_FIELD else None
-            hint = error.hint or self._quoted(error) or unknown
-            file, at = self._file_of(location), "muster"
-            if file is not None:
-                at = ":".join(map(str, (file.name, *file.position(location))))
-            yield f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")
-
-    def _quoted(self, error: FieldError) -> str | None:
-        """Return a hint for text that YAML reads as a number, such as ``env: {LR: 0.1}``."""
-        location = error.loc[1:]
-        file = self._file_of(location)
-        if error.type != _NOT_TEXT or file is None or location[0] == "secrets":
-            return None
-        word = file.scalar(location)
-        return f'write "{word}"' if word else None
-
-    def _order(self, error: FieldError) -> tuple[float, ...]:
-        file = self._file_of(error.loc[1:])
-        return (math.inf,) if file is None else file.position(error.loc[1:])
-
-    def _file_of(self, location: Location) -> JobFile | None:
-        """Return the file if it is where a field was given."""
-        is_in_file = (
-            self.file is not None
-            and bool(location)
-            and location[0] in self.file.fields
-            and location[0] not in self.typed
-        )
-        return self.file if is_in_file else None
+            hint = error.hint
+            if error.type == _UNKNOWN_FIELD:
+                hint = hint or "muster schema lists the fields"
+            at, position = "muster", (sys.maxsize, 0)
+            if self.file and location and location[0] in self.file.fields.keys() - self.typed:
+                position = self.file.position(location)
+                at = ":".join(map(str, (self.file.name, *position)))
+                # YAML reads the value of ``env: {LR: 0.1}`` as a number.
+                word = self.file.scalar(location) if error.type == _NOT_TEXT else None
+                if word and location[0] != "secrets":
+                    hint = hint or f'write "{word}"'
+            found.append((position, f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")))
+        return [line for _, line in sorted(found, key=itemgetter(0))]
