@@ -58,18 +58,11 @@ _WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
 _PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
 
 
-def digests(directory: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield (whose, step, sha256) of the newest checkpoints below a job's directory.
+def digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
+    """Yield (whose, step, sha256) of the newest checkpoint of each place.
 
-    There is one per rank, or one of all ranks of a synchronous job. Raises a `CheckpointError` if
-    there is none, or if one is damaged.
+    Raises a `CheckpointError` if there is none, or if it is damaged.
     """
-    from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
-
-    return _digests(checkpoint_dirs(directory))
-
-
-def _digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
     from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
 
     for place in places:
@@ -164,12 +157,8 @@ _rank_option = click.option(
 
 
 def _which_argument(name: str) -> Callable[[_Function], _Function]:
-    return click.argument(
-        name,
-        metavar="WHERE[:STEP]",
-        shell_complete=complete_jobs,
-        help=f"{_PLACE}, or what ls -o name prints. Without a step: the current checkpoint.",
-    )
+    text = f"{_PLACE}, or what ls -o name prints. Without a step: the current checkpoint."
+    return click.argument(name, metavar="WHERE[:STEP]", shell_complete=complete_jobs, help=text)
 
 
 @click.group()
@@ -247,10 +236,8 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
         states.append({**found.state, **{f"position.{at}": n for at, n in position.items()}})
     unequal = differences(*states)
     body = {"equal": not unequal, "differences": msgspec.to_builtins(unequal)}
-    if unequal:
-        lines: Iterable[str] = columns(body["differences"], _DIFFERENCES)
-    else:
-        lines = [f"equal bits: {len(states[0])} entries, including the position"]
+    equal = [f"equal bits: {len(states[0])} entries, including the position"]
+    lines = columns(body["differences"], _DIFFERENCES) if unequal else equal
     show(output, body, lines, (one.name for one in unequal))
     if unequal:
         sys.exit(ExitCode.FAILED)
@@ -295,7 +282,7 @@ def digest(where: str, output: Output) -> None:
     The newest checkpoint of every rank is verified first. Equal digests mean
     equal bits: weights, optimizer state and position in the data.
     """
-    found = [*_digests(_checkpoint_dirs(where)[1])]
+    found = [*digests(_checkpoint_dirs(where)[1])]
     show(
         output,
         [{"whose": whose, "step": step, "sha256": digest} for whose, step, digest in found],

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from muster.client import Job
 
 CONNECT_SECONDS: Final = 2.0
-"""How long a command retries while the API does not answer. A person who forgot `muster up` should
-not wait longer; while `muster up` restarts its API, `await_restart` waits longer."""
+"""How long a command retries while the API does not answer: perhaps `muster up` was forgotten.
+While that restarts its API, `await_restart` waits longer."""
 
 ATTACHED_SECONDS: Final = 60.0
 """The same for a command that has already reached the API, which may restart meanwhile."""

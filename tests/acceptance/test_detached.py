@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from tests.support.kept_services import kept_by
 
 from cli.errors import ExitCode
 from cli.service_record import ServiceRecord, service_lock
@@ -27,7 +28,6 @@ from muster.host.ports import free_port
 from muster.host.processes import is_running, send_signal, this_process
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 from tests.support.installation import DEADLINE_SECONDS, await_value, without_ours
-from tests.support.kept_services import kept_by
 
 SLEEPER = "import time; time.sleep(600)"
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.kept_services import kept_by
 
 from cli.service_record import is_serving
 from database.engine import Database
@@ -32,7 +33,6 @@ from tests.support.installation import (
     lent,
     records,
 )
-from tests.support.kept_services import kept_by
 
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 
