@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
+from rich.filesize import decimal
 
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode, Misuse
-from cli.output import Column, Output, columns, facts, moment, output_option, plural, show, size
+from cli.output import Column, Output, columns, facts, moment, output_option, plural, show
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
@@ -37,7 +38,7 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
     "whose": "whose",
     "step": "step",
     "epoch": "epoch",
-    "size": lambda entry: entry["saved_at"] and size(entry["size_bytes"]),
+    "size": lambda entry: entry["saved_at"] and decimal(entry["size_bytes"]),
     "saved at (UTC)": lambda entry: entry["saved_at"] and moment(entry["saved_at"]),
     "age": lambda entry: entry["saved_at"] and duration(_age_seconds(entry["saved_at"])),
     "state": "state",

@@ -82,7 +82,8 @@ def settings() -> Mapping[str, Setting]:
     for kind in (ServiceSettings, AccessSettings):
         defaults = {it.name: it.default for it in msgspec.structs.fields(kind)}
         for field, (variable, _) in variables_of(kind).items():
-            default = _COMPUTED_DEFAULTS.get(variable.name) or _code(defaults[field])
+            text = _text(defaults[field])
+            default = _COMPUTED_DEFAULTS.get(variable.name) or (f"`{text}`" if text else "none")
             found[variable.name] = Setting(variable.meaning, default, field)
     for name, meaning in _OTHER_VARIABLES.items():
         found[name] = Setting(meaning, _COMPUTED_DEFAULTS.get(name, "none"), None)
@@ -250,11 +251,6 @@ def _valid_values(
 
 def _value(row: Mapping[str, str | None]) -> str | None:
     return f"{row['value']!r} {row['problem']}" if row["problem"] else row["value"]
-
-
-def _code(default: object) -> str:
-    text = _text(default)
-    return f"`{text}`" if text else "none"
 
 
 def _text(value: Any) -> str | None:  # noqa: ANN401  a value of any type

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 SILENT_EVENTS: Final = frozenset({"submitted", "rank_started", "rank_exited", "job_failing"})
 """Every job has these. Why a rank is restarted is part of the event about the job's status."""
 
-OWN_MESSAGES: Final = {
-    "job_stopping": "interrupted; ranks checkpoint and exit",
-    "job_queued": "",
-}
+OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
 
 CHUNK_BYTES: Final = 1 << 18

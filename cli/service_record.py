@@ -48,10 +48,6 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The certificate that clients must trust if the API has a self-signed one."""
 
 
-class AlreadyUp(MusterError):
-    """Another `muster up` holds the data directory."""
-
-
 class NoDataDirectory(Misuse):
     """The data directory cannot be created or written."""
 
@@ -64,14 +60,14 @@ class NoDataDirectory(Misuse):
 
 @contextmanager
 def service_lock(files: DataDir) -> Iterator[None]:
-    """Hold the lock of a data directory; raises `AlreadyUp`, `NoDataDirectory`."""
+    """Hold the lock of a data directory; raises a `MusterError` if another `up` has it."""
     with open_for_append(files, files.services_lock) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             record = read_record(files)
             where = f", at {record.url}" if record else ""
-            raise AlreadyUp(
+            raise MusterError(
                 f"Muster is up already for {files.root}{where}: use that one, or set "
                 "MUSTER_DATA_DIR for another"
             ) from None

@@ -63,12 +63,7 @@ def test_facts_omit_unknown_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "end", "middle"),
-    [
-        ("four", "four", "four"),
-        ("fives", "fiv…", "fi…s"),
-        ("", "", ""),
-    ],
+    ("text", "end", "middle"), [("four", "four", "four"), ("fives", "fiv…", "fi…s"), ("", "", "")]
 )
 def test_long_text_is_cut_with_an_ellipsis(text: str, end: str, middle: str) -> None:
     assert (shortened(text, 4), cropped(text, 4)) == (end, middle)

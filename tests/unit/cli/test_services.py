@@ -68,11 +68,7 @@ def test_services_that_end_at_once_are_reported_with_their_log(
 
 @pytest.mark.parametrize(
     ("living", "report"),
-    [
-        ([0, 0], ""),
-        ([1, 0], "1 rank of 1 job still runs"),
-        ([1, 2], "3 ranks of 2 jobs still run"),
-    ],
+    [([0, 0], ""), ([1, 0], "1 rank of 1 job still runs"), ([1, 2], "3 ranks of 2 jobs still run")],
 )
 def test_running_ranks_are_counted(
     living: list[int], report: str, monkeypatch: pytest.MonkeyPatch

@@ -61,9 +61,7 @@ def test_service_that_dies_is_restarted_until_its_end(monkeypatch: pytest.Monkey
     assert said == 3 * ["the service was ended by signal 9 (SIGKILL); it is started again"]
 
 
-def test_end_during_the_pause_of_a_crash_loop_is_immediate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_end_during_the_pause_of_a_crash_loop_is_immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     crashing = service(CRASH)
     crashing.has_served = True
 
