@@ -103,6 +103,7 @@ def test_data_directory_that_cannot_exist_is_refused(files: DataDir) -> None:
         ({"MUSTER_URL": "http://127.0.0.1:8443"}, None, False),
         ({"MUSTER_URL": "https://elsewhere.example:8443", "MUSTER_PORT": "8443"}, None, False),
         ({"MUSTER_PORT": "a port"}, None, False),
+        ({"MUSTER_URL": "http://me:hunter2secretpw"}, None, False),
     ],
     ids=str,
 )
