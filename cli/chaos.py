@@ -68,13 +68,11 @@ FAULTS: Final = {
     "--fault",
     type=click.Choice(FaultKind, case_sensitive=False),
     default=FaultKind.KILL,
-    help="What happens to the rank.",
+    help="What to do.",
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="RANK", help="Which rank.")
 @click.option(
-    "--wait/--no-wait",
-    default=True,
-    help="Show what happens until the rank runs again, at most a minute.",
+    "--wait/--no-wait", default=True, help="Show the next minute, until the rank runs again."
 )
 def chaos(*, job: str, fault: FaultKind, rank: int, wait: bool) -> None:
     """Kill one rank and watch the job recover.

@@ -247,10 +247,7 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
 @checkpoint.command()
 @_which_argument("which")
 @click.argument(
-    "target",
-    metavar="TARGET",
-    type=click.Path(path_type=Path),
-    help="A new .npz file, or a new directory.",
+    "target", metavar="TARGET", type=click.Path(path_type=Path), help="New .npz file or directory."
 )
 @_rank_option
 def export(which: str, target: Path, rank: int | None) -> None:

@@ -73,11 +73,7 @@ LINES_LIMIT: Final = 10_000
 @click.command()
 @status_option
 @click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=20,
-    help="Most jobs to show. Default: 20.",
+    "-n", "--limit", type=click.IntRange(1, 1000), default=20, help="Most jobs. Default: 20."
 )
 @output_option
 def ps(status: Sequence[str], limit: int, output: Output) -> None:
@@ -193,11 +189,7 @@ def _rank_row(worker: WorkerView) -> tuple[Cell, ...]:
 @click.command()
 @status_option
 @click.option(
-    "-i",
-    "--interval",
-    type=click.FloatRange(0.2, 3600),
-    default=1.0,
-    help="Seconds between updates.",
+    "-i", "--interval", type=click.FloatRange(0.2, 3600), default=1.0, help="Seconds per update."
 )
 @click.option("--once", is_flag=True, help="Print the table once, as without a terminal.")
 def top(status: Sequence[str], interval: float, *, once: bool) -> None:

@@ -153,10 +153,7 @@ def _attempt_row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[Cell
 @click.command()
 @job_argument
 @click.option(
-    "--last",
-    type=click.IntRange(1, 1000),
-    default=10,
-    help="Most epochs and checkpoints to show. Default: 10.",
+    "--last", type=click.IntRange(1, 1000), default=10, help="Most rows to show. Default: 10."
 )
 @output_option
 def audit(job: str, last: int, output: Output) -> None:
