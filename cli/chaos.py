@@ -68,7 +68,7 @@ FAULTS: Final = {
     "--fault",
     type=click.Choice(FaultKind, case_sensitive=False),
     default=FaultKind.KILL,
-    help="What to do.",
+    help="What happens to the rank.",
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="RANK", help="Which rank.")
 @click.option(

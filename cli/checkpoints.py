@@ -40,7 +40,10 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
     "epoch": "epoch",
     "size": lambda entry: entry["saved_at"] and decimal(entry["size_bytes"]),
     "saved at (UTC)": lambda entry: entry["saved_at"] and moment(entry["saved_at"]),
-    "age": lambda entry: entry["saved_at"] and duration(_age_seconds(entry["saved_at"])),
+    "age": lambda entry: (
+        (at := entry["saved_at"])
+        and duration((datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds())
+    ),
     "state": "state",
 }
 _DIFFERENCES: Final[Mapping[str, Column]] = {
@@ -303,10 +306,6 @@ def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
         "state": one.condition.value,
         "damage": one.damage or None,
     }
-
-
-def _age_seconds(saved_at: str) -> float:
-    return (datetime.now(UTC) - datetime.fromisoformat(saved_at)).total_seconds()
 
 
 def _document(found: Checkpoint) -> dict[str, Any]:

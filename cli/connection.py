@@ -94,5 +94,5 @@ status_option: Final = click.option(
     "--status",
     multiple=True,
     shell_complete=complete_statuses,
-    help="Only these; may be repeated.",
+    help="Only jobs with this status; may be repeated.",
 )

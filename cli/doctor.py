@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -105,10 +106,8 @@ def doctor(*, output: Output) -> None:
     findings = list(_findings(os.environ))
     names = [finding.about for finding in findings if finding.verdict is not Verdict.OK]
     show(output, msgspec.to_builtins(findings), _lines(findings), names)
-    problems, warnings = (
-        sum(finding.verdict is verdict for finding in findings)
-        for verdict in (Verdict.PROBLEM, Verdict.WARNING)
-    )
+    count = Counter(finding.verdict for finding in findings)
+    problems, warnings = count[Verdict.PROBLEM], count[Verdict.WARNING]
     click.echo(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}", err=True)
     sys.exit(ExitCode.FAILED if problems else ExitCode.OK)
 

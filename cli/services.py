@@ -81,7 +81,6 @@ def up(*, detach: bool) -> None:
     if record and not record.is_ending and is_serving(record.url):
         say(f"up already, at {record.url}, with its data in {files.root}")
         return
-    say(f"starting, with the data in {files.root}; log: {files.services_log} …")
     record = start_detached(files, os.environ)
     say_ready(record.url, files.root, AccessSettings.read(os.environ))
     say("to end the services: muster down")
@@ -119,6 +118,7 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
         if files.services_log.stat().st_size > LOG_LIMIT_BYTES:
             files.services_log.replace(f"{files.services_log}.1")
     with open_for_append(files, files.services_log) as log:
+        say(f"starting, with the data in {files.root}; log: {log.name} …")
         offset = log.tell()
         process = subprocess.Popen(
             command("cli", "up"),

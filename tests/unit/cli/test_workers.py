@@ -114,11 +114,11 @@ def test_audit_of_an_older_server_has_no_omissions(ask: Ask) -> None:
     assert "not shown" not in shown.stdout
 
 
-def test_job_without_attempts_says_so() -> None:
-    queued = attempt_lines(summary(status="QUEUED"), [])
-    assert list(queued) == ["a is QUEUED", "no process yet"]
-    stopped = attempt_lines(summary(status="STOPPED"), [])
-    assert list(stopped) == ["a is STOPPED", "no process was started"]
+@pytest.mark.parametrize(
+    ("status", "sentence"), [("QUEUED", "no process yet"), ("STOPPED", "no process was started")]
+)
+def test_job_without_attempts_says_so(status: str, sentence: str) -> None:
+    assert list(attempt_lines(summary(status=status), [])) == [f"a is {status}", sentence]
 
 
 def test_live_attempt_shows_its_worker_step() -> None:
