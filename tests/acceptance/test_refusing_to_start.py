@@ -76,7 +76,7 @@ def test_a_wrong_url_does_not_end_a_stopped_coordinator(tmp_path: Path) -> None:
         address = CoordinatorAddress(host="here", port=1, process=identify(suspended.pid))
         publish_address(address, DataDir(tmp_path / "data").coordinator_address)
         errors = refusal("coordinator", tmp_path / "data", MUSTER_DATABASE_URL="sqlight:///x")
-            assert "is of no known kind" in errors
+        assert "is of no known kind" in errors
         assert suspended.poll() is None
         suspended.kill()
 
