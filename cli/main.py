@@ -92,7 +92,7 @@ _FOREIGN_NAMES: Final = {
     "status": "sinfo",
     "up": "serve server start",
     "--help": "help",
-    "down, then muster up; or for one job: muster submit --set resume_from=JOB": "restart",
+    "down, then muster up; or for one job: muster submit --set resume_from=ID": "restart",
 }
 OTHER_TOOLS: Final = {
     name: ours for ours, names in _FOREIGN_NAMES.items() for name in names.split()
