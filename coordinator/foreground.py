@@ -93,8 +93,9 @@ class EventPrinter(Display):
     def note(self, workers: Sequence[RankRecord]) -> None:
         facts = []
         for worker in workers:
-            loss = "" if worker.loss is None else f" loss {worker.loss:.4f}"
-            facts.append(f"[{worker.rank}] {worker.step}/{worker.total_steps or '?'}{loss}")
+            at = worker.progress
+            loss = "" if at.loss is None else f" loss {at.loss:.4f}"
+            facts.append(f"[{worker.rank}] {at.step}/{at.total_steps or '?'}{loss}")
         print_stdout("  ".join(facts))
 
     def conclude(self, job: Job) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+import msgspec
+
 from coordinator.decide.actions import (
     Action,
     ActionTaken,
@@ -52,6 +54,7 @@ from muster.contracts.messages import (
     StateMismatch,
 )
 from muster.contracts.pool import Pool
+from muster.contracts.rank import NO_PROGRESS
 from muster.contracts.spec import JobSpec
 
 ROUNDS = 20
@@ -83,20 +86,11 @@ def saved(step: int) -> Saved:
 
 
 def beat(step: int = 0, **new: object) -> Heartbeat:
-    said: dict[str, object] = {
-        "step": step,
-        "total_steps": 100,
-        "epoch": 0,
-        "shard_idx": 0,
-        "line_idx": 16 * step,
-        "loss": 0.5,
-        "metrics": {},
-        "checkpoints_saved": 0,
-        "last_checkpoint_step": None,
-        "stopping": False,
-        "waiting": False,
-    }
-    return Heartbeat(**{**said, **new})
+    """Return a heartbeat; `new` are fields of it or of its progress."""
+    said = {"checkpoints_saved": 0, "stopping": False, "waiting": False}
+    of_beat = {name: new.pop(name, value) for name, value in said.items()}
+    progress = {"step": step, "total_steps": 100, "line_idx": 16 * step, "loss": 0.5, **new}
+    return Heartbeat(progress=msgspec.structs.replace(NO_PROGRESS, **progress), **of_beat)
 
 
 def exited(  # noqa: PLR0913  every field of the message

@@ -19,7 +19,7 @@ def test_a_replaced_rank_reports_it_and_exits(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     agent = stage.meet()
     started(stage, agent, None, **LONG)
-    hear_said(agent, 0, Heartbeat, lambda beat: beat.step > 0)
+    hear_said(agent, 0, Heartbeat, lambda beat: beat.progress.step > 0)
     stage.signal_agent(signal.SIGSTOP)
     stage.files.agent_socket(GENERATION + 1).touch()
     stage.await_log("has been replaced and exits")

@@ -49,12 +49,12 @@ def test_a_rank_trains_on_under_the_next_agent(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    before = hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
+    before = hear_said(first, 0, Heartbeat, lambda beat: beat.progress.step > 0)
     second = taken_over(stage, rank, is_managed=True)
     assert adopted(stage.uid, second.hear()) == rank
     assert is_running(rank.process)
     hear_said(second, 0, Hello, lambda _: True)
-    hear_said(second, 0, Heartbeat, lambda beat: beat.step > before.step)
+    hear_said(second, 0, Heartbeat, lambda beat: beat.progress.step > before.progress.step)
     second.say(TerminateRank(rank=0, incarnation=0))
     hear_said(second, 0, Heartbeat, lambda beat: beat.stopping)
     assert second.hear_of(RankExited, 0).exit_code == 0
@@ -84,7 +84,7 @@ def test_an_adopted_group_takes_a_new_round_and_a_new_rank(stage: Stage) -> None
     hear_said(second, 2, Ready, lambda _: True)
     second.say(announced(3, 0, 1, 2))
     hear_said(second, 2, JoinedGroup, lambda took_up: took_up.generation == 3)
-    hear_said(second, 2, Heartbeat, lambda beat: beat.step > saved.step)
+    hear_said(second, 2, Heartbeat, lambda beat: beat.progress.step > saved.step)
     assert all(is_running(rank.process) for rank in ranks)
     second.say(Dismiss())
     assert stage.exit_code() == 0
@@ -175,13 +175,15 @@ def test_a_rank_that_completes_under_a_stopped_agent_is_done(stage: Stage) -> No
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, sleep_sec=0.01, epochs=2)
-    hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
+    hear_said(first, 0, Heartbeat, lambda beat: beat.progress.step > 0)
     stage.signal_agent(signal.SIGSTOP)
     await_value(lambda: not is_running(rank.process), lambda: "it does not complete")
     stage.kill_agent()
     await_value(lambda: not exists(rank.process.pid), lambda: "it is not reaped")
     second = taken_over(stage, rank, is_managed=True)
-    beat = hear_said(second, 0, Heartbeat, lambda beat: beat.step == beat.total_steps)
+    beat = hear_said(
+        second, 0, Heartbeat, lambda beat: beat.progress.step == beat.progress.total_steps
+    )
     assert not beat.stopping
     exited = second.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (0, None)
@@ -207,7 +209,7 @@ def test_a_stopped_rank_is_not_taken_for_completed(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
+    hear_said(first, 0, Heartbeat, lambda beat: beat.progress.step > 0)
     send_signal(rank.process, signal.SIGTERM)
     first.hear_of(RankExited, 0)
     second = taken_over(stage, rank, is_managed=True)

@@ -38,6 +38,7 @@ from muster.contracts.messages import (
     Welcome,
     WorkerGroup,
 )
+from muster.contracts.rank import NO_PROGRESS, RankProgress
 from muster.contracts.wire import (
     CONTROL_FRAME_LIMIT_BYTES,
     FrameReader,
@@ -53,28 +54,23 @@ from worker.rank import MESSAGE_LIMIT_BYTES
 Decode = Callable[[bytes], msgspec.Struct]
 
 FIRST = Heartbeat(
-    step=0,
-    total_steps=None,
-    epoch=0,
-    shard_idx=0,
-    line_idx=0,
-    loss=None,
-    metrics={},
+    progress=NO_PROGRESS,
     checkpoints_saved=0,
-    last_checkpoint_step=None,
     stopping=False,
     waiting=False,
 )
 LATER = Heartbeat(
-    step=2**40,
-    total_steps=2**41,
-    epoch=3,
-    shard_idx=5,
-    line_idx=2**33,
-    loss=0.1,
-    metrics={"accuracy": 0.9, "größe": -1e300},
+    progress=RankProgress(
+        step=2**40,
+        total_steps=2**41,
+        epoch=3,
+        shard_idx=5,
+        line_idx=2**33,
+        loss=0.1,
+        metrics={"accuracy": 0.9, "größe": -1e300},
+        last_checkpoint_step=2**40 - 1,
+    ),
     checkpoints_saved=7,
-    last_checkpoint_step=2**40 - 1,
     stopping=True,
     waiting=True,
 )
@@ -163,9 +159,9 @@ ON_THE_WIRE = [
     (
         FIRST,
         (
-            '{"is":"beat","step":0,"total_steps":null,"epoch":0,"shard_idx":0,"line_idx":0,'
-            '"loss":null,"metrics":{},"checkpoints_saved":0,"last_checkpoint_step":null,'
-            '"stopping":false,"waiting":false}'
+            '{"is":"beat","progress":{"step":0,"total_steps":null,"epoch":0,"shard_idx":0,'
+            '"line_idx":0,"loss":null,"metrics":{},"last_checkpoint_step":null},'
+            '"checkpoints_saved":0,"stopping":false,"waiting":false}'
         ),
     ),
     (
@@ -270,7 +266,10 @@ def test_count_beyond_64_bits_is_a_wire_error(step: int) -> None:
 
 def test_largest_heartbeat_fits_into_one_packet() -> None:
     names = [f"{number:03d}".ljust(METRIC_NAME_LIMIT, "😀") for number in range(METRICS_LIMIT)]
-    beat = msgspec.structs.replace(LATER, metrics=dict.fromkeys(names, -1e300))
+    metrics = dict.fromkeys(names, -1e300)
+    beat = msgspec.structs.replace(
+        LATER, progress=msgspec.structs.replace(LATER.progress, metrics=metrics)
+    )
     assert len(encode(beat)) <= MESSAGE_LIMIT_BYTES
 
 

@@ -334,7 +334,7 @@ def test_an_interrupt_requeues_the_job_with_its_steps() -> None:
     assert story.job.status is JobStatus.QUEUED
     assert story.job.reason is Reason.INTERRUPTED
     assert not story.job.interrupting
-    assert [rank.step for rank in story.job.ranks] == [8, 9]
+    assert [rank.progress.step for rank in story.job.ranks] == [8, 9]
     assert not any(rank.finished for rank in story.job.ranks)
     assert story.plans() == []
     story.is_admitted().plans()

@@ -3,6 +3,7 @@
 import pytest
 
 from muster.contracts.messages import Executing, Hello, RankSaid, RankSpawned, Warned
+from muster.contracts.rank import RankProgress
 from tests.support.stories import Story, exited
 
 # Stale messages
@@ -56,10 +57,17 @@ def test_a_heartbeat_updates_the_progress() -> None:
         last_checkpoint_step=10,
     )
     rank = story.rank(0)
-    assert (rank.step, rank.total_steps, rank.epoch) == (12, 100, 1)
-    assert (rank.shard_idx, rank.line_idx, rank.loss) == (2, 3, 0.25)
-    assert rank.metrics == {"accuracy": 0.5}
-    assert (rank.checkpoints_saved, rank.last_checkpoint_step) == (2, 10)
+    assert rank.checkpoints_saved == 2
+    assert rank.progress == RankProgress(
+        step=12,
+        total_steps=100,
+        epoch=1,
+        shard_idx=2,
+        line_idx=3,
+        loss=0.25,
+        metrics={"accuracy": 0.5},
+        last_checkpoint_step=10,
+    )
 
 
 def test_checkpoints_are_counted_over_all_attempts() -> None:

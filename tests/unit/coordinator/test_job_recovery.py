@@ -76,7 +76,7 @@ def test_a_killed_rank_is_replaced_alone() -> None:
     assert story.wakes() == [Start(rank=1)]
     assert (story.rank(0), story.rank(2)) == others
     assert story.rank(1).attempt == 1
-    assert story.rank(1).step == 7, "its last step stays known"
+    assert story.rank(1).progress.step == 7, "its last step stays known"
     assert story.job.status is JobStatus.RECOVERING
     assert story.says_hello(1).plans() == [SetStatus(status=JobStatus.RUNNING)]
 

@@ -124,7 +124,7 @@ def test_who_goes_on_from_the_last_step_and_has_nothing_to_do_says_where_it_stan
     reporter.print_outcome(Outcome.DONE)
     (beat,) = ear.heard()
     assert isinstance(beat, Heartbeat)
-    assert beat.step == 100
+    assert beat.progress.step == 100
 
 
 def test_a_beat_tells_who_waits_from_who_is_at_work(tmp_path: Path, ear: Ear) -> None:
