@@ -34,37 +34,25 @@ def apply(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSna
 
 
 def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
-    return replace(
-        rank,
+    """Return the rank with a new attempt; everything that is not named here starts afresh."""
+    return RankSnapshot(
+        rank=rank.rank,
         attempt=rank.attempt + 1,
         process=ProcessState.SPAWNED,
-        identity=None,
-        beats=False,
         spawned_at=now,
         heard_at=now,
-        progressed_at=NEVER,
-        stopped_at=None,
-        live_at=NEVER,
-        terminated=False,
-        finished=False,
-        stopping=False,
-        orphaned_by=None,
-        waiting=False,
-        kill=None,
-        refused=None,
-        raised=None,
-        step_at_start=None,
-        has_told_step=False,
-        warning=None,
-        exit_code=None,
-        exit_signal=None,
+        ending=rank.ending,
+        trouble=rank.trouble,
+        start_at=rank.start_at,
+        restarts=rank.restarts,
+        failures=rank.failures,
+        endings=rank.endings,
+        fruitless=rank.fruitless,
+        proven_step=rank.proven_step,
+        progress=rank.progress,
         checkpoints_before=rank.checkpoints_before + rank.checkpoints_saved,
-        checkpoints_saved=0,
-        throughput_steps_per_sec=0.0,
-        measured_at=NEVER,
-        ready=None,
-        joined_round=-1,
-        peer_lost_round=-1,
+        worker_id=rank.worker_id,
+        in_service=rank.in_service,
     )
 
 
