@@ -17,6 +17,7 @@ from coordinator.decide.actions import (
     JobFailed,
     KillProcess,
     LeaveRequested,
+    LoopStalled,
     Observation,
     PauseRequested,
     PublishGroup,
@@ -39,9 +40,11 @@ from coordinator.decide.state import (
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import (
     AgentHeartbeat,
+    Executing,
     Heartbeat,
     Hello,
     JoinedGroup,
+    Orphaned,
     PeerLost,
     PermanentFailure,
     Raised,
@@ -186,6 +189,13 @@ class Story:
         self.agent_is_frozen = False
         return self.observes(AgentConnected(generation=self._generation(generation)))
 
+    def is_suspended(self, *ranks: int, attempt: int | None = None) -> Self:
+        """Let the processes of exactly these ranks be stopped (SIGSTOP); the agent reports it."""
+        if attempt is not None:
+            return self.observes(AgentHeartbeat(stopped=tuple((rank, attempt) for rank in ranks)))
+        self.stopped = set(ranks)
+        return self.pulses()
+
     def agent_freezes(self) -> Self:
         self.agent_is_frozen = True
         return self
@@ -202,12 +212,15 @@ class Story:
     def agent_disconnects(self, generation: int | None = None) -> Self:
         return self.observes(AgentDisconnected(generation=self._generation(generation)))
 
-    def agent_is_lost(self, generation: int | None = None, living: Iterable[int] = ()) -> Self:
+    def agent_is_lost(
+        self, generation: int | None = None, living: Iterable[int] = (), newest: int = 0
+    ) -> Self:
         return self.observes(
             AgentLost(
                 generation=self._generation(generation),
                 message="the agent is gone",
                 living=frozenset(living),
+                newest=newest,
             )
         )
 
@@ -233,6 +246,12 @@ class Story:
             self.is_spawned(rank).rank_says(rank, Hello())
         return self
 
+    def executes(self, *ranks: int) -> Self:
+        """Let these ranks run a command that sends no heartbeats."""
+        for rank in ranks:
+            self.is_spawned(rank).rank_says(rank, Executing())
+        return self
+
     def beats(self, rank: int, step: int = 0, **new: object) -> Self:
         return self.rank_says(rank, beat(step, **new))
 
@@ -255,8 +274,13 @@ class Story:
         return self.observes(exited(rank, self.rank(rank).attempt, **end))
 
     def fails_in_step(self, rank: int, step: int, message: str = "update() failed") -> Self:
-        self.rank_says(rank, Raised(step=step, message=message))
-        return self.exits(rank, code=1, lines=[message])
+        return self.raises(rank, step, message).exits(rank, code=1, lines=[message])
+
+    def raises(self, rank: int, step: int, message: str = "update() failed") -> Self:
+        return self.rank_says(rank, Raised(step=step, message=message))
+
+    def is_asked_to_exit(self, rank: int) -> Self:
+        return self.takes(Terminate(rank=rank))
 
     def comes_back(self, rank: int) -> Self:
         """Let time pass until a rank runs again."""
@@ -265,11 +289,18 @@ class Story:
             self.runs_for(HEARTBEAT_SECONDS)
         return self.says_hello(rank)
 
+    def is_orphaned(self, rank: int, by: str = "its agent") -> Self:
+        return self.rank_says(rank, Orphaned(by=by))
+
     def refuses(self, rank: int, reason: Reason, message: str) -> Self:
         return self.rank_says(rank, PermanentFailure(reason=reason, message=message))
 
     def is_stopped(self, request: StopRequest = StopRequest.GRACEFUL, grace: float = 30.0) -> Self:
         return self.observes(StopRequested(request=request, grace_seconds=grace))
+
+    def stalls(self, seconds: float) -> Self:
+        """Let the coordinator's loop stand still for that long."""
+        return self.passes(seconds).observes(LoopStalled(seconds=seconds))
 
     def is_interrupted(self) -> Self:
         return self.observes(Interrupted())

@@ -34,12 +34,6 @@ def test_messages_of_unknown_ranks_are_ignored(rank: int) -> None:
     assert story.job is before
 
 
-def test_a_repeated_exit_counts_once() -> None:
-    story = Story.running(world_size=1).dies(0)
-    before = story.job
-    assert story.dies(0).job is before
-
-
 # Progress
 
 
@@ -70,23 +64,10 @@ def test_a_heartbeat_updates_the_progress() -> None:
     )
 
 
-def test_checkpoints_are_counted_over_all_attempts() -> None:
-    story = Story.running(world_size=1).beats(0, step=10, checkpoints_saved=2).dies(0)
-    story.plans()
-    story.wakes()
-    story.says_hello(0).beats(0, step=15, checkpoints_saved=1)
-    assert story.rank(0).checkpoints_before + story.rank(0).checkpoints_saved == 3
-
-
 def test_throughput_is_steps_per_second() -> None:
     story = Story.running(world_size=1)
     for step in range(0, 100, 10):
         story.beats(0, step=step).passes(1)
     assert story.rank(0).throughput_steps_per_sec == pytest.approx(10)
     story.dies(0)
-    assert story.rank(0).throughput_steps_per_sec == 0
-
-
-def test_repeated_steps_are_no_negative_throughput() -> None:
-    story = Story.running(world_size=1).beats(0, step=100).passes(2).beats(0, step=3)
     assert story.rank(0).throughput_steps_per_sec == 0
