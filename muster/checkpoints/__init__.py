@@ -10,6 +10,5 @@ listing.py          the checkpoints in a job's directory and their condition
 comparison.py       differences between two states, and the sha256 of one
 export.py           arrays for other programs
 deletion.py         the files of a deleted job
-crash_simulator.py  a recording file system, and every state a crash may leave of it
 errors.py           the error tree
 """

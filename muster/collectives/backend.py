@@ -6,7 +6,6 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.errors import InvalidRank, SelfMessage, Unsupported
 from muster.collectives.tree import BlockAssignment
 
 Vector: TypeAlias = NDArray[np.float32]
@@ -31,20 +30,16 @@ class Backend(Protocol):
     Messages of a pair arrive whole, once and in the order they were sent. Different pairs may be
     used from different threads. Every call may raise a `CollectiveError`. After `TimedOut` and
     `SizeMismatch` the backend is as before the call; a message that was partly sent continues with
-    the next call.
+    the next call. A peer that cannot be, and a message above the limit, raise ValueError.
 
     The death of any peer raises `ChannelClosed` at once, in every wait. A peer that closed raises
     it only in calls that still need that peer, after everything it had sent was received: a rank
     that has finished may leave while others still work.
     """
 
-    @property
-    def rank(self) -> int:
-        """The position of this rank in the group."""
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks in the group."""
+    rank: int
+    """The position of this rank in the group."""
+    world_size: int
 
     def send(self, peer: int, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Send `data`, and return when it may be modified; it may not have arrived yet.
@@ -60,6 +55,9 @@ class Backend(Protocol):
 
         A message of another size raises `SizeMismatch` and can still be received.
         """
+        message = bytearray(size_bytes)
+        self.receive_into(peer, memoryview(message), timeout_seconds=timeout_seconds)
+        return message
 
     def receive_into(
         self, peer: int, target: memoryview, *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -87,17 +85,15 @@ class Backend(Protocol):
 
 
 def check_peer(peer: int, rank: int, world_size: int) -> None:
-    """Raise `InvalidRank` or `SelfMessage` unless `rank` can talk to `peer`."""
-    if not 0 <= peer < world_size:
-        raise InvalidRank(peer, world_size)
-    if peer == rank:
-        raise SelfMessage(rank)
+    """Raise ValueError unless `rank` can talk to `peer`."""
+    if peer == rank or not 0 <= peer < world_size:
+        raise ValueError(f"rank {rank} of {world_size} has no peer {peer}")
 
 
 def check_length(size_bytes: int, limit_bytes: int) -> None:
-    """Raise `Unsupported` for a message longer than the receiver accepts."""
+    """Raise ValueError for a message longer than the receiver accepts."""
     if size_bytes > limit_bytes:
-        raise Unsupported(
+        raise ValueError(
             f"a message of {size_bytes} bytes is longer than the limit of {limit_bytes}: "
             "send it in parts"
         )
@@ -110,9 +106,8 @@ class Reducer(Protocol):
     result depend on the leaves alone, not on which rank had which block.
     """
 
-    @property
-    def slots(self) -> NDArray[np.float32]:
-        """(slot count, elements) float32; writable outside of `all_reduce`."""
+    slots: NDArray[np.float32]
+    """(slot count, elements); writable outside of `all_reduce`."""
 
     def all_reduce(
         self, assignment: BlockAssignment, *, timeout_seconds: float = TIMEOUT_SECONDS

@@ -23,13 +23,7 @@ from typing import Final
 from muster.collectives.arena import CLOSED, LINE_WORDS, Arena
 from muster.collectives.backend import OnWait
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import (
-    BackendUnavailable,
-    ChannelClosed,
-    InvalidRank,
-    InvalidWorldSize,
-    PeerRefused,
-)
+from muster.collectives.errors import ChannelClosed, PeerRefused
 
 COUNT_MASK: Final = (1 << 40) - 1
 _GENERATIONS: Final = 1 << 23
@@ -59,8 +53,8 @@ class Flags:
 
         `pidfds` (rank → descriptor, owned by the caller) show deaths; a rank without one counts as
         alive. `on_wait` is called between sleeps: what it raises ends the wait. Raises
-        `PeerRefused` if arenas differ, `BackendUnavailable` if there are too many, and ValueError
-        for a generation that is not above all that this arena has seen.
+        `PeerRefused` if arenas differ, and ValueError if there are too many, or for a generation
+        that is not above all that this arena has seen.
         """
         self.rank = rank
         self.arenas = tuple(arenas)
@@ -189,10 +183,6 @@ class Flags:
 
 def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
     """Return the arena of `rank` if all arenas have the same geometry."""
-    if not arenas:
-        raise InvalidWorldSize(0, 1)
-    if not 0 <= rank < len(arenas):
-        raise InvalidRank(rank, len(arenas))
     own = arenas[rank]
     for peer, arena in enumerate(arenas):
         if arena.geometry != own.geometry:
@@ -201,8 +191,5 @@ def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
                 "they run different programs; start all with the same one"
             )
     if len(arenas) > own.geometry.places:
-        raise BackendUnavailable(
-            f"an arena has places for {own.geometry.places} ranks, not for {len(arenas)}: take "
-            "fewer ranks"
-        )
+        raise ValueError(f"an arena has {own.geometry.places} places, not {len(arenas)}")
     return own

@@ -5,7 +5,6 @@ import errno
 import numpy as np
 import pytest
 
-from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -14,6 +13,7 @@ from muster.checkpoints.errors import (
 )
 from muster.checkpoints.manifest import CheckpointName
 from tests.support.checkpoint_ranks import Rank, position
+from tests.support.crash_simulator import MemoryFileSystem
 
 UNSUPPORTED = {
     "an object array": {"a": np.array([object()])},

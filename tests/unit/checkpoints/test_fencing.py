@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import CheckpointFailed, CheckpointMismatch, StaleGeneration
 from muster.checkpoints.manifest import LATEST, CheckpointName, temporary_latest
 from muster.checkpoints.reader import CheckpointReader
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner
+from tests.support.crash_simulator import MemoryFileSystem
 
 
 def test_restarted_rank_may_save_a_step_again() -> None:

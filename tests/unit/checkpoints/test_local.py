@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_hexdigest
 
-from muster.checkpoints.crash_simulator import CrashMode, MemoryFileSystem, Operation, crash_states
 from muster.checkpoints.local import (
     PIECE_BYTES,
     FileSystem,
@@ -20,6 +19,7 @@ from muster.checkpoints.local import (
     write_file,
 )
 from muster.checkpoints.manifest import FileFacts
+from tests.support.crash_simulator import CrashMode, MemoryFileSystem, Operation, crash_states
 
 
 @pytest.fixture(params=["local", "memory"])

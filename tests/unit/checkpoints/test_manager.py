@@ -119,7 +119,7 @@ BY_HAND = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from muster.checkpoints.crash_simulator import MemoryFileSystem
+from tests.support.crash_simulator import MemoryFileSystem
 from muster.checkpoints.manifest import Owner
 from muster.checkpoints.manager import CheckpointManager
 from muster.contracts.shards import Position

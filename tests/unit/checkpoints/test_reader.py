@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.manifest import LATEST, MANIFEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, flipped, owner
+from tests.support.crash_simulator import MemoryFileSystem
 
 
 def overwrite(files: MemoryFileSystem, path: str, content: bytes) -> None:

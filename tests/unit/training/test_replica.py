@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from muster.collectives.errors import ChannelClosed
-from muster.collectives.simulated import SimulatedGroup, run_ranks
 from muster.contracts.shards import Position
 from muster.training.state_sync import EMPTY, Committed, Replica
+from tests.support.simulated import SimulatedGroup, run_ranks
 
 SHAPE = {"weights": np.zeros((2, 3), np.float32), "count": np.zeros((), np.int64)}
 AT_7 = Committed(position=Position(step=7, consumed=99))

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from muster.collectives.simulated import SimulatedGroup, run_ranks
 from muster.collectives.tree import Block, assign_blocks
 from muster.contracts.shards import Position
 from muster.training.fingerprint import Fingerprint, fingerprint
 from muster.training.state_sync import Committed, Replica, SyncResult, WorkersDiverged, sync_state
+from tests.support.simulated import SimulatedGroup, run_ranks
 
 LEAVES = 8
 SHAPE = {"weights": np.zeros(3, np.float32)}

@@ -338,7 +338,7 @@ def _drawn_cases(
         if mode is CrashMode.ORDERED:
             kept = changes[: draw.randint(0, len(changes))]
         else:
-            kept = [change for change in changes if draw.random() < 0.5]  # noqa: PLR2004  a coin
+            kept = [change for change in changes if draw.random() < 0.5]
         yield kept, draw.choices(CONTENTS, k=dirty)
 
 
