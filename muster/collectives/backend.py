@@ -1,11 +1,13 @@
-"""The interface of a transport, and of a reducer over it."""
+"""The interface of a transport, all-gather over any of them, and the interface of a reducer."""
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.collectives.deadline import Deadline
 from muster.collectives.tree import BlockAssignment
 
 Vector: TypeAlias = NDArray[np.float32]
@@ -17,11 +19,16 @@ TIMEOUT_SECONDS: Final = 60.0
 MESSAGE_LIMIT_BYTES: Final = 512 << 20
 """A longer length prefix is corrupt or hostile; nothing of that size is allocated."""
 
+GATHERED_BYTES: Final = 64 << 20
+"""`all_gather` splits larger data into messages well below the receiver's length limit."""
+
 OnWait: TypeAlias = Callable[[], None]
 """Called while a call waits; what it raises ends the wait."""
 
 ON_WAIT_SECONDS: Final = 0.02
 """The longest time between two such calls."""
+
+_SIZE: Final = struct.Struct("<Q")
 
 
 class Backend(Protocol):
@@ -97,6 +104,36 @@ def check_length(size_bytes: int, limit_bytes: int) -> None:
             f"a message of {size_bytes} bytes is longer than the limit of {limit_bytes}: "
             "send it in parts"
         )
+
+
+def all_gather(
+    backend: Backend, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS
+) -> list[Data]:
+    """Return the data of every rank, in rank order; sizes may differ."""
+    deadline = Deadline(timeout_seconds, "an all-gather")
+    own = _SIZE.pack(memoryview(data).nbytes)
+    sizes = _all_to_all(backend, own, [_SIZE.size] * backend.world_size, deadline)
+    return _all_to_all(backend, data, [_SIZE.unpack(size)[0] for size in sizes], deadline)
+
+
+def _all_to_all(
+    backend: Backend, data: Data, sizes: Sequence[int], deadline: Deadline
+) -> list[Data]:
+    peers = [rank for rank in range(backend.world_size) if rank != backend.rank]
+    gathered: dict[int, Data] = {peer: bytearray(sizes[peer]) for peer in peers}
+    backend.exchange(
+        [(peer, part) for peer in peers for part in _cut(data)],
+        [(peer, part) for peer in peers for part in _cut(gathered[peer])],
+        timeout_seconds=deadline.left_seconds,
+    )
+    gathered[backend.rank] = data
+    return [gathered[rank] for rank in range(backend.world_size)]
+
+
+def _cut(data: Data) -> Iterator[memoryview]:
+    flat = memoryview(data).cast("B")
+    for start in range(0, flat.nbytes, GATHERED_BYTES):
+        yield flat[start : start + GATHERED_BYTES]
 
 
 class Reducer(Protocol):

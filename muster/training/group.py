@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from muster.collectives.arena import Arena, Geometry
 from muster.collectives.arena_reducer import ArenaReducer
-from muster.collectives.backend import Backend, Reducer
+from muster.collectives.backend import Backend, Reducer, all_gather
 from muster.collectives.errors import PeerRefused
 from muster.collectives.flags import Flags
-from muster.collectives.gathering import all_gather
 from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.rendezvous import rendezvous

@@ -7,9 +7,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from muster.collectives.backend import Backend
+from muster.collectives.backend import Backend, all_gather
 from muster.collectives.errors import ChannelClosed, SizeMismatch, TimedOut
-from muster.collectives.gathering import all_gather
 from tests.support.groups import LIMIT_BYTES, RING_BYTES, TRANSPORTS, Group, shared_memory, tcp
 from tests.support.simulated import run_ranks
 
@@ -310,7 +309,7 @@ def test_on_wait_ends_a_wait_and_harms_nothing(transport: Callable[..., Group]) 
 
 
 def test_every_rank_gathers_all_data(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.collectives.gathering.MESSAGE_BYTES", LIMIT_BYTES)
+    monkeypatch.setattr("muster.collectives.backend.GATHERED_BYTES", LIMIT_BYTES)
     parts = [b"", b"one", LARGE + b"in two messages", b"three"]
     gathered = run_ranks(
         make(4).backends, lambda backend: all_gather(backend, parts[backend.rank]) == parts

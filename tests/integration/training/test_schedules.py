@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster.collectives.backend import Vector
-from muster.collectives.gathering import all_gather
+from muster.collectives.backend import Vector, all_gather
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.tree import Block
 from muster.datasets.index import Line

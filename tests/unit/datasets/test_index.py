@@ -14,7 +14,6 @@ from muster.datasets.index import (
     fingerprint_of,
     index_beside,
     line_hash,
-    totals_of,
 )
 
 LINES = [b"first", b"", b"with a return\r", b"\xff\x00", b"x" * 300_000, b"last"]
@@ -143,14 +142,6 @@ def test_shared_private_directory_is_refused(shard: Path, tmp_path: Path) -> Non
     with pytest.raises(DatasetNotWritable, match="TMPDIR"):
         ShardIndex.open(shard, private)
     assert names_in(private) == []
-
-
-def test_totals_add_up_over_shards(shard: Path) -> None:
-    other = shard.with_name("shard_00001.txt")
-    other.write_bytes(b"a\nb\n")
-    totals = totals_of([shard, other])
-    assert totals.lines == len(LINES) + 2
-    assert totals.hash_sum == hash_sum([*LINES, b"a", b"b"])
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from muster.datasets.errors import (
     ShardChanged,
     ShardUnreadable,
 )
-from muster.datasets.index import ShardIndex, index_beside, line_hash, totals_of
+from muster.datasets.index import ShardIndex, index_beside
 from muster.datasets.reader import (
     find_shards,
     parse_sample,
@@ -75,13 +75,6 @@ def test_rank_without_shards_reads_nothing() -> None:
     assert list(read_lines([], START)) == []
 
 
-def test_lines_read_add_up_to_the_index(shards: list[Path]) -> None:
-    lines = [line for line, _, _ in read_lines(shards, START)]
-    totals = totals_of(shards)
-    assert totals.lines == len(lines)
-    assert totals.hash_sum == sum(map(line_hash, lines)) % 2**64
-
-
 def test_start_of_a_shard_needs_no_index(shards: list[Path]) -> None:
     list(read_lines(shards, at(1, 0)))
     assert not any(index_beside(shard).exists() for shard in shards)
@@ -92,9 +85,8 @@ def test_blank_line_is_refused_after_earlier_lines(tmp_path: Path, blank: bytes)
     shards = write(tmp_path, b"a\nb\n" + blank + b"\nc\n")
     reading = read_lines(shards, START)
     assert list(islice(reading, 2)) == [(b"a", 0, 1), (b"b", 0, 2)]
-    with pytest.raises(InvalidSample, match=r"shard_00000.txt:3: the line is blank") as caught:
+    with pytest.raises(InvalidSample, match=r"shard_00000.txt:3: the line is blank"):
         next(reading)
-    assert caught.value.line_number == 3
     with pytest.raises(InvalidSample, match=r"shard_00000.txt:3:"):
         list(read_lines(shards, at(0, 2)))
 
@@ -205,7 +197,6 @@ def test_invalid_sample_names_its_line(line: bytes, problem: str) -> None:
     with pytest.raises(InvalidSample, match=problem) as caught:
         parse_sample(line, LABELLED, shard=SHARD, line_number=17)
     assert str(caught.value).startswith("data/shard_00003.txt:17: invalid sample")
-    assert (caught.value.path, caught.value.line_number) == (SHARD, 17)
 
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'["\xff\xfe"]'])

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from muster.datasets.errors import DatasetNotWritable, DigitsUnavailable
+from muster.datasets.errors import DatasetError, DatasetNotWritable
 from muster.datasets.reader import find_shards
 from muster.datasets.schema import LabelledSample
 from muster.datasets.synthetic import digits, ensure_synthetic, synthetic
@@ -117,5 +117,5 @@ def test_digit_has_64_features_in_0_to_1() -> None:
 
 def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DigitsUnavailable, match=r"pip install 'muster-train\[digits\]'"):
+    with pytest.raises(DatasetError, match=r"pip install 'muster-train\[digits\]'"):
         digits(shards=8, seed=0)

@@ -9,9 +9,9 @@ from muster.datasets.schema import LabelledSample
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 from muster.program import Batch
-from muster.programs.classifier import Classifier
 from muster.training.blocks import LeafRng
-from muster.training.independent import initial_state, train_step
+from muster.training.classifier import Classifier, initial_state
+from muster.training.independent import train_step
 from muster.training.loader import load_program
 from muster.training.schema import Leaf
 from tests.support.plain_training import PlainTraining
@@ -28,7 +28,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def training(dataset: Path, batch_size: int = 32, virtual_shards: int = 8) -> PlainTraining:
-    program = load_program("muster.programs.classifier:Classifier", dataset, dataset_dir=dataset)
+    program = load_program("muster.training.classifier:Classifier", dataset, dataset_dir=dataset)
     return PlainTraining(
         program, dataset, seed=3, batch_size=batch_size, virtual_shards=virtual_shards
     )

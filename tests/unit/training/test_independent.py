@@ -13,6 +13,7 @@ from muster.datasets.writer import write_dataset
 from muster.run import Run
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.training import independent
+from muster.training.classifier import accuracy, initial_state
 from tests.support.ranks import settings_of, write_shards
 
 
@@ -89,7 +90,7 @@ def test_it_learns(tmp_path: Path, train: Callable[..., int]) -> None:
     (shard,) = (tmp_path / "data").glob("*.txt")
     decoder = msgspec.json.Decoder(LabelledSample)
     samples = decoder.decode_lines(shard.read_bytes())
-    assert independent.accuracy(state, samples) > 0.9
+    assert accuracy(state, samples) > 0.9
 
 
 def test_a_rank_without_shards_is_through_at_once(
@@ -103,7 +104,7 @@ def test_a_rank_without_shards_is_through_at_once(
 
 def test_ranks_begin_with_weights_of_their_own() -> None:
     first, second, again = (
-        independent.initial_state(4, 3, seed=0, rank=rank)["hidden_weights"] for rank in (0, 1, 0)
+        initial_state(4, 3, seed=0, rank=rank)["hidden_weights"] for rank in (0, 1, 0)
     )
     assert first.tobytes() == again.tobytes()
     assert first.tobytes() != second.tobytes()

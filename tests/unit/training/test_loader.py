@@ -170,7 +170,7 @@ def test_a_class_that_cannot_be_made_is_told_with_its_line(tmp_path: Path) -> No
 
 def test_what_is_a_sentence_already_is_told_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(DatasetMissing, match="the data set the data does not exist"):
-        load_program("muster.programs.classifier:Classifier", tmp_path, dataset_dir=DATA)
+        load_program("muster.training.classifier:Classifier", tmp_path, dataset_dir=DATA)
 
 
 def test_a_class_that_wants_more_than_the_directory_is_refused(tmp_path: Path) -> None:
