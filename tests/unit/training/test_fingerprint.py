@@ -20,23 +20,23 @@ def ours(**changes: str) -> Fingerprint:
     return Fingerprint(digest="ours", facts={**FACTS, **changes})
 
 
-def test_it_is_the_same_every_time() -> None:
+def test_fingerprint_is_repeatable() -> None:
     assert fingerprint() == fingerprint()
 
 
-def test_it_looks_at_every_fact_that_can_be_explained() -> None:
+def test_every_fact_has_a_remedy() -> None:
     found = fingerprint()
     assert found.facts.keys() == FACTS.keys()
     assert found.facts["numpy"] == np.__version__
     assert all(found.facts.values())
 
 
-def test_it_takes_no_notice_of_what_numpy_is_told_about_errors() -> None:
+def test_numpy_error_settings_do_not_matter() -> None:
     with np.errstate(all="raise"):
         assert fingerprint() == fingerprint()
 
 
-def test_equal_digests_are_enough_whatever_the_facts_say() -> None:
+def test_equal_digests_are_enough() -> None:
     faster = replace(ours(**{"the BLAS kernel": "SkylakeX"}), digest="theirs")
     assert explain(faster, THEIRS) == "both compute the same bits"
 
@@ -58,11 +58,11 @@ def test_difference_is_explained_with_a_remedy(fact: str, value: str, remedy: st
     assert f"{fact} is {value} here and {FACTS[fact]} there: {remedy}" in sentence
 
 
-def test_where_every_setting_is_the_same_the_processors_differ() -> None:
+def test_equal_settings_blame_the_processors() -> None:
     assert "so the processors must differ: set OPENBLAS_CORETYPE and" in explain(ours(), THEIRS)
 
 
-def test_all_differences_are_told_at_once() -> None:
+def test_all_differences_are_listed() -> None:
     other = ours(**{"numpy": "2.3.0", "the number of BLAS threads": "4"})
     sentence = explain(other, THEIRS)
     assert "on both sides; the number of BLAS threads is 4" in sentence

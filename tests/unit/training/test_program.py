@@ -6,7 +6,6 @@ import pytest
 
 from muster.datasets.errors import InvalidSample
 from muster.datasets.index import Line
-from muster.program import Contribution
 from muster.training.batches import decode_lines, decoder_of
 
 SHARD = Path("data/shard_00000.txt")
@@ -25,7 +24,7 @@ def lines(*contents: bytes) -> list[Line]:
     return [Line(content, SHARD, number) for number, content in enumerate(contents, start=7)]
 
 
-def test_a_line_is_json_unless_the_program_says_otherwise() -> None:
+def test_line_is_json_unless_the_program_decodes_it() -> None:
     assert decode_lines(lines(b'{"x":[1]}', b"2"), decoder_of(WithoutDecode())) == [{"x": [1]}, 2]
     assert decode_lines(lines(b"0.5", b"2"), decoder_of(WithDecode())) == [0.5, 2.0]
 
@@ -34,21 +33,14 @@ def test_a_line_is_json_unless_the_program_says_otherwise() -> None:
     ("program", "problem"),
     [(WithoutDecode(), "malformed"), (WithDecode(), "ValueError: could not convert")],
 )
-def test_a_line_that_cannot_be_decoded_is_named_by_file_and_number(
-    program: object, problem: str
-) -> None:
+def test_undecodable_line_is_named(program: object, problem: str) -> None:
     with pytest.raises(InvalidSample, match=problem) as caught:
         decode_lines(lines(b"1", b"one"), decoder_of(program))
     assert str(caught.value).startswith(f"{SHARD}:8: no sample, ")
     assert caught.value.__cause__ is not None, "the program's own traceback is kept"
 
 
-def test_metrics_need_not_be_given() -> None:
-    assert Contribution({}, 0.0).metrics == {}
-    assert Contribution({}, 0.0).metrics is not Contribution({}, 0.0).metrics
-
-
-def test_the_example_at_the_top_of_the_module_trains(tmp_path: Path) -> None:
+def test_example_in_the_docstring_trains(tmp_path: Path) -> None:
     import muster.program  # noqa: PLC0415  its docstring, and nothing else
 
     text = muster.program.__doc__ or ""
