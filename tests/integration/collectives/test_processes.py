@@ -73,7 +73,7 @@ def ranks() -> Iterator[list[subprocess.Popen[str]]]:
         yield started
 
 
-def test_the_bits_are_those_of_one_process_and_a_kill_is_noticed(
+def test_processes_have_the_bits_of_one_and_notice_a_kill(
     ranks: list[subprocess.Popen[str]],
 ) -> None:
     blocks = [block for held in LAYOUT for block in held]

@@ -85,7 +85,7 @@ def stopped(steps: int, error: str, rank: int | None) -> dict[str, Any]:
     return {"steps": steps, "error": error, "rank": rank, "total": total_of(steps)}
 
 
-def test_processes_of_one_host_sum_and_one_that_is_killed_is_missed_and_replaced(
+def test_killed_process_is_noticed_and_replaced(
     host: Host,
 ) -> None:
     host.announce([0, 1, 2], steps={2: 5})
@@ -99,7 +99,7 @@ def test_processes_of_one_host_sum_and_one_that_is_killed_is_missed_and_replaced
         assert host.answer(member) == done(20)
 
 
-def test_a_rank_that_was_stopped_and_replaced_does_no_harm_when_it_goes_on(host: Host) -> None:
+def test_stopped_and_replaced_process_does_no_harm(host: Host) -> None:
     host.announce([0, 1, 2], timeout_seconds=SHORT_SECONDS)
     host.ranks[1].send_signal(signal.SIGSTOP)
     before = [host.answer(survivor) for survivor in (0, 2)]

@@ -114,9 +114,7 @@ class InRankOrder(MessageReducer):
         return total
 
 
-def test_a_sum_that_depends_on_the_number_of_ranks_gives_other_bits(
-    data: Path, undisturbed: str
-) -> None:
+def test_sum_in_rank_order_is_detected(data: Path, undisturbed: str) -> None:
     digests = {size: Stage(data, reducer=InRankOrder).plays(size).digest for size in (1, 3, 5)}
     assert digests[1] == undisturbed
     assert len(set(digests.values())) > 1
@@ -138,7 +136,7 @@ class Repeating(RandomAccess):
 
 @pytest.mark.parametrize("broken", [Straying, Repeating])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_reader_that_reads_wrongly_is_caught_by_the_audit(
+def test_wrong_reader_is_detected_by_the_audit(
     data: Path, broken: type[RandomAccess], world_size: int
 ) -> None:
     assert not is_exact(Stage(data, drawer=broken).plays(world_size))
@@ -170,9 +168,7 @@ def replaces(stage: Stage) -> Callable[[tuple[int, ...]], None]:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_one_flipped_bit_is_found_at_the_next_layout_and_its_worker_goes(
-    data: Path, undisturbed: str, victim: int
-) -> None:
+def test_worker_with_a_flipped_bit_is_removed(data: Path, undisturbed: str, victim: int) -> None:
     stage = Stage(data)
     stage.when_disputed = replaces(stage)
     stage.at(6, lambda: stage.holds(flipped(stage, victim)))
@@ -181,7 +177,7 @@ def test_one_flipped_bit_is_found_at_the_next_layout_and_its_worker_goes(
     assert victim not in {player.worker_id for player in stage.finished}
 
 
-def test_newcomers_get_no_flipped_bit_and_have_no_vote(data: Path, undisturbed: str) -> None:
+def test_newcomers_get_no_flipped_bit_and_no_vote(data: Path, undisturbed: str) -> None:
     stage = Stage(data)
     stage.when_disputed = replaces(stage)
     meanwhile = [flipped(stage, 0), stage.joins, stage.joins, stage.joins]
@@ -190,9 +186,7 @@ def test_newcomers_get_no_flipped_bit_and_have_no_vote(data: Path, undisturbed: 
     assert set(stage.disputes) == {(0,)}
 
 
-def test_where_nobody_can_tell_who_is_right_all_go_back_to_the_checkpoint(
-    data: Path, undisturbed: str
-) -> None:
+def test_without_a_majority_all_restore_the_checkpoint(data: Path, undisturbed: str) -> None:
     stage = Stage(data)
     stage.when_disputed = replaces(stage)
     stage.at(6, lambda: stage.holds(flipped(stage, 0)))

@@ -49,18 +49,13 @@ def test_index_counts_sums_and_finds_lines(shard: Path, end: bytes) -> None:
         index.offset(len(LINES) + 1)
 
 
-def test_index_of_an_empty_shard_is_empty(shard: Path) -> None:
-    shard.write_bytes(b"")
-    index = ShardIndex.open(shard)
-    assert (index.lines, index.hash_sum, index.offset(0)) == (0, 0, 0)
-
-
 def test_line_hash_never_changes() -> None:
     assert line_hash(b'{"x":[0.5],"y":1}') == 0x90D5DEE51B626EBF
 
 
 def test_index_is_built_once(shard: Path) -> None:
     built = ShardIndex.open(shard)
+    assert names_in(shard.parent) == ["shard_00000.idx", "shard_00000.txt"]
     before = written(index_beside(shard))
     assert ShardIndex.open(shard) == built
     assert written(index_beside(shard)) == before
@@ -72,36 +67,25 @@ def written(path: Path) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
 
 
-def test_build_leaves_only_the_index(shard: Path) -> None:
-    ShardIndex.open(shard)
-    assert names_in(shard.parent) == ["shard_00000.idx", "shard_00000.txt"]
+def change_index(content: bytes | slice) -> Callable[[Path], None]:
+    def change(shard: Path) -> None:
+        place = index_beside(shard)
+        kept = place.read_bytes()[content] if isinstance(content, slice) else content
+        place.write_bytes(kept)
+
+    return change
 
 
-def change_the_size(shard: Path) -> None:
-    shard.write_bytes(shard.read_bytes() + b"\nmore")
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "another size": lambda shard: shard.write_bytes(shard.read_bytes() + b"\nmore"),
+    "another time": lambda shard: os.utime(shard, ns=(0, 0)),
+    "an index cut short": change_index(slice(-8)),
+    "half a header": change_index(b"MUS"),
+    "something else": change_index(b"something else that is longer than a header is"),
+}
 
 
-def change_the_time(shard: Path) -> None:
-    os.utime(shard, ns=(0, 0))
-
-
-def cut_the_index(shard: Path) -> None:
-    place = index_beside(shard)
-    place.write_bytes(place.read_bytes()[:-8])
-
-
-def cut_the_header(shard: Path) -> None:
-    index_beside(shard).write_bytes(b"MUS")
-
-
-def overwrite_the_index(shard: Path) -> None:
-    index_beside(shard).write_bytes(b"something else that is longer than a header is")
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [change_the_size, change_the_time, cut_the_index, cut_the_header, overwrite_the_index],
-)
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=list(SPOILS))
 def test_stale_or_damaged_index_is_rebuilt(shard: Path, spoil: Callable[[Path], None]) -> None:
     ShardIndex.open(shard)
     spoil(shard)
@@ -181,12 +165,6 @@ def test_lines_are_split_at_any_block_size(
     monkeypatch.setattr(index, "BLOCK_BYTES", block_bytes)
     shard.write_bytes(content)
     assert flat(shard) == CONTENTS[content]
-
-
-def test_long_line_is_one_line(shard: Path) -> None:
-    long = b"x" * 5_000_000
-    shard.write_bytes(b"short\n" + long + b"\nshort")
-    assert flat(shard) == [b"short", long, b"short"]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])

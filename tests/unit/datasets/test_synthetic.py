@@ -40,10 +40,6 @@ def test_arguments_set_the_schema() -> None:
     assert {sample.y for sample in samples} == set(range(5))
 
 
-def test_seed_changes_the_samples() -> None:
-    assert list(synthetic(seed=1).lines) != list(synthetic(seed=2).lines)
-
-
 def test_nearest_centre_learns_it() -> None:
     samples = samples_of(list(synthetic().lines))
     x = np.array([sample.x for sample in samples])
@@ -104,15 +100,6 @@ def test_seed_selects_the_held_out_digits() -> None:
     one, other = digits(shards=8, seed=1), digits(shards=8, seed=2)
     assert list(one.held_out) != list(other.held_out)
     assert sorted([*one.lines, *one.held_out]) == sorted([*other.lines, *other.held_out])
-
-
-def test_digit_has_64_features_in_0_to_1() -> None:
-    contents = digits(shards=8, seed=0)
-    decoder = msgspec.json.Decoder(LabelledSample)
-    samples = [decoder.decode(line) for line in contents.lines]
-    assert {len(sample.x) for sample in samples} == {64}
-    assert {sample.y for sample in samples} == set(range(10))
-    assert (min(min(s.x) for s in samples), max(max(s.x) for s in samples)) == (0.0, 1.0)
 
 
 def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
