@@ -103,16 +103,6 @@ def test_replaced_process_never_commits(
         assert files.successor.restored() == CheckpointName(1, 9)
 
 
-def test_claim_fences_older_generations() -> None:
-    stale = Rank()
-    stale.save(1)
-    Rank(stale.files, owner(generation=1)).manager.claim()
-    before = stale.files.tree()
-    with pytest.raises(StaleGeneration):
-        stale.save(2)
-    assert stale.files.tree() == before
-
-
 def test_process_started_by_hand_gets_a_new_generation() -> None:
     files = MemoryFileSystem()
     by_hand = owner(uid=None, generation=None)

@@ -129,11 +129,8 @@ def test_checkpoints_of_other_mode_are_refused(tmp_path: Path, left: str, mode: 
         refuse_other_mode(tmp_path, mode)
 
 
-def test_missing_directory_has_no_mode(tmp_path: Path) -> None:
+def test_only_an_unreadable_directory_raises(tmp_path: Path) -> None:
     refuse_other_mode(tmp_path / "missing", "synchronous")
-
-
-def test_unreadable_directory_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="looking into"):
         refuse_other_mode(tmp_path / ("x" * 300), "synchronous")
 
