@@ -39,9 +39,10 @@ class Backend(Protocol):
     `SizeMismatch` the backend is as before the call; a message that was partly sent continues with
     the next call. A peer that cannot be, and a message above the limit, raise ValueError.
 
-    The death of any peer raises `ChannelClosed` at once, in every wait. A peer that closed raises
-    it only in calls that still need that peer, after everything it had sent was received: a rank
-    that has finished may leave while others still work.
+    The death of any peer ends every wait at once: a socket raises `ChannelClosed`, and in shared
+    memory what `on_wait` raises. A peer that closed raises it only in calls that still need that
+    peer, after everything it had sent was received: a rank that has finished may leave while others
+    still work.
     """
 
     rank: int

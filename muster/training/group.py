@@ -124,7 +124,6 @@ class SharedMemoryGroupFactory:
             rank=group_rank,
             generation=update.group.generation,
             # The agent sees deaths, and the coordinator answers them with a newer group.
-            pidfds={},
             on_wait=self._updates.check,
         )
         return Group(SharedMemoryBackend(flags), ArenaReducer(flags, result))

@@ -3,7 +3,6 @@
 A further transport is one more function, and one more line in `TRANSPORTS`.
 """
 
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,7 @@ from itertools import combinations
 from typing import Final
 
 from muster.collectives.backend import Backend, OnWait
+from muster.collectives.errors import ChannelClosed
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.tcp import TcpBackend
 from tests.support.arenas import Host, nothing
@@ -67,23 +67,22 @@ def tcp(world_size: int, on_wait: OnWait = nothing) -> Iterator[Group]:
 
 @contextmanager
 def shared_memory(world_size: int, on_wait: OnWait = nothing) -> Iterator[Group]:
-    """A pipe whose other end is closed looks like the pidfd of a process that has died."""
+    """In production a newer group ends the waits for a rank that has died, through `on_wait`."""
     host = Host(world_size, ring_bytes=RING_BYTES)
-    lives, ends = zip(*(os.pipe() for _ in range(world_size)), strict=True)
-    open_ends = dict(enumerate(ends))
-    pidfds = dict(enumerate(lives))
+    dead: list[int] = []
+
+    def look() -> None:
+        on_wait()
+        if dead:
+            raise ChannelClosed(dead[0])
+
     backends: list[Backend] = [
         SharedMemoryBackend(
-            host.flags(rank, generation=GENERATION, pidfds=pidfds, on_wait=on_wait),
-            limit_bytes=LIMIT_BYTES,
+            host.flags(rank, generation=GENERATION, on_wait=look), limit_bytes=LIMIT_BYTES
         )
         for rank in range(world_size)
     ]
-    try:
-        yield Group(backends=backends, kill=lambda rank: os.close(open_ends.pop(rank)))
-    finally:
-        for descriptor in (*lives, *open_ends.values()):
-            os.close(descriptor)
+    yield Group(backends=backends, kill=dead.append)
 
 
 TRANSPORTS: Final[Mapping[str, Callable[[int], AbstractContextManager[Group]]]] = {

@@ -1,6 +1,4 @@
 import os
-import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,21 +11,6 @@ from muster.collectives.errors import (
 )
 from muster.collectives.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Flags
 from tests.support.arenas import Host, unreachable
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing until it is killed."""
-    with subprocess.Popen(["/bin/sleep", "600"]) as process:
-        yield process
-        process.kill()
-
-
-@pytest.fixture
-def pidfd(process: subprocess.Popen[bytes]) -> Iterator[int]:
-    descriptor = os.pidfd_open(process.pid)
-    yield descriptor
-    os.close(descriptor)
 
 
 def soon() -> Deadline:
@@ -117,39 +100,23 @@ def test_pauses_double_up_to_a_millisecond() -> None:
     assert len(pauses) == 10
 
 
-def test_death_of_any_peer_ends_a_wait(process: subprocess.Popen[bytes], pidfd: int) -> None:
-    def sleep(_: float) -> None:
-        process.kill()
-        process.wait()
-
-    host = Host(3)
-    first = host.flags(0, pidfds={2: pidfd}, sleep=sleep)
-    # It waits for rank 1, which will wait for rank 2 for ever.
-    with pytest.raises(ChannelClosed) as raised:
-        first.wait(lambda: [1], soon())
-    assert raised.value.rank == 2
-
-
-def test_last_counts_of_a_dead_peer_are_valid(process: subprocess.Popen[bytes], pidfd: int) -> None:
+def test_last_counts_of_a_closed_peer_are_valid() -> None:
     host = Host(2)
     second = host.flags(1)
 
     def on_wait() -> None:
         second.raise_to(BARRIER, 1)
-        process.kill()
-        process.wait()
+        second.close()
 
-    first = host.flags(0, pidfds={1: pidfd}, on_wait=on_wait)
+    first = host.flags(0, on_wait=on_wait)
     first.raise_to(BARRIER, 1)
     first.wait_for_all(BARRIER, 1, soon())
 
 
-def test_closed_peer_ends_only_waits_for_it(process: subprocess.Popen[bytes], pidfd: int) -> None:
+def test_closed_peer_ends_only_waits_for_it() -> None:
     host = Host(3)
-    first, second, third = (host.flags(rank, pidfds={1: pidfd}) for rank in range(3))
+    first, second, third = (host.flags(rank) for rank in range(3))
     second.close()
-    process.kill()
-    process.wait()
     answers = iter([[2]] * 100)
     first.wait(lambda: next(answers, []), soon())
     with pytest.raises(ChannelClosed):
@@ -171,4 +138,4 @@ def test_more_ranks_than_places_are_refused() -> None:
 
 
 def flags_of(arenas: list[Arena], rank: int) -> Flags:
-    return Flags(arenas=arenas, rank=rank, generation=1, pidfds={}, on_wait=lambda: None)
+    return Flags(arenas=arenas, rank=rank, generation=1, on_wait=lambda: None)

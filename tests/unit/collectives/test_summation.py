@@ -92,19 +92,6 @@ def test_pieces_do_not_change_bits(elements: int) -> None:
     assert np.array_equal(whole.view(np.uint32), sliced.view(np.uint32))
 
 
-def test_sums_in_rank_order_have_other_bits() -> None:
-    """The control: on these very values the order of additions matters."""
-    rng = np.random.default_rng(0)
-    leaves = list(rng.standard_normal((16, 1000)).astype(np.float32))
-    tree = np.empty_like(leaves[0])
-    add_up(plan_of([Block(0, number) for number in range(16)]), leaves, tree)
-    for ranks in (1, 2, 3, 4):
-        parts = np.array_split(np.arange(16), ranks)
-        sums = [sum((leaves[v] for v in part[1:]), leaves[part[0]]) for part in parts]
-        by_rank = sum(sums[1:], sums[0])
-        assert not np.array_equal(tree.view(np.uint32), by_rank.view(np.uint32))
-
-
 def test_nan_is_canonical() -> None:
     out = np.empty(4, np.float32)
     held = np.array([0x7F800001, 0xFFC12345, 0x3F800000, 0xFFFFFFFF], np.uint32).view(np.float32)
