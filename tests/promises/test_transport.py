@@ -99,16 +99,6 @@ def test_exchange_among_all_ranks_cannot_deadlock(make: Make, world_size: int) -
     assert all(run_ranks(make(world_size).backends, rank))
 
 
-def test_exchange_around_a_circle_cannot_deadlock(make: Make) -> None:
-    def rank(backend: Backend) -> bool:
-        target = bytearray(len(LARGE))
-        following, preceding = (backend.rank + 1) % 3, (backend.rank - 1) % 3
-        backend.exchange([(following, LARGE)], [(preceding, memoryview(target))])
-        return target == LARGE
-
-    assert all(run_ranks(make(3).backends, rank))
-
-
 def test_pairs_may_be_used_from_different_threads(make: Make) -> None:
     def rank(backend: Backend) -> bool:
         def talk(peer: int) -> None:

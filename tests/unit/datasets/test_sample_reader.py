@@ -73,12 +73,6 @@ def test_consumed_hash_adds_up_over_an_epoch(shards: list[Path]) -> None:
     assert all(0 <= position.consumed_hash < 2**64 for position in positions)
 
 
-def test_step_without_data_counts(shards: list[Path]) -> None:
-    reader = reader_of(shards)
-    reader.commit()
-    assert reader.committed == Position(step=1)
-
-
 def test_shards_are_found_on_first_read() -> None:
     def fail() -> list[Path]:
         raise AssertionError

@@ -3,7 +3,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from muster.datasets.errors import DatasetError, DatasetNotWritable
@@ -38,15 +37,6 @@ def test_arguments_set_the_schema() -> None:
     assert len(samples) == 500
     assert {len(sample.x) for sample in samples} == {3}
     assert {sample.y for sample in samples} == set(range(5))
-
-
-def test_nearest_centre_learns_it() -> None:
-    samples = samples_of(list(synthetic().lines))
-    x = np.array([sample.x for sample in samples])
-    y = np.array([sample.y for sample in samples])
-    centres = np.stack([x[:1024][y[:1024] == label].mean(axis=0) for label in range(4)])
-    distances = ((x[1024:, None, :] - centres) ** 2).sum(axis=2)
-    assert (distances.argmin(axis=1) == y[1024:]).mean() > 0.95
 
 
 def test_lines_are_generated_lazily() -> None:

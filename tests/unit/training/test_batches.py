@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from muster.collectives.tree import Block
+from muster.datasets.errors import InvalidSample
+from muster.datasets.index import Line
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import find_shards
-from muster.training.batches import BatchLoader, BlockBatches
+from muster.training.batches import BatchLoader, BlockBatches, decode_lines, decoder_of
 from muster.training.sample_count import decode_sample_count
 from muster.training.schedule import Schedule
 from tests.support.stage import write_samples
@@ -88,3 +90,35 @@ def contents(loaded: BlockBatches) -> list[tuple[object, ...]]:
             loaded.batches, loaded.weights, loaded.sample_counts, strict=True
         )
     ]
+
+
+SHARD = Path("data/shard_00000.txt")
+
+
+class WithoutDecode:
+    """As much of a program as these tests look at."""
+
+
+class WithDecode:
+    def decode(self, line: bytes) -> float:
+        return float(line)
+
+
+def lines(*contents: bytes) -> list[Line]:
+    return [Line(content, SHARD, number) for number, content in enumerate(contents, start=7)]
+
+
+def test_line_is_json_unless_the_program_decodes_it() -> None:
+    assert decode_lines(lines(b'{"x":[1]}', b"2"), decoder_of(WithoutDecode())) == [{"x": [1]}, 2]
+    assert decode_lines(lines(b"0.5", b"2"), decoder_of(WithDecode())) == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [(WithoutDecode(), "malformed"), (WithDecode(), "ValueError: could not convert")],
+)
+def test_undecodable_line_is_named(program: object, problem: str) -> None:
+    with pytest.raises(InvalidSample, match=problem) as caught:
+        decode_lines(lines(b"1", b"one"), decoder_of(program))
+    assert str(caught.value).startswith(f"{SHARD}:8: no sample, ")
+    assert caught.value.__cause__ is not None, "the program's own traceback is kept"

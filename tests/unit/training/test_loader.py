@@ -1,5 +1,6 @@
 """Loading the program that a job names; every mistake is one sentence with its place."""
 
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -176,3 +177,28 @@ def test_script_is_refused_before_it_joins(tmp_path: Path, place: str, name: str
 def test_script_may_join_after_a_program_is_loaded(tmp_path: Path) -> None:
     load("train.py:Model", written(tmp_path))
     refuse_while_loaded()
+
+
+def test_example_in_the_docstring_trains(tmp_path: Path) -> None:
+    import muster.program  # noqa: PLC0415  its docstring, and nothing else
+
+    text = muster.program.__doc__ or ""
+    example = text[text.index("    class") : text.index("The runtime")]
+    file = tmp_path / "example.py"
+    lesson = """
+batch = Batch([{"x": [1] * 8, "y": 1}, {"x": [2] * 8, "y": 1}], np.array([1, 0], np.float32))
+program = Regression()
+state = program.initial(0)
+for step in range(9):
+    contribution = program.gradient(state, batch, None)
+    state = program.update(state, contribution.gradients, step)
+assert 0 < program.gradient(state, batch, None).loss < 0.001
+"""
+    imports = "import numpy as np\nfrom muster.program import Batch, Contribution\nif True:\n"
+    file.write_text(imports + example + lesson)
+    subprocess.run([sys.executable, file], check=True, timeout=60)
+
+
+def test_numpy_is_not_imported_for_a_name() -> None:
+    code = "import sys, muster.program; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
