@@ -48,16 +48,6 @@ def test_messages_arrive_whole_once_and_in_order(make: Make) -> None:
     assert run_ranks(make(2).backends, rank) == [messages, messages]
 
 
-def test_every_pair_can_talk(make: Make) -> None:
-    def rank(backend: Backend) -> list[bytes]:
-        for peer in peers_of(backend):
-            backend.send(peer, b"%d to %d" % (backend.rank, peer))
-        return [bytes(backend.receive(peer, 6)) for peer in peers_of(backend)]
-
-    for own, heard in enumerate(run_ranks(make(4).backends, rank)):
-        assert heard == [b"%d to %d" % (peer, own) for peer in range(4) if peer != own]
-
-
 def test_sent_data_may_be_changed(make: Make) -> None:
     zero, one = make(2).backends
     data = bytearray(b"before")

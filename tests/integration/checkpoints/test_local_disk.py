@@ -106,15 +106,6 @@ def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert on_disk(tmp_path).restored() == CheckpointName(0, 2)
 
 
-def test_link_instead_of_manifest_is_not_followed(tmp_path: Path) -> None:
-    rank = on_disk(tmp_path / "worker_0")
-    rank.save(1, 2)
-    manifest = tmp_path / "worker_0" / "step_0000000002.g0000" / "manifest.json"
-    manifest.rename(tmp_path / "elsewhere.json")
-    manifest.symlink_to(tmp_path / "elsewhere.json")
-    assert rank.restored() == CheckpointName(0, 1)
-
-
 def test_no_descriptor_leaks(tmp_path: Path) -> None:
     rank = on_disk(tmp_path)
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  names only

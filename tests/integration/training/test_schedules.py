@@ -192,13 +192,6 @@ def test_sum_in_rank_order_is_detected(data: Path, undisturbed: str) -> None:
     assert len(set(digests.values())) > 1
 
 
-class Straying(RandomAccess):
-    """Reads the line after the one that is wanted, and the last one twice."""
-
-    def draw(self, numbers: Numbers) -> list[Line]:
-        return super().draw(np.minimum(numbers + 1, SAMPLES - 1))
-
-
 class Repeating(RandomAccess):
     """Reads a line twice, and its neighbour never."""
 
@@ -206,12 +199,9 @@ class Repeating(RandomAccess):
         return super().draw(np.where(numbers == 7, 8, numbers))
 
 
-@pytest.mark.parametrize("broken", [Straying, Repeating])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_wrong_reader_is_detected_by_the_audit(
-    data: Path, broken: type[RandomAccess], world_size: int
-) -> None:
-    assert not is_exact(Stage(data, drawer=broken).plays(world_size))
+def test_wrong_reader_is_detected_by_the_audit(data: Path, world_size: int) -> None:
+    assert not is_exact(Stage(data, drawer=Repeating).plays(world_size))
 
 
 def flipped(stage: Stage, worker_id: int) -> Callable[[], None]:

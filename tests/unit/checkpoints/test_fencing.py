@@ -6,7 +6,6 @@ import pytest
 
 from muster.checkpoints.errors import CheckpointFailed, CheckpointMismatch, StaleGeneration
 from muster.checkpoints.manifest import LATEST, CheckpointName, temporary_latest
-from muster.checkpoints.reader import CheckpointReader
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner
 from tests.support.crash_simulator import MemoryFileSystem
 
@@ -146,17 +145,6 @@ def test_name_taken_by_another_job_gets_a_revision() -> None:
     new = Rank(old.files, owner(uid="new"))
     new.save(2)
     assert new.restored() == CheckpointName(0, 2, 1)
-
-
-def test_newest_of_last_job_ignores_the_uid() -> None:
-    other = Rank(owner=owner(uid="old"))
-    other.save(2)
-    new = Rank(other.files, owner(uid="new"))
-    assert new.restored() is None
-    reader = CheckpointReader(
-        files=other.files, directory=DIRECTORY, rank=0, world_size=2, warn=new.warnings.append
-    )
-    assert reader.newest().step == 2
 
 
 @pytest.mark.parametrize("changed", [{"rank": 1}, {"world_size": 3}])

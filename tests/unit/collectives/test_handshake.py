@@ -24,20 +24,6 @@ def test_answerer_learns_rank_and_port_of_the_caller() -> None:
     assert talk(ONE, ZERO) == Caller(rank=1, port=4711)
 
 
-@pytest.mark.parametrize(
-    "caller",
-    [
-        replace(ONE, token=b"other"),
-        replace(ONE, token=b""),
-        replace(ONE, generation=4),
-        replace(ONE, world_size=2),
-    ],
-)
-def test_another_group_is_refused(caller: Membership) -> None:
-    with pytest.raises(PeerRefused):
-        talk(caller, ZERO)
-
-
 def test_caller_that_wants_another_rank_is_refused() -> None:
     with pytest.raises(PeerRefused, match="asked for rank 2"):
         talk(ONE, ZERO, peer=2)

@@ -60,21 +60,6 @@ def test_orders_of_seeds_and_epochs_differ() -> None:
     assert len(orders) == len(keys)
 
 
-@pytest.mark.parametrize(("samples", "orders"), [(2, 2), (3, 6), (4, 24)])
-def test_tiny_set_comes_in_every_order(samples: int, orders: int) -> None:
-    seen = {order(samples, epoch=epoch).tobytes() for epoch in range(30 * orders)}
-    assert len(seen) == orders
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("samples", [7, 16, 64, 100])
-def test_samples_are_uniform_over_positions(samples: int) -> None:
-    counts = np.zeros((samples, samples), np.int64)
-    for epoch in range(20 * samples):
-        counts[np.arange(samples), order(samples, seed=9, epoch=epoch)] += 1
-    assert chi_square_per_freedom(counts.ravel()) < 1.3
-
-
 @pytest.mark.slow
 def test_pairs_are_uniform_over_positions() -> None:
     counts = np.zeros((16, 16), np.int64)
@@ -82,17 +67,6 @@ def test_pairs_are_uniform_over_positions() -> None:
         first, second = positions(16, seed=4, epoch=epoch, start=0, stop=2)
         counts[first, second] += 1
     assert chi_square_per_freedom(counts[~np.eye(16, dtype=bool)]) < 1.4
-
-
-@pytest.mark.parametrize("samples", [100, 4096, 100_000])
-def test_neighbours_are_separated(samples: int) -> None:
-    found = order(samples, seed=5)
-    steps = np.diff(found)
-    assert np.count_nonzero(np.abs(steps) == 1) < 12, "about 2 pairs by chance"
-    correlation = np.corrcoef(found[:-1], found[1:])[0, 1]
-    assert abs(correlation) < 4 / np.sqrt(samples)
-    # The difference of consecutive places is not the same again and again.
-    assert np.unique(steps).size > 0.6 * samples
 
 
 def chi_square_per_freedom(counts: np.ndarray) -> float:

@@ -12,29 +12,8 @@ from muster.datasets.errors import InvalidSample, ShardChanged, ShardUnreadable
 from muster.datasets.index import Line, ShardIndex, index_beside
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import read_lines
+from tests.support.ranks import write_contents
 from tests.support.virtual_shards import consumed
-
-CONTENTS = [
-    b"",  # empty at the beginning
-    b"a\nb\nc\n",  # ends with a newline
-    b"",
-    b"",  # empty in the middle
-    b"d\r\ne\r\nf",  # carriage returns, and no newline at the end
-    b"\xff\xfe\n" + b"g" * 1000 + b"\n",  # no UTF-8
-    b"",  # empty at the end
-]
-
-
-def write(directory: Path, *contents: bytes) -> list[Path]:
-    paths = [directory / f"shard_{number:05d}.txt" for number in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
-        path.write_bytes(content)
-    return paths
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> list[Path]:
-    return write(tmp_path, *CONTENTS)
 
 
 def numbers(*wanted: int) -> np.ndarray:
@@ -73,7 +52,7 @@ def test_one_pass_adds_up_to_the_totals(shards: list[Path]) -> None:
 
 @pytest.mark.parametrize("blank", [b"", b"\r"])
 def test_blank_line_is_refused_by_number(tmp_path: Path, blank: bytes) -> None:
-    shards = write(tmp_path, b"a\n", b"b\n" + blank + b"\nc\n")
+    shards = write_contents(tmp_path, b"a\n", b"b\n" + blank + b"\nc\n")
     with RandomAccess(shards) as access:
         with pytest.raises(InvalidSample, match=r"shard_00001.txt:2: the line is blank"):
             access.draw(numbers(0, 2))
@@ -138,7 +117,7 @@ def test_missing_shard_is_refused_when_needed(shards: list[Path]) -> None:
 
 @pytest.mark.parametrize("damage", [1, -2])
 def test_index_offset_inside_a_line_is_detected(tmp_path: Path, damage: int) -> None:
-    shards = write(tmp_path, b"aaa\nbbb\nccc\n")
+    shards = write_contents(tmp_path, b"aaa\nbbb\nccc\n")
     with RandomAccess(shards) as access:
         place = index_beside(shards[0])
         content = bytearray(place.read_bytes())
@@ -156,7 +135,7 @@ def open_files() -> int:
 
 def test_number_of_open_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_access, "OPEN_SHARDS", 3)
-    shards = write(tmp_path, *(b"%d\n" % number for number in range(20)))
+    shards = write_contents(tmp_path, *(b"%d\n" % number for number in range(20)))
     before = open_files()
     with RandomAccess(shards) as access:
         for _ in range(2):
@@ -168,7 +147,7 @@ def test_number_of_open_files_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_random_access_memory_is_bounded(tmp_path: Path) -> None:
-    shards = write(tmp_path, b"x\n" * 200_000)
+    shards = write_contents(tmp_path, b"x\n" * 200_000)
     ShardIndex.open(shards[0])
     tracemalloc.start()
     try:

@@ -20,27 +20,9 @@ from muster.datasets.reader import (
     shard_name,
 )
 from muster.datasets.schema import LabelledSample
+from tests.support.ranks import write_contents
 
 START = Position()
-CONTENTS = [
-    b"a\nb\nc\n",  # ends with a newline
-    b"",  # empty in the middle
-    b"d\r\ne\r\nf",  # carriage returns, and no newline at the end
-    b"\xff\xfe\n" + b"g" * 1000 + b"\n",  # no UTF-8
-    b"",  # empty at the end
-]
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> list[Path]:
-    return write(tmp_path, *CONTENTS)
-
-
-def write(directory: Path, *contents: bytes) -> list[Path]:
-    paths = [directory / f"shard_{number:05d}.txt" for number in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
-        path.write_bytes(content)
-    return paths
 
 
 def at(shard_idx: int, line_idx: int) -> Position:
@@ -49,14 +31,14 @@ def at(shard_idx: int, line_idx: int) -> Position:
 
 def test_lines_come_once_with_the_position_after(shards: list[Path]) -> None:
     assert list(read_lines(shards, START)) == [
-        (b"a", 0, 1),
-        (b"b", 0, 2),
-        (b"c", 0, 3),
-        (b"d\r", 2, 1),
-        (b"e\r", 2, 2),
-        (b"f", 2, 3),
-        (b"\xff\xfe", 3, 1),
-        (b"g" * 1000, 3, 2),
+        (b"a", 1, 1),
+        (b"b", 1, 2),
+        (b"c", 1, 3),
+        (b"d\r", 4, 1),
+        (b"e\r", 4, 2),
+        (b"f", 4, 3),
+        (b"\xff\xfe", 5, 1),
+        (b"g" * 1000, 5, 2),
     ]
 
 
@@ -80,7 +62,7 @@ def test_start_of_a_shard_needs_no_index(shards: list[Path]) -> None:
 
 @pytest.mark.parametrize("blank", [b"", b"\r"])
 def test_blank_line_is_refused_after_earlier_lines(tmp_path: Path, blank: bytes) -> None:
-    shards = write(tmp_path, b"a\nb\n" + blank + b"\nc\n")
+    shards = write_contents(tmp_path, b"a\nb\n" + blank + b"\nc\n")
     reading = read_lines(shards, START)
     assert list(islice(reading, 2)) == [(b"a", 0, 1), (b"b", 0, 2)]
     with pytest.raises(InvalidSample, match=r"shard_00000.txt:3: the line is blank"):
@@ -90,10 +72,10 @@ def test_blank_line_is_refused_after_earlier_lines(tmp_path: Path, blank: bytes)
 
 
 def test_shard_shorter_than_position_has_changed(shards: list[Path]) -> None:
-    ShardIndex.open(shards[0])
-    shards[0].write_bytes(b"a\n")
+    ShardIndex.open(shards[1])
+    shards[1].write_bytes(b"a\n")
     with pytest.raises(ShardChanged, match="has 1 lines, but 3 of them were already consumed"):
-        list(read_lines(shards, at(0, 3)))
+        list(read_lines(shards, at(1, 3)))
 
 
 def test_missing_shard_raises_when_reached(shards: list[Path]) -> None:
@@ -104,7 +86,7 @@ def test_missing_shard_raises_when_reached(shards: list[Path]) -> None:
         next(reading)
 
 
-@pytest.mark.parametrize("position", [at(6, 0), at(5, 1)])
+@pytest.mark.parametrize("position", [at(8, 0), at(7, 1)])
 def test_position_behind_the_last_shard_is_refused(shards: list[Path], position: Position) -> None:
     with pytest.raises(ShardChanged, match="lost shards"):
         list(read_lines(shards, position))

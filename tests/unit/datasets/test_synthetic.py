@@ -45,17 +45,13 @@ def test_lines_are_generated_lazily() -> None:
 
 
 def test_complete_data_set_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "synthetic").mkdir(parents=True)
     directory = ensure_synthetic(tmp_path / "deep" / "synthetic")
+    assert len(find_shards(directory)) == 8
     before = {path.name: path.stat() for path in directory.iterdir()}
     assert ensure_synthetic(directory) == directory
     assert {path.name: path.stat() for path in directory.iterdir()} == before
     assert names_in(directory.parent) == ["synthetic"]
-
-
-def test_empty_directory_is_filled(tmp_path: Path) -> None:
-    directory = tmp_path / "synthetic"
-    directory.mkdir()
-    assert len(find_shards(ensure_synthetic(directory))) == 8
 
 
 def test_other_content_is_refused_and_untouched(tmp_path: Path) -> None:
