@@ -91,7 +91,7 @@ class _Rendezvous:
                 self._send_addresses(self._admit(listener))
             else:
                 first = self._connect(0, address)
-                listener = listener or listeners.enter_context(_listen((_host(first), 0)))
+                listener = listener or listeners.enter_context(_listen((first.getsockname()[0], 0)))
                 places = self._register(first, listener)
                 for rank in range(1, self._own.rank):
                     self._handshake(
@@ -188,8 +188,3 @@ def _tune(connection: socket.socket) -> None:
 def _listen(address: Address) -> socket.socket:
     family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server(address, family=family)
-
-
-def _host(connection: socket.socket) -> str:
-    host: str = connection.getsockname()[0]
-    return host

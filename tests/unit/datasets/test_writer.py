@@ -9,7 +9,7 @@ from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
 from muster.datasets.reader import find_shards, read_lines
 from muster.datasets.schema import Contents, DatasetFacts, read_facts
-from muster.datasets.writer import replace_dataset, write_dataset
+from muster.datasets.writer import write_dataset
 
 
 def contents(samples: int, shards: int, held_out: int = 0, word: str = "line") -> Contents:
@@ -56,7 +56,7 @@ def test_existing_shards_are_refused_and_untouched(tmp_path: Path) -> None:
 def test_replacing_removes_only_the_old_data_set(tmp_path: Path) -> None:
     write_dataset(tmp_path, contents(9, shards=3, held_out=1, word="old"))
     (tmp_path / "notes.md").write_bytes(b"mine")
-    replace_dataset(tmp_path, contents(4, shards=2, word="new"))
+    write_dataset(tmp_path, contents(4, shards=2, word="new"), replace=True)
     assert sorted(files_in(tmp_path)) == [
         "dataset.json",
         "notes.md",
@@ -78,7 +78,7 @@ def test_failed_write_leaves_the_old_data_set(tmp_path: Path) -> None:
     before = files_in(tmp_path)
     broken = contents(4, shards=2)._replace(lines=failing())
     with pytest.raises(KeyError):
-        replace_dataset(tmp_path, broken)
+        write_dataset(tmp_path, broken, replace=True)
     assert files_in(tmp_path) == before
 
 
