@@ -1,6 +1,5 @@
-"""All ranks of a group in one process, for tests and for debugging in one terminal.
+"""A transport between the ranks of one process: a fake that keeps the promises of `Backend`.
 
-It gives the guarantees of every `Backend`, so an algorithm that works here works over sockets.
 `SimulatedGroup.kill` simulates a death.
 """
 
@@ -19,7 +18,7 @@ from muster.collectives.backend import (
     check_peer,
 )
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import ChannelClosed, InvalidWorldSize, SizeMismatch
+from muster.collectives.errors import ChannelClosed, SizeMismatch
 
 Result = TypeVar("Result")
 
@@ -28,8 +27,6 @@ class SimulatedGroup:
     """The messages in flight between all ranks, and which ranks have left or died."""
 
     def __init__(self, world_size: int, *, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
-        if world_size < 1:
-            raise InvalidWorldSize(world_size, least=1)
         self.world_size = world_size
         self.limit_bytes = limit_bytes
         self.changed = Condition()
@@ -53,48 +50,33 @@ class SimulatedGroup:
         return rank in self.left or rank in self.dead
 
 
-class SimulatedBackend:
+class SimulatedBackend(Backend):
     """The `Backend` of one rank of a `SimulatedGroup`."""
 
     def __init__(self, group: SimulatedGroup, rank: int) -> None:
+        self.rank, self.world_size = rank, group.world_size
         self._group = group
-        self._rank = rank
         self._barriers_passed = 0
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._group.world_size
 
     def send(self, peer: int, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         del timeout_seconds  # there is always room
-        check_peer(peer, self._rank, self.world_size)
+        check_peer(peer, self.rank, self.world_size)
         message = bytes(data)
         check_length(len(message), self._group.limit_bytes)
         with self._group.changed:
             self._check_open()
             if self._group.gone(peer):
                 raise ChannelClosed(peer)
-            self._group.mail[self._rank, peer].append(message)
+            self._group.mail[self.rank, peer].append(message)
             self._group.changed.notify_all()
-
-    def receive(
-        self, peer: int, size_bytes: int, *, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> bytearray:
-        message = bytearray(size_bytes)
-        self.receive_into(peer, memoryview(message), timeout_seconds=timeout_seconds)
-        return message
 
     def receive_into(
         self, peer: int, target: memoryview, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
-        check_peer(peer, self._rank, self.world_size)
+        check_peer(peer, self.rank, self.world_size)
         deadline = Deadline(timeout_seconds, f"a message of rank {peer}")
         with self._group.changed:
-            mail = self._group.mail[peer, self._rank]
+            mail = self._group.mail[peer, self.rank]
             self._wait(lambda: bool(mail), lambda: {peer}, deadline)
             if len(mail[0]) != target.nbytes:
                 raise SizeMismatch(target.nbytes, len(mail[0]))
@@ -121,14 +103,14 @@ class SimulatedBackend:
             return {rank for rank, passed in enumerate(reached) if passed < number}
 
         with self._group.changed:
-            reached[self._rank] = number
+            reached[self.rank] = number
             self._group.changed.notify_all()
             self._wait(lambda: not late(), late, Deadline(timeout_seconds, "a barrier"))
         self._barriers_passed = number
 
     def close(self) -> None:
         with self._group.changed:
-            self._group.left.add(self._rank)
+            self._group.left.add(self.rank)
             self._group.changed.notify_all()
 
     def _wait(
@@ -148,8 +130,8 @@ class SimulatedBackend:
             self._group.changed.wait(deadline.left_seconds)
 
     def _check_open(self) -> None:
-        if self._group.gone(self._rank):
-            raise ChannelClosed(self._rank)
+        if self._group.gone(self.rank):
+            raise ChannelClosed(self.rank)
 
 
 def run_ranks(backends: Sequence[Backend], function: Callable[[Backend], Result]) -> list[Result]:

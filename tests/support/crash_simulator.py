@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import combinations, islice, product
+from itertools import chain, combinations, product
 from typing import Final, TypeAlias
 
 from muster.checkpoints.local import Data
@@ -271,10 +271,6 @@ class CrashMode(StrEnum):
     ANY = "any"
 
 
-def _durable(file: File) -> bytes:
-    return file.durable
-
-
 def _written(file: File) -> bytes:
     return bytes(file.written)
 
@@ -283,15 +279,13 @@ def _torn(file: File) -> bytes:
     return bytes(file.written[: len(file.written) // 2])
 
 
-def _half_over(file: File) -> bytes:
-    return _torn(file) + file.durable[len(file.written) // 2 :]
-
-
-def _zeros(file: File) -> bytes:
-    return bytes(len(file.written))
-
-
-CONTENTS: Final[Sequence[Content]] = (_durable, _written, _torn, _half_over, _zeros)
+CONTENTS: Final[Sequence[Content]] = (
+    lambda file: file.durable,
+    _written,
+    _torn,
+    lambda file: _torn(file) + file.durable[len(file.written) // 2 :],
+    lambda file: bytes(len(file.written)),
+)
 
 
 def crash_states(
@@ -310,36 +304,28 @@ def crash_states(
         key=lambda change: change.number,
     )
     dirty = [node for node in nodes if isinstance(node, File) and node.durable != node.written]
-    choices = len(changes) + 1 if mode is CrashMode.ORDERED else 2 ** len(changes)
-    if choices * len(CONTENTS) ** len(dirty) <= limit:
-        cases = _all_cases(changes, len(dirty), mode)
+    sizes = range(len(changes) + 1)
+    choices = len(sizes) if mode is CrashMode.ORDERED else 2 ** len(changes)
+    cases: Iterable[Case]
+    if choices * len(CONTENTS) ** len(dirty) > limit:
+        draw = random.Random(seed)  # noqa: S311  no secret
+        cases = (_draw_case(changes, len(dirty), mode, draw) for _ in range(limit))
+    elif mode is CrashMode.ORDERED:
+        cases = product((changes[:size] for size in sizes), product(CONTENTS, repeat=len(dirty)))
     else:
-        cases = islice(_drawn_cases(changes, len(dirty), mode, random.Random(seed)), limit)  # noqa: S311  no secret
+        subsets = chain.from_iterable(combinations(changes, size) for size in sizes)
+        cases = product(subsets, product(CONTENTS, repeat=len(dirty)))
     for kept, contents in cases:
         chosen = dict(zip(map(id, dirty), contents, strict=True))
         yield _survivor(files, {change.number for change in kept}, chosen)
 
 
-def _all_cases(changes: Sequence[Change], dirty: int, mode: CrashMode) -> Iterator[Case]:
-    kept: Iterable[Sequence[Change]]
+def _draw_case(changes: Sequence[Change], dirty: int, mode: CrashMode, draw: random.Random) -> Case:
     if mode is CrashMode.ORDERED:
-        kept = [changes[:count] for count in range(len(changes) + 1)]
+        kept = changes[: draw.randint(0, len(changes))]
     else:
-        kept = (
-            subset for count in range(len(changes) + 1) for subset in combinations(changes, count)
-        )
-    return product(kept, product(CONTENTS, repeat=dirty))
-
-
-def _drawn_cases(
-    changes: Sequence[Change], dirty: int, mode: CrashMode, draw: random.Random
-) -> Iterator[Case]:
-    while True:
-        if mode is CrashMode.ORDERED:
-            kept = changes[: draw.randint(0, len(changes))]
-        else:
-            kept = [change for change in changes if draw.random() < 0.5]  # noqa: PLR2004  a coin
-        yield kept, draw.choices(CONTENTS, k=dirty)
+        kept = [change for change in changes if draw.random() < 0.5]
+    return kept, draw.choices(CONTENTS, k=dirty)
 
 
 def _reachable(node: Node, seen: set[int]) -> Iterator[Node]:
@@ -366,22 +352,16 @@ def _survivor(
 def _copy(
     source: Directory, target: Directory, kept: set[int] | None, contents: Mapping[int, Content]
 ) -> None:
-    for name, node in _entries(source, kept).items():
+    entries = dict(source.entries if kept is None else source.durable)
+    for change in source.pending if kept else ():
+        if change.number in kept:
+            change.apply(entries)
+    for name, node in entries.items():
         copy: Node
         if isinstance(node, Directory):
-            copy = below = Directory()
-            _copy(node, below, kept, contents)
+            copy = Directory()
+            _copy(node, copy, kept, contents)
         else:
             content = contents.get(id(node), _written)(node)
             copy = File(bytearray(content), content)
         target.entries[name] = target.durable[name] = copy
-
-
-def _entries(directory: Directory, kept: set[int] | None) -> dict[str, Node]:
-    if kept is None:
-        return directory.entries
-    entries = dict(directory.durable)
-    for change in directory.pending:
-        if change.number in kept:
-            change.apply(entries)
-    return entries
