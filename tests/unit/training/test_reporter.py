@@ -131,7 +131,7 @@ def test_a_beat_tells_who_waits_from_who_is_at_work(tmp_path: Path, ear: Ear) ->
     reporter = reporter_of(tmp_path, ear)
     with reporter.busy:
         reporter.supervision.report()
-    reporter.supervision._heartbeat.stop()  # noqa: SLF001  its last word comes at once
+    reporter.supervision.stop()
     assert [beat.waiting for beat in ear.heard() if isinstance(beat, Heartbeat)] == [False, True]
 
 

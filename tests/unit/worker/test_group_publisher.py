@@ -10,8 +10,8 @@ import pytest
 from muster.contracts.messages import AnnounceGroup, GroupMember, WorkerGroup
 from muster.runtime.agent_client import AgentSocket
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdate
-from worker.group_memory import GroupPublisher
 from worker.rank import RankProcess
+from worker.ranks import GroupPublisher
 
 
 class Member(RankProcess):
