@@ -296,7 +296,7 @@ class GroupPublisher:
         """Send the group to every rank that has not received it on its current channel.
 
         To be called at every tick. A group with a member that has exited is dropped: the
-        coordinator will send another one. Without free memory, it is tried again later.
+        coordinator will send another one.
         """
         if self._order is None or not any(map(self._is_pending, self._recipients)):
             return
@@ -310,12 +310,9 @@ class GroupPublisher:
         if len(members) < len(found):
             self._recipients = []
             return
-        try:
-            if self._result is None:
-                self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
-            memory = [self._result, *(member.arena for member in members)]
-        except OSError:
-            return
+        if self._result is None:
+            self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
+        memory = [self._result, *(member.arena for member in members)]
         self._recipients = [rank for rank in self._ranks.running if rank in self._recipients]
         for rank in self._recipients:
             # Only members get the memory.

@@ -14,7 +14,7 @@ from muster.host.containment import tag_of
 from muster.host.processes import is_running, send_signal
 from tests.support.agent_stage import GENERATION, Stage
 from tests.support.installation import await_value
-from tests.support.takeovers import FOREVER, LONG, hear_said, started, taken_over
+from tests.support.takeovers import FOREVER, LONG, hear_said, hear_training, started, taken_over
 
 
 def test_a_rank_that_stopped_itself_tells_a_late_agent(
@@ -40,7 +40,7 @@ def test_a_rank_without_an_agent_saves_and_exits(stage: Stage) -> None:
     stage.start_agent(is_managed=True, orphan_timeout_seconds=0.3)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
+    hear_training(first)
     stage.kill_agent()
     await_value(lambda: not is_running(rank.process), lambda: "it does not exit")
     assert "is asked to stop" in stage.files.log(0, 0).read_text()
@@ -50,7 +50,7 @@ def test_an_exiting_rank_waits_for_the_next_agent(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
+    hear_training(first)
     stage.kill_agent()
     send_signal(rank.process, signal.SIGTERM)
     stage.await_log("is asked to stop")
@@ -63,7 +63,7 @@ def test_a_replaced_rank_reports_it_and_exits(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     agent = stage.meet()
     started(stage, agent, None, **LONG)
-    hear_said(agent, 0, Heartbeat, lambda beat: beat.step > 0)
+    hear_training(agent)
     stage.signal_agent(signal.SIGSTOP)
     stage.files.agent_socket(GENERATION + 1).touch()
     stage.await_log("has been replaced and exits")

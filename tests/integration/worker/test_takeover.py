@@ -30,6 +30,7 @@ from tests.support.takeovers import (
     LONG,
     TOGETHER,
     hear_said,
+    hear_training,
     open_gate,
     started,
     taken_over,
@@ -46,12 +47,12 @@ def test_a_rank_trains_on_under_the_next_agent(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    before = hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
+    before = hear_training(first)
     second = taken_over(stage, rank, is_managed=True)
     assert adopted(stage.uid, second.hear()) == rank
     assert is_running(rank.process)
     hear_said(second, 0, Hello, lambda _: True)
-    hear_said(second, 0, Heartbeat, lambda beat: beat.step > before.step)
+    hear_training(second, above=before.step)
     second.say(TerminateRank(rank=0, incarnation=0))
     hear_said(second, 0, Heartbeat, lambda beat: beat.stopping)
     assert second.hear_of(RankExited, 0).exit_code == 0
@@ -81,7 +82,7 @@ def test_an_adopted_group_takes_a_new_round_and_a_new_rank(stage: Stage) -> None
     hear_said(second, 2, Ready, lambda _: True)
     second.say(announced(3, 0, 1, 2))
     hear_said(second, 2, JoinedGroup, lambda took_up: took_up.generation == 3)
-    hear_said(second, 2, Heartbeat, lambda beat: beat.step > saved.step)
+    hear_training(second, 2, above=saved.step)
     assert all(is_running(rank.process) for rank in ranks)
     second.say(Dismiss())
     assert stage.exit_code() == 0
@@ -161,7 +162,7 @@ def test_a_rank_that_completes_under_a_stopped_agent_is_done(stage: Stage) -> No
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, sleep_sec=0.01, epochs=2)
-    hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
+    hear_training(first)
     stage.signal_agent(signal.SIGSTOP)
     await_value(lambda: not is_running(rank.process), lambda: "it does not complete")
     stage.kill_agent()
@@ -193,7 +194,7 @@ def test_a_stopped_rank_is_not_taken_for_completed(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    hear_said(first, 0, Heartbeat, lambda beat: beat.step > 0)
+    hear_training(first)
     send_signal(rank.process, signal.SIGTERM)
     first.hear_of(RankExited, 0)
     second = taken_over(stage, rank, is_managed=True)
