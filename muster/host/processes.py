@@ -26,7 +26,6 @@ _PROC: Final = Path("/proc")
 # Fields of /proc/PID/stat, counted after the command name, which may contain blanks.
 _STATE_FIELD: Final = 0
 _PARENT_FIELD: Final = 1
-_SESSION_FIELD: Final = 3
 _START_TICKS_FIELD: Final = 19
 
 
@@ -116,15 +115,9 @@ def kill(record: ProcessRecord) -> bool:
 
 
 def process_tree(heads: Iterable[ProcessRecord]) -> list[ProcessRecord]:
-    """Return those of `heads` that run, their descendants, and the members of their sessions."""
+    """Return those of `heads` that run, and their descendants."""
     running = {head.pid for head in heads if is_running(head)}
-    if not running:
-        return []
-    pids = running | set(descendants(*running))
-    for pid in all_pids():
-        fields = _stat(pid)
-        if fields is not None and int(fields[_SESSION_FIELD]) in running:
-            pids.add(pid)
+    pids = running | set(descendants(*running)) if running else running
     return [record for pid in pids if (record := identify(pid)) is not None]
 
 
