@@ -26,7 +26,7 @@ from muster.contracts.messages import (
 from muster.contracts.paths import JobFiles
 from muster.contracts.wire import ExitRecord, decode_exit_record, encode
 from muster.host.containment import can_tag, set_tag_limit
-from muster.host.processes import identify, is_running
+from muster.host.processes import identify
 from muster.runtime.exit_report import write_exit_record
 from tests.support.house import RECONNECT_AND_SEND, SAY_HELLO, WAIT, House
 from tests.support.installation import await_value
@@ -129,22 +129,6 @@ def test_a_repeated_or_old_start_is_ignored(house: House) -> None:
     assert house.reports[-1] == exit_of(0, 2, 0, None)
 
 
-def test_a_new_coordinator_gets_running_ranks_and_exits(
-    house: House,
-) -> None:
-    house.starts("", rank=1)
-    house.lives_until_it_is_empty()
-    house.starts(SAY_HELLO + WAIT, rank=0)
-    house.lives_until(house.has_heard_hello)
-    spawned, said, ended = house.ranks.state()
-    assert isinstance(spawned, RankSpawned)
-    record = identify(spawned.pid)
-    assert record is not None
-    assert is_running(record)
-    assert said == RankSaid(rank=0, incarnation=0, message=Hello())
-    assert ended == exit_of(1, 0, 0, None)
-
-
 def test_messages_are_repeated_in_their_order(house: House) -> None:
     early, late = beat(step=3), beat(step=30)
     saves = [saved(step) for step in (5, 10)]
@@ -225,17 +209,6 @@ def test_a_reconnecting_process_needs_the_tag_number_too(
     assert (rank_process.channel is own[1]) is not is_believed
     caller.kill()
     caller.wait()
-
-
-def test_all_ranks_can_be_signalled(house: House) -> None:
-    for rank in range(3):
-        house.starts(WAIT, rank=rank)
-    house.ranks.signal_all(signal.SIGTERM)
-    house.lives_until_it_is_empty()
-    ends = [report for report in house.reports if isinstance(report, RankExited)]
-    assert sorted(ends, key=lambda end: end.rank) == [
-        exit_of(rank, 0, None, signal.SIGTERM) for rank in range(3)
-    ]
 
 
 def test_an_exited_rank_leaves_no_descriptor_open(house: House) -> None:

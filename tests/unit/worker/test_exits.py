@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,26 +33,6 @@ REFUSED = PermanentFailure(reason=Reason.INVALID_PROGRAM, message="no such progr
 SECRET = "correct horse battery staple"  # noqa: S105  for a test
 
 
-class Exited:
-    """The handle of a process that has exited."""
-
-    pid = PID
-    identity = None
-
-    def __init__(self, status: ExitStatus) -> None:
-        self._status = status
-
-    def signal_group(self, number: int) -> None: ...
-
-    def has_exited(self) -> bool:
-        return True
-
-    def exit_status(self) -> ExitStatus:
-        return self._status
-
-    def release(self) -> None: ...
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> JobFiles:
     files = JobFiles(tmp_path)
@@ -60,9 +41,8 @@ def files(tmp_path: Path) -> JobFiles:
 
 
 def exited(status: ExitStatus, *received: RankMessage) -> RankProcess:
-    rank = RankProcess(
-        rank=1, attempt=2, tag="uid/1/2", log=None, process=Exited(status), channel=None
-    )
+    process = SimpleNamespace(pid=PID, identity=None, exit_status=lambda: status)
+    rank = RankProcess(rank=1, attempt=2, tag="", log=None, process=process, channel=None)
     for message in received:
         rank.keep(message)
     return rank

@@ -21,7 +21,6 @@ from muster.host.limits import OpenFileLimits
 from muster.host.processes import identify
 from muster.runtime.secrets import SecretStore
 from tests.support.secret_rank import LENT, VALUE, assignment, redacted_by
-from worker.log_index import LogIndex
 from worker.start import (
     ExecStarter,
     RankSecrets,
@@ -57,15 +56,6 @@ def test_a_missing_interpreter_is_not_permanent(monkeypatch: pytest.MonkeyPatch)
     error = error_of_start("/")
     assert error.errno == errno.ENOENT
     assert not is_permanent_start_error(error, "/")
-
-
-def test_an_unusable_log_is_not_permanent(tmp_path: Path) -> None:
-    (tmp_path / "logs").touch()
-    (tmp_path / "a.log").mkdir()
-    for directory in (tmp_path / "logs", tmp_path):
-        with pytest.raises(OSError) as caught:  # noqa: PT011  file exists, or is a directory
-            LogIndex(directory / "a.log", directory / "a.times")
-        assert not is_permanent_start_error(caught.value, str(tmp_path))
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EIO])
