@@ -110,7 +110,7 @@ def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None
     reporter = reporter_of(tmp_path, ear)
     with reporter.busy:
         reporter.supervision.report()
-    reporter.supervision._heartbeat.stop()  # noqa: SLF001  sends the last heartbeat at once
+    reporter.supervision.stop()
     assert [beat.waiting for beat in ear.heard() if isinstance(beat, Heartbeat)] == [False, True]
 
 

@@ -10,8 +10,8 @@ import pytest
 from muster.contracts.messages import AnnounceGroup, GroupMember, WorkerGroup
 from muster.runtime.agent_client import AgentSocket
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdate
-from worker.group_memory import GroupPublisher
 from worker.rank import RankProcess
+from worker.ranks import GroupPublisher
 
 
 class Member(RankProcess):
@@ -197,30 +197,3 @@ def test_a_reconnected_rank_gets_the_group_again(table: Table, publisher: GroupP
     for other in others:
         other.receives()
         assert other.has_nothing_to_read()
-
-
-def test_a_rank_without_a_channel_gets_the_group_later(
-    table: Table, publisher: GroupPublisher
-) -> None:
-    member = table.running[0]
-    channel, member.channel = member.channel, None
-    publisher.publish(order(1, 0, 1))
-    publisher.deliver()
-    assert member.has_nothing_to_read()
-    member.channel = channel
-    publisher.deliver()
-    member.receives()
-
-
-def test_without_memory_the_group_is_sent_later(
-    table: Table, publisher: GroupPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_name: str, _flags: int) -> int:
-        raise OSError(12, "Cannot allocate memory")
-
-    with monkeypatch.context() as shortage:
-        shortage.setattr(os, "memfd_create", fail)
-        publisher.publish(order(1, 0, 1, 2))
-    assert all(member.has_nothing_to_read() for member in table.running)
-    publisher.deliver()
-    assert [member.receives().group.generation for member in table.running] == [1, 1, 1]

@@ -1,6 +1,5 @@
 """Processes that are not our children: a middle process starts and reaps them."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -16,8 +15,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.host.containment import tagged_processes
 from muster.host.processes import identify, is_running, send_signal
 from tests.support.installation import await_value
-from worker.adopt import AdoptedProcess, GoneProcess
-from worker.process import UNKNOWN_EXIT, ExitStatus
+from worker.process import UNKNOWN_EXIT, AdoptedProcess, ExitStatus
 
 MIDDLE = """
 import subprocess, sys
@@ -120,69 +118,41 @@ def test_the_exit_status_of_a_reaped_process_is_known(
     process.release()
 
 
-def test_a_signal_reaches_the_group_of_a_reaped_leader(middles: list[Middle]) -> None:
+def test_a_signal_reaches_the_group_while_its_leader_lives(middles: list[Middle]) -> None:
+    """Containment finds what a leader has left by its tag."""
+    middle, process = adopted(middles, "sleep 600 & read line; exit 0")
+    await_value(lambda: len(middle.left()) == 2, lambda: "it has not started its child")
+    (below,) = (record for record in middle.left() if record != middle.record)
+    process.signal_group(signal.SIGKILL)
+    await_exit(process)
+    await_value(lambda: not is_running(below), lambda: "its group was not signalled")
+    assert process.exit_status().signal == signal.SIGKILL
+    process.release()
+    process.signal_group(signal.SIGKILL)
+    assert process.has_exited()
+
+
+def test_a_reused_group_id_is_not_signalled(middles: list[Middle]) -> None:
     middle, process = adopted(middles, "sleep 600 & read line; exit 0")
     await_value(lambda: len(middle.left()) == 2, lambda: "it has not started its child")
     middle.continues()
     middle.reaps()
     (left,) = middle.left()
     process.signal_group(signal.SIGKILL)
-    await_value(lambda: not is_running(left), lambda: "it was not signalled")
-    process.release()
-    process.signal_group(signal.SIGKILL)
-    assert process.has_exited()
-
-
-def send_on_old_kernel(_pidfd: int, _number: int, _info: None, flags: int) -> None:
-    """Behave like a kernel before 6.9, which knows no flags."""
-    assert flags
-    raise OSError(errno.EINVAL, "Invalid argument")
-
-
-def test_an_old_kernel_signals_the_group_by_its_id(middles: list[Middle]) -> None:
-    middles.append(Middle("sleep 600 & read line; exit 0"))
-    process = AdoptedProcess(middles[-1].record, send_on_old_kernel)
-    await_value(lambda: len(middles[-1].left()) == 2, lambda: "it has not started its child")
-    below = [record for record in middles[-1].left() if record != middles[-1].record]
-    process.signal_group(signal.SIGKILL)
-    await_exit(process)
-    await_value(lambda: not any(map(is_running, below)), lambda: "its group was not signalled")
-    assert process.exit_status().signal == signal.SIGKILL
-    process.release()
-
-
-def test_an_old_kernel_does_not_signal_a_reused_group_id(middles: list[Middle]) -> None:
-    """Containment finds the rest of the group by its tag."""
-    middles.append(Middle("sleep 600 & read line; exit 0"))
-    process = AdoptedProcess(middles[-1].record, send_on_old_kernel)
-    await_value(lambda: len(middles[-1].left()) == 2, lambda: "it has not started its child")
-    middles[-1].continues()
-    middles[-1].reaps()
-    (left,) = middles[-1].left()
-    process.signal_group(signal.SIGKILL)
     assert is_running(left)
     process.release()
 
 
-def test_another_process_with_the_pid_is_not_adopted(middles: list[Middle]) -> None:
-    middle, process = adopted(middles, "exec sleep 600")
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
-    for other in (
-        replace(middle.record, start_ticks=middle.record.start_ticks + 1),
-        replace(middle.record, boot_id="another boot"),
-        replace(middle.record, pid=1 << 22),
-    ):
-        with pytest.raises(ProcessLookupError):
-            AdoptedProcess(other)
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
-    assert not process.has_exited()
-    process.signal_group(signal.SIGKILL)
-    await_exit(process)
-    assert process.exit_status().signal == signal.SIGKILL
-    process.release()
-
-
-def test_a_gone_process_has_an_unknown_exit_status() -> None:
-    assert GoneProcess(7).has_exited()
-    assert GoneProcess(7).exit_status() == UNKNOWN_EXIT == ExitStatus(exit_code=None, signal=None)
-    GoneProcess(os.getpid()).signal_group(signal.SIGKILL)
+@pytest.mark.parametrize("new", [{"start_ticks": 1}, {"boot_id": "another boot"}, {"pid": 1 << 22}])
+def test_a_process_that_has_the_pid_now_is_not_adopted(new: dict[str, object]) -> None:
+    with subprocess.Popen(["/bin/sleep", "600"], start_new_session=True) as other:
+        record = identify(other.pid)
+        assert record is not None
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+        gone = AdoptedProcess(replace(record, **new))
+        gone.signal_group(signal.SIGKILL)
+        assert (gone.has_exited(), gone.exit_status(), gone.identity) == (True, UNKNOWN_EXIT, None)
+        gone.release()
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
+        assert other.poll() is None
+        other.kill()

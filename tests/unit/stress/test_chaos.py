@@ -1,4 +1,4 @@
-"""A harness that cannot fail shows nothing: it draws what it says, and its checks have teeth."""
+"""The chaos harness: it draws the faults that it reports, and its checks can fail."""
 
 import shlex
 from pathlib import Path
@@ -9,7 +9,7 @@ from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from muster.contracts.rank import ProcessRecord
 from stress.chaos.__main__ import Plan
-from stress.chaos.faults import CHOICES, Blow, Fault, Kind, Victim, blows, choices_of
+from stress.chaos.faults import CHOICES, Fault, Kind, Victim, blows, choices_of
 from stress.chaos.figures import Event, History
 from stress.chaos.logs import NumberedLines
 from stress.chaos.observer import JobSeen, Look, RankSeen
@@ -19,6 +19,7 @@ from stress.chaos.report import Report
 from stress.chaos.saves import Saves
 from stress.chaos.strikes import Strike, Target
 from tests.support.checkpoint_ranks import Rank
+from tests.support.log_follower import Event as StreamEvent
 from tests.support.log_follower import events
 
 pytestmark = pytest.mark.slow
@@ -35,12 +36,12 @@ def rank(tmp_path: Path) -> Rank:
     return Rank(files=LocalFileSystem(), directory=directory)
 
 
-def test_a_seed_gives_the_same_faults_and_another_one_others() -> None:
+def test_a_seed_decides_the_faults() -> None:
     assert blows(50, seed=7) == blows(50, seed=7)
     assert blows(50, seed=7) != blows(50, seed=8)
 
 
-def test_the_faults_are_mixed_as_they_say() -> None:
+def test_the_faults_are_mixed() -> None:
     drawn = blows(COUNT, seed=0)
     faults = [fault for blow in drawn for fault in blow.faults]
     assert [fault.number for fault in faults] == list(range(COUNT))
@@ -52,7 +53,7 @@ def test_the_faults_are_mixed_as_they_say() -> None:
     assert together == pytest.approx(1 / 10, abs=0.03)
 
 
-def test_only_what_was_chosen_is_drawn() -> None:
+def test_only_chosen_faults_are_drawn() -> None:
     only = choices_of("coordinator:kill,agent:freeze")
     drawn = blows(COUNT, seed=0, only=only)
     assert drawn == blows(COUNT, seed=0, only=only)
@@ -60,7 +61,7 @@ def test_only_what_was_chosen_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("words", ["coordinator", "api:freeze", "agent:kill,rank:hang", ","])
-def test_a_fault_that_there_is_not_is_refused_with_those_there_are(words: str) -> None:
+def test_an_unknown_fault_is_refused(words: str) -> None:
     with pytest.raises(ValueError, match=r"choose of rank:kill, .*coordinator:freeze"):
         choices_of(words)
 
@@ -73,16 +74,15 @@ def test_a_fault_that_there_is_not_is_refused_with_those_there_are(words: str) -
         Plan(only=tuple(CHOICES)),
     ],
 )
-def test_the_command_of_a_run_is_the_same_run_again(plan: Plan) -> None:
+def test_the_command_of_a_run_repeats_it(plan: Plan) -> None:
     python, flag, module, *words = shlex.split(plan.command)
     assert (python, flag, module) == ("python", "-m", "stress.chaos")
     again = Plan.of(words)
     assert again == plan
-    assert _plan_of(again) == _plan_of(plan)
 
 
 @pytest.mark.parametrize("breaches", [[], ["job-1 is FAILED"]])
-def test_a_run_that_fails_says_how_to_run_it_again(breaches: list[str]) -> None:
+def test_a_breach_fails_the_run_and_names_its_command(breaches: list[str]) -> None:
     report = Report(
         history=History(strikes=[], looks=[], events={}, ends={}),
         breaches={"all jobs COMPLETED": breaches},
@@ -91,10 +91,6 @@ def test_a_run_that_fails_says_how_to_run_it_again(breaches: list[str]) -> None:
     )
     assert report.has_failed == bool(breaches)
     assert (f"again:  {Plan(seed=9).command}" in report.lines()) == bool(breaches)
-
-
-def _plan_of(plan: Plan) -> list[Blow]:
-    return blows(plan.faults, plan.seed, plan.only)
 
 
 def strike_at(at: float, victim: Victim, job_id: str | None = None) -> Strike:
@@ -130,26 +126,23 @@ def adopted_seconds(strikes: list[Strike], **events: list[tuple[float, str]]) ->
     return history.rows()[strikes[0].fault.victim, Kind.KILL].adopted_seconds
 
 
-def test_a_coordinator_has_taken_over_when_it_has_the_last_agent() -> None:
+def test_a_coordinators_takeover_ends_with_the_last_agent() -> None:
     kill = strike_at(10.0, Victim.COORDINATOR)
     first, second = [(9.0, "agent_adopted"), (10.5, "agent_adopted")], [(11.0, "agent_adopted")]
     assert adopted_seconds([kill], first=first, second=second) == [1.0]
     assert adopted_seconds([kill], first=first, over=[(10.2, "job_completed")]) == [0.5]
     assert adopted_seconds([kill], over=[(10.2, "job_completed")]) == []
+    again = strike_at(10.5, Victim.COORDINATOR)
+    assert adopted_seconds([kill, again], job=[(11.0, "agent_adopted")]) == [0.5]
 
 
-def test_an_agent_is_there_again_when_its_own_job_says_so() -> None:
+def test_an_agents_takeover_ends_with_its_own_event() -> None:
     kill = strike_at(10.0, Victim.AGENT, "mine")
     mine, other = [(10.0625, "agent_adopted")], [(12.0, "agent_adopted")]
     assert adopted_seconds([kill], mine=mine, other=other) == [0.0625]
 
 
-def test_who_is_struck_again_before_has_the_time_of_its_successor_only() -> None:
-    kills = [strike_at(at, Victim.COORDINATOR) for at in (10.0, 10.5)]
-    assert adopted_seconds(kills, job=[(11.0, "agent_adopted")]) == [0.5]
-
-
-def test_the_reader_counts_what_is_intact(rank: Rank) -> None:
+def test_the_reader_counts_intact_checkpoints(rank: Rank) -> None:
     watch = Watch(rank.directory.parents[1])
     rank.save(1, 2)
     watch.look()
@@ -182,25 +175,22 @@ def test_the_reader_sees_a_checkpoint_that_goes_back(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "written"),
+    ("numbers", "written", "is_whole"),
     [
-        pytest.param([0, 1, 3], 4, id="a gap"),
-        pytest.param([0, 1, 1, 2], 3, id="a line twice"),
-        pytest.param([1, 0, 2], 3, id="out of order"),
-        pytest.param([0, 1], 3, id="the last line is missing"),
-        pytest.param([], 3, id="nothing at all"),
+        pytest.param([0, 1, 2], 3, True, id="whole"),
+        pytest.param([0, 1, 2], 2, True, id="killed between a line and its witness"),
+        pytest.param([0, 1, 3], 4, False, id="a gap"),
+        pytest.param([0, 1, 1, 2], 3, False, id="a line twice"),
+        pytest.param([1, 0, 2], 3, False, id="out of order"),
+        pytest.param([0, 1], 3, False, id="the last line is missing"),
+        pytest.param([], 3, False, id="nothing at all"),
     ],
 )
-def test_a_log_that_lacks_anything_is_found_out(
-    tmp_path: Path, numbers: list[int], written: int
+def test_an_incomplete_log_is_found(
+    tmp_path: Path, numbers: list[int], written: int, *, is_whole: bool
 ) -> None:
-    assert list(_printed(tmp_path, numbers, written).faults(tmp_path / "checkpoints"))
-
-
-@pytest.mark.parametrize("written", [2, 3])
-def test_a_whole_log_is_a_whole_log(tmp_path: Path, written: int) -> None:
-    """Who was killed between a line and its witness has written one line more."""
-    assert not list(_printed(tmp_path, [0, 1, 2], written).faults(tmp_path / "checkpoints"))
+    printed = _printed(tmp_path, numbers, written)
+    assert is_whole == (not list(printed.faults(tmp_path / "checkpoints")))
 
 
 def _printed(root: Path, numbers: list[int], written: int) -> NumberedLines:
@@ -213,7 +203,7 @@ def _printed(root: Path, numbers: list[int], written: int) -> NumberedLines:
     return printed
 
 
-def test_an_instant_inside_a_save_is_before_its_end(rank: Rank) -> None:
+def test_a_strike_inside_a_save_comes_before_its_end(rank: Rank) -> None:
     rank.save(1, 2, 3)
     with Saves(rank.directory) as saves:
         assert not saves.reach(0, timeout_seconds=0.01)
@@ -225,3 +215,30 @@ def test_an_instant_inside_a_save_is_before_its_end(rank: Rank) -> None:
         assert saves.is_unfinished()
         rank.save(6)
         assert not saves.is_unfinished()
+
+
+# The reader of a log stream
+
+
+STREAM = (
+    "retry: 1000\n\n"
+    "id: 0.0:9\ndata: one\ndata: two: of them\n\n"
+    ": ping\n\n"
+    "data: a\u2028line\n\n"
+    "event: end\nid: 0.0:12\ndata: {}\n\n"
+).encode()
+EVENTS = [
+    StreamEvent(id="0.0:9", data=["one", "two: of them"]),
+    StreamEvent(data=["a\u2028line"]),
+    StreamEvent(kind="end", id="0.0:12", data=["{}"]),
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, len(STREAM)])
+def test_a_stream_in_pieces_has_the_same_events(size: int) -> None:
+    chunks = [STREAM[place : place + size] for place in range(0, len(STREAM), size)]
+    assert list(events(chunks)) == EVENTS
+
+
+def test_an_incomplete_event_is_dropped() -> None:
+    assert list(events([STREAM[:-1]])) == EVENTS[:-1]
