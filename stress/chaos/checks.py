@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cli.checkpoints import digests
 from muster.checkpoints.errors import CheckpointError
+from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from stress.chaos.figures import History
 from stress.chaos.jobs import Training, Workload
@@ -108,4 +109,5 @@ class Outcome:
 
 def digests_of(installation: Installation, training: Training) -> Digests:
     """Return the identity of a training's newest checkpoints; raises a `CheckpointError`."""
-    return list(digests(checkpoints_of_job(installation.checkpoint_dir, training.job_id)))
+    directory = checkpoints_of_job(installation.checkpoint_dir, training.job_id)
+    return list(digests(checkpoint_dirs(directory)))

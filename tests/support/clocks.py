@@ -1,4 +1,4 @@
-"""A clock that a test moves by hand."""
+"""A clock that a test sets."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -7,8 +7,8 @@ Time = TypeVar("Time")
 
 
 @dataclass
-class Hand(Generic[Time]):
-    """Stands still until `now` is said to be something else."""
+class ManualClock(Generic[Time]):
+    """Returns `now` until a test changes it."""
 
     now: Time
 
