@@ -138,5 +138,5 @@ def _endures(
     undisturbed: UndisturbedRuns,
     dying: Collection[str] = (),
 ) -> None:
-    figures = endure(installation, way, outage, SECONDS, undisturbed, dying)
-    assert not figures.faults, figures
+    report = endure(installation, way, outage, SECONDS, undisturbed, dying)
+    assert not report.faults, report

@@ -24,6 +24,8 @@ from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.job import TERMINAL
 from muster.contracts.paths import DataDir, checkpoints_of_rank
 from muster.contracts.rank import ProcessRecord
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
 from muster.host import processes
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import identify, send_signal
@@ -397,6 +399,12 @@ def end_of(log: Path) -> str:
         return f"--- {log.name} is not there"
     lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
     return "\n".join([f"--- {log.name}", *lines])
+
+
+def write_small_dataset(directory: Path) -> Path:
+    """Write 8 shards of 64 lines: each of two ranks takes 16 steps per epoch."""
+    write_dataset(directory, synthetic(samples=512, shards=8, features=8, classes=3))
+    return directory
 
 
 def without_ours(environ: Mapping[str, str]) -> dict[str, str]:
