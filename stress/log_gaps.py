@@ -9,12 +9,10 @@ byte.
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
@@ -68,9 +66,7 @@ def _run(installation: Installation, deaths: int, random: random.Random, jobs: i
         (victim,) = random.choices([*VICTIMS], [*VICTIMS.values()])
         died[victim] += _kill(installation, victim, random.choice(written), random)
         time.sleep(random.choice(PAUSES_SECONDS))
-    for restarter in restarters:
-        restarter.end()
-    _start_services(installation)
+    await_api(installation)
     (root / "enough").touch()
     for job_id in written:
         installation.wait_until(job_id, is_over)
@@ -84,6 +80,8 @@ def _run(installation: Installation, deaths: int, random: random.Random, jobs: i
     if not (lines and resumed):
         report.faults.append("no reader was interrupted: this has shown nothing")
     report.faults += _faults(installation, root, readers)
+    for restarter in restarters:
+        restarter.end()
     return report
 
 
@@ -122,6 +120,7 @@ def _kill(installation: Installation, victim: str, job_id: str, random: random.R
             if service.process is None or service.process.poll() is not None:
                 return 0
             service.process.send_signal(signal.SIGKILL)
+            service.process.wait()
             return 1
         case "agent":
             found = tagged_processes(f"{installation.uids[job_id]}/agent")
@@ -132,16 +131,6 @@ def _kill(installation: Installation, victim: str, job_id: str, random: random.R
         return 0
     send_signal(random.choice(found), signal.SIGKILL)
     return 1
-
-
-def _start_services(installation: Installation) -> None:
-    """Start the services that were killed last, and wait until they serve."""
-    for service in (installation.api, installation.coordinator):
-        if service.process is not None:
-            with suppress(subprocess.TimeoutExpired):  # poll() may say None just after SIGKILL
-                service.process.wait(1)
-                service.process = None
-    installation.start()
 
 
 def _files(installation: Installation, job_id: str, rank: int) -> list[Path]:

@@ -98,7 +98,7 @@ def _endure(
     faults = [*callers.wrong] if meanwhile else [*callers.wrong, "nothing was saved meanwhile"]
     for job_id, fields, restarts in ((calm, alone, 0), (struck, alone, 1), (pooled, together, 0)):
         faults += _faults(installation, job_id, restarts)
-        if bits(installation, job_id) != undisturbed.bits(**fields):
+        if bits(installation, job_id) != undisturbed(**fields):
             faults.append(f"{job_id} has other bits")
     jobs = Counter(callers.acknowledged.values())
     faults += [f"{job_id} has {count} keys" for job_id, count in jobs.items() if count > 1]

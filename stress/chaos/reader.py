@@ -19,7 +19,7 @@ from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 
-PAUSE_SECONDS = 0.0015
+PAUSE_SECONDS = 0.003
 NICE = 5
 """Training has priority."""
 LISTING_SECONDS = 0.2

@@ -15,7 +15,7 @@ from tests.support.fragile_postgres import FragilePostgres, fragile_postgres
 from tests.support.installation import Installation, await_value
 from tests.support.undisturbed import UndisturbedRuns
 
-SECONDS = 2.0
+SECONDS = 1.5
 """`stress/outage.py` does it for as long as you like."""
 
 PASSWORD = "hunter2secretpw"  # noqa: S105  looked for
@@ -37,11 +37,6 @@ def remote(
     environment = {"MUSTER_DATABASE_URL": url, "DATASET_DIR": str(dataset_dir)}
     with Installation(root, **environment) as installation:
         yield installation
-
-
-@pytest.fixture(scope="module")
-def undisturbed(remote: Installation) -> UndisturbedRuns:
-    return UndisturbedRuns(remote)
 
 
 @pytest.mark.postgres
@@ -68,18 +63,10 @@ def test_errors_show_no_password_and_strangers_no_detail(
     assert PASSWORD not in logs + "".join(answer.text for answer in (*told, stranger))
 
 
-def test_no_job_notices_that_the_database_is_locked(installation: Installation) -> None:
-    _endures(installation, "locked", lambda: locked(installation), UndisturbedRuns(installation))
-
-
-def test_nor_that_its_coordinator_dies_meanwhile(installation: Installation) -> None:
-    _endures(
-        installation,
-        "locked",
-        lambda: locked(installation),
-        UndisturbedRuns(installation),
-        ["coordinator"],
-    )
+def test_no_job_notices_a_locked_database_and_a_coordinator_that_dies(
+    installation: Installation, undisturbed: UndisturbedRuns
+) -> None:
+    _endures(installation, "locked", lambda: locked(installation), undisturbed, ["coordinator"])
 
 
 TELLING = """

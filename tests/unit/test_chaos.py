@@ -1,6 +1,5 @@
 """A harness that cannot fail shows nothing: it draws what it says, and its checks have teeth."""
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -8,14 +7,12 @@ import pytest
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from muster.contracts.rank import ProcessRecord
-from stress.chaos.__main__ import Plan
-from stress.chaos.faults import CHOICES, Blow, Fault, Kind, Victim, blows, choices_of
+from stress.chaos.faults import Fault, Kind, Victim, blows, choices_of
 from stress.chaos.figures import Event, History
 from stress.chaos.logs import NumberedLines
 from stress.chaos.observer import JobSeen, Look, RankSeen
 from stress.chaos.program import witness_directory
 from stress.chaos.reader import Watch
-from stress.chaos.report import Report
 from stress.chaos.saves import Saves
 from stress.chaos.strikes import Strike, Target
 from tests.support.checkpoint_ranks import Rank
@@ -65,38 +62,6 @@ def test_a_fault_that_there_is_not_is_refused_with_those_there_are(words: str) -
         choices_of(words)
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        Plan(),
-        Plan(faults=100, seed=9, minutes=2.5, jobs=2, steps=50, coordinators=1),
-        Plan(only=tuple(CHOICES)),
-    ],
-)
-def test_the_command_of_a_run_is_the_same_run_again(plan: Plan) -> None:
-    python, flag, module, *words = shlex.split(plan.command)
-    assert (python, flag, module) == ("python", "-m", "stress.chaos")
-    again = Plan.of(words)
-    assert again == plan
-    assert _plan_of(again) == _plan_of(plan)
-
-
-@pytest.mark.parametrize("breaches", [[], ["job-1 is FAILED"]])
-def test_a_run_that_fails_says_how_to_run_it_again(breaches: list[str]) -> None:
-    report = Report(
-        history=History(strikes=[], looks=[], events={}, ends={}),
-        breaches={"all jobs COMPLETED": breaches},
-        facts={},
-        replay=Plan(seed=9).command,
-    )
-    assert report.has_failed == bool(breaches)
-    assert (f"again:  {Plan(seed=9).command}" in report.lines()) == bool(breaches)
-
-
-def _plan_of(plan: Plan) -> list[Blow]:
-    return blows(plan.faults, plan.seed, plan.only)
-
-
 def strike_at(at: float, victim: Victim, job_id: str | None = None) -> Strike:
     fault = Fault(
         number=0,
@@ -115,7 +80,7 @@ def strike_at(at: float, victim: Victim, job_id: str | None = None) -> Strike:
     )
 
 
-def adopted_seconds(strikes: list[Strike], **events: list[tuple[float, str]]) -> list[float]:
+def recovered_seconds(strikes: list[Strike], **events: list[tuple[float, str]]) -> list[float]:
     """Return what the table says of the first strike's kind; all jobs were well before it."""
     jobs = {job_id: JobSeen("RUNNING", 1, (RankSeen("live", 4, beats=True),)) for job_id in events}
     history = History(
@@ -127,26 +92,26 @@ def adopted_seconds(strikes: list[Strike], **events: list[tuple[float, str]]) ->
         },
         ends={victim: [] for victim in Victim},
     )
-    return history.rows()[strikes[0].fault.victim, Kind.KILL].adopted_seconds
+    return history.rows()[strikes[0].fault.victim, Kind.KILL].recovered_seconds
 
 
 def test_a_coordinator_has_taken_over_when_it_has_the_last_agent() -> None:
     kill = strike_at(10.0, Victim.COORDINATOR)
     first, second = [(9.0, "agent_adopted"), (10.5, "agent_adopted")], [(11.0, "agent_adopted")]
-    assert adopted_seconds([kill], first=first, second=second) == [1.0]
-    assert adopted_seconds([kill], first=first, over=[(10.2, "job_completed")]) == [0.5]
-    assert adopted_seconds([kill], over=[(10.2, "job_completed")]) == []
+    assert recovered_seconds([kill], first=first, second=second) == [1.0]
+    assert recovered_seconds([kill], first=first, over=[(10.2, "job_completed")]) == [0.5]
+    assert recovered_seconds([kill], over=[(10.2, "job_completed")]) == []
 
 
 def test_an_agent_is_there_again_when_its_own_job_says_so() -> None:
     kill = strike_at(10.0, Victim.AGENT, "mine")
     mine, other = [(10.0625, "agent_adopted")], [(12.0, "agent_adopted")]
-    assert adopted_seconds([kill], mine=mine, other=other) == [0.0625]
+    assert recovered_seconds([kill], mine=mine, other=other) == [0.0625]
 
 
 def test_who_is_struck_again_before_has_the_time_of_its_successor_only() -> None:
     kills = [strike_at(at, Victim.COORDINATOR) for at in (10.0, 10.5)]
-    assert adopted_seconds(kills, job=[(11.0, "agent_adopted")]) == [0.5]
+    assert recovered_seconds(kills, job=[(11.0, "agent_adopted")]) == [0.5]
 
 
 def test_the_reader_counts_what_is_intact(rank: Rank) -> None:
