@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from stress.load.client import Answer, Connection, port_of, post
+from stress.load.client import Answer, Connection, port_of
 from stress.restarter import Restarter, await_api
 from stress.runner import Report, chance, main
 from tests.support.installation import Installation
@@ -66,7 +66,7 @@ def ask(port: int, key: str, world_size: int = 1) -> Answer:
     """Submit the job of `key`; another number of ranks makes it a different request."""
     body = {"command": ["true"], "name": key, "world_size": world_size}
     with Connection(port) as connection:
-        return connection.ask(post("/jobs", body, idempotency_key=key))
+        return connection.post("/jobs", body, idempotency_key=key)
 
 
 def run(

@@ -1,10 +1,6 @@
 """Starts and ends all parts of a chaos run in the right order: services, jobs and observers."""
 
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +8,7 @@ from stress.chaos.decoys import Decoys
 from stress.chaos.jobs import Workload
 from stress.chaos.logs import NumberedLines
 from stress.chaos.observer import LeaseObserver, Observer
+from stress.chaos.reader import CheckpointWatch
 from stress.chaos.strikes import awaited
 from stress.restarter import Restarter
 from tests.support.installation import Installation
@@ -46,7 +43,7 @@ class RunningServices:
         self.decoys = Decoys(installation.root)
         self.followers: dict[str, LogFollower] = {}
         self.printed: dict[str, NumberedLines] = {}
-        self._reader = _start_reader(installation.checkpoint_dir)
+        self._reader = CheckpointWatch(installation.checkpoint_dir)
         self.reading: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -66,8 +63,7 @@ class RunningServices:
         for restarter in self._restarters:
             restarter.end()
         if not self.reading:
-            self._reader.kill()
-            self._reader.communicate()
+            self._reader.end()
         self.decoys.end()
 
     def meet_new_jobs(self) -> None:
@@ -93,16 +89,8 @@ class RunningServices:
         until = time.monotonic() + STREAM_SECONDS
         for follower in self.followers.values():
             follower.wait(max(0.0, until - time.monotonic()))
-        self._reader.terminate()
-        self.reading = json.loads(self._reader.communicate()[0])
+        self.reading = self._reader.end()
         return left
 
     def _short_jobs_are_over(self) -> bool:
         return all(self.installation.job(it)["is_terminal"] for it in self.workload.errands[-100:])
-
-
-def _start_reader(checkpoint_dir: Path) -> "subprocess.Popen[bytes]":
-    script = Path(__file__).parent / "reader.py"
-    return subprocess.Popen(
-        [sys.executable, str(script), str(checkpoint_dir)], stdout=subprocess.PIPE
-    )

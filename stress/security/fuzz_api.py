@@ -28,8 +28,7 @@ from muster.contracts.rank import ProcessState
 from muster.contracts.spec import JobSpec
 from stress.runner import Report, main
 from stress.security.fuzz_hooks import KNOWN
-from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
-from tests.support.installation import await_value, end_of
+from tests.integration.api.service import Agent, Service, StandIn
 
 CHECKS = (
     "not_a_server_error",
@@ -62,38 +61,6 @@ class Rounds:
     rounds: int = 0
     operations: int = 0
     faults: list[str] = field(default_factory=list)
-
-
-class WrittenService(Service):
-    """A service that logs to a file."""
-
-    @property
-    def words(self) -> Path:
-        return self.root / "api.log"
-
-    def start(self) -> None:
-        with self.words.open("ab") as words:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "api"],
-                cwd=self.root,
-                env=dict(self.environment),
-                stderr=words,
-                text=True,
-            )
-        listening = await_value(self._listening, lambda: end_of(self.words))
-        self.port = int(listening["url"].rpartition(":")[2])
-
-    def end(self, number: signal.Signals) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(timeout=DEADLINE_SECONDS)
-
-    def said(self) -> list[dict[str, Any]]:
-        """Return its log; a line that is not JSON, such as a traceback, counts as an error."""
-        return [_record(line) for line in self.words.read_text(errors="replace").splitlines()]
-
-    def _listening(self) -> dict[str, Any] | None:
-        return next((one for one in self.said() if one.get("action") == "listening"), None)
 
 
 class Caretaker:
@@ -152,17 +119,17 @@ class Caretaker:
 def run(directory: Path, *, cases: int = 20_000, seed: int = 0) -> Report:
     """Send at least so many cases."""
     done = Rounds()
-    service = WrittenService(directory)
+    service = Service(directory)
     with _served(service):
         while done.cases < cases and not done.faults:
             _round(service, cases - done.cases, seed + done.rounds, done)
-    done.faults += [f"logged: {line}" for line in service.said() if line["level"] == "error"]
+    done.faults += [f"logged: {line}" for line in _logged(service) if line["level"] == "error"]
     figures = f"{done.cases} cases on {done.operations} operations in {done.rounds} rounds"
     return Report([figures], done.faults)
 
 
 @contextmanager
-def _served(service: WrittenService) -> Iterator[None]:
+def _served(service: Service) -> Iterator[None]:
     service.start()
     database = Database.open(service.database_url)
     try:
@@ -173,7 +140,7 @@ def _served(service: WrittenService) -> Iterator[None]:
         service.end(signal.SIGTERM)
 
 
-def _round(service: WrittenService, cases: int, seed: int, done: Rounds) -> None:
+def _round(service: Service, cases: int, seed: int, done: Rounds) -> None:
     """Let Schemathesis run once, and add what it found to `done`."""
     verdict = service.root / "verdict.json"
     is_thorough = done.rounds == 0 and cases > COVERAGE_CASES
@@ -208,12 +175,13 @@ def _round(service: WrittenService, cases: int, seed: int, done: Rounds) -> None
     done.rounds += 1
 
 
-def _record(line: str) -> dict[str, Any]:
-    try:
-        said: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return {"level": "error", "event": line}
-    return {"level": "error", **said}
+def _logged(service: Service) -> Iterator[dict[str, Any]]:
+    """Yield its log; a line that is not JSON, such as a traceback, counts as an error."""
+    for line in service.log.read_text(errors="replace").splitlines():
+        try:
+            yield {"level": "error", **json.loads(line)}
+        except ValueError:
+            yield {"level": "error", "event": line}
 
 
 def _age_seconds(job: Job) -> float:

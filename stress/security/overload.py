@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.settings import AccessSettings
 from muster.contracts.token import Scope
-from stress.load.client import Connection, get, port_of, post
+from stress.load.client import Connection, port_of
 from stress.load.figures import Figure, at_least, at_most, none_of, p99_ms, report_of
 from stress.runner import Report, main
 from stress.security.overload_clients import SLOW_EACH, Outcome, Plan, crowd_name
@@ -117,26 +118,26 @@ class _Honest:
 
     def __init__(self, plan: Plan) -> None:
         self._port = plan.port
-        self._looks = [
-            get(f"/jobs/{plan.job_id}"),
-            get("/jobs?limit=50"),
-            get("/jobs/summaries?limit=50"),
-        ]
+        self._looks = (f"/jobs/{plan.job_id}", "/jobs?limit=50", "/jobs/summaries?limit=50")
         self.waits: list[float] = []
         self.faults: list[str] = []
 
     def ask(self) -> None:
         body = {"command": ["true"], "world_size": 1}
-        job = post("/jobs", body, idempotency_key=f"honest-{len(self.waits)}")
         began = time.perf_counter()
         with Connection(self._port) as connection:
-            for request in (*self._looks, job):
-                answer = connection.ask(request)
-                self.waits.append(time.perf_counter() - began)
+            connecting = time.perf_counter() - began
+            key = f"honest-{len(self.waits)}"
+            for asked in (
+                *(partial(connection.get, path) for path in self._looks),
+                partial(connection.post, "/jobs", body, idempotency_key=key),
+            ):
+                answer = asked()
+                self.waits.append(connecting + answer.seconds)
                 if answer.status not in {200, 201}:
                     self.faults.append(f"{answer.status} {answer.body.decode()}")
                 time.sleep(PAUSE_SECONDS)
-                began = time.perf_counter()
+                connecting = 0.0
 
 
 def _demands(outcome: Outcome, door: AccessSettings) -> Iterator[Figure]:

@@ -1,18 +1,13 @@
 """The results of resumed stale processes, and every violation."""
 
 import statistics
-import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cli.output import table
-from muster.checkpoints.manifest import CheckpointName
-from stress.stale.jobs import latest_of
 
 IN_TIME_SECONDS = 2.0
-LOOK_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +29,7 @@ class Findings:
     faults: list[str] = field(default_factory=list)
     completed: int = 0
     commits: int = 0
-    """By successors, seen while stale processes ran or after."""
+    """Checkpoints that were read and verified; none may be older than the one before."""
     inside_transactions: int = 0
     """Coordinators that were stopped there, and again a moment later."""
     memories: int = 0
@@ -60,45 +55,6 @@ class Findings:
         return [waking for waking in self.wakings if waking.what in whats]
 
 
-class Watch:
-    """Polls every `LATEST`; none may go back."""
-
-    def __init__(self) -> None:
-        self._newest: dict[Path, CheckpointName] = {}
-        self._directories: set[Path] = set()
-        self._is_ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.commits = 0
-        self.faults: list[str] = []
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """Stop; nothing is counted after this returns."""
-        self._is_ending.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def follow(self, directories: Sequence[Path]) -> None:
-        self._directories |= set(directories)
-
-    def _run(self) -> None:
-        while not self._is_ending.wait(LOOK_SECONDS):
-            for directory in tuple(self._directories):
-                self._look(directory)
-
-    def _look(self, directory: Path) -> None:
-        found = latest_of(directory)
-        before = self._newest.get(directory)
-        if found is None or found == before:
-            return
-        if before is not None and found < before:
-            self.faults.append(f"{directory}: LATEST went back from {before} to {found}")
-        self._newest[directory] = found
-        self.commits += 1
-
-
 def figures(findings: Findings) -> Iterator[str]:
     groups: dict[tuple[str, str], list[Waking]] = defaultdict(list)
     for waking in findings.wakings:
@@ -115,5 +71,5 @@ def figures(findings: Findings) -> Iterator[str]:
     late = sum(map(findings.is_late, findings.wakings))
     yield f"later than {findings.in_time_seconds:g} s: {late} of {len(findings.wakings)}"
     yield f"jobs completed with the bits of an undisturbed run: {findings.completed}"
-    yield f"commits of successors watched: {findings.commits}"
+    yield f"checkpoints read and verified: {findings.commits}"
     yield f"stopped inside a transaction, let out of it: {findings.inside_transactions}"

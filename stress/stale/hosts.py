@@ -8,9 +8,10 @@ from typing import Self
 
 from cli.checkpoints import digests
 from muster.contracts.paths import checkpoints_of_job
+from stress.chaos.reader import CheckpointWatch
 from stress.chaos.saves import Saves
 from stress.runner import chance
-from stress.stale.findings import Findings, Waking, Watch
+from stress.stale.findings import Findings, Waking
 from stress.stale.jobs import COMMON, KINDS, Training, generation_in, is_finished
 from stress.stale.standing import changes, is_locked, mapped_memory, standing, writable_memory
 from tests.support.frozen_hosts import Host, let_go, signal_all
@@ -50,7 +51,7 @@ class MovingInstallation:
         self._elder: list[Training] = []
         """Those that come to their end meanwhile."""
         self._undisturbed: dict[str, object] = {}
-        self._watch = Watch()
+        self._reader: CheckpointWatch | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -65,12 +66,13 @@ class MovingInstallation:
         for kind, training in calm.items():
             self.installation.complete(training.job_id)
             self._undisturbed[kind] = self._digests(training)
-        self._watch.start()
+        self._reader = CheckpointWatch(self.installation.checkpoint_dir)
 
     def __exit__(self, *error: object) -> None:
-        self._watch.end()
-        self.findings.faults += self._watch.faults
-        self.findings.commits = self._watch.commits
+        if self._reader is not None:
+            read = self._reader.end()
+            self.findings.faults += [*read["invalid"], *read["regressed"]]
+            self.findings.commits = read["checkpoints"]
         try:
             if error[0] is None:
                 self.installation.end_jobs()
@@ -135,7 +137,6 @@ class MovingInstallation:
             self._trainings[kind] = self._submit(kind, sleep_sec=PACE_SECONDS)
         for training in self._trainings.values():
             self._await_steps(training, NEW_STEPS)
-            self._watch.follow(self._directories(training))
         over = [it for it in self._elder if is_over(self.installation.see(it.job_id))]
         for training in over:
             self._elder.remove(training)

@@ -154,7 +154,7 @@ def test_a_hanging_rank_is_replaced_and_waiting_ranks_are_not(
     installation: Installation, undisturbed: str
 ) -> None:
     job = PooledJob(
-        installation, world_size=3, program="paced.py:Hanging", progress_timeout_seconds=2
+        installation, world_size=3, program="paced.py:Hanging", progress_timeout_seconds=1
     )
     before = job.trains_with(0, 1, 2)
     job.lets_one_hang()
@@ -168,7 +168,7 @@ def test_a_hanging_rank_is_replaced_and_waiting_ranks_are_not(
     restarts = {worker["rank"]: worker["restarts"] for worker in job.see()["workers"]}
     assert restarts == {rank: int(rank == culprit) for rank in range(3)}
     told = [event["message"] for event in installation.events(job.job_id)]
-    assert f"rank {culprit} sent heartbeats but took no step for 2 s and was killed" in told
+    assert f"rank {culprit} sent heartbeats but took no step for 1 s and was killed" in told
 
 
 def test_a_program_that_hangs_before_it_can_train_is_replaced(
@@ -179,12 +179,12 @@ def test_a_program_that_hangs_before_it_can_train_is_replaced(
         world_size=2,
         program="paced.py:HangingAtFirst",
         progress_timeout_seconds=1,
-        start_grace_seconds=3,
+        start_grace_seconds=1,
     )
     assert job.completes() == undisturbed
     told = [event["message"] for event in installation.events(job.job_id)]
     for rank in (0, 1):
-        sentence = f"rank {rank} sent heartbeats but was not ready to train for 3 s and was killed"
+        sentence = f"rank {rank} sent heartbeats but was not ready to train for 1 s and was killed"
         assert sentence in told
 
 
@@ -202,8 +202,6 @@ def test_a_stopped_job_can_be_gone_on_with(installation: Installation, undisturb
 
 
 FAULTS = {
-    "its import": "import there_is_no_such_module",
-    "the wrong shape": "GRADIENT = np.zeros(3, np.float32)",
     "a NaN": "GRADIENT = np.full(8, np.nan, np.float32)",
     "its end in the middle": "sys.exit(0)",
 }

@@ -12,7 +12,7 @@ from stress.chaos.figures import Event, History
 from stress.chaos.logs import NumberedLines
 from stress.chaos.observer import JobSeen, Look, RankSeen
 from stress.chaos.program import witness_directory
-from stress.chaos.reader import Watch
+from stress.chaos.reader import Reader
 from stress.chaos.saves import Saves
 from stress.chaos.strikes import Strike, Target
 from tests.support.checkpoint_ranks import Rank
@@ -115,7 +115,7 @@ def test_who_is_struck_again_before_has_the_time_of_its_successor_only() -> None
 
 
 def test_the_reader_counts_what_is_intact(rank: Rank) -> None:
-    watch = Watch(rank.directory.parents[1])
+    watch = Reader(rank.directory.parents[1])
     rank.save(1, 2)
     watch.look()
     rank.save(3)
@@ -130,13 +130,13 @@ def test_the_reader_sees_a_torn_checkpoint(rank: Rank) -> None:
     rank.save(1, 2)
     (newest,) = rank.directory.glob(f"step_0000000002*/{STATE}")
     newest.write_bytes(newest.read_bytes()[:-1])
-    watch = Watch(rank.directory.parents[1])
+    watch = Reader(rank.directory.parents[1])
     watch.look()
     assert "does not match its hash" in watch.report()["invalid"][0]
 
 
 def test_the_reader_sees_a_checkpoint_that_goes_back(rank: Rank) -> None:
-    watch = Watch(rank.directory.parents[1])
+    watch = Reader(rank.directory.parents[1])
     rank.save(1)
     older = (rank.directory / LATEST).read_bytes()
     rank.save(2)
