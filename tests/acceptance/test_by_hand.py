@@ -139,7 +139,7 @@ def test_the_same_command_goes_on_after_an_interruption(
 
 
 def test_a_rank_that_a_person_interrupts_ends_with_a_sentence(terminal: Terminal) -> None:
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MUSTER_MODE": "synchronous", "SLEEP_SEC": "0.05"}
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MUSTER_MODE": "synchronous", "SLEEP_SEC": "0.2"}
     process = terminal.start("-P", "-m", "worker", JOB_ID="try", **rank)
     latest = terminal.directory / "checkpoints/try/LATEST"
     await_value(latest.exists, str)

@@ -15,8 +15,8 @@ from tests.support.installation import (
     restarts,
 )
 
-LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
-"""Two ranks of 64 steps and two seconds: time to be interrupted."""
+LONG = {"world_size": 2, "epochs": 6, "sleep_sec": 0.05}
+"""Two ranks of 96 steps and five seconds: time to be interrupted."""
 
 
 def test_a_world_size_is_enough_to_train(installation: Installation) -> None:
