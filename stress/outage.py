@@ -17,8 +17,6 @@ from muster.checkpoints.manifest import LATEST, CheckpointName
 from muster.contracts.paths import checkpoints_of_job
 from stress.callers import Callers
 from stress.runner import Report, main, say
-from tests.support.database_away import locked, ways
-from tests.support.fragile_postgres import fragile_postgres
 from tests.support.installation import (
     Installation,
     Service,
@@ -26,9 +24,11 @@ from tests.support.installation import (
     end_of,
     has_saved,
     is_over,
+    locked,
     pids,
     write_small_dataset,
 )
+from tests.support.postgres_server import fragile_postgres, ways
 from tests.support.undisturbed import UndisturbedRuns, bits
 
 STEP_SECONDS = 0.05

@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import make_url
 
 from stress.outage import endure
-from tests.support.database_away import locked, ways
-from tests.support.fragile_postgres import FragilePostgres, fragile_postgres
-from tests.support.installation import Installation, await_value
+from tests.support.installation import Installation, await_value, locked
+from tests.support.postgres_server import FragilePostgres, fragile_postgres, ways
 from tests.support.undisturbed import UndisturbedRuns
 
 SECONDS = 1.5

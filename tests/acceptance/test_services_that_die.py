@@ -18,7 +18,6 @@ from muster.host.containment import tagged_processes
 from muster.host.processes import is_running as is_alive
 from muster.host.processes import send_signal
 from muster.runtime.exit_report import write_exit_record
-from tests.support.database_away import locked
 from tests.support.installation import (
     Installation,
     Service,
@@ -28,6 +27,7 @@ from tests.support.installation import (
     has_saved,
     is_over,
     is_running,
+    locked,
     pids,
     records,
 )
