@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +15,7 @@ from muster.contracts.token import Scope
 from tests.integration.api.service import DEADLINE_SECONDS, Service, StandIn
 
 
-class Stage:
+class StreamService:
     """The service runs on the first core; this process moves to the last one."""
 
     def __init__(self, root: Path) -> None:
@@ -39,18 +37,16 @@ class Stage:
         os.sched_setaffinity(0, self._cores)
 
     def start(self) -> None:
-        with self.on_its_core():
-            self.service.start()
-
-    @contextmanager
-    def on_its_core(self) -> Iterator[None]:
-        """Let what is started inside run where the service does."""
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self._cores[:1])
         try:
-            yield
+            self.service.start()
         finally:
             os.sched_setaffinity(0, before)
+
+    @property
+    def port(self) -> int:
+        return self.service.port
 
     @property
     def pid(self) -> int:

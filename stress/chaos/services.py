@@ -1,20 +1,16 @@
-"""Starts and ends all parts of a chaos run in the right order."""
+"""Starts and ends all parts of a chaos run in the right order: services, jobs and observers."""
 
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from stress.chaos.decoys import Decoys
 from stress.chaos.jobs import Workload
-from stress.chaos.leases import Office
 from stress.chaos.logs import NumberedLines
-from stress.chaos.observer import Observer
-from stress.chaos.restarter import Restarter
+from stress.chaos.observer import LeaseObserver, Observer
+from stress.chaos.reader import CheckpointWatch
 from stress.chaos.strikes import awaited
+from stress.restarter import Restarter
 from tests.support.installation import Installation
 from tests.support.log_follower import LogFollower
 
@@ -26,7 +22,7 @@ STREAM_SECONDS = 10.0
 """For the log streams to end after their jobs."""
 
 
-class Scene:
+class RunningServices:
     """Services with their restarters, jobs and observers."""
 
     def __init__(
@@ -34,27 +30,26 @@ class Scene:
         installation: Installation,
         observer: Observer,
         workload: Workload,
-        office: Office,
-        *,
+        leases: LeaseObserver,
         coordinators: int,
     ) -> None:
         self.installation = installation
         self.observer = observer
         self.workload = workload
-        self.office = office
+        self.leases = leases
         self.api_restarter = Restarter(installation.api)
         several = [installation.coordinator, installation.standby][:coordinators]
         self._restarters = [self.api_restarter, *map(Restarter, several)]
         self.decoys = Decoys(installation.root)
         self.followers: dict[str, LogFollower] = {}
         self.printed: dict[str, NumberedLines] = {}
-        self._reader = _start_reader(installation.checkpoint_dir)
+        self._reader = CheckpointWatch(installation.checkpoint_dir)
         self.reading: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         for restarter in self._restarters:
             restarter.start()
-        self.office.start()
+        self.leases.start()
         self.observer.start()
         self.workload.start()
         return self
@@ -64,12 +59,11 @@ class Scene:
     ) -> None:
         self.workload.finish()
         self.observer.end()
-        self.office.end()
+        self.leases.end()
         for restarter in self._restarters:
             restarter.end()
         if not self.reading:
-            self._reader.kill()
-            self._reader.communicate()
+            self._reader.end()
         self.decoys.end()
 
     def meet_new_jobs(self) -> None:
@@ -89,22 +83,14 @@ class Scene:
         self.workload.finish()
         self.meet_new_jobs()
         awaited(lambda: not self.workload.lively(), LAST_SECONDS)
-        awaited(self._errands_are_over, LAST_SECONDS)
+        awaited(self._short_jobs_are_over, LAST_SECONDS)
         awaited(lambda: not self.installation.marks(), PARTING_SECONDS)
         left = [f"pid {record.pid} of {mark}" for record, mark in self.installation.marks()]
         until = time.monotonic() + STREAM_SECONDS
         for follower in self.followers.values():
             follower.wait(max(0.0, until - time.monotonic()))
-        self._reader.terminate()
-        self.reading = json.loads(self._reader.communicate()[0])
+        self.reading = self._reader.end()
         return left
 
-    def _errands_are_over(self) -> bool:
+    def _short_jobs_are_over(self) -> bool:
         return all(self.installation.job(it)["is_terminal"] for it in self.workload.errands[-100:])
-
-
-def _start_reader(checkpoint_dir: Path) -> "subprocess.Popen[bytes]":
-    script = Path(__file__).parent / "reader.py"
-    return subprocess.Popen(
-        [sys.executable, str(script), str(checkpoint_dir)], stdout=subprocess.PIPE
-    )

@@ -17,7 +17,7 @@ from database.engine import Database
 from muster.checkpoints.manifest import LATEST
 from muster.contracts.job import JobStatus
 from muster.runtime.secrets import SecretStore
-from stress.security.escape_places import EARLIER, JOB, ORDINARY, STANDING
+from stress.security.injection_fields import EARLIER, JOB, ORDINARY, STANDING
 from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.database_samples import member
 
@@ -44,7 +44,7 @@ class Findings:
 
     refused: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
-    breaches: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
     """What has not been tried in truth, as nothing would have been taken."""
 
@@ -63,14 +63,14 @@ class Findings:
         """Record violations in a response to any request."""
         told = f"{where}, {text[:80]!r}:"
         if answer.is_server_error:
-            self.breaches.append(f"{told} answered with {answer.status_code}")
+            self.faults.append(f"{told} answered with {answer.status_code}")
         if CONTENT in answer.text or "root:x:" in answer.text:
-            self.breaches.append(f"{told} {answer.request.url} shows {answer.text[:200]}")
+            self.faults.append(f"{told} {answer.request.url} shows {answer.text[:200]}")
         if "x-injected" in answer.headers:
-            self.breaches.append(f"{told} has made a header")
+            self.faults.append(f"{told} has made a header")
 
 
-class Scene:
+class AttackedService:
     """The service below `root`, whose coordinator is a stand-in."""
 
     def __init__(self, root: Path, findings: Findings) -> None:
@@ -125,11 +125,11 @@ class Scene:
     def compare(self, where: str) -> None:
         """Record changes outside since the last call, and a job that no longer runs."""
         if self._client.get(f"/jobs/{STANDING}").json().get("status") != JobStatus.RUNNING:
-            self._findings.breaches.append(f"{where}: {STANDING} no longer runs")
+            self._findings.faults.append(f"{where}: {STANDING} no longer runs")
         now = self.surroundings()
         for path in now.keys() | self._before.keys():
             if now.get(path) != self._before.get(path):
-                self._findings.breaches.append(f"{where}: {path} has changed")
+                self._findings.faults.append(f"{where}: {path} has changed")
         self._before = now
 
     def demand(self, what: str, answer: httpx.Response) -> None:
@@ -166,7 +166,7 @@ class Scene:
     def swap(self, where: str, link: Path, target: Path) -> None:
         """Put a link in the place of something of a job's, look at the job and delete it."""
         submitted = self._client.post("/jobs", json={"job_id": JOB, "command": ["true"]})
-        assert submitted.is_success, [submitted.text, *self._findings.breaches]
+        assert submitted.is_success, [submitted.text, *self._findings.faults]
         self._stand_in.run(JOB)
         self._stand_in.end(JOB)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ class Scene:
         gone = self._client.delete(f"/jobs/{job_id}", params={"force": True})
         self._findings.judge(f"{where}, removed", text, gone)
         if gone.is_error:
-            self._findings.breaches.append(f"{where}, {text[:80]!r}: {gone.text[:200]}")
+            self._findings.faults.append(f"{where}, {text[:80]!r}: {gone.text[:200]}")
 
 
 def names_in(path: str) -> list[str]:

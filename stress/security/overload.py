@@ -1,18 +1,17 @@
 """A service under attack: limits apply to each client, and honest clients are served.
 
-``python -m stress.security.siege`` runs hundreds of slow clients that hold a connection while
+``python -m stress.security.overload`` runs hundreds of slow clients that hold a connection while
 others flood the service and send too much. It prints how long an honest client waited and the
 responses of the others, and exits with 1 if a limit did not hold. As root it sends as different
 users.
 """
 
-import argparse
 import math
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,9 +21,10 @@ from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.settings import AccessSettings
 from muster.contracts.token import Scope
-from stress.load.client import Connection, get, port_of, post
-from stress.load.figures import Figure, at_least, at_most, none_of, p99_ms, report
-from stress.security.siege_attackers import LORISES_EACH, Outcome, Plan, crowd_name
+from stress.load.client import Connection, port_of
+from stress.load.figures import Figure, at_least, at_most, none_of, p99_ms, report_of
+from stress.runner import Report, main
+from stress.security.overload_clients import SLOW_EACH, Outcome, Plan, crowd_name
 from tests.support.installation import Installation
 from tests.support.usage import memory_bytes
 
@@ -54,15 +54,15 @@ PAUSE_SECONDS = 0.02
 """Pause of the honest client after each response."""
 
 
-def siege_figures(
-    root: Path, *, seconds: float, lorises: int, **environment: str
+def overload_figures(
+    root: Path, *, seconds: float, slow: int, **environment: str
 ) -> Iterator[Figure]:
     """Attack a new service with the limits of `environment`."""
     installation = Installation(root, **environment)
     door = AccessSettings.read(installation.environment)
     installation.start_api()
     try:
-        plan = _plan(installation, seconds, lorises)
+        plan = _plan(installation, seconds, slow)
         before = memory_bytes(installation.api.pid, "VmRSS")
         honest = _Honest(plan)
         outcome = _attack(root, plan, honest)
@@ -76,19 +76,19 @@ def siege_figures(
     yield at_most("memory grows by", (peak - before) / MIB, MEMORY_GOAL_MIB, " MiB")
 
 
-def _plan(installation: Installation, seconds: float, lorises: int) -> Plan:
+def _plan(installation: Installation, seconds: float, slow: int) -> Plan:
     database = Database.open(f"sqlite:///{installation.files.root}/muster.db")
     tokens = Tokens(database)
     shown = {
         name: tokens.create(name.replace(" ", "-"), Scope.SUBMIT, lifetime=None, created_by=None)[1]
-        for name in (*REFUSALS, *map(crowd_name, range(1 + lorises // LORISES_EACH)))
+        for name in (*REFUSALS, *map(crowd_name, range(1 + slow // SLOW_EACH)))
     }
     database.close()
     job_id = installation.submit(world_size=1, command=["true"])
     return Plan(
         port=port_of(installation.url),
         seconds=seconds,
-        lorises=lorises,
+        slow=slow,
         tokens=shown,
         job_id=job_id,
     )
@@ -99,7 +99,7 @@ def _attack(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
     with said.open("wb") as outcome:
         words = [
             sys.executable,
-            "siege_attackers.py",
+            "overload_clients.py",
             msgspec.json.encode(plan).decode(),
         ]
         attackers = subprocess.Popen(words, cwd=Path(__file__).parent, stdout=outcome)
@@ -118,26 +118,26 @@ class _Honest:
 
     def __init__(self, plan: Plan) -> None:
         self._port = plan.port
-        self._looks = [
-            get(f"/jobs/{plan.job_id}"),
-            get("/jobs?limit=50"),
-            get("/jobs/summaries?limit=50"),
-        ]
+        self._looks = (f"/jobs/{plan.job_id}", "/jobs?limit=50", "/jobs/summaries?limit=50")
         self.waits: list[float] = []
         self.faults: list[str] = []
 
     def ask(self) -> None:
         body = {"command": ["true"], "world_size": 1}
-        job = post("/jobs", body, idempotency_key=f"honest-{len(self.waits)}")
         began = time.perf_counter()
         with Connection(self._port) as connection:
-            for request in (*self._looks, job):
-                answer = connection.ask(request)
-                self.waits.append(time.perf_counter() - began)
+            connecting = time.perf_counter() - began
+            key = f"honest-{len(self.waits)}"
+            for asked in (
+                *(partial(connection.get, path) for path in self._looks),
+                partial(connection.post, "/jobs", body, idempotency_key=key),
+            ):
+                answer = asked()
+                self.waits.append(connecting + answer.seconds)
                 if answer.status not in {200, 201}:
                     self.faults.append(f"{answer.status} {answer.body.decode()}")
                 time.sleep(PAUSE_SECONDS)
-                began = time.perf_counter()
+                connecting = 0.0
 
 
 def _demands(outcome: Outcome, door: AccessSettings) -> Iterator[Figure]:
@@ -157,16 +157,10 @@ def _demands(outcome: Outcome, door: AccessSettings) -> Iterator[Figure]:
         )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=45, help="duration (45)")
-    parser.add_argument("--lorises", type=int, default=200, help="slow clients (200)")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        found = list(siege_figures(Path(directory), seconds=asked.seconds, lorises=asked.lorises))
-    print("\n".join(report(found)), flush=True)
-    return int(not all(figure.is_met for figure in found))
+def run(directory: Path, *, seconds: float = 45.0, slow: int = 200) -> Report:
+    """Attack for so many seconds, with so many slow clients."""
+    return report_of(list(overload_figures(directory, seconds=seconds, slow=slow)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(run)

@@ -1,6 +1,6 @@
 """Attackers of a service: some never finish a request, others exceed their limits.
 
-``python -m stress.security.siege_attackers PLAN`` follows the JSON of `Plan` and prints an
+``python -m stress.security.overload_clients PLAN`` follows the JSON of `Plan` and prints an
 `Outcome`. Each client uses a different loopback address and, as root, a user id other than the
 service's.
 """
@@ -20,10 +20,10 @@ import msgspec
 STRANGER = 60_000
 """The first user id of the attackers; any unused one will do."""
 
-LORISES_EACH = 60
+SLOW_EACH = 60
 """Slow clients per user and token; below the limit of both."""
 
-LORIS_SECONDS = 0.04
+SLOW_SECONDS = 0.04
 """Between two starts: 200 are connected before the first is closed."""
 
 DRIBBLE_SECONDS = 0.5
@@ -38,7 +38,7 @@ UNANSWERED = -1
 
 FLOODERS = 4
 FLOOD_LEAST = 8
-"""Requests of each of them, however short the siege is."""
+"""Requests of each of them, however short the run is."""
 
 STREAMS = 100
 LONG_HEADER = b"a" * (200 << 10)
@@ -52,14 +52,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     port: int
     seconds: float
-    lorises: int
+    slow: int
     tokens: dict[str, str]
-    """Those of each crowd of lorises, and of each kind of demand."""
+    """Those of each crowd of slow clients, and of each kind of demand."""
     job_id: str
 
 
 def crowd_name(crowd: int) -> str:
-    return f"lorises {crowd}"
+    return f"slow clients {crowd}"
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -130,9 +130,9 @@ class Attackers:
     async def run(self) -> None:
         kinds = [_owes_header, _owes_body, _owes_everything]
         async with asyncio.TaskGroup() as group:
-            for number in range(self._plan.lorises):
-                kind, crowd = kinds[number % len(kinds)], number // LORISES_EACH
-                group.create_task(self._loris(kind, crowd, number * LORIS_SECONDS))
+            for number in range(self._plan.slow):
+                kind, crowd = kinds[number % len(kinds)], number // SLOW_EACH
+                group.create_task(self._slow_client(kind, crowd, number * SLOW_SECONDS))
             group.create_task(self._floods())
             group.create_task(self._long_headers())
             group.create_task(self._large_bodies())
@@ -140,7 +140,7 @@ class Attackers:
 
     # Incomplete requests
 
-    async def _loris(self, owes: Owing, crowd: int, delay_seconds: float) -> None:
+    async def _slow_client(self, owes: Owing, crowd: int, delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)
         token = self._plan.tokens[crowd_name(crowd)]
         rounds = 0

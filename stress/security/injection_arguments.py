@@ -36,7 +36,7 @@ def sayable(texts: Sequence[str]) -> list[str]:
     ]
 
 
-def arrived(root: Path, texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
+def changed_arguments(root: Path, texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
     """Return which texts arrived otherwise than they were sent, by the door they came through."""
     words = sayable(texts)
     variables = {f"P_{number}": word for number, word in enumerate(words)}

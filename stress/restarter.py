@@ -3,7 +3,9 @@
 import threading
 import time
 
-from tests.support.installation import Service
+import httpx
+
+from tests.support.installation import Installation, Service, await_value
 
 YOUNG_SECONDS = 1.0
 PAUSE_SECONDS = 0.2
@@ -39,3 +41,15 @@ class Restarter:
             if time.monotonic() - started < YOUNG_SECONDS:
                 time.sleep(PAUSE_SECONDS)
             self._service.start()
+
+
+def await_api(installation: Installation) -> None:
+    """Wait until the API answers."""
+
+    def answers() -> bool:
+        try:
+            return installation.request("GET", "/jobs?limit=1").is_success
+        except httpx.TransportError:
+            return False
+
+    await_value(answers, str)

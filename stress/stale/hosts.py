@@ -1,6 +1,5 @@
 """An installation whose coordinator moves from host to host, with its jobs."""
 
-import random
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,20 +9,20 @@ from typing import Self
 from cli.checkpoints import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
+from stress.chaos.reader import CheckpointWatch
 from stress.chaos.saves import Saves
-from stress.stale.findings import Findings, Waking, Watch
+from stress.runner import chance
+from stress.stale.findings import Findings, Waking
 from stress.stale.jobs import COMMON, KINDS, Training, generation_in, is_finished
 from stress.stale.standing import changes, is_locked, mapped_memory, standing, writable_memory
 from tests.support.frozen_hosts import Host, let_go, signal_all
-from tests.support.installation import Installation, Seen, await_value, is_over
+from tests.support.installation import Installation, Seen, await_value, is_over, write_small_dataset
 
 PACE_SECONDS = 0.02
-"""Between steps: a job goes through several machines."""
+"""Between steps: a job goes through several hosts."""
 
 NEW_STEPS = 10
-"""What a successor has taken at least before the machine goes on."""
+"""What a successor has taken at least before the host goes on."""
 
 WATCH_SECONDS = 0.3
 """After the last has gone, for what it might have left to happen."""
@@ -37,15 +36,15 @@ SENTENCES = {
 }
 
 
-class Scene:
-    """Machines that come and go, the jobs that they train, and what is found."""
+class MovingInstallation:
+    """Hosts that come and go, the jobs that they train, and what is found."""
 
     def __init__(
         self, installation: Installation, seed: int, findings: Findings, epochs: int
     ) -> None:
         self.installation = installation
         self.findings = findings
-        self._chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
+        self._chance = chance(seed)
         self._epochs = epochs
         self._hosts: list[Host] = []
         self._trainings: dict[str, Training] = {}
@@ -53,16 +52,14 @@ class Scene:
         self._elder: list[Training] = []
         """Those that come to their end meanwhile."""
         self._undisturbed: dict[str, object] = {}
-        self._watch = Watch()
+        self._reader: CheckpointWatch | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def begin(self) -> None:
-        """Start the first machine, and see what undisturbed jobs end with."""
-        write_dataset(
-            self.installation.root / "shards", synthetic(samples=512, shards=8, features=8)
-        )
+        """Start the first host, and see what undisturbed jobs end with."""
+        write_small_dataset(self.installation.root / "shards")
         self.installation.start_api()
         self._bring_a_host()
         await_value(self._hosts[-1].coordinates, self._describe)
@@ -70,12 +67,13 @@ class Scene:
         for kind, training in calm.items():
             self.installation.complete(training.job_id)
             self._undisturbed[kind] = self._digests(training)
-        self._watch.start()
+        self._reader = CheckpointWatch(self.installation.checkpoint_dir)
 
     def __exit__(self, *error: object) -> None:
-        self._watch.end()
-        self.findings.breaches += self._watch.breaches
-        self.findings.commits = self._watch.commits
+        if self._reader is not None:
+            read = self._reader.end()
+            self.findings.faults += [*read["invalid"], *read["regressed"]]
+            self.findings.commits = read["checkpoints"]
         try:
             if error[0] is None:
                 self.installation.end_jobs()
@@ -88,8 +86,8 @@ class Scene:
 
     # Hosts
 
-    def replace_a_host(self) -> None:
-        """Freeze the machine, let another take over, and let the old one go on."""
+    def replace_host(self) -> None:
+        """Freeze the host, let another take over, and let the old one go on."""
         self._keep_training()
         old, new = self._hosts[-1], self._bring_a_host()
         new.await_standby()
@@ -110,7 +108,7 @@ class Scene:
         self._expect_fenced(old)
         time.sleep(WATCH_SECONDS)
         after = standing(self.installation, self._all())
-        self.findings.breaches += changes(before, after)
+        self.findings.faults += changes(before, after)
         self._expect_living(new)
         old.end()
 
@@ -140,7 +138,6 @@ class Scene:
             self._trainings[kind] = self._submit(kind, sleep_sec=PACE_SECONDS)
         for training in self._trainings.values():
             self._await_steps(training, NEW_STEPS)
-            self._watch.follow(self._directories(training))
         over = [it for it in self._elder if is_over(self.installation.see(it.job_id))]
         for training in over:
             self._elder.remove(training)
@@ -160,11 +157,11 @@ class Scene:
         self.installation.complete(training.job_id)
         self.findings.completed += 1
         if self._digests(training) != self._undisturbed[training.kind]:
-            self.findings.breaches.append(f"{training}: other bits than an undisturbed run")
+            self.findings.faults.append(f"{training}: other bits than an undisturbed run")
         if training.kind != "independent":
             audit = self.installation.request("GET", f"/jobs/{training.job_id}/audit").json()
             if not (audit["complete"] and audit["exactly_once"]):
-                self.findings.breaches.append(f"{training}: {audit}")
+                self.findings.faults.append(f"{training}: {audit}")
 
     def _await_steps(self, training: Training, count: int) -> None:
         seen = self.installation.see(training.job_id)
@@ -197,7 +194,7 @@ class Scene:
     # Freezing
 
     def _freeze(self, host: Host) -> dict[str, str]:
-        """Stop a machine at some instant of one job; return the instants by kind of job."""
+        """Stop a host at some instant of one job; return the instants by kind of job."""
         instant = self._chance.choice(INSTANTS)
         kinds = list(KINDS) if instant != "in a sum" else ["shared memory", "tcp"]
         target = self._trainings[self._chance.choice(kinds)]
@@ -262,7 +259,7 @@ class Scene:
                 what, instant = training.kind, instants[training.kind]
                 outcome = self._outcome(training, rank, incarnation)
                 if outcome == ENDED and part != "all":
-                    self.findings.breaches.append(f"{training}: rank {rank} did not say why")
+                    self.findings.faults.append(f"{training}: rank {rank} did not say why")
             else:
                 what, instant, outcome = whats[pid], "", "exits"
             self.findings.note(Waking(what=what, instant=instant, outcome=outcome, seconds=seconds))
@@ -282,11 +279,11 @@ class Scene:
         await_value(lambda: host.exit_code() is not None, lambda: host.log.read_text()[-500:])
         if host.exit_code() != 75:
             code, log = host.exit_code(), host.log.read_text()[-500:]
-            self.findings.breaches.append(f"the stale coordinator ended with {code}: {log}")
+            self.findings.faults.append(f"the stale coordinator ended with {code}: {log}")
 
     def _expect_living(self, host: Host) -> None:
         if len(host.coordinators()) != 1 or host.exit_code() is not None:
-            self.findings.breaches.append(f"{host.name} has lost its coordinator")
+            self.findings.faults.append(f"{host.name} has lost its coordinator")
 
     def _describe(self) -> str:
         ids = [training.job_id for training in self._all()]
