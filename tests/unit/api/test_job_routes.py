@@ -33,8 +33,8 @@ class Service:
         self.stored: dict[JobId, Job] = {}
         self.app_state = SimpleNamespace(
             jobs=SimpleNamespace(creation=self._creation, find=self.stored.get),
-            intake=SimpleNamespace(store=self._store),
-            files=DataDir(root),
+            submission_queue=SimpleNamespace(store=self._store),
+            data_dir=DataDir(root),
             submitter=Submitter(
                 settings=ServiceSettings.read(environment, cores=2),
                 working_dir=root,
