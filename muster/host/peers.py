@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -130,6 +131,7 @@ def parse_endpoint(text: str) -> Endpoint:
     return normalize_address(b"".join(words)), int(port, 16)
 
 
+@lru_cache(maxsize=256)  # parsing costs microseconds, and the API asks four times for each request
 def normalize_address(address: str | bytes) -> IPAddress:
     """Return the address, an IPv4-mapped IPv6 address as IPv4."""
     found = ipaddress.ip_address(address)
