@@ -85,11 +85,6 @@ def test_a_requested_id_is_tried_once(tmp_path: Path) -> None:
         planned(JobRequest(job_id="mine"), service.app_state)
 
 
-def test_a_plan_may_show_a_generated_id_that_is_taken(tmp_path: Path) -> None:
-    service = Service(tmp_path, [1, 1])
-    assert service.submit().job_id == planned(JobRequest(), service.app_state).job_id
-
-
 def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:
     wanted = replace(JOB, uid=JobUid("later"))
     over = replace(wanted, status=JobStatus.COMPLETED)
