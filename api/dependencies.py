@@ -164,8 +164,8 @@ async def _caller(request: Request) -> Caller:
 CurrentCaller = Annotated[Caller, Depends(_caller)]
 
 
-async def _caller_name(caller: CurrentCaller) -> str:
-    return caller.name
+async def _caller_name(request: Request) -> str:
+    return cast(Caller, request.scope["state"]["caller"]).name
 
 
 CallerName = Annotated[str, Depends(_caller_name)]
@@ -194,17 +194,13 @@ _BEARER: Final = HTTPBearer(
 
 
 async def _check_scope(
-    request: Request,
-    caller: CurrentCaller,
-    reauthenticate: Reauthentication,
-    needed: SecurityScopes,
-    _shown: Annotated[object, Depends(_BEARER)],
+    request: Request, needed: SecurityScopes, _shown: Annotated[object, Depends(_BEARER)]
 ) -> None:
-    if request.method in CHANGING_METHODS:
-        # The body may have taken seconds to arrive since the middleware authenticated the caller.
-        await reauthenticate()
     with logged_refusal(request.scope):
-        require_scope(caller, Scope(needed.scopes[-1]))
+        if request.method in CHANGING_METHODS:
+            # The body may have taken seconds to arrive since the middleware knew the caller.
+            await request.scope["state"]["authenticate"]()
+        require_scope(request.scope["state"]["caller"], Scope(needed.scopes[-1]))
 
 
 READ: Final = Security(_check_scope, scopes=[Scope.READ])

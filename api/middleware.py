@@ -169,7 +169,9 @@ class AccessMiddleware:
         if sum(len(name) + len(value) for name, value in headers.raw) > HEADERS_LIMIT_BYTES:
             detail = f"The headers may have {HEADERS_LIMIT_BYTES >> 10} KiB in all."
             raise Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "long-headers", detail)
-        if _host_name(headers) not in self._hosts and not _is_in(BARE_PROBES, scope):
+        found = _HOST.fullmatch(headers.get("host", "").lower())
+        host = (found[1] or found[2]) if found else None
+        if host not in self._hosts and not _is_in(BARE_PROBES, scope):
             raise Problem(
                 HTTPStatus.FORBIDDEN,
                 "foreign-host",
@@ -260,11 +262,6 @@ def _check_body(scope: Scope, headers: Mapping[str, str]) -> None:
     if length_bytes > BODY_LIMIT_BYTES:  # a body without a length is limited by FastAPI
         detail = f"The body is longer than {BODY_LIMIT_BYTES} bytes."
         raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body-too-large", detail)
-
-
-def _host_name(headers: Mapping[str, str]) -> str | None:
-    found = _HOST.fullmatch(headers.get("host", "").lower())
-    return (found[1] or found[2]) if found else None
 
 
 def _origin_host(origin: str) -> str | None:
