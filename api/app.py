@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 
-from api.dependencies import PREFIX, AppState, refuse_undeclared
+from api.dependencies import PREFIX, AppState
 from api.errors import install
 from api.middleware import BODY_LIMIT_BYTES, HeadAsGet
 from api.routes import deletion, jobs, logs, pool, service
@@ -45,7 +45,6 @@ def described(version: str) -> FastAPI:
     app.add_middleware(HeadAsGet)
     modules = (service, jobs, pool, logs, deletion)
     for router in (*(module.router for module in modules), service.token_router):
-        refuse_undeclared(router)
         app.include_router(router)
         app.include_router(router, prefix=PREFIX, include_in_schema=False)
     return app

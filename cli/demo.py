@@ -183,7 +183,7 @@ def _compare(client: Client, stage: Path) -> None:
 
     from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
     from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
-    from muster.training.independent import accuracy  # noqa: PLC0415
+    from muster.training.classifier import accuracy  # noqa: PLC0415
 
     print("5. Compared: the last checkpoint of each, weights and position to the last bit")
     directories = [checkpoints_of_job(stage / "checkpoints", job) for job in ("alone", "elastic")]

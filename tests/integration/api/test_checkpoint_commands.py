@@ -7,27 +7,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from cli.main import app
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from tests.integration.api.service import Service, StandIn
 from tests.support.checkpoint_ranks import Rank, owner
 
 Muster = Callable[..., Result]
-
-
-@pytest.fixture
-def muster(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Muster:
-    monkeypatch.setenv("MUSTER_URL", service.url)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
-
-    def said(*words: str) -> Result:
-        return CliRunner().invoke(app, words)
-
-    return said
 
 
 @pytest.fixture

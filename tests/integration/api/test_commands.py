@@ -8,10 +8,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from cli.errors import ExitCode
-from cli.main import app
 from cli.workers import AUDIT_UNKNOWN
 from muster.contracts.job import JobId, JobStatus
 from muster.host.ports import free_port
@@ -21,19 +20,6 @@ from tests.support.database_samples import NOON, attempt, commit, epoch, member,
 TERMINAL_COLUMNS = 80
 
 Muster = Callable[..., Result]
-
-
-@pytest.fixture
-def muster(service: Service, monkeypatch: pytest.MonkeyPatch) -> Muster:
-    """Give the commands, as they are typed where this service is."""
-    monkeypatch.delenv("MUSTER_URL", raising=False)
-    monkeypatch.delenv("MUSTER_HOST", raising=False)
-    monkeypatch.setenv("MUSTER_PORT", str(service.port))
-
-    def said(*words: str) -> Result:
-        return CliRunner().invoke(app, words)
-
-    return said
 
 
 def test_job_is_scaled(muster: Muster, stand_in: StandIn, elastic: str) -> None:

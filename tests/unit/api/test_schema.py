@@ -148,6 +148,16 @@ def test_every_field_of_a_job_is_documented() -> None:
     assert all("description" in str(field) for field in properties.values())
 
 
+def test_every_reference_and_body_of_the_document_has_a_schema() -> None:
+    document = described("0").openapi()
+    schemas = document["components"]["schemas"]
+    assert set(re.findall(r"#/components/schemas/(\w+)", str(document))) <= schemas.keys()
+    bodies = [operation["requestBody"] for _, operation in OPERATIONS if "requestBody" in operation]
+    for body in bodies:
+        name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        assert schemas[name]["examples"]
+
+
 def test_no_two_operations_have_the_same_name() -> None:
     names = Counter(operation["operationId"] for _, operation in OPERATIONS)
     assert max(names.values()) == 1
