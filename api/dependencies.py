@@ -63,7 +63,7 @@ class CoordinatorHandle:
                 return None
             return (
                 f"the coordinator (pid {process.pid}) is stopped by a signal: continue it with "
-                f"`kill -CONT {process.pid}`, or restart it with `muster up`"
+                f"`kill -CONT {process.pid}`, or end it with `kill -9 {process.pid}`"
             )
         if not is_provably_gone(process) and self._is_beating(lease):
             return None

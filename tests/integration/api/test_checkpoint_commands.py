@@ -137,5 +137,5 @@ def test_missing_checkpoints_of_a_command_say_why(
     client.post("/jobs", json={"job_id": name, "command": ["true"]}).raise_for_status()
     result = muster("checkpoint", "ls", name)
     assert result.exit_code == 5
-    assert "only a command that saves with `import muster` writes there" in result.stderr
+    assert "a command saves only with `import muster`" in result.stderr
     stand_in.end(name)

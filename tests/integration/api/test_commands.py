@@ -12,7 +12,7 @@ from click.testing import Result
 
 from cli.errors import ExitCode
 from cli.workers import AUDIT_UNKNOWN
-from muster.contracts.job import JobId
+from muster.contracts.job import JobId, JobStatus
 from tests.integration.api.service import Service, StandIn
 from tests.support.database_samples import NOON, attempt, commit, epoch, member, worker
 
@@ -115,6 +115,14 @@ def test_incarnations_show_each_process_and_its_end(
         "rank  process   pid  started (UTC)   seconds  steps   class",
         "   0        1  4711  03-01 12:00:01  -        5 to 8  alive",
     ]
+
+
+def test_audit_that_fails_is_exit_code_1(muster: Muster, stand_in: StandIn, elastic: str) -> None:
+    stand_in.write(elastic, epochs=[epoch(0, hash_sum=1)])
+    stand_in.move(elastic, JobStatus.COMPLETED)
+    result = muster("audit", elastic)
+    assert result.exit_code == 1
+    assert "did NOT read every sample" in result.stdout.splitlines()[-1]
 
 
 def typed(port: int, *words: str) -> subprocess.CompletedProcess[str]:

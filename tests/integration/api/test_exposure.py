@@ -13,7 +13,6 @@ import pytest
 from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.token import Scope
-from muster.host.peers import normalize_address, parse_endpoint
 from tests.integration.api.service import DEADLINE_SECONDS, Service
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 
@@ -55,13 +54,12 @@ def unstarted(tmp_path_factory: pytest.TempPathFactory) -> Service:
 
 def test_it_listens_on_loopback_by_default(service: Service) -> None:
     listening = [
-        parse_endpoint(fields[1])
+        fields[1].partition(":")[0]
         for table in ("tcp", "tcp6")
         for fields in map(str.split, Path("/proc/net", table).read_text().splitlines()[1:])
-        if fields[3] == "0A"
+        if fields[3] == "0A" and fields[1].endswith(f":{service.port:04X}")
     ]
-    addresses = [address for address, port in listening if port == service.port]
-    assert addresses == [normalize_address("127.0.0.1")]
+    assert listening == [f"{int.from_bytes(bytes((127, 0, 0, 1)), sys.byteorder):08X}"]
 
 
 @pytest.mark.parametrize(

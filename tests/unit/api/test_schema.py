@@ -12,7 +12,7 @@ from api.app import described
 from api.errors import InvalidRequest
 from api.schema import JobPatch, StopBody, TokenRequest, decode
 from docs import generate
-from muster.contracts.job_fields import job_schema, reference_page
+from muster.contracts.job_fields import job_schema
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.token import Scope
 
@@ -140,11 +140,6 @@ def test_a_request_has_the_fields_of_a_job_and_an_id() -> None:
 @pytest.mark.parametrize("name", generate.PAGES)
 def test_generated_page_is_current(name: str) -> None:
     assert (DOCS / name).read_text() == generate.PAGES[name](), "run: python -P docs/generate.py"
-
-
-def test_page_of_job_fields_is_current() -> None:
-    page = (DOCS / "reference" / "job-fields.md").read_text()
-    assert page == reference_page(), "run: python -P -m cli.reference"
 
 
 def test_every_field_of_a_job_is_documented() -> None:
