@@ -26,8 +26,8 @@ from api.auth import (
     client_name,
     log_change,
     log_refusal,
-    printable,
     require_scope,
+    shorten_path,
 )
 from api.dependencies import PREFIX
 from api.errors import MethodNotAllowed, Problem, problem_response
@@ -121,7 +121,7 @@ class AccessMiddleware:
             _LOG.exception(
                 "a request failed unexpectedly",
                 action="request_failed",
-                path=printable(scope["path"]),
+                path=shorten_path(scope["path"]),
             )
 
     async def _admit(self, scope: Scope, headers: Headers) -> str | None:

@@ -57,7 +57,7 @@ FAULTS: Final = {
     FaultKind.TERM: Fault(
         signal.SIGTERM,
         "was asked to end (SIGTERM)",
-        "it trains on. A script ends if it checks run.should_stop; --fault kill ends it in any case",
+        "it trains on. A script ends if it checks run.should_stop; --fault kill always ends it",
     ),
 }
 

@@ -147,9 +147,9 @@ def _dangling_latest(places: Sequence[CheckpointDir]) -> Iterator[tuple[str, str
         latest, names = place.reader.latest(), place.reader.names()
         # A running job may have replaced the file since `names` was read.
         if names and latest not in names and place.reader.latest() == latest:
-            lost = "is missing or unreadable" if latest is None else f"names {latest}, which does not exist"
             path = f"{place.reader.directory}/LATEST"
-            yield path, f"{place.label}  {path} {lost}"
+            problem = f"names {latest}, which does not exist" if latest else "cannot be read"
+            yield path, f"{place.label}  {path} {problem}"
 
 
 _where_argument = click.argument(
