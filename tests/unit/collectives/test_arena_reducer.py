@@ -86,7 +86,7 @@ def test_closed_peer_is_not_waited_for(elements: int) -> None:
 def test_short_sum_of_changed_slots_is_not_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 1 is told of a new layout after it had said that its slots are ready."""
+    """Rank 1 joins a new group after it has published its slots."""
     host, flags = group(2, 10)
     first, _ = host.reducers(flags)
     flags[1].raise_to(PUBLISHED, 1)
