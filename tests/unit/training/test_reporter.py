@@ -103,14 +103,14 @@ def test_restored_rank_reports_epochs_and_step_again(tmp_path: Path, ear: Ear) -
     reporter.print_outcome(Outcome.DONE)
     (beat,) = ear.heard()
     assert isinstance(beat, Heartbeat)
-    assert beat.step == EPOCHS, "also if it has nothing left to do"
+    assert beat.progress.step == EPOCHS, "also if it has nothing left to do"
 
 
 def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None:
     reporter = reporter_of(tmp_path, ear)
     with reporter.busy:
         reporter.supervision.report()
-    reporter.supervision._heartbeat.stop()  # noqa: SLF001  sends the last heartbeat at once
+    reporter.supervision.stop()
     assert [beat.waiting for beat in ear.heard() if isinstance(beat, Heartbeat)] == [False, True]
 
 
