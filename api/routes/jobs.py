@@ -68,9 +68,6 @@ IDS_TRIED: Final = 4
 """Generated ids tried for one job. Of 500 jobs in a second two get the same id in one of 17 000
 cases (500² / 2 / 36⁶)."""
 
-LAUNCHER: Final = "local"
-"""Agents are processes on the coordinator's machine."""
-
 NUMBER_LIMIT: Final = 2**63 - 1
 """The largest integer of the databases."""
 
@@ -340,7 +337,7 @@ def planned(asked: JobRequest, state: AppState) -> JobPlan:
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,
-        launcher=LAUNCHER,
+        launcher="local",  # agents are processes on the coordinator's machine
         world_size=spec.world_size,
         command=None if spec.command is None else list(spec.command),
         program=spec.program,
