@@ -55,7 +55,9 @@ SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
 }
 
 
-def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
+def values(  # noqa: PLR0911  one return for each kind of declaration
+    declared: inspect.Type,
+) -> st.SearchStrategy[Any]:
     """Return a strategy for what a declaration allows."""
     match declared:
         case inspect.Metadata(type=described):
