@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check types units test chaos contain stale fuzz load siege bench lock clean
+.PHONY: help up demo check types units test chaos contain stale fuzz load security bench lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -38,7 +38,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 units: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres and not slow' tests/unit
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres and not slow' tests/unit tests/promises
 
 # Integration tests wait for half of their time, so two cores have room for three workers. They
 # differ much in length, so an idle worker takes over half of what another still has to do; until
@@ -47,7 +47,7 @@ test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choos
 	$(BIN)/pytest -n 3 --dist worksteal --durations 10 $(ARGS)
 
 # Each harness can be run alone, longer and with another seed; docs/reliability.md lists them all,
-# also those without a target (vigil, outage, log_gaps).
+# also those without a target (detection, outage, log_gaps).
 chaos: $(STAMP) ## faults in every process, then random kills of ranks: 10 to 30 min (ARGS='--faults 50')
 	$(BIN)/python -m stress.chaos $(ARGS)
 	$(BIN)/python -m stress.random_kills
@@ -67,9 +67,9 @@ load: $(STAMP) ## many readers, submissions, jobs, keys: 5 to 10 min
 	$(BIN)/python -m stress.load.answers
 	$(BIN)/python -m stress.lost_replies --keys 1000 --duplicates 8 --kills 25
 
-siege: $(STAMP) ## attacks on the API, path traversal, leaks of secrets: 5 min
-	$(BIN)/python -m stress.security.siege
-	$(BIN)/python -m stress.security.escapes
+security: $(STAMP) ## attacks on the API, path traversal, leaks of secrets: 5 min
+	$(BIN)/python -m stress.security.overload
+	$(BIN)/python -m stress.security.injection
 	$(BIN)/python -m stress.security.canaries
 
 bench: $(STAMP) ## run every benchmark and print its figures

@@ -5,21 +5,16 @@ a new installation, with at least ten kills each. Schedule i has the seed SEED +
 alone with ``1 SEED``.
 """
 
-import argparse
-import random
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
 from muster.host.processes import identify, send_signal
-from tests.support.installation import Installation, await_value
+from stress.runner import Report, chance, main, say
+from tests.support.installation import Installation, await_value, write_small_dataset
 from tests.support.pools import PooledJob
 
 KILLS = 10
@@ -51,7 +46,7 @@ class Schedule:
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._chance = random.Random(self.seed)  # noqa: S311  repeatable on purpose, no secret
+        self._chance = chance(self.seed)
         self._victims: set[int] = set()
 
     def runs(self) -> str:
@@ -168,54 +163,27 @@ class Schedule:
         assert len(ends) <= len(self._victims), f"{ends}\n{described}"
 
 
-def undisturbed(installation: Installation) -> str:
-    """Return the digest of one undisturbed rank."""
-    return PooledJob(installation, world_size=1, epochs=LONG["epochs"]).completes()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("schedules", type=int, nargs="?", default=20, help="how many (20)")
-    parser.add_argument("seed", type=int, nargs="?", default=0, help="of the first schedule (0)")
-    parser.add_argument(
-        "--backend",
-        choices=["shared_memory", "tcp"],
-        default="shared_memory",
-        help="what ranks meet by (%(default)s)",
-    )
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        installation = Installation(Path(directory))
-        write_dataset(installation.root / "shards", synthetic(samples=512, shards=8, features=8))
-        with installation:
-            right = undisturbed(installation)
-            failed = [
-                seed
-                for seed in range(asked.seed, asked.seed + asked.schedules)
-                if not _holds(Schedule(installation, seed, asked.backend), right)
-            ]
-    for seed in failed:
-        _say(f"again: python -m stress.elastic_schedules 1 {seed} --backend {asked.backend}")
-    _say(f"{asked.schedules - len(failed)} of {asked.schedules} schedules: the same bits")
-    return 1 if failed else 0
-
-
-def _holds(schedule: Schedule, right: str) -> bool:
-    began_at = time.monotonic()
-    try:
-        digest = schedule.runs()
-        assert digest == right, f"other bits: {digest} instead of {right}"
-    except AssertionError as error:
-        _say(f"seed {schedule.seed} FAILED after {dict(schedule.done)}\n{error}")
-        return False
-    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(schedule.done.items()))
-    _say(f"seed {schedule.seed}  {time.monotonic() - began_at:5.1f} s  {counts}")
-    return True
-
-
-def _say(sentence: str) -> None:
-    print(sentence, flush=True)
+def run(
+    directory: Path, schedules: int = 20, seed: int = 0, *, backend: str = "shared_memory"
+) -> Report:
+    """Compare each schedule with one undisturbed rank; schedule i has the seed `seed` + i."""
+    report = Report()
+    write_small_dataset(directory / "shards")
+    with Installation(directory) as installation:
+        right = PooledJob(installation, world_size=1, epochs=LONG["epochs"]).completes()
+        for number in range(seed, seed + schedules):
+            schedule, began_at = Schedule(installation, number, backend), time.monotonic()
+            try:
+                digest = schedule.runs()
+                assert digest == right, f"other bits: {digest} instead of {right}"
+            except AssertionError as error:
+                report.faults.append(f"seed {number} after {dict(schedule.done)}: {error}")
+            counts = ", ".join(f"{kind} {count}" for kind, count in sorted(schedule.done.items()))
+            say(f"seed {number}  {time.monotonic() - began_at:5.1f} s  {counts}")
+    same = schedules - len(report.faults)
+    report.lines.append(f"{same} of {schedules} schedules: the same bits, by {backend}")
+    return report
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(run)

@@ -6,29 +6,24 @@ and the API, and compares what readers got, resuming by `Last-Event-ID`, with th
 byte.
 """
 
-import argparse
 import random
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-
-import httpx
 
 from api.logs.files import Line, shorten
 from muster.contracts.paths import LogName
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
-from stress.chaos.restarter import Restarter
+from stress.restarter import Restarter, await_api
+from stress.runner import Report, chance, main
 from stress.scribbler import FAST_LINES
-from tests.support.installation import Installation, await_value, is_over, is_running
+from tests.support.installation import Installation, is_over, is_running
 from tests.support.log_follower import LogFollower
 
 VICTIMS = {"rank": 30, "agent": 15, "coordinator": 20, "api": 35}
@@ -43,34 +38,19 @@ LAST_SECONDS = 120.0
 TOKEN = re.compile(rb"line (\d+) of ([0-9.]+\.(?:rank|child));")
 
 
-@dataclass
-class Report:
-    """Counts and faults of a run."""
-
-    deaths: Counter[str] = field(default_factory=Counter)
-    resumed: int = 0
-    lines: int = 0
-    seconds: float = 0.0
-    faults: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        deaths = ", ".join(f"{count} x {victim}" for victim, count in self.deaths.items())
-        return (
-            f"{self.deaths.total()} deaths in {self.seconds:.0f} s ({deaths}); {self.lines} lines "
-            f"read, {self.lines / self.seconds:.0f}/s, over {self.resumed} resumptions; "
-            + ("; ".join(self.faults) or "every line in order, once")
-        )
+def run(directory: Path, *, deaths: int = 120, seed: int = 0, jobs: int = 2) -> Report:
+    """Kill processes while jobs write, and check what their readers got."""
+    with Installation(directory) as installation:
+        return _run(installation, deaths, chance(seed), jobs)
 
 
-def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) -> Report:
-    """Kill processes while jobs write; return what their readers got."""
-    report, began = Report(), time.monotonic()
-    chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
-    root = installation.root / f"scribbles-{seed}"
+def _run(installation: Installation, deaths: int, random: random.Random, jobs: int) -> Report:
+    died: Counter[str] = Counter()
+    root = installation.root / "scribbles"
     root.mkdir()
-    script = str(Path(__file__).parent / "scribbler.py")
-    command = [sys.executable, script, str(root)]
+    command = [sys.executable, str(Path(__file__).parent / "scribbler.py"), str(root)]
     fields = {"world_size": 2, "command": command, "max_restarts": 1000}
+    began = time.monotonic()
     written = [installation.submit(**fields) for _ in range(jobs)]
     readers = {
         (job_id, rank): _reader(installation.url, job_id, rank, root / f"{job_id}.{rank}")
@@ -83,30 +63,38 @@ def run(installation: Installation, *, deaths: int, seed: int, jobs: int = 2) ->
     for restarter in restarters:
         restarter.start()
     for _ in range(deaths):
-        (victim,) = chance.choices([*VICTIMS], [*VICTIMS.values()])
-        report.deaths[victim] += _kill(installation, victim, chance.choice(written), chance)
-        time.sleep(chance.choice(PAUSES_SECONDS))
-    for restarter in restarters:
-        restarter.end()
-    _start_services(installation)
+        (victim,) = random.choices([*VICTIMS], [*VICTIMS.values()])
+        died[victim] += _kill(installation, victim, random.choice(written), random)
+        time.sleep(random.choice(PAUSES_SECONDS))
+    await_api(installation)
     (root / "enough").touch()
     for job_id in written:
         installation.wait_until(job_id, is_over)
     until = time.monotonic() + LAST_SECONDS
     for reader in readers.values():
         reader.wait(max(0.0, until - time.monotonic()))
-        report.resumed += reader.resumed
-        report.lines += reader.lines
-    report.seconds = time.monotonic() - began
-    for job_id in written:
-        report.faults += _missing_in_files(installation, root, job_id)
-        report.faults += _wrong_tail(installation, job_id)
+    lines, resumed = (sum(getattr(it, n) for it in readers.values()) for n in ("lines", "resumed"))
+    counts = ", ".join(f"{count} x {victim}" for victim, count in died.items())
+    figures = f"{died.total()} deaths ({counts}); {lines} lines read over {resumed} resumptions"
+    report = Report([f"{figures} in {time.monotonic() - began:.0f} s"])
+    if not (lines and resumed):
+        report.faults.append("no reader was interrupted: this has shown nothing")
+    report.faults += _faults(installation, root, readers)
+    for restarter in restarters:
+        restarter.end()
+    return report
+
+
+def _faults(
+    installation: Installation, root: Path, readers: Mapping[tuple[str, int | None], LogFollower]
+) -> Iterator[str]:
+    for job_id in {job_id for job_id, _ in readers}:
+        yield from _missing_in_files(installation, root, job_id)
+        yield from _wrong_tail(installation, job_id)
     for (job_id, rank), reader in readers.items():
         if not reader.has_ended:
-            report.faults.append(f"the stream of {job_id} has no end")
-        spool = root / f"{job_id}.{rank}"
-        report.faults += _wrong_stream(installation, spool, job_id, rank)
-    return report
+            yield f"the stream of {job_id} has no end"
+        yield from _wrong_stream(installation, root / f"{job_id}.{rank}", job_id, rank)
 
 
 def _reader(url: str, job_id: str, rank: int | None, spool: Path) -> LogFollower:
@@ -122,16 +110,17 @@ def _reader(url: str, job_id: str, rank: int | None, spool: Path) -> LogFollower
     return reader
 
 
-def _kill(installation: Installation, victim: str, job_id: str, chance: random.Random) -> int:
+def _kill(installation: Installation, victim: str, job_id: str, random: random.Random) -> int:
     """Kill one process, if there is one; return how many were."""
     match victim:
         case "api" | "coordinator":
-            if victim == "api" and chance.random() < LISTENING:
-                _await_service(partial(installation.request, "GET", "/health"))
+            if victim == "api" and random.random() < LISTENING:
+                await_api(installation)
             service = installation.api if victim == "api" else installation.coordinator
             if service.process is None or service.process.poll() is not None:
                 return 0
             service.process.send_signal(signal.SIGKILL)
+            service.process.wait()
             return 1
         case "agent":
             found = tagged_processes(f"{installation.uids[job_id]}/agent")
@@ -140,32 +129,8 @@ def _kill(installation: Installation, victim: str, job_id: str, chance: random.R
             found = [record for mark in ranks for record in tagged_processes(mark)[:1]]
     if not found:
         return 0
-    send_signal(chance.choice(found), signal.SIGKILL)
+    send_signal(random.choice(found), signal.SIGKILL)
     return 1
-
-
-def _start_services(installation: Installation) -> None:
-    """Start the services that were killed last, and wait until they serve."""
-
-    def start() -> None:
-        # poll() may say None for a moment after SIGKILL, so look again at every attempt.
-        for service in (installation.api, installation.coordinator):
-            if service.process is not None and service.process.poll() is not None:
-                service.process = None
-        installation.start()
-
-    _await_service(start)
-
-
-def _await_service(ask: Callable[[], object]) -> None:
-    def is_answered() -> bool:
-        try:
-            ask()
-        except httpx.TransportError:
-            return False
-        return True
-
-    await_value(is_answered, str)
 
 
 def _files(installation: Installation, job_id: str, rank: int) -> list[Path]:
@@ -229,17 +194,5 @@ def _short(line: bytes | None) -> str:
     return "missing" if line is None else repr(line[:80])
 
 
-def main() -> int:
-    """Run, print the report, and return 1 if a line is lost, duplicated or out of order."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--deaths", type=int, default=120, help="number of kills (120)")
-    parser.add_argument("--seed", type=int, default=0, help="decides what is killed (0)")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, Installation(Path(directory)) as installation:
-        report = run(installation, deaths=asked.deaths, seed=asked.seed)
-        print(report, flush=True)
-    return int(bool(report.faults))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(run)

@@ -3,17 +3,32 @@
 ``python -m stress.random_kills [KILLS] [SEED]`` runs in a new installation.
 """
 
-import argparse
 import os
-import random
 import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
-from tests.support.installation import Installation, has_saved, is_over, pids
+from stress.runner import Report, chance, main
+from tests.support.installation import (
+    Installation,
+    has_saved,
+    is_over,
+    pids,
+    write_small_dataset,
+)
+
+
+def run(directory: Path, kills: int = 20, seed: int = 0) -> Report:
+    """Compare a job that loses `kills` ranks with an undisturbed one."""
+    fields: dict[str, Any] = {"world_size": 4, "epochs": 10 + 4 * kills}
+    write_small_dataset(directory / "shards")
+    with Installation(directory) as installation:
+        calm = installation.submit(**fields)
+        job_id = survive_kills(installation, kills=kills, seed=seed, sleep_sec=0.04, **fields)
+        installation.complete(calm)
+        is_same = installation.digests(job_id, 4) == installation.digests(calm, 4)
+    report = Report([f"{kills} kills: COMPLETED, and no other rank lost its process"])
+    return report if is_same else Report(report.lines, ["other bits than without kills"])
 
 
 def survive_kills(installation: Installation, *, kills: int, seed: int, **fields: object) -> str:
@@ -21,13 +36,13 @@ def survive_kills(installation: Installation, *, kills: int, seed: int, **fields
 
     The ranks are chosen at random among those that live. At each kill all others keep their pid.
     """
-    chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
+    random = chance(seed)
     job_id = installation.submit(**fields)
     seen = installation.wait_until(job_id, has_saved)
     for done in range(kills):
         assert not is_over(seen), f"the job was over after {done} kills: give it more to do"
         living = [rank for rank, pid in enumerate(pids(seen)) if pid]
-        victim = chance.choice(living)
+        victim = random.choice(living)
         killed = pids(seen)[victim]
         os.kill(killed, signal.SIGKILL)
         after = installation.wait_until(job_id, lambda now, killed=killed: killed not in pids(now))
@@ -41,24 +56,5 @@ def survive_kills(installation: Installation, *, kills: int, seed: int, **fields
     return job_id
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kills", type=int, nargs="?", default=20, help="how many (20)")
-    parser.add_argument("seed", type=int, nargs="?", default=0, help="decides whom, in order (0)")
-    asked = parser.parse_args()
-    kills, seed = asked.kills, asked.seed
-    fields: dict[str, Any] = {"world_size": 4, "epochs": 10 + 4 * kills}
-    with tempfile.TemporaryDirectory() as directory:
-        installation = Installation(Path(directory))
-        data = installation.root / "shards"
-        write_dataset(data, synthetic(samples=512, shards=8, features=8))
-        with installation:
-            calm = installation.submit(**fields)
-            job_id = survive_kills(installation, kills=kills, seed=seed, sleep_sec=0.04, **fields)
-            installation.complete(calm)
-            assert installation.digests(job_id, 4) == installation.digests(calm, 4)
-    print(f"{kills} kills with seed {seed}: COMPLETED, and the same bits in every rank")
-
-
 if __name__ == "__main__":
-    main()
+    main(run)

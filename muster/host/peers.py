@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -98,6 +99,7 @@ def uid_of_connection(client: Endpoint, server: Endpoint) -> int | None:
     return uid if inode and is_same else None
 
 
+@lru_cache(maxsize=256)  # parsing costs microseconds, and the API asks four times for each request
 def normalize_address(address: str | bytes) -> IPAddress:
     """Return the address, an IPv4-mapped IPv6 address as IPv4."""
     found = ipaddress.ip_address(address)

@@ -1,211 +1,125 @@
 """Inject faults into every process of a whole installation.
 
-``python -m stress.chaos [--faults 300] [--seed 7] [--minutes 20]`` runs in a new installation,
-prints a report, and exits with 1 if a check fails. ``--only coordinator:kill`` draws only these
-faults (separate several with commas). The seed decides the jobs, the faults and their order.
-Which of several processes a fault hits, and at which instruction, also depends on the machine, so
-it can take a second run to reproduce a failure.
+``python -m stress.chaos [--faults 300] [--seed 7] [--minutes 20]`` runs in a new installation and
+fails if a check fails. No fault is injected after so many minutes; then the jobs are finished.
+``--jobs`` and ``--steps`` say how many trainings run at once and how long each is, and
+``--coordinators 1`` does without a standby. ``--only coordinator:kill,agent:term`` draws only from
+these faults. The seed decides the jobs, the faults and their order. Which of several processes a
+fault hits, and at which instruction, also depends on the machine, so it can take a second run to
+reproduce a failure.
 """
 
-import argparse
-import signal
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
-from stress.chaos.checks import Digests, Outcome, digests_of
-from stress.chaos.faults import Choice, Victim, blows, choices_of
-from stress.chaos.figures import Event, History
+from stress.chaos.checks import check, digests_of
+from stress.chaos.faults import Victim, blows, choices_of
+from stress.chaos.figures import Event, History, figures
 from stress.chaos.jobs import KINDS, Training, Workload, fields_of
-from stress.chaos.leases import Office
-from stress.chaos.observer import Observer
-from stress.chaos.report import Report, facts_of
-from stress.chaos.scene import Scene
+from stress.chaos.observer import LeaseObserver, Observer
+from stress.chaos.services import RunningServices
 from stress.chaos.strikes import Striker
-from tests.support.installation import Installation
+from stress.runner import Report, main
+from tests.support.installation import Installation, write_small_dataset
 
 SLOW_SECONDS = 0.05
 """Duration of one step while faults are injected."""
-HEARTBEAT_TIMEOUT = 3.0
-START_GRACE_SECONDS = 15.0
-"""A rank that is frozen before its first heartbeat is replaced after this time."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run."""
-
-    faults: int = 300
-    seed: int = 0
-    minutes: float = 20.0
-    """No fault is injected later than this."""
-    jobs: int = 3
-    """Number of concurrent training jobs."""
-    steps: int = 300
-    """Steps of each job, about."""
-    coordinators: int = 2
-    """1, or 2 for an active coordinator and a standby."""
-    only: tuple[Choice, ...] = ()
-    """The faults to draw from; if empty, all by their weights."""
-
-    @classmethod
-    def of(cls, words: Sequence[str]) -> Self:
-        """Parse a command line; exits the process if it is invalid."""
-        parser = argparse.ArgumentParser(
-            prog="python -m stress.chaos", description=__doc__.splitlines()[0]
-        )
-        for name, what in NUMBERS.items():
-            parser.add_argument(
-                f"--{name}", type=int, default=DEFAULTS[name], help=f"{what} (%(default)s)"
-            )
-        parser.add_argument(
-            "--coordinators",
-            type=int,
-            choices=(1, 2),
-            default=DEFAULTS["coordinators"],
-            help="1, or 2 for an active one and a standby (%(default)s)",
-        )
-        parser.add_argument(
-            "--minutes",
-            type=float,
-            default=DEFAULTS["minutes"],
-            help="when they are over no more faults strike; jobs are finished, and all is checked "
-            "(%(default)g)",
-        )
-        parser.add_argument(
-            "--only",
-            metavar="VICTIM:FAULT,...",
-            default="",
-            help="draw from these faults alone, for example coordinator:kill,agent:term (all of "
-            "them, by their weights)",
-        )
-        asked = vars(parser.parse_args(words))
-        try:
-            asked["only"] = choices_of(asked["only"]) if asked["only"] else ()
-        except ValueError as error:
-            parser.error(str(error))
-        return cls(**asked)
-
-    @property
-    def command(self) -> str:
-        """The command that repeats this run."""
-        only = ",".join(f"{victim}:{kind}" for victim, kind in self.only)
-        return (
-            f"python -m stress.chaos --faults {self.faults} --seed {self.seed} "
-            f"--minutes {self.minutes:g} --jobs {self.jobs} --steps {self.steps} "
-            f"--coordinators {self.coordinators}"
-        ) + (f" --only {only}" if only else "")
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kinds of jobs; with few jobs, not every kind is used."""
-        return list(KINDS)[: max(2, self.jobs + 1)]
-
-    def fields(self, kind: str, sleep_seconds: float) -> dict[str, Any]:
-        return {
-            **fields_of(kind, self.steps),
-            "sleep_sec": sleep_seconds,
-            "heartbeat_timeout": HEARTBEAT_TIMEOUT,
-            "start_grace_seconds": START_GRACE_SECONDS,
-            # All faults are injected, so the restart budget must not run out.
-            "max_restarts": 1_000_000,
-        }
-
-
-DEFAULTS = {each.name: each.default for each in fields(Plan)}
-NUMBERS = {
-    "faults": "largest number of faults",
-    "seed": "decides the jobs, the faults and their order",
-    "jobs": "concurrent training jobs",
-    "steps": "steps per job, about",
+ENDURING = {
+    "heartbeat_timeout": 3.0,
+    # A rank that is frozen before its first heartbeat is replaced after this time.
+    "start_grace_seconds": 15.0,
+    # All faults are injected, so the restart budget must not run out.
+    "max_restarts": 1_000_000,
 }
 
 
-def run(plan: Plan, root: Path, say: Callable[[str], None]) -> Report:
-    """Run all of it in a new installation below `root`."""
-    write_dataset(root / "shards", synthetic(samples=512, shards=8, features=8))
-    with Installation(root) as installation:
-        undisturbed = {kind: _undisturbed(installation, plan, kind) for kind in plan.kinds}
+def run(  # noqa: PLR0913  the arguments of the command
+    directory: Path,
+    *,
+    faults: int = 300,
+    seed: int = 0,
+    minutes: float = 20.0,
+    jobs: int = 3,
+    steps: int = 300,
+    coordinators: int = 2,
+    only: str = "",
+) -> Report:
+    """Run all of it in a new installation."""
+    chosen = choices_of(only) if only else ()
+    kinds = list(KINDS)[: max(2, jobs + 1)]
+    fields = {kind: {**fields_of(kind, steps), **ENDURING} for kind in kinds}
+    write_small_dataset(directory / "shards")
+    with Installation(directory) as installation:
+        undisturbed = {kind: _undisturbed(installation, kind, fields[kind]) for kind in kinds}
         observer = Observer(installation)
-        wanted = {kind: plan.fields(kind, SLOW_SECONDS) for kind in plan.kinds}
-        workload = Workload(installation, observer, width=plan.jobs, seed=plan.seed, fields=wanted)
-        office = Office(installation)
-        striker = Striker(installation, workload, observer, office, say)
+        slow = {kind: {**fields[kind], "sleep_sec": SLOW_SECONDS} for kind in kinds}
+        workload = Workload(installation, observer, width=jobs, seed=seed, fields=slow)
+        leases = LeaseObserver(installation)
+        striker = Striker(installation, workload, observer, leases)
         began_at = time.monotonic()
-        with Scene(
-            installation, observer, workload, office, coordinators=plan.coordinators
-        ) as scene:
-            for blow in blows(plan.faults, plan.seed, plan.only):
-                if time.monotonic() > began_at + 60 * plan.minutes:
+        with RunningServices(installation, observer, workload, leases, coordinators) as running:
+            for blow in blows(faults, seed, chosen):
+                if time.monotonic() > began_at + 60 * minutes:
                     break
                 striker.strike(blow)
-                scene.meet_new_jobs()
-            left = scene.come_to_rest()
-            history = _history(scene, striker)
-            outcome = Outcome(
-                scene=scene,
-                striker=striker,
-                undisturbed=undisturbed,
-                history=history,
-                left=left,
-            )
+                running.meet_new_jobs()
+            left = running.come_to_rest()
+            history = _history(running, striker)
+            found = check(running, striker, history, undisturbed, left)
             return Report(
-                history=history,
-                breaches=outcome.breaches(),
-                facts=facts_of(scene, striker, seconds=time.monotonic() - began_at),
-                replay=plan.command,
+                [*figures(history), *_facts(running, striker), *_verdicts(found)],
+                [f"{name}: {sentence}" for name, several in found.items() for sentence in several],
             )
 
 
-def _undisturbed(installation: Installation, plan: Plan, kind: str) -> Digests:
+def _undisturbed(installation: Installation, kind: str, fields: dict[str, Any]) -> object:
     """Run a job without faults and pauses; return its digests."""
-    job_id = installation.submit(**plan.fields(kind, 0.0))
+    job_id = installation.submit(**fields)
     installation.complete(job_id)
     return digests_of(
         installation, Training(job_id=job_id, uid=installation.uids[job_id], kind=kind)
     )
 
 
-def _history(scene: Scene, striker: Striker) -> History:
+def _history(running: RunningServices, striker: Striker) -> History:
+    trainings = running.workload.trainings
     return History(
         strikes=striker.strikes,
-        looks=scene.observer.looks,
+        looks=running.observer.looks,
         events={
-            it.job_id: [Event.read(event) for event in scene.installation.events(it.job_id)]
-            for it in scene.workload.trainings
+            it.job_id: [Event.read(event) for event in running.installation.events(it.job_id)]
+            for it in trainings
         },
         ends={
-            Victim.API: scene.api_restarter.ends,
-            Victim.COORDINATOR: [term.at for term in scene.office.terms],
+            Victim.API: running.api_restarter.ends,
+            Victim.COORDINATOR: [term.at for term in running.leases.terms],
         },
-        kinds={it.job_id: it.kind for it in scene.workload.trainings},
+        kinds={it.job_id: it.kind for it in trainings},
     )
 
 
-def main() -> int:
-    plan = Plan.of(sys.argv[1:])
-    # On SIGTERM, end all processes that were started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            report = run(plan, Path(directory), _say)
-        except BaseException:
-            _say(f"again:  {plan.command}")
-            raise
-    for line in report.lines():
-        _say(line)
-    return 1 if report.has_failed else 0
+def _facts(running: RunningServices, striker: Striker) -> list[str]:
+    """Return further counts."""
+    strikes, workload, reading = striker.strikes, running.workload, running.reading
+    return [
+        f"faults: {len(strikes)} injected, {sum(it.inside for it in strikes)} inside a checkpoint",
+        f"faults without a process to hit: {len(striker.missed)}",
+        f"jobs: {len(workload.trainings)} trainings, {len(workload.errands)} short ones",
+        f"submissions repeated because the response was lost: {workload.retried}",
+        f"refusals of the API: {len([*workload.refusals, *running.observer.refusals])}",
+        f"reads of the newest checkpoint: {reading['reads']}, of {reading['checkpoints']}",
+        f"coordinators that took the lease: {len(running.leases.terms)}",
+        f"streams of logs resumed: {sum(it.resumed for it in running.followers.values())}",
+        f"frozen ranks that had to be resumed: {sum(it.woken for it in strikes)}",
+        f"decoys: {len(running.decoys)}",
+    ]
 
 
-def _say(sentence: str) -> None:
-    print(sentence, flush=True)
+def _verdicts(found: dict[str, list[str]]) -> list[str]:
+    return [f"{'FAILED' if several else 'holds '}  {name}" for name, several in found.items()]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(run)

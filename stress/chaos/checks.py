@@ -2,110 +2,97 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from cli.checkpoints import digests
 from muster.checkpoints.errors import CheckpointError
+from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from stress.chaos.figures import History
-from stress.chaos.jobs import Training, Workload
-from stress.chaos.scene import Scene
+from stress.chaos.jobs import Training
+from stress.chaos.services import RunningServices
 from stress.chaos.strikes import Striker
 from tests.support.installation import Installation
 
-Digests = list[tuple[str, int, str]]
-"""Whose, of which step, and the sha256."""
+
+def check(
+    running: RunningServices,
+    striker: Striker,
+    history: History,
+    undisturbed: Mapping[str, object],
+    left: Sequence[str],
+) -> dict[str, list[str]]:
+    """Return the violations by the name of the check.
+
+    `undisturbed` has the digests of each kind of training; nothing else was submitted before.
+    `left` names the processes of jobs that still ran some time after all jobs had ended.
+    """
+    checks = {
+        # A fault without effect would prove nothing.
+        "every fault took effect": (f"{it}" for it in striker.strikes if not it.observed),
+        "all jobs COMPLETED": _unfinished(running),
+        "no acknowledged job lost": _lost(running, len(undisturbed)),
+        "the bits of an undisturbed run": _other_bits(running, undisturbed),
+        "every sample exactly once": _inexact(running),
+        "no other rank restarted": history.unexplained(),
+        "logs without gaps": _gaps(running),
+        "checkpoints intact and newer each time": _bad_reads(running.reading),
+        "nothing left behind": iter(left),
+        "no unrelated process killed": iter(running.decoys.killed()),
+    }
+    return {name: list(found) for name, found in checks.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A finished run and everything that was recorded about it."""
-
-    scene: Scene
-    striker: Striker
-    undisturbed: Mapping[str, Digests]
-    """Of each kind of training; nothing else was submitted before the scene began."""
-    history: History
-    left: Sequence[str]
-    """Processes of jobs that still ran some time after all jobs had ended."""
-
-    @property
-    def installation(self) -> Installation:
-        return self.scene.installation
-
-    @property
-    def workload(self) -> Workload:
-        return self.scene.workload
-
-    def breaches(self) -> dict[str, list[str]]:
-        """Return the violations by the name of the check."""
-        checks = {
-            "every fault took effect": self._without_effect(),
-            "all jobs COMPLETED": self._unfinished(),
-            "no acknowledged job lost": self._lost(),
-            "the bits of an undisturbed run": self._other_bits(),
-            "every sample exactly once": self._inexact(),
-            "no other rank restarted": self.history.unexplained(),
-            "logs without gaps": self._gaps(),
-            "checkpoints intact and newer each time": self._bad_reads(),
-            "nothing left behind": iter(self.left),
-            "no unrelated process killed": iter(self.scene.decoys.killed()),
-        }
-        return {name: list(found) for name, found in checks.items()}
-
-    def _without_effect(self) -> Iterator[str]:
-        """Faults without effect, which would prove nothing."""
-        for strike in self.striker.strikes:
-            if not strike.observed:
-                yield f"{strike}"
-
-    def _unfinished(self) -> Iterator[str]:
-        for job_id in [it.job_id for it in self.workload.trainings] + self.workload.errands:
-            job = self.installation.job(job_id)
-            if job["status"] != "COMPLETED":
-                yield f"{job_id} is {job['status']}: {job['message']}"
-
-    def _lost(self) -> Iterator[str]:
-        yield from self.workload.doubled
-        answer = self.installation.request("GET", "/jobs", params={"limit": 1})
-        there = int(answer.headers["X-Total-Count"]) - len(self.undisturbed)
-        wanted = len(self.workload.trainings) + len(self.workload.errands)
-        if there != wanted:
-            yield f"{wanted} jobs were acknowledged, and there are {there}"
-
-    def _other_bits(self) -> Iterator[str]:
-        for training in self.workload.trainings:
-            try:
-                found = digests_of(self.installation, training)
-            except CheckpointError as error:
-                yield f"{training.job_id}: {error}"
-                continue
-            if found != self.undisturbed[training.kind]:
-                wanted = self.undisturbed[training.kind]
-                yield f"{training.job_id} ({training.kind}): {found} instead of {wanted}"
-
-    def _inexact(self) -> Iterator[str]:
-        for training in self.workload.trainings:
-            if training.is_together:
-                answer = self.installation.request("GET", f"/jobs/{training.job_id}/audit")
-                audit = answer.json()
-                if not (audit["complete"] and audit["exactly_once"]):
-                    yield json.dumps(audit)
-
-    def _gaps(self) -> Iterator[str]:
-        for job_id, follower in self.scene.followers.items():
-            if not follower.has_ended:
-                yield f"the stream of {job_id} does not end"
-            for fault in self.scene.printed[job_id].faults(self.installation.checkpoint_dir):
-                yield f"{job_id}: {fault}"
-
-    def _bad_reads(self) -> Iterator[str]:
-        yield from self.scene.reading["invalid"]
-        yield from self.scene.reading["regressed"]
-        if not self.scene.reading["reads"]:
-            yield "no checkpoint was read"
+def _unfinished(running: RunningServices) -> Iterator[str]:
+    for job_id in [it.job_id for it in running.workload.trainings] + running.workload.errands:
+        job = running.installation.job(job_id)
+        if job["status"] != "COMPLETED":
+            yield f"{job_id} is {job['status']}: {job['message']}"
 
 
-def digests_of(installation: Installation, training: Training) -> Digests:
+def _lost(running: RunningServices, before: int) -> Iterator[str]:
+    yield from running.workload.doubled
+    answer = running.installation.request("GET", "/jobs", params={"limit": 1})
+    there = int(answer.headers["X-Total-Count"]) - before
+    wanted = len(running.workload.trainings) + len(running.workload.errands)
+    if there != wanted:
+        yield f"{wanted} jobs were acknowledged, and there are {there}"
+
+
+def _other_bits(running: RunningServices, undisturbed: Mapping[str, object]) -> Iterator[str]:
+    for training in running.workload.trainings:
+        try:
+            found = digests_of(running.installation, training)
+        except CheckpointError as error:
+            yield f"{training.job_id}: {error}"
+            continue
+        if found != (wanted := undisturbed[training.kind]):
+            yield f"{training.job_id} ({training.kind}): {found} instead of {wanted}"
+
+
+def _inexact(running: RunningServices) -> Iterator[str]:
+    for training in running.workload.trainings:
+        if training.is_together:
+            audit = running.installation.request("GET", f"/jobs/{training.job_id}/audit").json()
+            if not (audit["complete"] and audit["exactly_once"]):
+                yield json.dumps(audit)
+
+
+def _gaps(running: RunningServices) -> Iterator[str]:
+    for job_id, follower in running.followers.items():
+        if not follower.has_ended:
+            yield f"the stream of {job_id} does not end"
+        for fault in running.printed[job_id].faults(running.installation.checkpoint_dir):
+            yield f"{job_id}: {fault}"
+
+
+def _bad_reads(reading: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    yield from reading["invalid"]
+    yield from reading["regressed"]
+    if not reading["reads"]:
+        yield "no checkpoint was read"
+
+
+def digests_of(installation: Installation, training: Training) -> object:
     """Return the identity of a training's newest checkpoints; raises a `CheckpointError`."""
-    return list(digests(checkpoints_of_job(installation.checkpoint_dir, training.job_id)))
+    directory = checkpoints_of_job(installation.checkpoint_dir, training.job_id)
+    return list(digests(checkpoint_dirs(directory)))

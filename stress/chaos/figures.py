@@ -1,12 +1,10 @@
 """Figures of a chaos run: when each fault was detected, and when the system had recovered.
 
 *Detected*: the job's event about the fault; for a service, the restarter that saw it end.
-*Recovered*: the first poll in which the job is healthy, without the victim, and further than before
-the fault; for the API its first response, for the coordinator the first step recorded after its
-restart.
 
-*Adopted again*, for an agent or a coordinator that ended: the job has an agent (a new one or the
-same) that is connected to a coordinator and has ranks. For a coordinator this is the last of all
+*Recovered*, for a rank: the first poll in which the job is healthy, without the victim, and further
+than before the fault; for the API its first response. For an agent or a coordinator: the job has an
+agent that is connected to a coordinator and has ranks; for a coordinator this is the last of all
 healthy jobs. A process that is hit again before that has no such time; its successor has.
 """
 
@@ -14,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import quantiles
 
+from cli.output import table
 from muster.contracts.job import TERMINAL
 from stress.chaos.faults import Kind, Victim
-from stress.chaos.observer import JobSeen, Look
+from stress.chaos.observer import Look
 from stress.chaos.strikes import Strike
 
 ENDS_OF_A_RANK = frozenset({"rank_exited", "rank_killed"})
@@ -26,6 +26,12 @@ END_OF_A_JOB = frozenset(f"job_{status.lower()}" for status in TERMINAL)
 ADOPTABLE = frozenset({Victim.AGENT, Victim.COORDINATOR})
 NOT_LONG_SECONDS = 60.0
 """A later event has another cause."""
+
+HEADER = (
+    *("victim", "fault", "injected", "observed", "in a save", "detected p50", "p95"),
+    *("recovered p50", "p95", "ranks restarted"),
+)
+SHOWN_RESTARTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,6 @@ class Row:
     """Ranks that restarted because of it, except the victim."""
     detected_seconds: list[float] = field(default_factory=list)
     recovered_seconds: list[float] = field(default_factory=list)
-    adopted_seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +113,8 @@ class History:
         detected = self._detected_at(strike)
         if detected is not None:
             row.detected_seconds.append(detected - strike.at)
-        adopted = self._adopted_at(strike)
-        if adopted is not None:
-            row.adopted_seconds.append(adopted - strike.at)
-        recovered = self._recovered_at(strike, adopted or detected)
+        is_adoptable = strike.fault.victim in ADOPTABLE
+        recovered = self._adopted_at(strike) if is_adoptable else self._healthy_at(strike, detected)
         if recovered is not None:
             row.recovered_seconds.append(recovered - strike.at)
 
@@ -132,7 +135,7 @@ class History:
 
     def _adopted_at(self, strike: Strike) -> float | None:
         """Return when all affected agents were connected again; None if there was none."""
-        if strike.fault.victim not in ADOPTABLE or not strike.fault.kind.ends:
+        if not strike.fault.kind.ends:
             return None
         there = [self._adoption(job_id, strike.at) for job_id in self._concerned(strike)]
         found = [at for at in there if at is not None]
@@ -162,33 +165,32 @@ class History:
             for it in self.strikes
         )
 
-    def _recovered_at(self, strike: Strike, detected: float | None) -> float | None:
+    def _healthy_at(self, strike: Strike, detected: float | None) -> float | None:
         if detected is None:
             return None
         later = [look for look in self.looks if detected < look.at < strike.at + NOT_LONG_SECONDS]
-        if strike.fault.victim is Victim.API or not later:
+        job_id, pid = strike.target.job_id, strike.target.record.pid
+        if job_id is None:  # the API answers
             return later[0].at if later else None
-        jobs = [strike.target.job_id] if strike.target.job_id else list(later[0].jobs)
-        again = (self._well_again_at(strike, job_id, later) for job_id in jobs)
-        return min((at for at in again if at is not None), default=None)
-
-    def _well_again_at(self, strike: Strike, job_id: str, later: Sequence[Look]) -> float | None:
-        # The last write of the old coordinator may be observed only after its end.
-        is_service = strike.target.job_id is None
-        before = self._before(later[0].at if is_service else strike.at, job_id)
-        if before is None:
+        before = (
+            it.jobs[job_id]
+            for it in reversed(self.looks)
+            if it.at <= strike.at and job_id in it.jobs
+        )
+        if (seen_before := next(before, None)) is None:
             return None
         for look in later:
             seen = look.jobs.get(job_id)
-            if seen is not None and _is_past(seen, before, strike):
+            if seen is not None and (
+                seen.is_over
+                or (
+                    seen.is_well
+                    and seen.step > seen_before.step
+                    and all(rank.pid != pid for rank in seen.ranks)
+                )
+            ):
                 return look.at
         return None
-
-    def _before(self, moment: float, job_id: str) -> JobSeen | None:
-        looks = (
-            it.jobs[job_id] for it in reversed(self.looks) if it.at <= moment and job_id in it.jobs
-        )
-        return next(looks, None)
 
     # Causes of restarts
 
@@ -244,15 +246,33 @@ def _clock(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")
 
 
-def _is_past(seen: JobSeen, before: JobSeen, strike: Strike) -> bool:
-    if seen.is_over:
-        return True
-    if strike.fault.victim is Victim.COORDINATOR:
-        return seen.step > before.step
-    pid = strike.target.record.pid
-    is_gone = all(rank.pid != pid for rank in seen.ranks)
-    return is_gone and seen.is_well and seen.step > before.step
-
-
 def _first_after(moment: float, times: Sequence[float]) -> float | None:
     return min((it for it in times if moment < it < moment + NOT_LONG_SECONDS), default=None)
+
+
+def figures(history: History) -> Iterator[str]:
+    """Yield a table of all faults, and the restarts that faults of other processes caused."""
+    rows = [
+        (
+            victim,
+            kind,
+            row.injected,
+            row.observed,
+            row.inside,
+            *_percentiles(row.detected_seconds),
+            *_percentiles(row.recovered_seconds),
+            row.restarted,
+        )
+        for (victim, kind), row in sorted(history.rows().items())
+    ]
+    yield from table(HEADER, rows)
+    yield from list(history.collateral())[:SHOWN_RESTARTS]
+
+
+def _percentiles(seconds: Sequence[float]) -> tuple[str | None, str | None]:
+    """Return p50 and p95 as text."""
+    if not seconds:
+        return None, None
+    # quantiles() needs two values.
+    cuts = quantiles([*seconds, *seconds[: 2 - len(seconds)]], n=100, method="inclusive")
+    return f"{cuts[49]:.2f} s", f"{cuts[94]:.2f} s"

@@ -8,6 +8,7 @@ before.
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 
-PAUSE_SECONDS = 0.0015
+PAUSE_SECONDS = 0.003
 NICE = 5
 """Training has priority."""
 LISTING_SECONDS = 0.2
@@ -27,7 +28,7 @@ LIVELY_SECONDS = 5.0
 """A directory without changes for longer than this is no longer read."""
 
 
-class Watch:
+class Reader:
     """All checkpoint directories below a root, and what was read in each."""
 
     def __init__(self, checkpoint_dir: Path) -> None:
@@ -94,14 +95,28 @@ class Watch:
             self.invalid.append(sentence)
 
 
+class CheckpointWatch:
+    """Runs the reader in another process."""
+
+    def __init__(self, checkpoint_dir: Path) -> None:
+        command = [sys.executable, __file__, str(checkpoint_dir)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+
+    def end(self) -> dict[str, Any]:
+        """End it; return what it found."""
+        self._process.terminate()
+        found: dict[str, Any] = json.loads(self._process.communicate()[0])
+        return found
+
+
 def main() -> None:
     os.nice(NICE)
-    watch = Watch(Path(sys.argv[1]))
+    reader = Reader(Path(sys.argv[1]))
     is_over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: is_over.append(number))
     while not is_over:
-        watch.look()
-    print(json.dumps(watch.report()))
+        reader.look()
+    print(json.dumps(reader.report()))
 
 
 if __name__ == "__main__":

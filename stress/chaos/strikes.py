@@ -16,9 +16,9 @@ from muster.contracts.rank import ProcessRecord
 from muster.host.processes import identify, is_running, send_signal
 from stress.chaos.faults import Blow, Fault, Kind, Victim
 from stress.chaos.jobs import Training, Workload
-from stress.chaos.leases import Office
-from stress.chaos.observer import Observer
+from stress.chaos.observer import LeaseObserver, Observer
 from stress.chaos.saves import Saves
+from stress.runner import say
 from tests.support.installation import Installation
 
 LOOK_SECONDS = 0.02
@@ -87,15 +87,12 @@ class Striker:
         installation: Installation,
         workload: Workload,
         observer: Observer,
-        office: Office,
-        say: Callable[[str], None],
+        leases: LeaseObserver,
     ) -> None:
-        """`say` takes a line for every strike."""
         self._installation = installation
         self._workload = workload
         self._observer = observer
-        self._office = office
-        self._say = say
+        self._leases = leases
         self._steps: dict[str, int] = {}
         """The step of each job at the last fault."""
         self.strikes: list[Strike] = []
@@ -168,7 +165,7 @@ class Striker:
             record = (
                 identify(self._installation.api.pid)
                 if victim is Victim.API
-                else self._office.holder()
+                else self._leases.holder()
             )
             return [Target(record=record)] if record is not None and is_running(record) else []
         lively = {it.uid: it for it in self._workload.lively()}
@@ -241,11 +238,11 @@ class Striker:
             woken=woken,
         )
         self.strikes.append(strike)
-        self._say(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {strike}")
+        say(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {strike}")
 
     def _is_displaced(self, record: ProcessRecord) -> bool:
         """True if another coordinator takes over and this one exits after SIGCONT."""
-        others = awaited(lambda: self._office.holder() != record, END_SECONDS)
+        others = awaited(lambda: self._leases.holder() != record, END_SECONDS)
         send_signal(record, SIGCONT)
         return others and bool(awaited(lambda: not is_running(record), END_SECONDS))
 

@@ -6,20 +6,18 @@ killed, by a coordinator's sweep or by another agent. Lookalikes of the job's pr
 survive.
 """
 
-import argparse
 import asyncio
 import os
-import random
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cli.output import table
 from coordinator.launcher import LocalLauncher
 from muster.contracts.environ import process_tag
 from muster.contracts.rank import ProcessRecord
@@ -29,6 +27,7 @@ from muster.host.processes import identify, is_running, send_signal
 from stress.containment import runaways
 from stress.containment.lone_agent import LoneAgent
 from stress.containment.lookalikes import neighbours, relatives
+from stress.runner import Report, chance, main, say
 from tests.support.installation import await_value
 
 DEADLINE_SECONDS = 2.0
@@ -38,6 +37,8 @@ ENDS = ("by itself", "by SIGKILL", "by a sweep", "by a successor")
 
 PROGRESS_TRIALS = 25
 """So many take about ten seconds."""
+
+HEADER = ("started", "ended", "trials", "victims", "left", "decoys", "harmed", "p50 ms", "max ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,10 @@ class Outcome:
     cells: int
     decoys: int
     harmed: int
+
+
+Outcomes = Mapping[tuple[str, str], Sequence[Outcome]]
+"""By what the rank started, and how it ended."""
 
 
 class Trial:
@@ -148,7 +153,7 @@ def named(word: str) -> Iterator[int]:
                 yield int(entry.name)
 
 
-def contain(trials: int, seed: int, root: Path) -> dict[tuple[str, str], list[Outcome]]:
+def run(directory: Path, trials: int = 500, seed: int = 0) -> Report:
     """Run `trials` in an order chosen by `seed`, every kind and end equally often."""
     plan = [
         (kind, end, is_outside)
@@ -158,76 +163,49 @@ def contain(trials: int, seed: int, root: Path) -> dict[tuple[str, str], list[Ou
         if not (kind == "comet" and is_outside)  # only the cgroup catches a comet
     ]
     plan *= trials // len(plan) + 1
-    random.Random(seed).shuffle(plan)  # noqa: S311  repeatable on purpose
+    chance(seed).shuffle(plan)
     outcomes = defaultdict(list)
     agents: list[LoneAgent] = []
     try:
         for number, (kind, end, is_outside) in enumerate(plan[:trials]):
             if not agents or not agents[-1].is_running:
-                agents.append(LoneAgent(root))
+                agents.append(LoneAgent(directory))
             outcome = Trial(agents[-1], number).act(kind, end, is_outside=is_outside)
             outcomes[f"{kind}, outside" if is_outside else kind, end].append(outcome)
             if (number + 1) % PROGRESS_TRIALS == 0:
-                tell(f"{number + 1} of {trials} ranks have ended")
+                say(f"{number + 1} of {trials} ranks have ended")
     finally:
         for agent in agents:
             agent.kill()
             sweep(agent, [])
-    return outcomes
+    return Report(list(table(HEADER, _rows(outcomes))), list(_faults(outcomes)))
 
 
-def faults(outcomes: dict[tuple[str, str], list[Outcome]]) -> list[str]:
-    """Return what went wrong."""
+def _faults(outcomes: Outcomes) -> Iterator[str]:
     every = [outcome for several in outcomes.values() for outcome in several]
+    # A comet may be between two processes at that moment.
+    still = [it for (kind, _), several in outcomes.items() if kind != "comet" for it in several]
     counts = {
-        # A comet may be between two processes at that moment.
-        "trials without anything to contain": sum(
-            one.victims < 2
-            for (kind, _), several in outcomes.items()
-            for one in several
-            if kind != "comet"
-        ),
+        "trials without anything to contain": sum(it.victims < 2 for it in still),
         "processes left after 2 s": sum(one.left for one in every),
         "processes running when the exit was reported": sum(one.when_reported for one in every),
         "control groups left": sum(one.cells for one in every),
         "decoys harmed": sum(one.harmed for one in every),
     }
-    return [f"{count} {what}" for what, count in counts.items() if count]
+    yield from (f"{count} {what}" for what, count in counts.items() if count)
+    if not sum(one.decoys for one in every):
+        yield "no decoy was there"
 
 
-def table(outcomes: dict[tuple[str, str], list[Outcome]]) -> Iterator[str]:
-    titles = ("trials", "victims", "left", "decoys", "harmed", "p50 ms", "max ms")
-    yield f"{'':20}{'ended':16}" + "".join(f"{title:>8}" for title in titles)
+def _rows(outcomes: Outcomes) -> Iterator[Sequence[str | int]]:
     for (kind, end), several in sorted(outcomes.items()):
-        took = [1000 * one.seconds for one in several]
-        sums = (
+        took = [round(1000 * one.seconds) for one in several]
+        sums = [
             sum(getattr(one, name) for one in several)
             for name in ("victims", "left", "decoys", "harmed")
-        )
-        figures = [len(several), *sums, round(statistics.median(took)), round(max(took))]
-        yield f"{kind:20}{end:16}" + "".join(f"{figure:8}" for figure in figures)
-
-
-def tell(*lines: str) -> None:
-    print(*lines, sep="\n", flush=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trials", type=int, nargs="?", default=500, help="ranks that end (500)")
-    parser.add_argument("seed", type=int, nargs="?", default=0, help="decides their order (0)")
-    asked = parser.parse_args()
-    trials, seed = asked.trials, asked.seed
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory:
-        outcomes = contain(trials, seed, Path(directory))
-    tell(*table(outcomes))
-    found = faults(outcomes)
-    verdict = ", ".join(found) or "nothing is left, and no other process was killed"
-    took = time.monotonic() - began
-    tell(f"{trials} trials with seed {seed} in {took:.0f} s: {verdict}")
-    return 1 if found else 0
+        ]
+        yield kind, end, len(several), *sums, round(statistics.median(took)), max(took)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(run)

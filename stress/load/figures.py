@@ -1,10 +1,11 @@
 """The figures of a load test, with their goals."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
 from cli.output import table
+from stress.runner import Report
 
 HEADER = ("what", "found", "goal", "")
 
@@ -43,12 +44,11 @@ def percentile(numbers: Sequence[float], hundredth: int) -> float:
     return quantiles(numbers, n=100, method="inclusive")[hundredth - 1]
 
 
-def report(figures: Iterable[Figure]) -> Iterator[str]:
-    rows = [
-        (figure.what, figure.found, figure.goal, "" if figure.is_met else "MISSED")
-        for figure in figures
-    ]
-    return table(HEADER, rows)
+def report_of(figures: Sequence[Figure]) -> Report:
+    """Return a table of the figures; a missed goal is a fault."""
+    rows = [(it.what, it.found, it.goal, "" if it.is_met else "MISSED") for it in figures]
+    missed = [f"{it.what}: {it.found}, goal {it.goal}" for it in figures if not it.is_met]
+    return Report(list(table(HEADER, rows)), missed)
 
 
 def _said(number: float, unit: str) -> str:

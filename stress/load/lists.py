@@ -12,7 +12,7 @@ from database.records import Job, RankRecord, values_of
 from database.tables import JOBS, WORKERS
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.spec import JobSpec
-from stress.load.client import Answer, Connection, get, port_of
+from stress.load.client import Answer, Connection, port_of
 from stress.load.figures import Figure, at_most, none_of, p99_ms
 from tests.support.database_samples import NOON, worker
 from tests.support.installation import Installation
@@ -85,10 +85,10 @@ def _timed(connection: Connection, jobs: int, requests: int) -> Iterator[Figure]
     faults = []
     for path in ("/jobs", "/jobs/summaries"):
         for what, query, whole, page in _queries(jobs):
-            asked = get(f"{path}?limit={LIMIT}{query}")
-            answers = [connection.timed(asked) for _ in range(requests)]
-            faults += [fault for answer, _ in answers if (fault := _fault(answer, whole, page))]
-            wait = p99_ms([seconds for _, seconds in answers])
+            asked = f"{path}?limit={LIMIT}{query}"
+            answers = [connection.get(asked) for _ in range(requests)]
+            faults += [fault for answer in answers if (fault := _fault(answer, whole, page))]
+            wait = p99_ms([answer.seconds for answer in answers])
             yield at_most(f"GET {path}?limit={LIMIT}{what}, p99", wait, LIST_GOAL_MS, " ms")
     yield none_of(f"  of {jobs} jobs: wrong pages", faults)
 

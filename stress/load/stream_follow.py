@@ -1,7 +1,6 @@
 """Many readers follow one job; some reconnect; then the service is restarted."""
 
 import asyncio
-import random
 import signal
 import time
 from collections.abc import Sequence
@@ -9,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stress.load.stream_crowd import Crowd, Reader, line_of
-from stress.load.stream_stage import Stage
+from stress.load.stream_service import StreamService
+from stress.runner import chance
 from tests.support.usage import processor_seconds
 
 JOB = "followed"
@@ -44,39 +44,39 @@ class Followed:
 
 
 async def follow(
-    stage: Stage, *, clients: int, lines_per_second: float, seconds: float, seed: int
+    service: StreamService, *, clients: int, lines_per_second: float, seconds: float, seed: int
 ) -> Followed:
     """Let so many readers follow a job that writes at a steady rate."""
-    stage.run(JOB)
-    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, no secret
-    readers = _readers(stage, clients)
-    restless = chance.sample(readers, int(clients * RESTLESS))
-    writer = Writer(stage.files(JOB).log(0, 0), lines_per_second)
+    service.run(JOB)
+    random = chance(seed)
+    readers = _readers(service, clients)
+    restless = random.sample(readers, int(clients * RESTLESS))
+    writer = Writer(service.files(JOB).log(0, 0), lines_per_second)
     began = time.monotonic()
     async with Crowd(readers) as crowd:
         await crowd.until("have no stream", lambda reader: reader.stream)
         opened = time.monotonic() - began
         loop = asyncio.get_running_loop()
         for reader in restless:
-            loop.call_later(chance.uniform(0, seconds), reader.leave)
-        began, used = time.monotonic(), processor_seconds(stage.pid)
+            loop.call_later(random.uniform(0, seconds), reader.leave)
+        began, used = time.monotonic(), processor_seconds(service.pid)
         writing = asyncio.create_task(writer.write_on())
         await asyncio.sleep(seconds)
         lines = writer.lines
         await crowd.until(f"did not get {lines} lines", lambda reader: reader.lines >= lines)
-        share = (processor_seconds(stage.pid) - used) / (time.monotonic() - began)
+        share = (processor_seconds(service.pid) - used) / (time.monotonic() - began)
         delays = [delay for one in readers if one not in restless for delay in one.delays]
         began = time.monotonic()
-        code = await asyncio.to_thread(stage.service.end, signal.SIGTERM)
+        code = await asyncio.to_thread(service.service.end, signal.SIGTERM)
         ended = time.monotonic() - began
         await crowd.until("still have a stream", lambda reader: not reader.stream)
-        await asyncio.to_thread(stage.start)
+        await asyncio.to_thread(service.start)
         began = time.monotonic()
         await crowd.until("did not come back", lambda reader: reader.stream)
         back = time.monotonic() - began
         await asyncio.sleep(AFTERWARDS_SECONDS)
         writing.cancel()
-        stage.finish(JOB)
+        service.finish(JOB)
         await crowd.until("heard of no end", lambda reader: reader.has_ended)
     return Followed(
         opened_seconds=opened,
@@ -91,11 +91,11 @@ async def follow(
     )
 
 
-def _readers(stage: Stage, count: int) -> list[Reader]:
-    tokens = [stage.token(f"crowd-{first}") for first in range(0, count, STREAMS_PER_TOKEN)]
+def _readers(service: StreamService, count: int) -> list[Reader]:
+    tokens = [service.token(f"crowd-{first}") for first in range(0, count, STREAMS_PER_TOKEN)]
     path = f"/jobs/{JOB}/logs/stream"
     return [
-        Reader(port=stage.service.port, path=path, token=tokens[number // STREAMS_PER_TOKEN])
+        Reader(port=service.port, path=path, token=tokens[number // STREAMS_PER_TOKEN])
         for number in range(count)
     ]
 

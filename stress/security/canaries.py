@@ -12,23 +12,22 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 from sqlalchemy import make_url
 
+from cli.output import table
 from muster.contracts.token import Scope
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
 from muster.runtime.secrets import SecretStore
+from stress.runner import Report, main
 from stress.security.canary_jobs import CARELESS, jobs
 from stress.security.canary_places import ProcessWatch, Search, answers, files_below, rows
 from tests.integration.api.service import Service
 from tests.support.certificates import key_of, own_certificate
-from tests.support.installation import Installation, is_over, is_running
+from tests.support.installation import Installation, is_over, is_running, write_small_dataset
 from tests.support.postgres_server import running_server
 
 COUNT = 25
@@ -86,7 +85,7 @@ class Canaries:
         return {f"SECRET_{number}": text for number, text in enumerate([*kept, *lent])}
 
 
-class Scene:
+class CanaryRun:
     """An installation with secrets, and what its jobs leave."""
 
     def __init__(self, root: Path, database_url: str) -> None:
@@ -101,9 +100,7 @@ class Scene:
         self._root = root / "installation"
         for directory in (self._elsewhere, self._root):
             directory.mkdir()
-        write_dataset(
-            self._root / "shards", synthetic(samples=512, shards=8, features=8, classes=3)
-        )
+        write_small_dataset(self._root / "shards")
         self._installation = Installation(
             self._root,
             MUSTER_DATABASE_URL=self._database_url,
@@ -216,57 +213,26 @@ class Scene:
             self._look("error output of services", module, ended.stdout + ended.stderr)
 
 
-def run(root: Path, database_url: str) -> Scene:
-    """Run a scene below `root` and return it."""
-    scene = Scene(root, database_url)
-    scene.play()
-    return scene
-
-
-def report(scene: Scene) -> Iterator[str]:
-    search = scene.search
-    yield f"{len(search.canaries)} secrets, {len(scene.statuses)} jobs: " + ", ".join(
-        f"{job_id} {status}" for job_id, status in scene.statuses.items()
-    )
-    yield f"{'place':46}{'looked at':>10}{'found':>7}  goal   decoy"
+def run(directory: Path) -> Report:
+    """Run everything once, and report every secret that was found where it must not be."""
+    with running_server() as server, server.database("canaries") as database_url:
+        done = CanaryRun(directory, database_url)
+        done.play()
+    search, rows, faults = done.search, [], list(done.refused)
     for place in sorted({*PLACES, *search.looked_at}):
-        found = search.hits.get(place, set())
-        goal = "> 0" if place == OWN_WORDS else "0"
-        decoy = "found" if place in search.decoyed else "MISSED" if place in PLACES else ""
-        yield f"{place:46}{search.looked_at[place]:10}{len(found):7}  {goal:5}  {decoy}"
-        if place != OWN_WORDS:
-            yield from sorted(found)
-    yield f"refused, or shown to another user: {len(scene.refused)}; goal: 0"
-    yield from scene.refused
-
-
-def is_good(scene: Scene) -> bool:
-    """True if every secret was searched for, and found only where it must be.
-
-    The search itself is proven: the decoy was found in each place.
-    """
-    hits = dict(scene.search.hits)
-    return (
-        bool(hits.pop(OWN_WORDS, set()))
-        and not any(hits.values())
-        and len(scene.search.canaries) == COUNT
-        and scene.search.decoyed >= set(PLACES)
-        and not scene.refused
-    )
-
-
-def main() -> int:
-    """Run, print the report, and return 1 if a secret leaked."""
-    with (
-        running_server() as server,
-        server.database("canaries") as database_url,
-        tempfile.TemporaryDirectory() as directory,
-    ):
-        scene = run(Path(directory), database_url)
-    for line in report(scene):
-        print(line, flush=True)
-    return int(not is_good(scene))
+        found, is_own = search.hits.get(place, set()), place == OWN_WORDS
+        rows.append((place, search.looked_at[place], len(found), "> 0" if is_own else "0"))
+        faults += () if is_own else sorted(found)
+    # The search itself has to be proven.
+    faults += [f"the decoy was not found in {it}" for it in set(PLACES) - search.decoyed]
+    if not search.hits.get(OWN_WORDS):
+        faults.append(f"nothing was found in {OWN_WORDS}")
+    if len(search.canaries) != COUNT:
+        faults.append(f"{len(search.canaries)} secrets were searched for, not {COUNT}")
+    lines = [*table(("place", "looked at", "found", "goal"), rows)]
+    lines += [f"{job_id} {status}" for job_id, status in done.statuses.items()]
+    return Report(lines, faults)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(run)

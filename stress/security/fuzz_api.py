@@ -6,13 +6,11 @@ service must not log an error. A stand-in for the coordinator changes the jobs m
 requests see them in every state.
 """
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,9 +26,9 @@ from database.records import Job, RankRecord, utc_now
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.rank import ProcessState
 from muster.contracts.spec import JobSpec
+from stress.runner import Report, main
 from stress.security.fuzz_hooks import KNOWN
-from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
-from tests.support.installation import await_value, end_of
+from tests.integration.api.service import Agent, Service, StandIn
 
 CHECKS = (
     "not_a_server_error",
@@ -56,45 +54,13 @@ SPECS = {
 
 
 @dataclass
-class Report:
-    """Counts and faults of a run."""
+class Rounds:
+    """Counts and faults so far."""
 
     cases: int = 0
     rounds: int = 0
     operations: int = 0
     faults: list[str] = field(default_factory=list)
-
-
-class WrittenService(Service):
-    """A service that logs to a file."""
-
-    @property
-    def words(self) -> Path:
-        return self.root / "api.log"
-
-    def start(self) -> None:
-        with self.words.open("ab") as words:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "api"],
-                cwd=self.root,
-                env=dict(self.environment),
-                stderr=words,
-                text=True,
-            )
-        listening = await_value(self._listening, lambda: end_of(self.words))
-        self.port = int(listening["url"].rpartition(":")[2])
-
-    def end(self, number: signal.Signals) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(timeout=DEADLINE_SECONDS)
-
-    def said(self) -> list[dict[str, Any]]:
-        """Return its log; a line that is not JSON, such as a traceback, counts as an error."""
-        return [_record(line) for line in self.words.read_text(errors="replace").splitlines()]
-
-    def _listening(self) -> dict[str, Any] | None:
-        return next((one for one in self.said() if one.get("action") == "listening"), None)
 
 
 class Caretaker:
@@ -132,9 +98,7 @@ class Caretaker:
         elif job.status is JobStatus.QUEUED:
             with suppress(FileNotFoundError):  # the API has deleted the job's directory
                 self._agent.write(job.job_id, 0, "one\ntwo\nthr", at_micros=1_700_000_000_000_000)
-            rank = RankRecord(
-                rank=0, incarnation=0, state=ProcessState.LIVE, process=None, loss=0.5
-            )
+            rank = RankRecord(rank=0, incarnation=0, state=ProcessState.LIVE, process=None)
             self._stand_in.run(job.job_id, rank)
         elif _age_seconds(job) > LIFE_SECONDS:
             self._stand_in.move(job.job_id, JobStatus.COMPLETED)
@@ -150,20 +114,20 @@ class Caretaker:
             jobs.create(job_id, uid, SPECS[job_id], message=None, idempotency=None)
 
 
-def fuzz(root: Path, *, cases: int, seed: int) -> Report:
-    """Send at least so many cases to a service whose files are below `root`."""
-    report = Report()
-    service = WrittenService(root)
+def run(directory: Path, *, cases: int = 20_000, seed: int = 0) -> Report:
+    """Send at least so many cases."""
+    done = Rounds()
+    service = Service(directory)
     with _served(service):
-        while report.cases < cases and not report.faults:
-            left = cases - report.cases
-            _round(service, left, seed + report.rounds, report)
-    report.faults += [f"logged: {line}" for line in service.said() if line["level"] == "error"]
-    return report
+        while done.cases < cases and not done.faults:
+            _round(service, cases - done.cases, seed + done.rounds, done)
+    done.faults += [f"logged: {line}" for line in _logged(service) if line["level"] == "error"]
+    figures = f"{done.cases} cases on {done.operations} operations in {done.rounds} rounds"
+    return Report([figures], done.faults)
 
 
 @contextmanager
-def _served(service: WrittenService) -> Iterator[None]:
+def _served(service: Service) -> Iterator[None]:
     service.start()
     database = Database.open(service.database_url)
     try:
@@ -174,12 +138,12 @@ def _served(service: WrittenService) -> Iterator[None]:
         service.end(signal.SIGTERM)
 
 
-def _round(service: WrittenService, cases: int, seed: int, report: Report) -> None:
-    """Let Schemathesis run once, and add what it found to `report`."""
+def _round(service: Service, cases: int, seed: int, done: Rounds) -> None:
+    """Let Schemathesis run once, and add what it found to `done`."""
     verdict = service.root / "verdict.json"
-    is_thorough = report.rounds == 0 and cases > COVERAGE_CASES
+    is_thorough = done.rounds == 0 and cases > COVERAGE_CASES
     # Not every operation has so many cases: some take nothing that could differ.
-    examples = min(ROUND_EXAMPLES, cases // (report.operations or 15) + 1)
+    examples = min(ROUND_EXAMPLES, cases // (done.operations or 15) + 1)
     ended = subprocess.run(
         [
             sys.executable,
@@ -202,43 +166,25 @@ def _round(service: WrittenService, cases: int, seed: int, report: Report) -> No
     )
     found = json.loads(verdict.read_text()) if verdict.exists() else None
     if ended.returncode or not found or not found["test_cases"]["generated"]:
-        report.faults.append(f"with seed {seed}:\n{ended.stdout}")
+        done.faults.append(f"with seed {seed}:\n{ended.stdout}")
     if found:
-        report.cases += found["test_cases"]["generated"]
-        report.operations = found["operations"]["tested"]
-    report.rounds += 1
+        done.cases += found["test_cases"]["generated"]
+        done.operations = found["operations"]["tested"]
+    done.rounds += 1
 
 
-def _record(line: str) -> dict[str, Any]:
-    try:
-        said: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return {"level": "error", "event": line}
-    return {"level": "error", **said}
+def _logged(service: Service) -> Iterator[dict[str, Any]]:
+    """Yield its log; a line that is not JSON, such as a traceback, counts as an error."""
+    for line in service.log.read_text(errors="replace").splitlines():
+        try:
+            yield {"level": "error", **json.loads(line)}
+        except ValueError:
+            yield {"level": "error", "event": line}
 
 
 def _age_seconds(job: Job) -> float:
     return (utc_now() - job.updated_at).total_seconds()
 
 
-def main() -> int:
-    """Run, print the report, and return 1 if there are faults."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=20_000, help="requests to send (20000)")
-    parser.add_argument("--seed", type=int, default=0, help="decides what they are (0)")
-    asked = parser.parse_args()
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory:
-        report = fuzz(Path(directory), cases=asked.cases, seed=asked.seed)
-    took = time.monotonic() - began
-    verdict = "\n".join(report.faults) or "no 5xx, no traceback, every answer as documented"
-    print(
-        f"{report.cases} cases on {report.operations} operations in {took:.0f} s, "
-        f"{report.rounds} rounds from seed {asked.seed}: {verdict}",
-        flush=True,
-    )
-    return int(bool(report.faults))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(run)

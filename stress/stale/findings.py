@@ -1,17 +1,13 @@
 """The results of resumed stale processes, and every violation."""
 
 import statistics
-import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from muster.checkpoints.manifest import CheckpointName
-from stress.stale.jobs import latest_of
+from cli.output import table
 
 IN_TIME_SECONDS = 2.0
-LOOK_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +23,13 @@ class Waking:
 
 @dataclass(slots=True)
 class Findings:
-    """Counts, and one sentence per violation."""
+    """Counts, and one sentence per fault."""
 
     wakings: list[Waking] = field(default_factory=list)
-    breaches: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     completed: int = 0
     commits: int = 0
-    """By successors, seen while stale processes ran or after."""
+    """Checkpoints that were read and verified; none may be older than the one before."""
     inside_transactions: int = 0
     """Coordinators that were stopped there, and again a moment later."""
     memories: int = 0
@@ -44,13 +40,13 @@ class Findings:
     def note(self, waking: Waking) -> None:
         self.wakings.append(waking)
         if self.is_late(waking):
-            self.breaches.append(f"{waking.what}: gone only {waking.seconds:.2f} s after it woke")
+            self.faults.append(f"{waking.what}: gone only {waking.seconds:.2f} s after it woke")
 
     def note_memory(self, stale: set[int], in_use: set[int]) -> None:
         """Check whether stale ranks can write to memory that others have mapped."""
         self.memories += bool(stale and in_use)
         if both := stale & in_use:
-            self.breaches.append(f"stale ranks can write to memory in use: {both}")
+            self.faults.append(f"stale ranks can write to memory in use: {both}")
 
     def is_late(self, waking: Waking) -> bool:
         return waking.seconds > self.in_time_seconds
@@ -59,61 +55,21 @@ class Findings:
         return [waking for waking in self.wakings if waking.what in whats]
 
 
-class Watch:
-    """Polls every `LATEST`; none may go back."""
-
-    def __init__(self) -> None:
-        self._newest: dict[Path, CheckpointName] = {}
-        self._directories: set[Path] = set()
-        self._is_ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.commits = 0
-        self.breaches: list[str] = []
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """Stop; nothing is counted after this returns."""
-        self._is_ending.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def follow(self, directories: Sequence[Path]) -> None:
-        self._directories |= set(directories)
-
-    def _run(self) -> None:
-        while not self._is_ending.wait(LOOK_SECONDS):
-            for directory in tuple(self._directories):
-                self._look(directory)
-
-    def _look(self, directory: Path) -> None:
-        found = latest_of(directory)
-        before = self._newest.get(directory)
-        if found is None or found == before:
-            return
-        if before is not None and found < before:
-            self.breaches.append(f"{directory}: LATEST went back from {before} to {found}")
-        self._newest[directory] = found
-        self.commits += 1
-
-
-def report(findings: Findings) -> Iterator[str]:
-    yield f"{'woken':16}{'stopped':18}{'count':>6}  {'gone after p50 / p95 / max':28}outcomes"
+def figures(findings: Findings) -> Iterator[str]:
     groups: dict[tuple[str, str], list[Waking]] = defaultdict(list)
     for waking in findings.wakings:
         groups[waking.what, waking.instant].append(waking)
+    rows = []
     for (what, instant), wakings in sorted(groups.items()):
         seconds = sorted(waking.seconds for waking in wakings)
         tail = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
         spread = f"{statistics.median(seconds):.2f} / {tail:.2f} / {seconds[-1]:.2f} s"
         counts = Counter(waking.outcome for waking in wakings)
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-        yield f"{what:16}{instant:18}{len(wakings):6}  {spread:28}{outcomes}"
+        rows.append((what, instant, len(wakings), spread, outcomes))
+    yield from table(("woken", "stopped", "count", "gone after p50 / p95 / max", "outcomes"), rows)
     late = sum(map(findings.is_late, findings.wakings))
     yield f"later than {findings.in_time_seconds:g} s: {late} of {len(findings.wakings)}"
     yield f"jobs completed with the bits of an undisturbed run: {findings.completed}"
-    yield f"commits of successors watched: {findings.commits}"
+    yield f"checkpoints read and verified: {findings.commits}"
     yield f"stopped inside a transaction, let out of it: {findings.inside_transactions}"
-    yield f"breaches: {len(findings.breaches)}"
-    yield from findings.breaches

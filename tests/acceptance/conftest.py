@@ -5,18 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from muster.datasets.synthetic import synthetic
-from muster.datasets.writer import write_dataset
-from tests.support.installation import SLOTS, Installation, Undisturbed, await_value, lent
+from tests.support.installation import (
+    SLOTS,
+    Installation,
+    await_value,
+    lent,
+    write_small_dataset,
+)
 from tests.support.terminals import Terminal
+from tests.support.undisturbed import UndisturbedRuns
 
 
 @pytest.fixture(scope="session")
 def dataset_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 shards of 64 lines: of two ranks each takes 16 steps a pass."""
-    directory = tmp_path_factory.mktemp("data") / "shards"
-    write_dataset(directory, synthetic(samples=512, shards=8, features=8, classes=3))
-    return directory
+    return write_small_dataset(tmp_path_factory.mktemp("data") / "shards")
 
 
 @pytest.fixture(scope="session")
@@ -45,22 +47,9 @@ def narrow(_narrow: Installation) -> Iterator[Installation]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(_shared: Installation) -> Undisturbed:
+def undisturbed(_shared: Installation) -> UndisturbedRuns:
     """Run each kind of job once without faults; return its digests."""
-    known: dict[str, list[str]] = {}
-
-    def run(**fields: object) -> list[str]:
-        # A pause between steps changes no bit, so the reference does without.
-        fields.pop("sleep_sec", None)
-        key = repr(sorted(fields.items()))
-        if key not in known:
-            job_id = _shared.submit(**fields)
-            seen = _shared.complete(job_id)
-            assert seen["restarts"] == 0
-            known[key] = _shared.digests(job_id, fields["world_size"])
-        return known[key]
-
-    return run
+    return UndisturbedRuns(_shared)
 
 
 @pytest.fixture

@@ -30,24 +30,26 @@ def shards(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_a_line_that_is_no_json_is_named(
-    installation: Installation, shards: Callable[..., str]
+@pytest.mark.parametrize(
+    ("contents", "named"),
+    [
+        pytest.param([GOOD * 3, GOOD + b"{nonsense\n"], "shard_00001.txt:2", id="no JSON"),
+        pytest.param([GOOD * 3 + b"17\n"], "shard_00000.txt:4", id="another shape"),
+        pytest.param([GOOD * 3, None], "shard_00001.txt cannot be read", id="unreadable"),
+        pytest.param([b"", b""], "", id="no line"),
+        pytest.param([], "", id="no shard"),
+    ],
+)
+def test_an_invalid_dataset_fails_the_job_and_is_named(
+    installation: Installation,
+    shards: Callable[..., str],
+    contents: list[bytes | None],
+    named: str,
 ) -> None:
-    directory = shards(GOOD * 3, GOOD + b"{nonsense\n")
+    directory = shards(*contents)
     job = installation.fail(installation.submit(world_size=2, dataset_dir=directory))
     assert job["reason"] == "invalid_dataset"
-    assert f"{directory}/shard_00001.txt:2" in job["message"]
-    assert "rank 1" in job["message"]
-
-
-@pytest.mark.parametrize("line", [b"17\n", b'{"x":[0.5],"y":0}\n', b'{"x":[0.5,1],"y":-1}\n'])
-def test_a_sample_of_another_shape_is_named(
-    installation: Installation, shards: Callable[..., str], line: bytes
-) -> None:
-    directory = shards(GOOD * 3 + line)
-    job = installation.fail(installation.submit(world_size=1, dataset_dir=directory))
-    assert job["reason"] == "invalid_dataset"
-    assert f"{directory}/shard_00000.txt:4" in job["message"]
+    assert f"{directory}{'/' if named else ''}{named}" in job["message"]
 
 
 def test_an_empty_shard_among_good_ones_is_fine(
@@ -67,53 +69,10 @@ def test_a_rank_without_shards_is_done_at_once(
     assert "has no samples: nothing to do" in installation.log(job_id, rank=2)
 
 
-def test_shards_without_a_single_line_are_no_data_set(
-    installation: Installation, shards: Callable[..., str]
-) -> None:
-    directory = shards(b"", b"")
-    job = installation.fail(installation.submit(world_size=2, dataset_dir=directory))
-    assert job["reason"] == "invalid_dataset"
-    assert directory in job["message"]
-
-
-def test_a_directory_without_shards_is_no_data_set(
-    installation: Installation, tmp_path: Path
-) -> None:
-    job = installation.fail(installation.submit(world_size=1, dataset_dir=str(tmp_path)))
-    assert job["reason"] == "invalid_dataset"
-    assert "muster dataset" in job["message"]
-
-
-def test_a_shard_that_cannot_be_read_is_named(
-    installation: Installation, shards: Callable[..., str]
-) -> None:
-    directory = shards(GOOD * 3, None)
-    job = installation.fail(installation.submit(world_size=2, dataset_dir=directory))
-    assert job["reason"] == "invalid_dataset"
-    assert f"{directory}/shard_00001.txt cannot be read" in job["message"]
-
-
 def test_data_that_is_not_there_is_refused_at_the_door(installation: Installation) -> None:
     answer = installation.request("POST", "/jobs", json={"dataset_dir": "/no/such/place"})
     assert answer.status_code == 422
     assert "/no/such/place" in answer.text
-
-
-def test_a_checkpoint_dir_that_is_a_file_is_named(
-    installation: Installation, tmp_path: Path
-) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("a file")
-    answer = installation.request("POST", "/jobs", json={"checkpoint_dir": str(taken)})
-    if answer.is_success:
-        job_id = answer.json()["job_id"]
-        installation.uids[job_id] = answer.json()["job_uid"]
-        job = installation.fail(job_id)
-        assert job["reason"] == "invalid_checkpoint"
-        assert str(taken) in job["message"]
-    else:
-        assert answer.status_code == 422
-        assert str(taken) in answer.text
 
 
 @pytest.fixture

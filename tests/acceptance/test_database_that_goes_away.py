@@ -10,12 +10,11 @@ import pytest
 from sqlalchemy import make_url
 
 from stress.outage import endure
-from tests.support.database_away import locked, ways
-from tests.support.fragile_postgres import FragilePostgres, fragile_postgres
-from tests.support.installation import Installation, await_value
+from tests.support.installation import Installation, await_value, locked
+from tests.support.postgres_server import FragilePostgres, fragile_postgres, ways
 from tests.support.undisturbed import UndisturbedRuns
 
-SECONDS = 2.0
+SECONDS = 1.5
 """`stress/outage.py` does it for as long as you like."""
 
 PASSWORD = "hunter2secretpw"  # noqa: S105  looked for
@@ -37,11 +36,6 @@ def remote(
     environment = {"MUSTER_DATABASE_URL": url, "DATASET_DIR": str(dataset_dir)}
     with Installation(root, **environment) as installation:
         yield installation
-
-
-@pytest.fixture(scope="module")
-def undisturbed(remote: Installation) -> UndisturbedRuns:
-    return UndisturbedRuns(remote)
 
 
 @pytest.mark.postgres
@@ -68,18 +62,10 @@ def test_errors_show_no_password_and_strangers_no_detail(
     assert PASSWORD not in logs + "".join(answer.text for answer in (*told, stranger))
 
 
-def test_no_job_notices_that_the_database_is_locked(installation: Installation) -> None:
-    _endures(installation, "locked", lambda: locked(installation), UndisturbedRuns(installation))
-
-
-def test_nor_that_its_coordinator_dies_meanwhile(installation: Installation) -> None:
-    _endures(
-        installation,
-        "locked",
-        lambda: locked(installation),
-        UndisturbedRuns(installation),
-        ["coordinator"],
-    )
+def test_no_job_notices_a_locked_database_and_a_coordinator_that_dies(
+    installation: Installation, undisturbed: UndisturbedRuns
+) -> None:
+    _endures(installation, "locked", lambda: locked(installation), undisturbed, ["coordinator"])
 
 
 TELLING = """
@@ -138,5 +124,5 @@ def _endures(
     undisturbed: UndisturbedRuns,
     dying: Collection[str] = (),
 ) -> None:
-    figures = endure(installation, way, outage, SECONDS, undisturbed, dying)
-    assert not figures.faults, figures
+    report = endure(installation, way, outage, SECONDS, undisturbed, dying)
+    assert not report.faults, report

@@ -76,20 +76,6 @@ def test_a_named_worker_leaves(installation: Installation, undisturbed: str) -> 
     assert job.see()["restarts"] == 0
 
 
-def test_a_worker_asked_to_leave_without_a_coordinator_leaves(
-    installation: Installation, undisturbed: str
-) -> None:
-    job = PooledJob(installation, world_size=3)
-    before = job.trains_with(0, 1, 2)
-    installation.coordinator.end(signal.SIGKILL)
-    job.lets_go(0)
-    installation.coordinator.start()
-    job.wait_until(lambda: job.states()[0] == "left")
-    assert job.trains_with(1, 2) == {1: before[1], 2: before[2]}
-    assert job.completes() == undisturbed
-    assert set(job.states()) == {0, 1, 2}
-
-
 def test_killing_all_ranks_resumes_from_the_checkpoint(
     installation: Installation, undisturbed: str
 ) -> None:
@@ -168,7 +154,7 @@ def test_a_hanging_rank_is_replaced_and_waiting_ranks_are_not(
     installation: Installation, undisturbed: str
 ) -> None:
     job = PooledJob(
-        installation, world_size=3, program="paced.py:Hanging", progress_timeout_seconds=2
+        installation, world_size=3, program="paced.py:Hanging", progress_timeout_seconds=1
     )
     before = job.trains_with(0, 1, 2)
     job.lets_one_hang()
@@ -182,7 +168,7 @@ def test_a_hanging_rank_is_replaced_and_waiting_ranks_are_not(
     restarts = {worker["rank"]: worker["restarts"] for worker in job.see()["workers"]}
     assert restarts == {rank: int(rank == culprit) for rank in range(3)}
     told = [event["message"] for event in installation.events(job.job_id)]
-    assert f"rank {culprit} sent heartbeats but took no step for 2 s and was killed" in told
+    assert f"rank {culprit} sent heartbeats but took no step for 1 s and was killed" in told
 
 
 def test_a_program_that_hangs_before_it_can_train_is_replaced(
@@ -193,12 +179,12 @@ def test_a_program_that_hangs_before_it_can_train_is_replaced(
         world_size=2,
         program="paced.py:HangingAtFirst",
         progress_timeout_seconds=1,
-        start_grace_seconds=3,
+        start_grace_seconds=1,
     )
     assert job.completes() == undisturbed
     told = [event["message"] for event in installation.events(job.job_id)]
     for rank in (0, 1):
-        sentence = f"rank {rank} sent heartbeats but was not ready to train for 3 s and was killed"
+        sentence = f"rank {rank} sent heartbeats but was not ready to train for 1 s and was killed"
         assert sentence in told
 
 
@@ -216,8 +202,6 @@ def test_a_stopped_job_can_be_gone_on_with(installation: Installation, undisturb
 
 
 FAULTS = {
-    "its import": "import there_is_no_such_module",
-    "the wrong shape": "GRADIENT = np.zeros(3, np.float32)",
     "a NaN": "GRADIENT = np.full(8, np.nan, np.float32)",
     "its end in the middle": "sys.exit(0)",
 }
@@ -256,23 +240,6 @@ def test_a_program_that_cannot_work_fails_with_a_sentence(
     assert len(job["message"]) > len("rank 0: ")
 
 
-def test_closing_foreign_descriptors_is_reported(
-    installation: Installation, tmp_path: Path
-) -> None:
-    fault = "GRADIENT = np.zeros(8, np.float32); os.closerange(3, 1000)"
-    (tmp_path / "faulty.py").write_text(FAULTY.format(fault=fault))
-    job_id = installation.submit(
-        mode="synchronous",
-        world_size=2,
-        program="faulty.py:Faulty",
-        working_dir=str(tmp_path),
-        max_restarts=0,
-    )
-    job = installation.fail(job_id)
-    assert "let it close only what it has opened itself" in job["message"]
-    assert "Traceback" not in job["message"]
-
-
 def test_an_independent_job_keeps_its_world_size(installation: Installation) -> None:
     job_id = installation.submit(world_size=2, sleep_sec=0.1)
     installation.wait_until(job_id, lambda seen: all(pids(seen)))
@@ -297,5 +264,5 @@ def test_the_audit_of_a_job_that_goes_on_knows_what_is_durable(installation: Ins
 def test_a_random_schedule_changes_no_bit(installation: Installation) -> None:
     undisturbed = PooledJob(installation, world_size=1, epochs=LONG["epochs"])
     undisturbed.hurries()
-    schedule = Schedule(installation, seed=2, backend="shared_memory", kills=4, others=5)
+    schedule = Schedule(installation, seed=2, backend="shared_memory", kills=3, others=4)
     assert schedule.runs() == undisturbed.completes()

@@ -105,17 +105,6 @@ def test_the_same_script_runs_alone(installation: Installation, tmp_path: Path) 
     assert installation.log(job_id) == first.stdout
 
 
-def test_an_error_of_a_script_is_told_with_its_last_lines(
-    installation: Installation, tmp_path: Path
-) -> None:
-    script = tmp_path / "wrong.py"
-    script.write_text("import muster\nmuster.join()\nraise ValueError('seven is not a colour')\n")
-    command = [sys.executable, str(script)]
-    job = installation.fail(installation.submit(world_size=1, command=command, max_restarts=0))
-    assert job["reason"] == "restart_limit"
-    assert "ValueError: seven is not a colour" in job["message"]
-
-
 def run_alone(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, script.name],

@@ -8,10 +8,12 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -24,6 +26,8 @@ from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.job import TERMINAL
 from muster.contracts.paths import DataDir, checkpoints_of_rank
 from muster.contracts.rank import ProcessRecord
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
 from muster.host import processes
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import identify, send_signal
@@ -31,7 +35,8 @@ from muster.host.processes import identify, send_signal
 DEADLINE_SECONDS = 60.0
 """Far beyond what anything here takes on a busy machine; only a failure waits so long."""
 
-LOOK_SECONDS = 0.05
+FIRST_LOOK_SECONDS, LOOK_SECONDS = 0.02, 0.1
+"""Between two looks: a long wait looks less often, as it costs the services processor time."""
 
 SLOTS = 4
 """Of a narrow installation."""
@@ -367,6 +372,16 @@ def restarts(count: int, rank: int = 0) -> Callable[[Seen], bool]:
     return predicate
 
 
+@contextmanager
+def locked(installation: Installation, begin: str = "BEGIN EXCLUSIVE") -> Iterator[None]:
+    """Lock the SQLite file as a backup or another program would; IMMEDIATE lets others read."""
+    path = installation.files.root / "muster.db"
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as database:
+        database.execute(begin)
+        yield
+        database.execute("ROLLBACK")
+
+
 # Helpers of tests about processes
 
 
@@ -385,10 +400,11 @@ def await_end(ended: Sequence[ProcessRecord]) -> None:
 
 def await_value(look: Callable[[], Value], explain: Callable[[], str]) -> Value:
     """Return the first true value of `look`; fail with `explain` after a generous deadline."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline, pause = time.monotonic() + DEADLINE_SECONDS, FIRST_LOOK_SECONDS
     while not (value := look()):
         assert time.monotonic() < deadline, f"timed out\n{explain()}"
-        time.sleep(LOOK_SECONDS)
+        time.sleep(pause)
+        pause = min(LOOK_SECONDS, 1.2 * pause)
     return value
 
 
@@ -397,6 +413,12 @@ def end_of(log: Path) -> str:
         return f"--- {log.name} is not there"
     lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
     return "\n".join([f"--- {log.name}", *lines])
+
+
+def write_small_dataset(directory: Path) -> Path:
+    """Write 8 shards of 64 lines: each of two ranks takes 16 steps per epoch."""
+    write_dataset(directory, synthetic(samples=512, shards=8, features=8, classes=3))
+    return directory
 
 
 def without_ours(environ: Mapping[str, str]) -> dict[str, str]:

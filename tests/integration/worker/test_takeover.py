@@ -44,7 +44,7 @@ def test_a_rank_trains_on_under_the_next_agent(stage: Stage) -> None:
     assert adopted(stage.uid, second.hear()) == rank
     assert is_running(rank.process)
     hear_said(second, 0, Hello, lambda _: True)
-    hear_training(second, above=before.step)
+    hear_training(second, above=before.progress.step)
     second.say(TerminateRank(rank=0, incarnation=0))
     hear_said(second, 0, Heartbeat, lambda beat: beat.stopping)
     assert second.hear_of(RankExited, 0).exit_code == 0
@@ -160,7 +160,9 @@ def test_a_rank_that_completes_under_a_stopped_agent_is_done(stage: Stage) -> No
     stage.kill_agent()
     await_value(lambda: not exists(rank.process.pid), lambda: "it is not reaped")
     second = taken_over(stage, rank, is_managed=True)
-    beat = hear_said(second, 0, Heartbeat, lambda beat: beat.step == beat.total_steps)
+    beat = hear_said(
+        second, 0, Heartbeat, lambda beat: beat.progress.step == beat.progress.total_steps
+    )
     assert not beat.stopping
     exited = second.hear_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (0, None)

@@ -31,6 +31,7 @@ from muster.contracts.messages import (
     StateMismatch,
     WorkerGroup,
 )
+from muster.contracts.rank import NO_PROGRESS
 from muster.contracts.wire import (
     CONTROL_FRAME_LIMIT_BYTES,
     FrameReader,
@@ -57,6 +58,8 @@ SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
 def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
     """Return a strategy for what a declaration allows."""
     match declared:
+        case inspect.Metadata(type=described):
+            return values(described)
         case inspect.IntType(ge=low, le=high):
             lowest = -(2**63) if low is None else int(low)
             return st.integers(lowest, 2**64 - 1 if high is None else int(high))
@@ -107,15 +110,8 @@ def test_messages_round_trip_and_damage_is_a_wire_error(
 
 
 FIRST = Heartbeat(
-    step=0,
-    total_steps=None,
-    epoch=0,
-    shard_idx=0,
-    line_idx=0,
-    loss=None,
-    metrics={},
+    progress=NO_PROGRESS,
     checkpoints_saved=0,
-    last_checkpoint_step=None,
     stopping=False,
     waiting=False,
 )
@@ -129,9 +125,9 @@ ON_THE_WIRE = [
     (
         FIRST,
         (
-            '{"is":"beat","step":0,"total_steps":null,"epoch":0,"shard_idx":0,"line_idx":0,'
-            '"loss":null,"metrics":{},"checkpoints_saved":0,"last_checkpoint_step":null,'
-            '"stopping":false,"waiting":false}'
+            '{"is":"beat","progress":{"step":0,"total_steps":null,"epoch":0,"shard_idx":0,'
+            '"line_idx":0,"loss":null,"metrics":{},"last_checkpoint_step":null},'
+            '"checkpoints_saved":0,"stopping":false,"waiting":false}'
         ),
     ),
     (
@@ -200,7 +196,10 @@ def test_count_beyond_64_bits_is_a_wire_error(step: int) -> None:
 
 def test_largest_heartbeat_fits_into_one_packet() -> None:
     names = [f"{number:03d}".ljust(METRIC_NAME_LIMIT, "😀") for number in range(METRICS_LIMIT)]
-    beat = msgspec.structs.replace(FIRST, metrics=dict.fromkeys(names, -1e300))
+    beat = msgspec.structs.replace(
+        FIRST,
+        progress=msgspec.structs.replace(NO_PROGRESS, metrics=dict.fromkeys(names, -1e300)),
+    )
     assert len(encode(beat)) <= MESSAGE_LIMIT_BYTES
 
 

@@ -10,6 +10,7 @@ import pytest
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, Hello, PermanentFailure, RankMessage
+from muster.contracts.rank import RankProgress
 from tests.support.ranks import Ear, run_of, write_shards
 
 PATIENCE_SECONDS = 30
@@ -126,15 +127,17 @@ def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
     run.checkpoint({})
     run._supervision.stop()  # noqa: SLF001  sends the final state
     assert last_beat(ear) == Heartbeat(
-        step=5,
-        total_steps=16,
-        epoch=0,
-        shard_idx=1,
-        line_idx=1,
-        loss=0.5,
-        metrics={"accuracy": 0.75},
+        progress=RankProgress(
+            step=5,
+            total_steps=16,
+            epoch=0,
+            shard_idx=1,
+            line_idx=1,
+            loss=0.5,
+            metrics={"accuracy": 0.75},
+            last_checkpoint_step=5,
+        ),
         checkpoints_saved=1,
-        last_checkpoint_step=5,
         stopping=False,
         waiting=False,
     )
@@ -146,8 +149,8 @@ def test_losses_and_metrics_that_are_not_finite_are_dropped(
 ) -> None:
     run = run_of(place, ear.voice)
     run.step(loss=loss, good=1.0, bad=loss)
-    beat = last_beat(ear)
-    assert (beat.loss, beat.metrics) == (None, {"good": 1.0})
+    at = last_beat(ear).progress
+    assert (at.loss, at.metrics) == (None, {"good": 1.0})
 
 
 def test_a_step_without_values_keeps_the_last_ones(place: Path, ear: Ear) -> None:
@@ -155,8 +158,8 @@ def test_a_step_without_values_keeps_the_last_ones(place: Path, ear: Ear) -> Non
     run.step(loss=0.25, accuracy=0.5)
     run.step()
     run._supervision.stop()  # noqa: SLF001  sends the final state
-    beat = last_beat(ear)
-    assert (beat.step, beat.loss, beat.metrics) == (2, 0.25, {"accuracy": 0.5})
+    at = last_beat(ear).progress
+    assert (at.step, at.loss, at.metrics) == (2, 0.25, {"accuracy": 0.5})
 
 
 def test_a_restored_run_reports_the_restored_step(place: Path, ear: Ear) -> None:
@@ -167,7 +170,8 @@ def test_a_restored_run_reports_the_restored_step(place: Path, ear: Ear) -> None
     second.restore()
     second._supervision.stop()  # noqa: SLF001  sends the final state
     beat = last_beat(ear)
-    assert (beat.step, beat.checkpoints_saved, beat.last_checkpoint_step) == (1, 0, 1)
+    at = beat.progress
+    assert (at.step, beat.checkpoints_saved, at.last_checkpoint_step) == (1, 0, 1)
 
 
 # In its own process

@@ -1,0 +1,81 @@
+"""Short runs of the harnesses in `stress/`, each of which says what it shows."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import stress.chaos.__main__ as chaos
+import stress.stale.__main__ as stale
+from stress import detection, log_gaps, lost_replies
+from stress.load.figures import Figure
+from stress.load.lists import list_figures
+from stress.load.submissions import sqlite_figures
+from stress.security import canaries, injection
+from stress.security.overload import overload_figures
+from tests.support.certificates import needs_openssl
+from tests.support.frozen_hosts import can_be_had
+
+
+def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
+    report = chaos.run(tmp_path, faults=6, seed=3, minutes=0.5, jobs=2, steps=60)
+    assert not report.faults, report
+
+
+@pytest.mark.skipif(not can_be_had(), reason="no name spaces can be made here")
+def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None:
+    # The long run measures how soon they exit.
+    report = stale.run(tmp_path, wakings=1, seed=3, seconds=60.0, epochs=60)
+    assert not report.faults, report
+
+
+def test_dead_and_frozen_ranks_are_replaced_slow_ones_are_not(tmp_path: Path) -> None:
+    report = detection.run(tmp_path, kills=4, freezes=1, minutes=0.05, seed=1)
+    assert not [fault for fault in report.faults if "goal is missed" not in fault], report
+
+
+def test_readers_who_come_back_get_every_line_once(tmp_path: Path) -> None:
+    report = log_gaps.run(tmp_path, deaths=6, seed=5, jobs=1)
+    assert not report.faults, report
+
+
+def test_retries_are_safe_while_the_api_is_killed(tmp_path: Path) -> None:
+    report = lost_replies.run(tmp_path, keys=30, duplicates=3, kills=2, seed=1)
+    assert not report.faults, report
+
+
+@pytest.mark.postgres
+@needs_openssl
+@pytest.mark.timeout(400)
+def test_secrets_appear_only_in_output_of_careless_programs(tmp_path: Path) -> None:
+    report = canaries.run(tmp_path)  # its jobs run at once, and fewer would prove less
+    assert not report.faults, report
+
+
+@pytest.mark.timeout(400)
+def test_no_field_of_a_job_leads_out_of_its_directories(tmp_path: Path) -> None:
+    report = injection.run(tmp_path, every=36, seed=0)
+    assert not report.faults, report
+
+
+def test_pages_are_whole_among_many_jobs(tmp_path: Path) -> None:
+    assert not misses(list_figures(tmp_path / "lists", jobs=230, requests=2))
+
+
+def test_no_submission_of_a_flood_is_lost_or_duplicated(tmp_path: Path) -> None:
+    assert not misses(sqlite_figures(tmp_path / "flood", seconds=1))
+
+
+def test_an_attacked_service_refuses_only_the_attackers(tmp_path: Path) -> None:
+    # Low limits: a flood of one second would not reach the defaults.
+    narrow = {"MUSTER_REQUESTS_PER_SECOND": "1", "MUSTER_REQUESTS_AT_ONCE": "6"}
+    assert not misses(overload_figures(tmp_path, seconds=1, slow=12, **narrow))
+
+
+def misses(figures: Iterable[Figure]) -> list[Figure]:
+    """Return the missed goals that do not depend on timing."""
+    return [figure for figure in figures if not figure.is_met and not is_of_time(figure)]
+
+
+def is_of_time(figure: Figure) -> bool:
+    return figure.goal.endswith((" ms", " s")) or "submissions/s" in figure.what
