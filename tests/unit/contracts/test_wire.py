@@ -55,7 +55,7 @@ SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
 }
 
 
-def values(declared: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911  one per kind
+def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
     """Return a strategy for what a declaration allows."""
     if isinstance(declared, inspect.Metadata):
         declared = declared.type
