@@ -222,13 +222,6 @@ class Agent:
         self._ranks.settle()
 
 
-def _become_subreaper() -> None:
-    """Make orphans of the ranks children of this process instead of init."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
-
-
 def _wake_on_sigchld() -> socket.socket:
     """Return a socket that becomes readable at every SIGCHLD."""
     reading, writing = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -241,7 +234,10 @@ def main() -> int:
     """Read the assignment from standard input and serve it."""
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
     os.chdir("/")
-    _become_subreaper()
+    # Orphans of the ranks become children of this process instead of init.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
     try:
         agent = Agent(assignment)
     except OSError as error:  # the ranks live on, and the next agent adopts them

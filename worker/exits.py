@@ -54,14 +54,6 @@ class RankExit:
     exited: RankExited
 
     @classmethod
-    def of_missing(cls, rank: int, attempt: int, number: signal.Signals) -> Self:
-        """Return the exit of an attempt that was to be signalled but never started."""
-        exited = RankExited(
-            rank=rank, incarnation=attempt, exit_code=None, signal=number, last_lines=()
-        )
-        return cls(exited=exited)
-
-    @classmethod
     def of_failed_start(cls, order: StartRank, error: OSError | SecretUnavailable) -> Self:
         """Return the exit of an attempt that did not start: refused, or to be tried again."""
         message = f"cannot be started in {order.working_dir}: {error}"

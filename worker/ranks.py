@@ -23,6 +23,7 @@ from muster.contracts.messages import (
     AgentHeartbeat,
     AgentMessage,
     AnnounceGroup,
+    RankExited,
     StartRank,
 )
 from muster.contracts.paths import JobFiles
@@ -199,7 +200,10 @@ class RankTable:
             found.process.signal_group(number)
         elif rank not in self._running and not self._exits.has_ended(rank, attempt):
             # The order to start it was lost, and the coordinator waits for its exit.
-            self._report_exit(RankExit.of_missing(rank, attempt, number))
+            exited = RankExited(
+                rank=rank, incarnation=attempt, exit_code=None, signal=number, last_lines=()
+            )
+            self._report_exit(RankExit(exited=exited))
 
     def signal_all(self, number: signal.Signals) -> None:
         for rank in self._running.values():

@@ -55,11 +55,11 @@ SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
 }
 
 
-def values(declared: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911  one per kind
+def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
     """Return a strategy for what a declaration allows."""
+    if isinstance(declared, inspect.Metadata):
+        declared = declared.type
     match declared:
-        case inspect.Metadata(type=described):
-            return values(described)
         case inspect.IntType(ge=low, le=high):
             lowest = -(2**63) if low is None else int(low)
             return st.integers(lowest, 2**64 - 1 if high is None else int(high))

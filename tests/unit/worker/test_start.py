@@ -18,8 +18,9 @@ from muster.contracts.messages import AdoptedRank, StartRank
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.limits import OpenFileLimits
-from muster.host.processes import identify
+from muster.host.processes import environment_of, identify
 from muster.runtime.secrets import SecretStore
+from tests.support.installation import await_value
 from tests.support.secret_rank import LENT, VALUE, assignment, redacted_by
 from worker.start import (
     ExecStarter,
@@ -93,6 +94,7 @@ def store(tmp_path: Path) -> SecretStore:
 @contextmanager
 def running(environment: dict[str, str]) -> Iterator[AdoptedRank]:
     with subprocess.Popen(["/bin/sleep", "600"], env=environment) as process:
+        await_value(lambda: environment_of(process.pid), lambda: "exec has not finished")
         record = identify(process.pid)
         assert record is not None
         try:
