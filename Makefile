@@ -38,7 +38,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 units: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres and not slow' tests/unit
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres and not slow' tests/unit tests/promises
 
 # Integration tests wait for half of their time, so two cores have room for three workers. They
 # differ much in length, so an idle worker takes over half of what another still has to do; until

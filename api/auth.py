@@ -3,7 +3,8 @@
 A request with a token is judged by the token alone, also if it comes from the service's own user.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -13,7 +14,6 @@ from typing import Final
 import structlog
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
-from starlette.types import Message, Send
 from starlette.types import Scope as ASGIScope
 
 from api.errors import Problem, ServiceUnavailable
@@ -250,6 +250,16 @@ def client_network(address: str) -> str:
     return str(IPv6Network((int(found), _IPV6_NETWORK_BITS), strict=False))
 
 
+@contextmanager
+def logged_refusal(scope: ASGIScope) -> Iterator[None]:
+    """Log a `Problem` that leaves the block as the refusal of the request of `scope`."""
+    try:
+        yield
+    except Problem as problem:
+        log_refusal(problem, scope)
+        raise
+
+
 def log_refusal(problem: Problem, scope: ASGIScope) -> None:
     """Log that the request of `scope` was refused, with the caller and the reason."""
     caller: Caller | None = scope["state"].get("caller")
@@ -264,25 +274,19 @@ def log_refusal(problem: Problem, scope: ASGIScope) -> None:
     )
 
 
-def logging_changes(send: Send, scope: ASGIScope) -> Send:
-    """Return `send`, with a log line for the answer to a request that changes something."""
-    if scope["method"] not in CHANGING_METHODS or "caller" not in scope["state"]:
-        return send
-
-    async def send_and_log(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            caller: Caller = scope["state"]["caller"]
-            _LOG.info(
-                f"answered {scope['method']} of {caller.name} with {message['status']}",
-                action="request_answered",
-                caller=caller.name,
-                method=scope["method"],
-                path=printable(scope["path"]),
-                status=message["status"],
-            )
-        await send(message)
-
-    return send_and_log
+def log_change(status: int, scope: ASGIScope) -> None:
+    """Log the answer to a request of an authenticated caller that changes something."""
+    caller: Caller | None = scope["state"].get("caller")
+    if caller is None or scope["method"] not in CHANGING_METHODS:
+        return
+    _LOG.info(
+        f"answered {scope['method']} of {caller.name} with {status}",
+        action="request_answered",
+        caller=caller.name,
+        method=scope["method"],
+        path=printable(scope["path"]),
+        status=status,
+    )
 
 
 def printable(text: str) -> str:

@@ -1,7 +1,7 @@
 """What routes depend on: the service's state and coordinator, the caller, the scope they require.
 
-Every route declares its scope, ``@router.post("/jobs", dependencies=[SUBMIT])``, so it is in the
-OpenAPI document as well.
+Every route but the probes declares its scope, ``@router.post("/jobs", dependencies=[SUBMIT])``, so
+it is in the OpenAPI document as well.
 """
 
 import socket
@@ -10,15 +10,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final, TypeAlias, cast
+from typing import Annotated, Final, TypeAlias, cast
 
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, Request, Security
-from fastapi.routing import APIRoute
+from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 
-from api.auth import CHANGING_METHODS, Caller, log_refusal, require_scope
-from api.errors import Problem
+from api.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
 from api.streams import JobCache, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
 from database.engine import Database
@@ -65,7 +63,7 @@ class CoordinatorHandle:
                 return None
             return (
                 f"the coordinator (pid {process.pid}) is stopped by a signal: continue it with "
-                f"`kill -CONT {process.pid}`, or restart it with `muster up`"
+                f"`kill -CONT {process.pid}`, or end it with `kill -9 {process.pid}`"
             )
         if not is_provably_gone(process) and self._is_beating(lease):
             return None
@@ -114,10 +112,10 @@ class AppState:
 
     database: Database
     jobs: Jobs
-    workers: Ranks
+    ranks: Ranks
     members: Members
-    incarnations: Attempts
-    commits: CheckpointLog
+    attempts: Attempts
+    checkpoint_log: CheckpointLog
     events: Events
     answers: Answers
     tokens: Tokens
@@ -127,8 +125,8 @@ class AppState:
     """Threads for searches in logs, so that these do not hold up other routes."""
     coordinator: CoordinatorHandle
     submitter: Submitter
-    intake: SubmissionQueue
-    files: DataDir
+    submission_queue: SubmissionQueue
+    data_dir: DataDir
     is_closing: Callable[[], bool]
     """True when the service stops, so that waiting requests must be answered."""
     clock: Callable[[], datetime]
@@ -166,8 +164,8 @@ async def _caller(request: Request) -> Caller:
 CurrentCaller = Annotated[Caller, Depends(_caller)]
 
 
-async def _caller_name(caller: CurrentCaller) -> str:
-    return caller.name
+async def _caller_name(request: Request) -> str:
+    return cast(Caller, request.scope["state"]["caller"]).name
 
 
 CallerName = Annotated[str, Depends(_caller_name)]
@@ -176,17 +174,12 @@ Reauthenticate: TypeAlias = Callable[[], Awaitable[None]]
 """Authenticates the caller again; raises `Problem` if the token was revoked or has expired."""
 
 
-async def reauthenticate(request: Request) -> None:
-    """Authenticate the caller of a request again; raise `Problem`, and log it."""
-    try:
-        await request.scope["state"]["authenticate"]()
-    except Problem as problem:
-        log_refusal(problem, request.scope)
-        raise
-
-
 async def _reauthentication(request: Request) -> Reauthenticate:
-    return lambda: reauthenticate(request)
+    async def reauthenticate() -> None:
+        with logged_refusal(request.scope):
+            await request.scope["state"]["authenticate"]()
+
+    return reauthenticate
 
 
 Reauthentication = Annotated[Reauthenticate, Depends(_reauthentication)]
@@ -203,37 +196,13 @@ _BEARER: Final = HTTPBearer(
 async def _check_scope(
     request: Request, needed: SecurityScopes, _shown: Annotated[object, Depends(_BEARER)]
 ) -> None:
-    if request.method in CHANGING_METHODS:
-        # The body may have taken seconds to arrive since the middleware authenticated the caller.
-        await reauthenticate(request)
-    try:
+    with logged_refusal(request.scope):
+        if request.method in CHANGING_METHODS:
+            # The body may have taken seconds to arrive since the middleware knew the caller.
+            await request.scope["state"]["authenticate"]()
         require_scope(request.scope["state"]["caller"], Scope(needed.scopes[-1]))
-    except Problem as problem:
-        log_refusal(problem, request.scope)
-        raise
-
-
-async def _anonymous() -> None:
-    """Allow callers without a token."""
 
 
 READ: Final = Security(_check_scope, scopes=[Scope.READ])
 SUBMIT: Final = Security(_check_scope, scopes=[Scope.SUBMIT])
 ADMIN: Final = Security(_check_scope, scopes=[Scope.ADMIN])
-OPEN: Final = Depends(_anonymous)
-"""For probes only: `AccessMiddleware` admits anonymous requests to no other path."""
-
-_DECLARATIONS: Final[tuple[Any, ...]] = (READ, SUBMIT, ADMIN, OPEN)
-
-
-class ScopeMissing(LookupError):
-    """A route declares no scope. This is a bug."""
-
-
-def refuse_undeclared(router: APIRouter) -> None:
-    """Raise `ScopeMissing` if a route declares no scope."""
-    for route in router.routes:
-        if isinstance(route, APIRoute) and not any(
-            needed is declared for needed in route.dependencies for declared in _DECLARATIONS
-        ):
-            raise ScopeMissing(f"{route.path} ({route.name}) declares no scope")

@@ -208,21 +208,18 @@ def _problem_of(error: Exception) -> Problem:
                     for found in error.errors()
                 ]
             )
+        case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
+            return MethodNotAllowed(error.headers)
         case HTTPException():
-            return _http_problem(error)
+            slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+            detail = error.detail
+            if error.status_code == HTTPStatus.NOT_FOUND:
+                detail = "This path does not exist. See /openapi.json."
+            return Problem(error.status_code, slug, detail, headers=error.headers)
         case DatabaseError():
             return _database_problem(error)
         case _:
             raise error
-
-
-def _http_problem(error: HTTPException) -> Problem:
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return MethodNotAllowed(error.headers)
-    slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-    is_not_found = error.status_code == HTTPStatus.NOT_FOUND
-    detail = "This path does not exist. See /openapi.json." if is_not_found else error.detail
-    return Problem(error.status_code, slug, detail, headers=error.headers)
 
 
 def _database_problem(error: DatabaseError) -> Problem:
@@ -235,8 +232,8 @@ def _database_problem(error: DatabaseError) -> Problem:
         case DatabaseUnavailable():
             return ServiceUnavailable(str(error))
         case _ if type(error) in _DATABASE_REFUSALS:
-            status, slug, detail = _DATABASE_REFUSALS[type(error)]
-            return Problem(status, slug, detail or str(error))
+            status, slug, sentence = _DATABASE_REFUSALS[type(error)]
+            return Problem(status, slug, sentence or str(error))
         case _:
             raise error  # a bug, answered by `_unexpected`
 

@@ -204,7 +204,8 @@ def reply_tagged(
     """Return `view` under its tag, or 304 if the client knows that tag."""
     # no-cache: a cache must ask every time.
     headers = {**(headers or {}), "ETag": tag, "Cache-Control": "no-cache"}
-    if known is not None and _is_among(tag, known):
+    values = [value for _, value in _tags(known or "")]
+    if (known or "").strip() == "*" or tag.removeprefix("W/") in values:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return reply(view(), headers=headers)
 
@@ -219,11 +220,6 @@ def required_version(job: Job, wanted: str | None) -> RowVersion | None:
     if job_tag(job) not in (tag for is_weak, tag in _tags(wanted) if not is_weak):
         raise JobChanged(job.job_id)
     return job.row_version
-
-
-def _is_among(tag: str, known: str) -> bool:
-    value = tag.removeprefix("W/")
-    return known.strip() == "*" or value in (other for _, other in _tags(known))
 
 
 def _tags(header: str) -> Iterator[tuple[bool, str]]:

@@ -24,8 +24,8 @@ from api.auth import (
     Authenticator,
     Caller,
     client_name,
+    log_change,
     log_refusal,
-    logging_changes,
     printable,
     require_scope,
 )
@@ -96,8 +96,16 @@ class AccessMiddleware:
             headers = Headers(scope=scope)
             request_id = _request_id(headers)
             scope.setdefault("state", {})["request_id"] = request_id
+
+            async def send_named(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    log_change(message["status"], scope)
+                    named = (b"x-request-id", request_id.encode())
+                    message["headers"] = [*message.get("headers", ()), named]
+                await send(message)
+
             with bound_contextvars(request_id=request_id):
-                await self._handle(scope, headers, receive, _with_request_id(send, request_id))
+                await self._handle(scope, headers, receive, send_named)
 
     async def _handle(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         scope["state"]["caller_uid"] = self._uid_of(scope)
@@ -105,7 +113,7 @@ class AccessMiddleware:
             client = await self._admit(scope, headers)
             with nullcontext() if client is None else self._limiter.admit(client):
                 _refuse_idle_change(scope)
-                await self._app(scope, receive, logging_changes(send, scope))
+                await self._app(scope, receive, send)
         except Problem as problem:
             log_refusal(problem, scope)
             await problem_response(problem, scope)(scope, receive, send)
@@ -161,7 +169,9 @@ class AccessMiddleware:
         if sum(len(name) + len(value) for name, value in headers.raw) > HEADERS_LIMIT_BYTES:
             detail = f"The headers may have {HEADERS_LIMIT_BYTES >> 10} KiB in all."
             raise Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "long-headers", detail)
-        if _host_name(headers) not in self._hosts and not _is_in(BARE_PROBES, scope):
+        found = _HOST.fullmatch(headers.get("host", "").lower())
+        host = (found[1] or found[2]) if found else None
+        if host not in self._hosts and not _is_in(BARE_PROBES, scope):
             raise Problem(
                 HTTPStatus.FORBIDDEN,
                 "foreign-host",
@@ -254,11 +264,6 @@ def _check_body(scope: Scope, headers: Mapping[str, str]) -> None:
         raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body-too-large", detail)
 
 
-def _host_name(headers: Mapping[str, str]) -> str | None:
-    found = _HOST.fullmatch(headers.get("host", "").lower())
-    return (found[1] or found[2]) if found else None
-
-
 def _origin_host(origin: str) -> str | None:
     """Return host and port of an Origin header; None for "null"."""
     try:
@@ -272,13 +277,3 @@ def _request_id(headers: Mapping[str, str]) -> str:
     if 0 < len(given) <= _REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
         return given
     return uuid.uuid4().hex
-
-
-def _with_request_id(send: Send, request_id: str) -> Send:
-    async def send_with_id(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
-            message["headers"] = headers
-        await send(message)
-
-    return send_with_id

@@ -7,12 +7,10 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from fastapi import Body, Depends, Path, Request
-from fastapi.dependencies.utils import get_flat_params
-from fastapi.params import Query as QueryParameter
-from fastapi.routing import APIRoute
 from msgspec import Meta
 from starlette.responses import Response
 
+from api.dependencies import PREFIX
 from api.errors import MEDIA_TYPE, FieldError, InvalidRequest, did_you_mean
 from database.errors import JobMissing, MemberMissing
 from muster.contracts import token, views
@@ -131,9 +129,9 @@ async def refuse_unknown_query(request: Request) -> None:
     """Refuse unknown query parameters: a typing error must not widen a purge."""
     if not request.query_params:
         return
-    route = request.scope.get("route")
-    parameters = get_flat_params(route.dependant) if isinstance(route, APIRoute) else []
-    known = [one.alias for one in parameters if isinstance(one.field_info, QueryParameter)]
+    path = request.scope["route"].path.removeprefix(PREFIX)
+    operation = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
+    known = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
     unknown = [name for name in request.query_params if name not in known]
     if unknown:
         message = "is not a query parameter of this path"
@@ -202,7 +200,10 @@ def operation(
     *others: HTTPStatus,
     status: HTTPStatus = HTTPStatus.OK,
 ) -> dict[str, Any]:
-    """Return the declaration of a route that answers with `kind`, or refuses with `others`."""
+    """Return the declaration of a route that answers with `kind`, or refuses with `others`.
+
+    Only probes have no `scope`: `AccessMiddleware` admits anonymous requests to no other path.
+    """
     unchanged = "The response named in `If-None-Match` is still current."
     responses = returns(kind, status)
     for other in others:
@@ -210,7 +211,7 @@ def operation(
         responses |= {other: {"description": unchanged}} if is_unchanged else refusals(other)
     return {
         "summary": summary,
-        "dependencies": [scope],
+        "dependencies": [scope] if scope else [],
         "responses": responses,
         "status_code": status,
     }

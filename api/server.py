@@ -62,16 +62,6 @@ _SERVICE_TOKEN: Final = (
 )
 
 
-class PortTaken(MusterError):
-    """The address is in use."""
-
-    def __init__(self, host: str, port: int, error: OSError) -> None:
-        super().__init__(
-            f"cannot listen on {host} port {port} ({error.strerror}): stop the process that "
-            "listens there, or choose another port with MUSTER_PORT"
-        )
-
-
 def serve() -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code."""
     processes.exit_with_parent(os.environ)
@@ -149,22 +139,25 @@ def _listen(settings: ServiceSettings, access: AccessSettings, tokens: Tokens) -
     try:
         return socket.create_server((address, settings.port), family=family, backlog=1024)
     except OSError as error:
-        raise PortTaken(settings.host, settings.port, error) from error
+        raise MusterError(
+            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}): stop the "
+            "process that listens there, or choose another port with MUSTER_PORT"
+        ) from error
 
 
 def _build_state(
     settings: ServiceSettings, database: Database, tokens: Tokens, is_closing: Callable[[], bool]
 ) -> AppState:
     started = time.monotonic()
-    jobs, workers, leases = Jobs(database), Ranks(database), Leases(database)
-    files = DataDir(settings.data_dir)
+    jobs, ranks, leases = Jobs(database), Ranks(database), Leases(database)
+    data_dir = DataDir(settings.data_dir)
 
     def read_lease() -> Lease | None:
         return leases.current(COORDINATOR_LEASE)
 
     def read_state(job_id: JobId) -> JobState | None:
         job = jobs.find(job_id)
-        return JobState(job, workers.of_job(job_id)) if job else None
+        return JobState(job, ranks.of_job(job_id)) if job else None
 
     def checkpoint_dir_of(job_id: JobId) -> str | None:
         job = jobs.find(job_id)
@@ -176,15 +169,15 @@ def _build_state(
     return AppState(
         database=database,
         jobs=jobs,
-        workers=workers,
+        ranks=ranks,
         members=Members(database),
-        incarnations=Attempts(database),
-        commits=CheckpointLog(database),
+        attempts=Attempts(database),
+        checkpoint_log=CheckpointLog(database),
         events=Events(database),
         answers=Answers(database),
         tokens=tokens,
         job_cache=job_cache,
-        log_broadcast=LogBroadcast(files, job_cache, is_closing=is_closing, readers=readers),
+        log_broadcast=LogBroadcast(data_dir, job_cache, is_closing=is_closing, readers=readers),
         log_searches=CapacityLimiter(LOG_SEARCHES),
         coordinator=coordinator,
         submitter=Submitter(
@@ -195,8 +188,8 @@ def _build_state(
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
         ),
-        intake=SubmissionQueue(jobs.create_all, coordinator.wake),
-        files=files,
+        submission_queue=SubmissionQueue(jobs.create_all, coordinator.wake),
+        data_dir=data_dir,
         is_closing=is_closing,
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,

@@ -11,15 +11,12 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muster.contracts.errors import MusterError
 from muster.contracts.settings import AccessSettings, ServiceSettings
 from muster.contracts.token import Scope
 from muster.host.ports import AddressNotLocal
-
-if TYPE_CHECKING:
-    from database.engine import Inspection
 
 _CREATE_ONE: Final = "create one with `muster token create NAME --scope admin`"
 
@@ -114,26 +111,23 @@ def run_checks(environ: Mapping[str, str]) -> int:
     except MusterError as error:
         problems.append(_described(error, "settings"))
     else:
-        url = settings.database_url
+        from database.tokens import is_any_token  # noqa: PLC0415  imports SQLAlchemy
 
-        def has_token() -> bool:
-            _inspect(url)  # raises if the database is unavailable
-            return _has_token(url, Scope.READ)
-
+        has_token = True  # as far as is known
+        has_admin_token = access.token_sha256 is not None
         try:
-            database = _check_database(url)
-            has_admin_token = access.token_sha256 is not None or _has_token(url, Scope.ADMIN)
+            database = _schema(settings.database_url)
+            has_token = is_any_token(settings.database_url, Scope.READ)
+            has_admin_token |= is_any_token(settings.database_url, Scope.ADMIN)
         except MusterError as error:
             hint = "check MUSTER_DATABASE_URL; unset, it is a file in the data directory"
             problems.append(_described(error, "database", hint))
         try:
             if access.tls_certfile is not None:
                 check_certificate(access.tls_certfile, access.tls_keyfile)
-            address = check_listening(settings, access, has_token)
-        except (StartupProblem, AddressNotLocal) as error:
+            address = check_listening(settings, access, lambda: has_token)
+        except MusterError as error:
             problems.append(_described(error, "address"))
-        except MusterError:
-            pass  # the database is unavailable, which was reported above
     report = {
         "problems": problems,
         "address": address,
@@ -151,8 +145,11 @@ def _described(error: MusterError, check: str, next_step: str = "") -> dict[str,
     return {"check": check, "what": str(error), "why": "", "next": next_step}
 
 
-def _check_database(url: str) -> dict[str, str | None]:
-    found = _inspect(url)
+def _schema(url: str) -> dict[str, str | None]:
+    """Return the schema of the database at `url`; raise `StartupProblem` if it is too new."""
+    from database.engine import inspect  # noqa: PLC0415  imports SQLAlchemy
+
+    found = inspect(url)
     if found.revision is not None and found.revision > found.wanted:
         raise StartupProblem(
             "database",
@@ -162,15 +159,3 @@ def _check_database(url: str) -> dict[str, str | None]:
         )
     kind = url.partition(":")[0].partition("+")[0]
     return {"kind": kind, "revision": found.revision, "expected_revision": found.wanted}
-
-
-def _inspect(url: str) -> "Inspection":
-    from database.engine import inspect  # noqa: PLC0415  imports SQLAlchemy
-
-    return inspect(url)
-
-
-def _has_token(url: str, scope: Scope) -> bool:
-    from database.tokens import is_any_token  # noqa: PLC0415  imports SQLAlchemy
-
-    return is_any_token(url, scope)

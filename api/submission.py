@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -195,13 +196,24 @@ def command_doubts(
     This is a remark and not a refusal: a missing file may be there when the job starts.
     """
     program, *arguments = command
-    place = str(working_dir / program) if "/" in program else program
-    if shutil.which(place, path=search_path) is None:
+    try:
+        _find_program(str(working_dir / program) if "/" in program else program, search_path)
+    except FileNotFoundError:
         yield printable(f"command: {_why_not(program, working_dir)}")
         return
     is_script = Path(program).name.startswith("python") and arguments[:1]
     if is_script and arguments[0].endswith(".py") and not _may_be_file(working_dir / arguments[0]):
         yield printable(f"command: there is no {arguments[0]} in {working_dir}")
+
+
+@lru_cache(maxsize=256)
+def _find_program(place: str, search_path: str | None) -> None:
+    """Raise `FileNotFoundError` unless there is such a program; only success is cached.
+
+    The search takes a dozen system calls, after each of which a busy service waits for the GIL.
+    """
+    if shutil.which(place, path=search_path) is None:
+        raise FileNotFoundError(place)
 
 
 def _why_not(program: str, working_dir: Path) -> str:

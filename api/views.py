@@ -81,13 +81,13 @@ def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryVi
     """Return the progress of `job`; ranks missing in `started` are waiting."""
     workers = every_rank(started, job.world_size)
     counted = workers if job.spec.mode == "independent" else [_furthest(workers)]
-    steps = (one.last_checkpoint_step for one in workers)
+    steps = (one.progress.last_checkpoint_step for one in workers)
     endings = Counter[str]()
     for worker in started:
         endings.update(worker.endings)
     return SummaryView(
         **_heading(SummaryView, job),
-        step=sum(worker.step for worker in counted),
+        step=sum(worker.progress.step for worker in counted),
         total_steps=total_steps(counted),
         throughput_steps_per_sec=sum(throughput(worker) for worker in counted),
         eta_seconds=None if job.is_terminal else eta_seconds(counted),
@@ -111,17 +111,16 @@ def every_rank(started: Sequence[RankRecord], world_size: int) -> list[RankRecor
 
 def _furthest(workers: Sequence[RankRecord]) -> RankRecord:
     """Return the living rank with the most steps: where all train one model it counts for all."""
-    return max(workers, key=lambda worker: (worker.state in _ALIVE, worker.step))
+    return max(workers, key=lambda worker: (worker.state in _ALIVE, worker.progress.step))
 
 
 def _worker_view(worker: RankRecord, now: datetime) -> WorkerView:
     return WorkerView(
         **_same(WorkerView, worker)
+        | _same(WorkerView, worker.progress)
         | _process(worker)
         | {
             "state": _state(worker),
-            "loss": _finite(worker.loss),
-            "metrics": {name: n for name, n in worker.metrics.items() if math.isfinite(n)},
             "throughput_steps_per_sec": throughput(worker),
             "last_heartbeat_age_seconds": _age_seconds(worker.last_heartbeat_at, now),
         }
@@ -143,13 +142,13 @@ def throughput(worker: RankRecord) -> float:
     """Return the steps per second of a living rank, otherwise 0."""
     if worker.finished or worker.state not in _ALIVE:
         return 0.0
-    return _finite(worker.throughput_steps_per_sec) or 0.0
+    return worker.throughput_steps_per_sec
 
 
 def total_steps(workers: Sequence[RankRecord]) -> int | None:
     """Return the sum over the ranks, or None while that of a rank is unknown."""
-    known = [worker.total_steps for worker in workers if worker.total_steps is not None]
-    return sum(known) if len(known) == len(workers) else None
+    known = [worker.progress.total_steps for worker in workers]
+    return None if None in known else sum(total for total in known if total is not None)
 
 
 def eta_seconds(workers: Sequence[RankRecord]) -> float | None:
@@ -158,21 +157,17 @@ def eta_seconds(workers: Sequence[RankRecord]) -> float | None:
     for worker in workers:
         if worker.finished:
             continue
-        rate = throughput(worker)
-        if worker.total_steps is None or rate <= 0:
+        rate, progress = throughput(worker), worker.progress
+        if progress.total_steps is None or rate <= 0:
             return None
-        slowest = max(slowest, max(worker.total_steps - worker.step, 0) / rate)
+        slowest = max(slowest, max(progress.total_steps - progress.step, 0) / rate)
     return slowest
 
 
 def mean_loss(workers: Sequence[RankRecord]) -> float | None:
     """Return the mean of the last losses, or None if no rank has one."""
-    losses = [loss for worker in workers if (loss := _finite(worker.loss)) is not None]
+    losses = [loss for worker in workers if (loss := worker.progress.loss) is not None]
     return math.fsum(losses) / len(losses) if losses else None
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
 
 
 def _age_seconds(moment: datetime | None, now: datetime) -> float | None:
@@ -231,7 +226,7 @@ def _member_view(
             "state": WorkerState.DRAINING if is_draining else member.state,
             "pid": _process(worker)["pid"],
             "last_heartbeat_age_seconds": _age_seconds(heartbeat_at, now),
-            "step": worker.step if worker else None,
+            "step": worker.progress.step if worker else None,
         }
     )
 
@@ -247,7 +242,7 @@ def _rank_view(worker: RankRecord, now: datetime) -> MemberView:
         joined_at=None,
         joined_step=None,
         last_heartbeat_age_seconds=_age_seconds(worker.last_heartbeat_at, now),
-        step=worker.step,
+        step=worker.progress.step,
     )
 
 

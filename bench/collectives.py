@@ -19,8 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from muster.collectives.backend import Backend
-from muster.collectives.gathering import all_gather
+from muster.collectives.backend import Backend, all_gather
 from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.rendezvous import Address, rendezvous

@@ -36,7 +36,7 @@ from muster.contracts.messages import (
     RankSpawned,
 )
 from muster.contracts.paths import DataDir
-from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.contracts.rank import ProcessRecord, ProcessState, RankProgress
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import sha256_of
 from muster.contracts.wire import encode, frame
@@ -206,15 +206,17 @@ def said(rank: int, message: RankMessage) -> RankSaid:
 
 def at_step(step: int) -> Heartbeat:
     return Heartbeat(
-        step=step,
-        total_steps=1_000_000,
-        epoch=0,
-        shard_idx=step // 100,
-        line_idx=16 * step,
-        loss=1 / step,
-        metrics={"accuracy": 0.5},
+        progress=RankProgress(
+            step=step,
+            total_steps=1_000_000,
+            epoch=0,
+            shard_idx=step // 100,
+            line_idx=16 * step,
+            loss=1 / step,
+            metrics={"accuracy": 0.5},
+            last_checkpoint_step=step // 5 * 5,
+        ),
         checkpoints_saved=step // 5,
-        last_checkpoint_step=step // 5 * 5,
         stopping=False,
         waiting=False,
     )
@@ -230,7 +232,7 @@ def check(services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: flo
     workers = [worker for of_job in rows.values() for worker in of_job]
     if len(workers) != AGENTS * RANKS or any(w.incarnation or w.restarts for w in workers):
         raise RuntimeError("a rank was restarted although all ranks sent heartbeats")
-    least = min(worker.step for worker in workers)
+    least = min(worker.progress.step for worker in workers)
     if least < seconds / BEAT_SECONDS:
         raise RuntimeError(f"only {least} heartbeats recorded; is the machine overloaded?")
 

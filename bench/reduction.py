@@ -105,7 +105,7 @@ class Rank:
         ]
         own = Arena.create(memories[self.rank], Geometry(slot_count=1, elements=elements))
         arenas = [own if rank == self.rank else peer(each) for rank, each in enumerate(memories)]
-        flags = Flags(arenas=arenas, rank=self.rank, generation=1, pidfds={}, on_wait=lambda: None)
+        flags = Flags(arenas=arenas, rank=self.rank, generation=1, on_wait=lambda: None)
         return flags, result
 
     def contenders(self, size_bytes: int) -> dict[str, Callable[[], object]]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
 from cli.config import service_settings
 from cli.connection import connected
-from cli.errors import Misuse
 from cli.output import Column, Output, columns, moment, output_option, seconds_of, show
+from muster.contracts.paths import DataDir
 from muster.contracts.token import SECONDS_LIMIT, Scope
-
-if TYPE_CHECKING:
-    from muster.runtime.secrets import SecretStore
+from muster.runtime.secrets import SecretStore
 
 _TOKENS: Final[Mapping[str, Column]] = {
     "name": "name",
@@ -117,8 +114,8 @@ def set_secret(name: str) -> None:
         text = click.prompt(question, hide_input=True, confirmation_prompt="again", err=True)
     else:
         text = sys.stdin.buffer.read().decode(errors="surrogateescape")
-    with _secrets() as secrets:
-        secrets.put(name, str(text))
+    secrets = _secrets()
+    secrets.put(name, str(text))
     click.echo(f"kept in {secrets.directory}; in a job: --secret VARIABLE=file:{name}", err=True)
 
 
@@ -126,8 +123,8 @@ def set_secret(name: str) -> None:
 @output_option
 def list_secrets(*, output: Output) -> None:
     """List the names of all secrets."""
-    with _secrets() as secrets:
-        names = secrets.names()
+    secrets = _secrets()
+    names = secrets.names()
     show(output, names, names, names)
     click.echo(f"these are in {secrets.directory}", err=True)
 
@@ -139,21 +136,12 @@ def remove_secret(name: str) -> None:
 
     Running ranks keep it. A rank that starts again cannot, and its job fails.
     """
-    with _secrets() as secrets:
-        secrets.remove(name)
+    _secrets().remove(name)
     click.echo(f"{name} is removed", err=True)
 
 
-@contextmanager
-def _secrets() -> Iterator[SecretStore]:
-    """Open the secrets of this data directory; an invalid one is a misuse of the command."""
-    from muster.contracts.paths import DataDir  # noqa: PLC0415  not needed for --help
-    from muster.runtime.secrets import InvalidSecret, SecretStore  # noqa: PLC0415
-
-    try:
-        yield SecretStore(DataDir(service_settings().data_dir).secrets)
-    except InvalidSecret as error:
-        raise Misuse(str(error)) from error
+def _secrets() -> SecretStore:
+    return SecretStore(DataDir(service_settings().data_dir).secrets)
 
 
 def _minute(text: str | None) -> str | None:

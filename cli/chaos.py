@@ -21,12 +21,12 @@ from muster.client.progress import news
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import TERMINAL
 from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.contracts.views import EventView, JobView, WorkerView
 from muster.host.containment import tag_of
 from muster.host.processes import identify, send_signal
 
 if TYPE_CHECKING:
     from muster.client import Job
-    from muster.contracts.views import EventView, JobView, WorkerView
 
 WAIT_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.2
@@ -47,22 +47,17 @@ class Fault(NamedTuple):
     """Why the process may still run a minute later."""
 
 
+_REPLACED: Final = "is replaced after the job's heartbeat_timeout"
+
 FAULTS: Final = {
-    FaultKind.KILL: Fault(
-        signal.SIGKILL,
-        "was killed (SIGKILL)",
-        "the system cannot end it yet, perhaps because it waits for a disk",
-    ),
+    FaultKind.KILL: Fault(signal.SIGKILL, "was killed (SIGKILL)", "the system cannot end it yet"),
     FaultKind.STOP: Fault(
-        signal.SIGSTOP,
-        "was stopped (SIGSTOP): it is replaced after the job's heartbeat_timeout",
-        "it is stopped, and is replaced after the job's heartbeat_timeout",
+        signal.SIGSTOP, f"was stopped (SIGSTOP) and {_REPLACED}", f"it is stopped, and {_REPLACED}"
     ),
     FaultKind.TERM: Fault(
         signal.SIGTERM,
         "was asked to end (SIGTERM)",
-        "it trains on. A script ends on SIGTERM if it checks run.should_stop; --fault kill does "
-        "not ask",
+        "it trains on. A script ends if it checks run.should_stop; --fault kill does not ask",
     ),
 }
 
@@ -77,9 +72,7 @@ FAULTS: Final = {
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="RANK", help="Which rank.")
 @click.option(
-    "--wait/--no-wait",
-    default=True,
-    help="Show what happens until the rank runs again, at most a minute.",
+    "--wait/--no-wait", default=True, help="Show the next minute, until the rank runs again."
 )
 def chaos(*, job: str, fault: FaultKind, rank: int, wait: bool) -> None:
     """Kill one rank and watch the job recover.
@@ -126,9 +119,8 @@ def process_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> Proces
     # Identified before and after: then the tag is of this process, and not of a successor.
     if record is None or not is_tagged or identify(worker.pid) != record:
         raise MusterError(
-            f"pid {worker.pid} does not carry the tag of rank {rank} of {name}: it has ended, or "
-            "its command has cleared its environment. No process was signalled; try again once "
-            "the rank is replaced"
+            f"pid {worker.pid} does not carry the tag of rank {rank} of {name}, so no process was "
+            "signalled: try again once the rank is replaced"
         )
     return record
 
@@ -138,10 +130,8 @@ def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Faul
 
     `before` and `events` are of the time before the fault. Raises `MusterError` after a minute.
     """
-    rank, pid = before.rank, before.pid
-    last = events[-1] if events else None
+    rank, last, now = before.rank, events[-1] if events else None, before
     began = time.monotonic()
-    is_same = True
     while time.monotonic() - began < WAIT_SECONDS:
         # The summary first: the events then explain it.
         summary = job.summary()
@@ -155,8 +145,7 @@ def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Faul
         if summary.status in TERMINAL or now.state == FINISHED:
             yield f"rank {rank} is not replaced: it is finished, or its job is over"
             return
-        is_same = (now.worker_id, now.pid) == (before.worker_id, before.pid)
         time.sleep(POLL_SECONDS)
-    if is_same:
-        raise MusterError(f"rank {rank} (pid {pid}) has not ended: {fault.survived}")
+    if (now.worker_id, now.pid) == (before.worker_id, before.pid):
+        raise MusterError(f"rank {rank} (pid {now.pid}) has not ended: {fault.survived}")
     raise MusterError(f"rank {rank} does not run again after {WAIT_SECONDS:g} s")

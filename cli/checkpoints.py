@@ -11,24 +11,26 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+import msgspec
+from rich.filesize import decimal
 
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode, Misuse
-from cli.output import Column, Output, columns, facts, moment, output_option, plural, show, size
+from cli.output import Column, Output, columns, facts, moment, output_option, plural, show
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
+from muster.client.progress import duration
 from muster.contracts.paths import checkpoints_of_job
 
 if TYPE_CHECKING:
     from muster.checkpoints.listing import CheckpointDir, ListedCheckpoint
     from muster.checkpoints.reader import Checkpoint
 
-# Numpy and msgspec are imported inside the functions: `--help` does not need them.
+# Numpy is imported inside the functions: `--help` does not need it.
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -36,9 +38,12 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
     "whose": "whose",
     "step": "step",
     "epoch": "epoch",
-    "size": lambda entry: entry["saved_at"] and size(entry["size_bytes"]),
+    "size": lambda entry: entry["saved_at"] and decimal(entry["size_bytes"]),
     "saved at (UTC)": lambda entry: entry["saved_at"] and moment(entry["saved_at"]),
-    "age": lambda entry: entry["saved_at"] and _age(entry["saved_at"]),
+    "age": lambda entry: (
+        (at := entry["saved_at"])
+        and duration((datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds())
+    ),
     "state": "state",
 }
 _DIFFERENCES: Final[Mapping[str, Column]] = {
@@ -57,18 +62,11 @@ _WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
 _PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
 
 
-def digests(directory: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield (whose, step, sha256) of the newest checkpoints below a job's directory.
+def digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
+    """Yield (whose, step, sha256) of the newest checkpoint of each place.
 
-    There is one per rank, or one of all ranks of a synchronous job. Raises a `CheckpointError` if
-    there is none, or if one is damaged.
+    Raises a `CheckpointError` if there is none, or if it is damaged.
     """
-    from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
-
-    yield from _digests(checkpoint_dirs(directory))
-
-
-def _digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
     from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
 
     for place in places:
@@ -121,15 +119,10 @@ def _directory_of_job(word: str) -> tuple[Path, str]:
         job = client.job(word).view
     directory = checkpoints_of_job(Path(job.spec["checkpoint_dir"]), job.job_id)
     if not directory.is_dir():
-        reason = (
-            "only a command that saves with `import muster` writes there"
-            if job.spec["command"]
-            else "it has saved none yet, or it saves on another machine"
-        )
-        raise CheckpointMissing(
-            f"{job.job_id} has no checkpoints in {directory}: {reason}. "
-            "Run this command on the machine of the job"
-        )
+        reason = "it has saved none yet, or it saves on another machine"
+        if job.spec["command"]:
+            reason += "; a command saves only with `import muster`"
+        raise CheckpointMissing(f"{job.job_id} has no checkpoints in {directory}: {reason}")
     return directory, job.job_uid
 
 
@@ -168,12 +161,8 @@ _rank_option = click.option(
 
 
 def _which_argument(name: str) -> Callable[[_Function], _Function]:
-    return click.argument(
-        name,
-        metavar="WHERE[:STEP]",
-        shell_complete=complete_jobs,
-        help=f"{_PLACE}, or what ls -o name prints. Without a step: the current checkpoint.",
-    )
+    text = f"{_PLACE}, or what ls -o name prints. Without a step: the current checkpoint."
+    return click.argument(name, metavar="WHERE[:STEP]", shell_complete=complete_jobs, help=text)
 
 
 @click.group()
@@ -221,17 +210,12 @@ def verify(where: str, output: Output) -> None:
     or LATEST names no checkpoint. With -o name it prints the paths of these.
     """
     directory, places = _checkpoint_dirs(where)
-    found, dangling = _examined(directory, places), dict(_dangling_latest(places))
-    damaged = [_path(place, one) for place, one in found if one.damage]
-    lines = (
-        f"{place.label}  step {it.name.step}  {it.damage or it.condition}" for place, it in found
-    )
-    show(
-        output,
-        {"checkpoints": [_entry(*each) for each in found], "strays": [*dangling.values()]},
-        chain(lines, dangling.values()),
-        chain(damaged, dangling),
-    )
+    entries = [_entry(*each) for each in _examined(directory, places)]
+    dangling = dict(_dangling_latest(places))
+    damaged = [entry["path"] for entry in entries if entry["damage"]]
+    lines = [f"{it['whose']}  step {it['step']}  {it['damage'] or it['state']}" for it in entries]
+    body = {"checkpoints": entries, "strays": [*dangling.values()]}
+    show(output, body, [*lines, *dangling.values()], [*damaged, *dangling])
     if damaged or dangling:
         sys.exit(ExitCode.FAILED)
 
@@ -247,8 +231,6 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
     Exit code 1 if they differ. For example:
     muster checkpoint diff my-job:40 my-job:45
     """
-    import msgspec  # noqa: PLC0415
-
     from muster.checkpoints.comparison import differences  # noqa: PLC0415
 
     states = []
@@ -258,10 +240,8 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
         states.append({**found.state, **{f"position.{at}": n for at, n in position.items()}})
     unequal = differences(*states)
     body = {"equal": not unequal, "differences": msgspec.to_builtins(unequal)}
-    if unequal:
-        lines: Iterable[str] = columns(body["differences"], _DIFFERENCES)
-    else:
-        lines = [f"equal bits: {len(states[0])} entries, including the position"]
+    equal = [f"equal bits: {len(states[0])} entries, including the position"]
+    lines = columns(body["differences"], _DIFFERENCES) if unequal else equal
     show(output, body, lines, (one.name for one in unequal))
     if unequal:
         sys.exit(ExitCode.FAILED)
@@ -270,10 +250,7 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
 @checkpoint.command()
 @_which_argument("which")
 @click.argument(
-    "target",
-    metavar="TARGET",
-    type=click.Path(path_type=Path),
-    help="A new .npz file, or a new directory.",
+    "target", metavar="TARGET", type=click.Path(path_type=Path), help="New .npz file or directory."
 )
 @_rank_option
 def export(which: str, target: Path, rank: int | None) -> None:
@@ -306,7 +283,7 @@ def digest(where: str, output: Output) -> None:
     The newest checkpoint of every rank is verified first. Equal digests mean
     equal bits: weights, optimizer state and position in the data.
     """
-    found = [*_digests(_checkpoint_dirs(where)[1])]
+    found = [*digests(_checkpoint_dirs(where)[1])]
     show(
         output,
         [{"whose": whose, "step": step, "sha256": digest} for whose, step, digest in found],
@@ -315,16 +292,12 @@ def digest(where: str, output: Output) -> None:
     )
 
 
-def _path(place: CheckpointDir, one: ListedCheckpoint) -> str:
-    return f"{place.reader.directory}/{one.name}"
-
-
 def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
     manifest = one.manifest
     return {
         "whose": place.label,
         "rank": place.rank,
-        "path": _path(place, one),
+        "path": f"{place.reader.directory}/{one.name}",
         "step": one.name.step,
         "generation": one.name.generation,
         "epoch": manifest and manifest.position.epoch,
@@ -335,14 +308,7 @@ def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
     }
 
 
-def _age(saved_at: str) -> str:
-    from muster.client.progress import duration  # noqa: PLC0415
-
-    return duration((datetime.now(UTC) - datetime.fromisoformat(saved_at)).total_seconds())
-
-
 def _document(found: Checkpoint) -> dict[str, Any]:
-    import msgspec  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
     from muster.checkpoints.comparison import identity_of  # noqa: PLC0415

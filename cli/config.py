@@ -7,6 +7,7 @@ token, to another server.
 """
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -14,7 +15,6 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 import click
 
@@ -61,21 +61,6 @@ MASK: Final = "***"
 NEAR: Final = 0.85
 """Similarity from which an unknown name counts as a misspelt setting."""
 
-_PAGE: Final = """\
-# Configuration
-
-<!-- Written by `python -P -m cli.reference` from muster/contracts/settings.py. -->
-
-Settings are environment variables. `~/.config/muster/config.toml` may hold the same names; the
-environment wins. `muster config show --origin` prints every value and where it comes from.
-
-| variable | default | meaning |
-|---|---|---|
-{rows}
-
-Lists are separated by commas; `1` means yes and `0` no.
-"""
-
 
 def service_settings() -> "ServiceSettings":
     """Return the settings of this environment's services; raises `InvalidEnvironment`."""
@@ -97,7 +82,8 @@ def settings() -> Mapping[str, Setting]:
     for kind in (ServiceSettings, AccessSettings):
         defaults = {it.name: it.default for it in msgspec.structs.fields(kind)}
         for field, (variable, _) in variables_of(kind).items():
-            default = _COMPUTED_DEFAULTS.get(variable.name) or _code(defaults[field])
+            text = _text(defaults[field])
+            default = _COMPUTED_DEFAULTS.get(variable.name) or (f"`{text}`" if text else "none")
             found[variable.name] = Setting(variable.meaning, default, field)
     for name, meaning in _OTHER_VARIABLES.items():
         found[name] = Setting(meaning, _COMPUTED_DEFAULTS.get(name, "none"), None)
@@ -191,25 +177,18 @@ def mask_password(url: str) -> str:
 
     A URL that might be taken apart in two ways is masked as a whole.
     """
-    try:
-        parts = urlsplit(url)
-        kind = parts.scheme.partition("+")[0]
-        # An @ after the host: a password with an unquoted / or ?. A bad port raises ValueError.
-        is_doubtful = "@" in url.removeprefix(f"{parts.scheme}://{parts.netloc}") or parts.port == 0
-    except ValueError:
+    kind = re.match(r"(sqlite|postgresql)(\+\w+)?://", url)
+    place, question, query = url.partition("?")
+    if kind is None or "@" in query:
         return MASK
-    if kind not in {"sqlite", "postgresql"} or (kind == "postgresql" and is_doubtful):
-        return MASK
-    user, at, host = parts.netloc.rpartition("@")
-    shown_user = f"{user.partition(':')[0]}:{MASK}" if ":" in user else user
-    query = f"?{MASK}" if parts.query else ""
-    return f"{parts.scheme}://{shown_user}{at}{host}{parts.path}{query}"
-
-
-def reference_page() -> str:
-    """Return docs/reference/configuration.md."""
-    rows = [f"| `{name}` | {it.default} | {it.meaning} |" for name, it in settings().items()]
-    return _PAGE.format(rows="\n".join(rows))
+    if kind[1] == "postgresql":
+        userinfo, at, host = place[kind.end() :].rpartition("@")
+        # What follows the colon must be a port, and no part of a password.
+        if not re.fullmatch(r"(\[[0-9a-f:]*\]|[^:/]*)(:\d+)?(/[^:]*)?", host):
+            return MASK
+        user, colon, _ = userinfo.partition(":")
+        place = f"{kind[0]}{user}{colon and f':{MASK}'}{at}{host}"
+    return place + (question and f"?{MASK}")
 
 
 @click.group()
@@ -272,11 +251,6 @@ def _valid_values(
 
 def _value(row: Mapping[str, str | None]) -> str | None:
     return f"{row['value']!r} {row['problem']}" if row["problem"] else row["value"]
-
-
-def _code(default: object) -> str:
-    text = _text(default)
-    return f"`{text}`" if text else "none"
 
 
 def _text(value: Any) -> str | None:  # noqa: ANN401  a value of any type

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from cli.config import apply_config_file
+from cli.service_record import address_of, await_restart, find_own_services
+from muster.contracts.errors import MusterError
+from muster.contracts.job import JobStatus
+
 if TYPE_CHECKING:
     from muster import Client
     from muster.client import Job
 
 CONNECT_SECONDS: Final = 2.0
-"""How long a command retries while the API does not answer. A person who forgot `muster up` should
-not wait longer; while `muster up` restarts its API, `await_restart` waits longer."""
+"""How long a command retries while the API does not answer: perhaps `muster up` was forgotten.
+While that restarts its API, `await_restart` waits longer."""
 
 ATTACHED_SECONDS: Final = 60.0
 """The same for a command that has already reached the API, which may restart meanwhile."""
@@ -30,7 +35,6 @@ _COMPLETION_JOBS: Final = 50
 @contextmanager
 def connected(retry_seconds: float = CONNECT_SECONDS) -> Iterator[Client]:
     """Open a client of the API; wait for the API if `muster up` is just restarting it."""
-    from cli.service_record import address_of, await_restart, find_own_services  # noqa: PLC0415
     from muster import Client  # noqa: PLC0415  imports httpx
 
     up = find_own_services()
@@ -52,10 +56,7 @@ def attached(word: str) -> Iterator[Job]:
 
 def complete_jobs(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return the ids of the newest jobs that start with `incomplete`, if the API answers."""
-    from cli.config import apply_config_file  # noqa: PLC0415
-    from cli.service_record import address_of, find_own_services  # noqa: PLC0415
     from muster import Client  # noqa: PLC0415  imports httpx
-    from muster.contracts.errors import MusterError  # noqa: PLC0415
 
     found = ["@latest"]
     try:
@@ -72,8 +73,6 @@ def complete_jobs(_: click.Context, __: click.Parameter, incomplete: str) -> lis
 
 def complete_statuses(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return the job statuses that start with `incomplete`, in the same case."""
-    from muster.contracts.job import JobStatus  # noqa: PLC0415
-
     words = [word.lower() if incomplete.islower() else word.value for word in JobStatus]
     return [word for word in words if word.startswith(incomplete)]
 

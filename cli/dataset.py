@@ -70,14 +70,13 @@ def synthetic(*, out: Path, force: bool, **sizes: int) -> None:
 
 
 def _write(out: Path, contents: Contents, *, force: bool) -> None:
-    from muster.datasets.writer import replace_dataset, write_dataset  # noqa: PLC0415  slow
+    from muster.datasets.writer import write_dataset  # noqa: PLC0415  slow
 
     facts = contents.facts
     if facts.shards > facts.samples:
         raise click.BadParameter(
             f"{facts.shards} is more than the {facts.samples} samples", param_hint="'--shards'"
         )
-    write = replace_dataset if force else write_dataset
     with click.progressbar(
         contents.lines,
         facts.samples,
@@ -85,7 +84,7 @@ def _write(out: Path, contents: Contents, *, force: bool) -> None:
         file=sys.stderr,
         update_min_steps=SAMPLES_PER_UPDATE,
     ) as lines:
-        write(out, contents._replace(lines=lines))
+        write_dataset(out, contents._replace(lines=lines), replace=force)
         lines.finish()  # the writer does not ask for a line after the last
         lines.render_progress()
     held_out = f", {facts.held_out} more in test.jsonl" if facts.held_out else ""

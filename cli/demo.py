@@ -9,21 +9,24 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
+import msgspec
 
 from cli.config import service_settings
 from cli.connection import CONNECT_SECONDS
 from cli.output import plural
-from cli.service_record import is_serving
+from cli.services import end_detached, start_detached
 from muster.contracts.errors import MusterError
+from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.paths import DataDir, checkpoints_of_job
+from muster.contracts.views import SummaryView
+from muster.datasets.schema import HELD_OUT_NAME, LabelledSample
 from muster.host.containment import tagged_processes
 from muster.host.ports import free_port
 
@@ -43,10 +46,7 @@ STEP_PAUSE_SECONDS: Final = 0.02
 
 ACCURACY_WANTED: Final = 0.95
 POLL_SECONDS: Final = 0.1
-START_SECONDS: Final = 30.0
 JOB_SECONDS: Final = 120.0
-
-Summary: TypeAlias = Mapping[str, Any]
 
 
 class Act(NamedTuple):
@@ -54,7 +54,7 @@ class Act(NamedTuple):
 
     share: float
     ranks: int
-    run: Callable[[Job, Summary], str]
+    run: Callable[[Job, SummaryView], str]
     """Makes it happen, and returns a message about it."""
 
 
@@ -70,7 +70,7 @@ def demo() -> None:
         print('3. Job "alone": one rank trains the whole model by itself')
         alone = _train(client, stage, "alone", (), world_size=1)
         print('4. Job "elastic": the same model and data; ranks come, die and go meanwhile')
-        fields: Summary = {"world_size": 2, "max_workers": RANKS, "sleep_sec": STEP_PAUSE_SECONDS}
+        fields = {"world_size": 2, "max_workers": RANKS, "sleep_sec": STEP_PAUSE_SECONDS}
         elastic = _train(client, stage, "elastic", ELASTIC_ACTS, **fields)
         _compare(client, stage)
     left = [record.pid for uid in (alone, elastic) for record in tagged_processes(f"{uid}/")]
@@ -97,38 +97,23 @@ def _services(stage: Path) -> Iterator[Client]:
     """Run `muster up` with a port and a database of its own."""
     from muster.client import Client  # noqa: PLC0415  slow
 
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    print(f"2. Services: API and coordinator on SQLite at {url}")
     own = {
         "MUSTER_DATA_DIR": str(stage),
         "MUSTER_DATABASE_URL": f"sqlite:///{stage}/muster.db",
         "MUSTER_HOST": "127.0.0.1",
-        "MUSTER_PORT": str(port),
+        "MUSTER_PORT": str(free_port()),
         "MUSTER_SLOTS": str(RANKS),
     }
-    with (stage / "services.log").open("wb") as log:
-        up = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli", "up"],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, **own},
-        )
+    services = start_detached(DataDir(stage), {**os.environ, **own})
+    print(f"2. Services: API and coordinator on SQLite at {services.url}")
     try:
-        deadline = time.monotonic() + START_SECONDS
-        while not is_serving(url):
-            if time.monotonic() > deadline or up.poll() is not None:
-                raise MusterError(f"the services did not come up: see {stage / 'services.log'}")
-            time.sleep(POLL_SECONDS)
-        with Client(url, retry_seconds=CONNECT_SECONDS) as client:
+        with Client(services.url, retry_seconds=CONNECT_SECONDS) as client:
             yield client
     except KeyboardInterrupt:
         click.echo("\nmuster: interrupted; ranks checkpoint, and the services end …", err=True)
         raise
     finally:
-        up.send_signal(signal.SIGINT)
-        up.wait()
+        end_detached(services)
 
 
 def _train(client: Client, stage: Path, job_id: str, acts: Sequence[Act], **fields: object) -> str:
@@ -143,50 +128,49 @@ def _train(client: Client, stage: Path, job_id: str, acts: Sequence[Act], **fiel
     remaining, printed = list(acts), 0
     deadline = time.monotonic() + JOB_SECONDS
     with _bars() as bars:
-        while True:
-            summary: Summary = client.connection.get(f"/jobs/{job_id}/summary")
+        while (summary := job.summary()).status not in TERMINAL:
             _draw(bars, summary)
-            events = client.connection.get(f"/jobs/{job_id}/events")["events"] if acts else []
+            events = job.events() if acts else []
             for event in events[printed:]:
-                _say(bars, f"{event['at'][11:23]}  {event['message']}")
+                _say(bars, f"{event.at:%H:%M:%S.%f}"[:12] + f"  {event.message}")
             printed = len(events)
-            if summary["status"] in {"COMPLETED", "FAILED", "STOPPED"}:
-                break
             if time.monotonic() > deadline:
                 raise MusterError(f"the job {job_id} was not over after {JOB_SECONDS:g} s")
             if remaining and _is_due(summary, remaining[0]):
                 _say(bars, remaining.pop(0).run(job, summary))
             time.sleep(POLL_SECONDS)
-    if summary["status"] != "COMPLETED":
-        raise MusterError(f"the job {job_id} is {summary['status']}: {summary['message']}")
+        _draw(bars, summary)
+    if summary.status != JobStatus.COMPLETED:
+        raise MusterError(f"the job {job_id} is {summary.status}: {summary.message}")
     if remaining:
         raise MusterError(f"the job {job_id} was over before everything had happened to it")
     print(
-        f"   completed: {summary['step']} steps, {summary['checkpoints_saved']} durable "
-        f"checkpoints, {plural(summary['restarts'], 'restart')}"
+        f"   completed: {summary.step} steps, {summary.checkpoints_saved} durable checkpoints, "
+        f"{plural(summary.restarts, 'restart')}"
     )
     return job.view.job_uid
 
 
-def _is_due(summary: Summary, act: Act) -> bool:
-    training = [worker for worker in summary["workers"] if worker["pid"] and worker["step"]]
-    total = summary["total_steps"] or 0
-    return len(training) >= act.ranks and summary["step"] >= act.share * total > 0
+def _is_due(summary: SummaryView, act: Act) -> bool:
+    training = [worker for worker in summary.workers if worker.pid and worker.step]
+    total = summary.total_steps or 0
+    return len(training) >= act.ranks and summary.step >= act.share * total > 0
 
 
-def _grow(job: Job, _: Summary) -> str:
+def _grow(job: Job, _: SummaryView) -> str:
     job.scale(RANKS)
     return f"PATCH /jobs/elastic  world_size {RANKS}"
 
 
-def _kill(_: Job, summary: Summary) -> str:
-    pid = next(worker["pid"] for worker in summary["workers"] if worker["rank"] == VICTIM)
+def _kill(_: Job, summary: SummaryView) -> str:
+    pid = next(worker.pid for worker in summary.workers if worker.rank == VICTIM)
+    assert pid is not None  # noqa: S101  every rank trains: see `_is_due`
     os.kill(pid, signal.SIGKILL)
     return f"kill -9 {pid}  (rank {VICTIM})"
 
 
-def _shrink(job: Job, summary: Summary) -> str:
-    if any(worker["restarts"] for worker in summary["workers"] if worker["rank"] != VICTIM):
+def _shrink(job: Job, summary: SummaryView) -> str:
+    if any(worker.restarts for worker in summary.workers if worker.rank != VICTIM):
         raise MusterError("a rank was restarted that had not been killed")
     job.scale(RANKS - 1)
     return f"PATCH /jobs/elastic  world_size {RANKS - 1}"
@@ -196,13 +180,10 @@ ELASTIC_ACTS: Final = (Act(0.2, 2, _grow), Act(0.45, RANKS, _kill), Act(0.7, RAN
 
 
 def _compare(client: Client, stage: Path) -> None:
-    import msgspec  # noqa: PLC0415  not needed for --help
 
     from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
     from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
-    from muster.contracts.paths import checkpoints_of_job  # noqa: PLC0415
-    from muster.datasets.schema import HELD_OUT_NAME, LabelledSample  # noqa: PLC0415
-    from muster.training.independent import accuracy  # noqa: PLC0415
+    from muster.training.classifier import accuracy  # noqa: PLC0415
 
     print("5. Compared: the last checkpoint of each, weights and position to the last bit")
     directories = [checkpoints_of_job(stage / "checkpoints", job) for job in ("alone", "elastic")]
@@ -211,8 +192,8 @@ def _compare(client: Client, stage: Path) -> None:
     lines = (stage / "digits" / HELD_OUT_NAME).read_bytes().splitlines()
     held_out = [msgspec.json.decode(line, type=LabelledSample) for line in lines]
     reached = accuracy(elastic.state, held_out)
-    audit = client.connection.get("/jobs/elastic/audit")
-    once = sum(epoch["exactly_once"] is True for epoch in audit["epochs"])
+    audit = client.job("elastic").audit()
+    once = sum(epoch.exactly_once is True for epoch in audit.epochs)
     print(f"   sha256, alone     {digests[0]}")
     print(f"   sha256, elastic   {digests[1]}")
     print(f"   accuracy          {reached:.3f} on the held-out digits")
@@ -221,7 +202,7 @@ def _compare(client: Client, stage: Path) -> None:
         raise MusterError("the elastic job has another result than the job of one rank")
     if reached < ACCURACY_WANTED:
         raise MusterError(f"the model names only {reached:.1%} of the held-out digits")
-    if not audit["exactly_once"]:
+    if not audit.exactly_once:
         raise MusterError("the audit does not prove that every sample was counted exactly once")
     print("\nOne rank alone, and ranks that came, died and went: the same bits.")
 
@@ -233,22 +214,21 @@ def _bars() -> Progress:
     return Progress(TextColumn("   {task.description}"), BarColumn(24), MofNCompleteColumn(), note)
 
 
-def _draw(bars: Progress, summary: Summary) -> None:
+def _draw(bars: Progress, summary: SummaryView) -> None:
     for task in bars.task_ids:
         bars.update(task, visible=False)
-    for worker in summary["workers"]:
-        rank = worker["rank"]
-        if rank not in bars.task_ids:  # ranks are added in order, and ids count from 0
-            bars.add_task(f"rank {rank}", note="")
-        loss = "" if worker["loss"] is None else f"loss {worker['loss']:.4f}"
-        saved = worker["last_checkpoint_step"]
+    for worker in summary.workers:
+        if worker.rank not in bars.task_ids:  # ranks are added in order, and ids count from 0
+            bars.add_task(f"rank {worker.rank}", note="")
+        loss = "" if worker.loss is None else f"loss {worker.loss:.4f}"
+        saved = worker.last_checkpoint_step
         checkpoint = "" if saved is None else f"checkpoint {saved}"
         bars.update(
-            rank,
+            bars.task_ids[worker.rank],
             visible=True,
-            completed=worker["step"],
-            total=worker["total_steps"],
-            note=f"{loss:<12}  {checkpoint:<16}{worker['state']}",
+            completed=worker.step,
+            total=worker.total_steps,
+            note=f"{loss:<12}  {checkpoint:<16}{worker.state}",
         )
 
 

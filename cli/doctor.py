@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -62,11 +63,6 @@ REMOTE_FILE_SYSTEMS: Final = frozenset(
 )
 """SQLite cannot rely on their locks."""
 
-_DISK_FIXES: Final = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there, or raise the quota of this user",
-}
-
 
 class Verdict(StrEnum):
     OK = "ok"
@@ -110,10 +106,8 @@ def doctor(*, output: Output) -> None:
     findings = list(_findings(os.environ))
     names = [finding.about for finding in findings if finding.verdict is not Verdict.OK]
     show(output, msgspec.to_builtins(findings), _lines(findings), names)
-    problems, warnings = (
-        sum(finding.verdict is verdict for finding in findings)
-        for verdict in (Verdict.PROBLEM, Verdict.WARNING)
-    )
+    count = Counter(finding.verdict for finding in findings)
+    problems, warnings = count[Verdict.PROBLEM], count[Verdict.WARNING]
     click.echo(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}", err=True)
     sys.exit(ExitCode.FAILED if problems else ExitCode.OK)
 
@@ -165,72 +159,49 @@ def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _finding("start", str(error), problem="see the error above")
         return
     yield _check_database(report)
-    yield _check_door(report, access)
+    yield _check_access(report, access)
 
 
 def _check_machine(slots: int) -> Iterator[Finding]:
-    has_calls = hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
-    is_enough = has_calls and Path("/proc/self/stat").exists()
+    is_enough = hasattr(os, "pidfd_open") and Path("/proc/self/stat").exists()
     fix = "run it on Linux 5.3 or newer, with /proc mounted; a container is fine"
     release = f"{platform.system()} {platform.release()}"
     yield _finding("kernel", release, problem="" if is_enough else fix)
     yield _finding("python", f"{platform.python_version()} at {sys.executable}")
-    yield _check_descriptors()
-    cgroup = cgroup_of("")
-    yield _check_processes(slots, cgroup)
+    soft, hard = (_unlimited(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    fix = f"for jobs of many ranks raise the hard limit to {DESCRIPTORS_WANTED} (nofile)"
+    yield _finding(
+        "descriptors",
+        f"{_limit(soft)} open files, {_limit(hard)} at most",
+        problem=f"ulimit -n {DESCRIPTORS_WANTED}" if soft < DESCRIPTORS_MIN else "",
+        warning=fix if hard < DESCRIPTORS_WANTED else "",
+    )
+    limit = math.inf  # root is exempt
+    if os.geteuid() != 0:
+        limit = _unlimited(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    wanted = slots * TASKS_PER_RANK
+    seen = f"{_limit(limit)} processes and threads for {plural(slots, 'rank')}"
+    fix = f"raise ulimit -u to {wanted}, or lower MUSTER_SLOTS"
+    yield _finding("processes", seen, warning=fix if limit < wanted else "")
     available = psutil.virtual_memory().available
     fix = "a rank takes 50 MiB and its model: run fewer at once"
     is_enough = available >= MEMORY_WANTED_BYTES
     yield _finding("memory", f"{available >> 20} MiB available", warning="" if is_enough else fix)
-    yield _check_shared_memory()
-    if cgroup is not None and os.access(cgroup.parent, os.W_OK):
-        yield _finding("cgroups", "each rank gets its own")
-    else:
-        yield _finding(
-            "cgroups",
-            "none can be created: processes that a rank leaves behind are found by their tag",
-            warning="run Muster under systemd (systemd-run --user --scope -p Delegate=yes), or as "
-            "root with cgroup v2",
-        )
+    size = shutil.disk_usage(SHARED_MEMORY).total if Path(SHARED_MEMORY).is_dir() else 0
+    fix = "torch needs a tmpfs there; start a container with --shm-size=1g"
+    is_enough = size >= SHARED_MEMORY_WANTED_BYTES
+    yield _finding(SHARED_MEMORY, f"{size >> 20} MiB", warning="" if is_enough else fix)
+    cgroup = cgroup_of("")
+    has_cgroups = cgroup is not None and os.access(cgroup.parent, os.W_OK)
+    fix = "run Muster under systemd (systemd-run --user --scope -p Delegate=yes), or as root"
+    none = "none can be created: processes that a rank leaves behind are found by their tag"
+    seen = "each rank gets its own" if has_cgroups else none
+    yield _finding("cgroups", seen, warning="" if has_cgroups else fix)
     try:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "not installed, and not needed"
     yield _finding("torch", f"{torch}; {plural(visible_gpus(os.environ), 'GPU')}")
-
-
-def _check_descriptors() -> Finding:
-    soft, hard = (_unlimited(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
-    seen = f"{_limit(soft)} open files, {_limit(hard)} at most"
-    fix = f"for jobs of many ranks raise the hard limit to {DESCRIPTORS_WANTED} (nofile)"
-    return _finding(
-        "descriptors",
-        seen,
-        problem=f"ulimit -n {DESCRIPTORS_WANTED}" if soft < DESCRIPTORS_MIN else "",
-        warning=fix if hard < DESCRIPTORS_WANTED else "",
-    )
-
-
-def _check_processes(slots: int, cgroup: Path | None) -> Finding:
-    limit, _ = map(_unlimited, resource.getrlimit(resource.RLIMIT_NPROC))
-    if os.geteuid() == 0:  # root is exempt
-        limit = math.inf
-    pids_max = cgroup.parent / "pids.max" if cgroup else None
-    if pids_max and pids_max.exists() and (text := pids_max.read_text().strip()) != "max":
-        limit = min(limit, int(text))
-    wanted = slots * TASKS_PER_RANK
-    seen = f"{_limit(limit)} processes and threads for {plural(slots, 'rank')}"
-    fix = f"raise ulimit -u or pids.max to {wanted}, or lower MUSTER_SLOTS"
-    return _finding("processes", seen, warning=fix if limit < wanted else "")
-
-
-def _check_shared_memory() -> Finding:
-    if not Path(SHARED_MEMORY).is_dir():
-        return _finding(SHARED_MEMORY, "missing", warning="mount a tmpfs there: torch needs one")
-    size = shutil.disk_usage(SHARED_MEMORY).total
-    fix = "in a container, start it with --shm-size=1g"
-    is_enough = size >= SHARED_MEMORY_WANTED_BYTES
-    return _finding(SHARED_MEMORY, f"{size >> 20} MiB", warning="" if is_enough else fix)
 
 
 def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
@@ -252,9 +223,8 @@ def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
         faults, count = list(secrets.faults()), len(secrets.names())
     except OSError as error:
         faults, count = [str(error)], 0
-    fix = "store it again: muster secret set NAME"
-    seen = "; ".join(faults) or f"{count} in {secrets.directory}"
-    yield _finding("secrets", seen, problem=fix if faults else "")
+    fix = "store it again: muster secret set NAME" if faults else ""
+    yield _finding("secrets", "; ".join(faults) or f"{count} in {secrets.directory}", problem=fix)
 
 
 def _check_writable(about: str, directory: Path, variable: str) -> Finding:
@@ -265,7 +235,8 @@ def _check_writable(about: str, directory: Path, variable: str) -> Finding:
             probe.write(bytes(PROBE_BYTES))
             probe.flush()
     except OSError as error:
-        fix = _DISK_FIXES.get(error.errno or 0, "make it writable for this user")
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "make room there" if is_full else "make it writable for this user"
         seen = f"{directory}: {error.strerror}"
         return _finding(about, seen, problem=f"{fix}, or set {variable}")
     return _finding(about, f"{directory}" + (", to be created" if present != directory else ""))
@@ -278,15 +249,7 @@ def _check_disk(directory: Path) -> Finding:
         if directory.resolve().is_relative_to(mount.mountpoint)
     ]
     kind = max(mounts, key=lambda it: len(it.mountpoint)).fstype if mounts else "disk"
-    durations = []
-    for _ in range(WRITES):
-        began = time.monotonic()
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-        durations.append(time.monotonic() - began)
-    seconds = statistics.median(durations)
+    seconds = statistics.median(_time_of_write(directory) for _ in range(WRITES))
     fix = ""
     if kind in REMOTE_FILE_SYSTEMS:
         fix = "SQLite needs a local disk: set MUSTER_DATA_DIR"
@@ -294,6 +257,15 @@ def _check_disk(directory: Path) -> Finding:
         fix = "put MUSTER_DATA_DIR on a faster disk"
     seen = f"{kind}, a durable write takes {seconds * 1000:.1f} ms"
     return _finding("disk", seen, warning=fix)
+
+
+def _time_of_write(directory: Path) -> float:
+    began = time.monotonic()
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
+    return time.monotonic() - began
 
 
 def _check_port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
@@ -306,11 +278,11 @@ def _check_port(settings: ServiceSettings, environ: Mapping[str, str]) -> Findin
             return _finding("port", f"{where} is free")
     except (AddressNotLocal, PortUnavailable) as error:
         return _finding("port", str(error), problem="set MUSTER_HOST and MUSTER_PORT")
+    taken = f"{where} is taken"
     if environ.get("MUSTER_PORT"):
         fix = "stop what listens there, or choose another with MUSTER_PORT"
-        return _finding("port", f"{where} is taken", problem=fix)
-    fix = "muster up takes another, and says which"
-    return _finding("port", f"{where} is taken", warning=fix)
+        return _finding("port", taken, problem=fix)
+    return _finding("port", taken, warning="muster up takes another, and says which")
 
 
 def _check_database(report: StartReport) -> Finding:
@@ -320,8 +292,7 @@ def _check_database(report: StartReport) -> Finding:
             return _finding("database", _what(problem), problem=problem["next"] or fix)
     found = report.database
     if found is None:
-        fix = "correct the other problems first"
-        return _finding("database", "not checked", warning=fix)
+        return _finding("database", "not checked", warning="correct the other problems first")
     name = f"SQLite {sqlite3.sqlite_version}" if found["kind"] == "sqlite" else "PostgreSQL"
     if found["revision"] is None:
         return _finding("database", f"{name}, its tables to be created")
@@ -330,19 +301,19 @@ def _check_database(report: StartReport) -> Finding:
     return _finding("database", f"{name}, schema {found['revision']}{update}")
 
 
-def _check_door(report: StartReport, access: AccessSettings) -> Finding:
+def _check_access(report: StartReport, access: AccessSettings) -> Finding:
     for problem in report.problems:
         if problem["check"] != "database":
             fix = problem["next"] or "see SECURITY.md"
-            return _finding("door", _what(problem), problem=fix)
+            return _finding("access", _what(problem), problem=fix)
     if access.require_token and not report.has_admin_token:
         seen = "MUSTER_REQUIRE_TOKEN is set, but no token of scope admin is valid"
-        return _finding("door", seen, warning=WAY_TO_ADMIN)
+        return _finding("access", seen, warning=WAY_TO_ADMIN)
     if report.address and ipaddress.ip_address(report.address).is_loopback:
         way = "with a token" if access.require_token else "for this user"
-        return _finding("door", f"open on this machine, {way}")
+        return _finding("access", f"open on this machine, {way}")
     way = "with" if access.tls_certfile else "without"
-    return _finding("door", f"open to other machines, {way} TLS")
+    return _finding("access", f"open to other machines, {way} TLS")
 
 
 def _finding(about: str, seen: str, *, problem: str = "", warning: str = "") -> Finding:

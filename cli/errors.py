@@ -52,18 +52,22 @@ def exit_code_of(error: Exception) -> ExitCode:
     from muster.checkpoints.errors import CheckpointMissing  # noqa: PLC0415
     from muster.client import errors as of_client  # noqa: PLC0415
     from muster.contracts.secrets import SecretUnavailable  # noqa: PLC0415
+    from muster.runtime.secrets import InvalidSecret  # noqa: PLC0415
 
     if isinstance(error, of_client.Unconfirmed):
         return exit_code_of(error.lost)
-    invalid_request = (of_client.Invalid, of_client.Ambiguous, of_client.Unsendable, InvalidSpec)
+    invalid_input = (
+        InvalidSecret,
+        of_client.Invalid,
+        of_client.Ambiguous,
+        of_client.Unsendable,
+        InvalidSpec,
+    )
     invalid_setting = (InvalidEnvironment, of_client.NoCertificates, Misuse, UnicodeError)
     wrong_path = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
     groups = (
-        (ExitCode.USAGE, (*invalid_request, *invalid_setting, *wrong_path, PermissionError)),
-        (
-            ExitCode.UNREACHABLE,
-            (of_client.Unreachable, of_client.Untrusted, of_client.NotMuster),
-        ),
+        (ExitCode.USAGE, (*invalid_input, *invalid_setting, *wrong_path, PermissionError)),
+        (ExitCode.UNREACHABLE, (of_client.Unreachable, of_client.Untrusted, of_client.NotMuster)),
         (ExitCode.NOT_ALLOWED, (of_client.NotAllowed,)),
         (
             ExitCode.NOT_FOUND,

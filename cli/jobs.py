@@ -7,10 +7,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from cli.connection import attached, connected, job_argument, status_option
 from cli.output import (
@@ -28,8 +30,11 @@ from cli.output import (
     table,
 )
 from muster.client import job_path
+from muster.client.errors import Busy, Unreachable
+from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.views import JobView, SummaryList, SummaryView, WorkerView
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, Group
@@ -37,7 +42,6 @@ if TYPE_CHECKING:
 
     from muster import Client
     from muster.client.http import Query
-    from muster.contracts.views import JobView, SummaryView, WorkerView
 
 HEADER: Final = ("job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age")
 
@@ -69,17 +73,11 @@ LINES_LIMIT: Final = 10_000
 @click.command()
 @status_option
 @click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=20,
-    help="Most jobs to show. Default: 20.",
+    "-n", "--limit", type=click.IntRange(1, 1000), default=20, help="Most jobs. Default: 20."
 )
 @output_option
 def ps(status: Sequence[str], limit: int, output: Output) -> None:
     """List jobs, newest first."""
-    from muster.contracts.views import SummaryList  # noqa: PLC0415  imports msgspec
-
     with connected() as client:
         answer = client.connection.ask(
             "GET", "/jobs/summaries", query={"status": status, "limit": limit}
@@ -108,8 +106,6 @@ def show_job(job: str, output: Output) -> None:
 
 def row(job: SummaryView, now: datetime) -> tuple[Cell, ...]:
     """Return the cells of a job under `HEADER`."""
-    from muster.client.progress import duration  # noqa: PLC0415  not needed for --help
-
     speed = job.throughput_steps_per_sec
     return (
         job.job_id,
@@ -151,8 +147,6 @@ def _lines(job: JobView, summary: SummaryView) -> Iterator[str]:
 
 
 def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None]]:
-    from muster.client.progress import duration  # noqa: PLC0415  not needed for --help
-
     yield "job", job.job_id
     yield "name", job.name
     yield "status", f"{job.status} ({job.reason})" if job.reason else job.status
@@ -195,11 +189,7 @@ def _rank_row(worker: WorkerView) -> tuple[Cell, ...]:
 @click.command()
 @status_option
 @click.option(
-    "-i",
-    "--interval",
-    type=click.FloatRange(0.2, 3600),
-    default=1.0,
-    help="Seconds between updates.",
+    "-i", "--interval", type=click.FloatRange(0.2, 3600), default=1.0, help="Seconds per update."
 )
 @click.option("--once", is_flag=True, help="Print the table once, as without a terminal.")
 def top(status: Sequence[str], interval: float, *, once: bool) -> None:
@@ -208,79 +198,48 @@ def top(status: Sequence[str], interval: float, *, once: bool) -> None:
     Active jobs come first. Ctrl-C ends this and no job.
     """
     with connected() as client:
-        jobs = JobList(client, status)
-        jobs.refresh()
+        jobs, total = _newest(client, status)
         if once or not sys.stdout.isatty():
             now = datetime.now(UTC)
-            for line in table(HEADER, [row(job, now) for job in jobs.active_first()]):
+            for line in table(HEADER, [row(job, now) for job in jobs]):
                 click.echo(line)
             return
-        try:
-            _watch(jobs, client.url, interval)
-        except KeyboardInterrupt:
-            return
+        with suppress(KeyboardInterrupt):
+            _watch(client, status, interval, jobs, total)
 
 
-class JobList:
-    """The newest jobs; the server sends them again only after a change."""
-
-    def __init__(self, client: Client, statuses: Sequence[str]) -> None:
-        self._connection = client.connection
-        self._query: Query = {"status": statuses, "limit": JOBS_LIMIT}
-        self._tag: str | None = None
-        self._jobs: Sequence[SummaryView] = ()
-        self.total = 0
-        """All matching jobs, including those beyond `JOBS_LIMIT`."""
-
-    def refresh(self) -> None:
-        """Ask for changes. Raises `ClientError`; the jobs then stay as they were."""
-        from muster.contracts.views import SummaryList  # noqa: PLC0415  imports msgspec
-
-        answer = self._connection.ask(
-            "GET", "/jobs/summaries", query=self._query, known_tag=self._tag
-        )
-        if not answer.is_unchanged:
-            self._jobs = answer.read_as(SummaryList).jobs
-            self._tag, self.total = answer.tag, answer.total or len(self._jobs)
-
-    def active_first(self) -> list[SummaryView]:
-        """Return jobs that have not ended before the others, each newest first."""
-        return sorted(self._jobs, key=lambda job: job.status in TERMINAL)
+def _newest(client: Client, statuses: Sequence[str]) -> tuple[list[SummaryView], int]:
+    """Return the newest jobs, active ones first, and the number of all that match."""
+    query: Query = {"status": statuses, "limit": JOBS_LIMIT}
+    answer = client.connection.ask("GET", "/jobs/summaries", query=query)
+    jobs = sorted(answer.read_as(SummaryList).jobs, key=lambda job: job.status in TERMINAL)
+    return jobs, answer.total or len(jobs)
 
 
-class Outage(NamedTuple):
-    """Why the jobs on the screen are out of date."""
+def _watch(
+    client: Client,
+    statuses: Sequence[str],
+    interval_seconds: float,
+    jobs: list[SummaryView],
+    total: int,
+) -> None:
+    from rich.live import Live  # noqa: PLC0415  60 ms
 
-    error: Exception
-    since: datetime
-
-
-def _watch(jobs: JobList, url: str, interval_seconds: float) -> None:
-    from rich.console import Console  # noqa: PLC0415  60 ms
-    from rich.live import Live  # noqa: PLC0415
-
-    from muster.client.errors import Busy, Unreachable  # noqa: PLC0415  not needed for --help
-
-    console = Console()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        outage: Outage | None = None
+    answered = time.monotonic()
+    trouble = ""
+    with Live(screen=True, auto_refresh=False) as live:
         while True:
-            shown = screen(jobs.active_first(), jobs.total, url, console.size, outage)
-            live.update(shown, refresh=True)
+            live.update(screen(jobs, total, client.url, live.console.size, trouble), refresh=True)
             time.sleep(interval_seconds)
             try:
-                jobs.refresh()
-                outage = None
+                jobs, total = _newest(client, statuses)
+                answered, trouble = time.monotonic(), ""
             except (Unreachable, Busy) as error:
-                outage = outage or Outage(error, datetime.now(UTC))
+                trouble = f"as of {duration(time.monotonic() - answered)} ago: {error}"
 
 
 def screen(
-    jobs: Sequence[SummaryView],
-    total: int,
-    url: str,
-    size: ConsoleDimensions,
-    outage: Outage | None,
+    jobs: Sequence[SummaryView], total: int, url: str, size: ConsoleDimensions, trouble: str
 ) -> Group:
     """Return what to draw on a terminal of this size; `total` counts all jobs."""
     from rich.console import Group  # noqa: PLC0415  as above
@@ -289,28 +248,19 @@ def screen(
     shown = jobs[: max(1, size.height - _FRAME_LINES)]
     counts = Counter(job.status.lower() for job in jobs)
     summary = ", ".join(f"{count} {status}" for status, count in counts.items())
-    summary = summary or "no jobs; submit one: muster submit --help"
     rows = [row(job, now)[:-1] for job in shown]  # without the age, 80 columns are enough
     others = max(map(len, table(HEADER[1:-1], [cells[1:] for cells in rows])))
     name_width = max(NAME_WIDTH_MIN, size.width - others - len("  "))
     header, *lines = table(
         HEADER[:-1], [(cropped(str(name), name_width), *rest) for name, *rest in rows]
     )
+    more = f"{total - len(shown)} more: select with --status.  " if total > len(shown) else ""
     return Group(
-        _line(f"{url}  {now:%H:%M:%S} UTC  {summary}"),
+        _line(f"{url}  {now:%H:%M:%S} UTC  {summary or 'no jobs'}"),
         _line(header, "bold"),
         *(_line(it, _STYLES.get(job.status, "")) for job, it in zip(shown, lines, strict=True)),
-        _line(_footer(total - len(shown), outage, now), "yellow" if outage else "dim"),
+        _line(trouble or f"{more}Ctrl-C ends this and no job", "yellow" if trouble else "dim"),
     )
-
-
-def _footer(hidden: int, outage: Outage | None, now: datetime) -> str:
-    from muster.client.progress import duration  # noqa: PLC0415  not needed for --help
-
-    if outage is not None:
-        return f"as of {duration((now - outage.since).total_seconds())} ago: {outage.error}"
-    more = f"{hidden} more: select with --status.  " if hidden > 0 else ""
-    return f"{more}Ctrl-C ends this and no job"
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -357,8 +307,6 @@ def logs(
     Without -f, --tail counts the lines that --grep selects. With -f, it counts
     lines before --grep looks at them.
     """
-    import msgspec  # noqa: PLC0415  not needed for --help
-
     if follow and since is not None:
         raise click.UsageError("--since cannot be used with -f: followed lines have no times")
     if since is not None and tail is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich.filesize import decimal
 
 from cli.connection import (
     attached,
@@ -19,16 +20,16 @@ from cli.connection import (
     status_option,
 )
 from cli.errors import ExitCode, Misuse, exit_code_of, exit_code_of_job
-from cli.output import notice_if_slow, plural, size
+from cli.output import notice_if_slow, plural
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import printable
 from muster.contracts.job import JobStatus
+from muster.contracts.views import Purged
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
     from muster import Client
     from muster.client import Job
-    from muster.contracts.views import Purged
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
@@ -67,15 +68,17 @@ def watch_to_end(
 
     Ctrl-C and SIGTERM detach and leave the job running. Raises `ClientError`.
     """
+    sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _sigterm_as_interrupt():
-            job.wait(until, timeout_seconds, progress=True)
+        job.wait(until, timeout_seconds, progress=True)
     except KeyboardInterrupt:
         click.echo(f"detached: {job.id} continues", err=True)
         click.echo(f"attach again:  muster wait {job.id}", err=True)
         click.echo(f"its logs:      muster logs -f {job.id}", err=True)
         click.echo(f"stop it:       muster stop {job.id}", err=True)
         return ExitCode.INTERRUPTED  # not 0: the job has not ended
+    finally:
+        signal.signal(signal.SIGTERM, sigterm)
     if not job.is_terminal:
         return ExitCode.OK
     # The message of a completed job was printed when it was submitted.
@@ -83,15 +86,6 @@ def watch_to_end(
     reason = f": {job.view.message}" if explains else ""
     click.echo(printable(f"{job.id} is {job.status}{reason}"), err=True)
     return exit_code_of_job(job.status)
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()
@@ -174,7 +168,10 @@ def rm(jobs: Sequence[str], *, stop: bool, force: bool, keep_logs: bool) -> None
 
         def delete_one(word: str) -> None:
             job = client.named(word)
-            with _stop_notice(job) if stop and not force else nullcontext():
+            grace_seconds = job.view.spec["stop_grace_seconds"]
+            notice = f"{job.id} saves and stops first; it is killed after {grace_seconds:g} s"
+            must_stop = stop and not force and not job.is_terminal
+            with notice_if_slow(notice) if must_stop else nullcontext():
                 found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
             too = ", with its checkpoints" if found.checkpoints_deleted else ""
             click.echo(f"{job.id} is deleted{too}")
@@ -183,13 +180,6 @@ def rm(jobs: Sequence[str], *, stop: bool, force: bool, keep_logs: bool) -> None
                 click.echo(f"its logs: {logs} in the service's data directory", err=True)
 
         _for_each(jobs, delete_one)
-
-
-def _stop_notice(job: Job) -> AbstractContextManager[None]:
-    if job.is_terminal:
-        return nullcontext()
-    grace_seconds = job.view.spec["stop_grace_seconds"]
-    return notice_if_slow(f"{job.id} saves and stops first; it is killed after {grace_seconds:g} s")
 
 
 def _for_each(words: Sequence[str], act: Callable[[str], None]) -> None:
@@ -237,23 +227,20 @@ def purge(
         "stop_running": stop,
         "force": force,
     }
-    asks = not (yes or dry_run)
-    if asks and not sys.stdin.isatty():
+    if not (yes or dry_run or sys.stdin.isatty()):
         raise Misuse("cannot ask for confirmation without a terminal: add --yes")
-    notice = (
-        "running jobs save and stop first, and are killed after their grace period"
-        if stop and not force
-        else "deleting the jobs"
-    )
+    notice = "deleting the jobs"
+    if stop and not force:
+        notice = "running jobs save and stop first, and are killed after their grace period"
     with connected() as client:
-        if asks:
+        if not (yes or dry_run):
             _confirm_purge(client, wanted)
         with notice_if_slow(notice):
             found = client.purge(**wanted, dry_run=dry_run)
     for job_id in found.job_ids:
         click.echo(job_id)
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
-    click.echo(f"{done}, {size(found.freed_bytes)}{_skipped(found)}", err=True)
+    click.echo(f"{done}, {decimal(found.freed_bytes)}{_skipped(found)}", err=True)
     for one in found.failed:
         click.echo(printable(f"{one.job_id} was not deleted: {one.detail}"), err=True)
     if found.failed:
@@ -266,27 +253,22 @@ def _confirm_purge(client: Client, wanted: dict[str, Any]) -> None:
     if not found.job_ids:
         click.echo(f"nothing to delete: no matching job has ended{_skipped(found)}", err=True)
         sys.exit()
+    how = ""
+    if wanted["force"]:
+        how = ", kill those that still run, and delete all their checkpoints"
+    elif wanted["stop_running"]:
+        how = ", and stop those that still run first"
     agreed: set[str] = set()
     while not agreed.issuperset(found.job_ids):
         if agreed:
             click.echo("more jobs match now", err=True)
-        if not click.confirm(_purge_question(found, wanted), err=True):
+        question = f"Delete {plural(len(found.job_ids), 'job')}, {decimal(found.freed_bytes)}{how}?"
+        if not click.confirm(question, err=True):
             click.echo("nothing is deleted", err=True)
             sys.exit(ExitCode.FAILED)
         agreed = set(found.job_ids)
         # Jobs may have been submitted, or have ended, while the person read.
         found = client.purge(**wanted, dry_run=True)
-
-
-def _purge_question(found: Purged, wanted: dict[str, Any]) -> str:
-    jobs = plural(len(found.job_ids), "job")
-    if wanted["force"]:
-        how = ", kill those that still run, and delete all their checkpoints"
-    elif wanted["stop_running"]:
-        how = ", and stop those that still run first"
-    else:
-        how = ""
-    return f"Delete {jobs}, {size(found.freed_bytes)}{how}?"
 
 
 def _skipped(found: Purged) -> str:

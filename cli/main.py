@@ -1,17 +1,20 @@
 """``muster``: the table of commands, and the entry point that runs one of them."""
 
 import io
+import json
 import os
 import shlex
 import sys
 import traceback
 from importlib import import_module
+from importlib.metadata import version as installed_version
 from typing import Any, Final, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from cli.errors import ExitCode, exit_code_of
+from cli.output import Output, output_option, show
 from muster.contracts.errors import InvalidEnvironment, MusterError, printable
 from muster.runtime.stderr_messages import print_stderr
 
@@ -66,9 +69,9 @@ HEADINGS: Final = {
     },
     "Tools": {
         "demo": Entry("cli.demo:demo", "Kill ranks while a model trains; the bits stay the same."),
-        "schema": Entry("cli.reference:schema", "Print the JSON schema of a job file."),
-        "completion": Entry("cli.reference:completion", "Print a shell's completion script."),
-        "version": Entry("cli.reference:version", "Show the version."),
+        "schema": Entry("cli.main:schema", "Print the JSON schema of a job file."),
+        "completion": Entry("cli.main:completion", "Print a shell's completion script."),
+        "version": Entry("cli.main:version", "Show the version."),
     },
 }
 
@@ -181,6 +184,47 @@ def _message_of(error: Exception) -> str:
 )
 def app(*, debug: bool) -> None:
     """A fault-tolerant, elastic runtime for distributed training."""
+
+
+@click.command()
+@output_option
+def version(output: Output) -> None:
+    """Show the version."""
+    number = installed_version("muster-train")
+    show(output, {"version": number}, [f"muster {number}"], [number])
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON schema of a job file.
+
+    Editors complete and check a job file that begins with the line
+    # yaml-language-server: $schema=job.schema.json
+    after: muster schema > job.schema.json
+    """
+    from muster.contracts.job_fields import job_schema  # noqa: PLC0415
+
+    click.echo(json.dumps(job_schema(), indent=2, ensure_ascii=False))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a shell's completion script.
+
+    bash, in ~/.bashrc: source <(muster completion bash)
+
+    zsh, in ~/.zshrc after compinit: source <(muster completion zsh)
+
+    fish: muster completion fish > ~/.config/fish/completions/muster.fish
+    """
+    from click.shell_completion import get_completion_class  # noqa: PLC0415  not needed for --help
+
+    script = get_completion_class(shell)
+    assert script is not None, shell  # noqa: S101  click knows all three
+    root = context.find_root().command
+    click.echo(script(root, {}, "muster", "_MUSTER_COMPLETE").source())
 
 
 def main() -> None:

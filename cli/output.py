@@ -30,8 +30,6 @@ NOTICE_SECONDS: Final = 1.5
 
 _GAP: Final = "  "
 _SECONDS_PER_UNIT: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
-_BYTE_STEP: Final = 1000
 
 
 class Output(StrEnum):
@@ -136,14 +134,6 @@ def cropped(text: str, width: int) -> str:
 def plural(count: int, noun: str) -> str:
     """Return ``1 rank`` or ``2 ranks``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def size(count_bytes: int) -> str:
-    """Return a number of bytes in the unit that leaves the fewest digits: ``11.8 kB``."""
-    amount, unit = float(count_bytes), 0
-    while amount >= _BYTE_STEP and unit < len(_BYTE_UNITS) - 1:
-        amount, unit = amount / _BYTE_STEP, unit + 1
-    return f"{amount:.1f} {_BYTE_UNITS[unit]}" if unit else f"{count_bytes} B"
 
 
 def moment(time: datetime | str) -> str:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -30,10 +29,7 @@ if TYPE_CHECKING:
 SILENT_EVENTS: Final = frozenset({"submitted", "rank_started", "rank_exited", "job_failing"})
 """Every job has these. Why a rank is restarted is part of the event about the job's status."""
 
-OWN_MESSAGES: Final = {
-    "job_stopping": "interrupted; ranks checkpoint and exit",
-    "job_queued": "",
-}
+OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
 
 CHUNK_BYTES: Final = 1 << 18
@@ -242,36 +238,17 @@ def _length_of_lines(content: bytes) -> int:
     return len(content) if not complete and len(content) == CHUNK_BYTES else complete
 
 
-class StandardOutput:
-    """Writes lines to a terminal or pipe, and waits while it is full, even if it is non-blocking.
+def print_lines(lines: str) -> None:
+    """Print what ranks wrote.
 
     If the reader goes away (``muster run … | head``), the job goes on and one message says so.
     """
-
-    def __init__(self, output: TextIO | None, say: Callable[[str], None]) -> None:
-        self._output = output
-        self._say = say
-
-    def write(self, lines: str) -> None:
-        """Write one or several lines; never raises."""
-        if self._output is None:
-            return
-        try:
-            rest = memoryview(f"{lines}\n".encode(self._output.encoding, "backslashreplace"))
-            descriptor = self._output.fileno()
-            while rest:
-                # Whole lines at once, as a pipe takes them: no message gets into a line.
-                piece = bytes(rest[: select.PIPE_BUF])
-                piece = piece[: piece.rfind(b"\n") + 1] or piece
-                try:
-                    rest = rest[os.write(descriptor, piece) :]
-                except BlockingIOError:
-                    room = select.poll()
-                    room.register(descriptor, select.POLLOUT)
-                    room.poll()
-        except (OSError, ValueError) as error:  # ValueError: closed
-            self._output = None
-            self._say(f"what ranks print is only in their logs from now on ({error})")
+    try:
+        print(lines, flush=True)
+    except OSError as error:
+        # As Python's documentation advises: what is still buffered, and all to come, goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say(f"what ranks print is only in their logs from now on ({error})")
 
 
 class _Terminal:
@@ -279,7 +256,7 @@ class _Terminal:
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
-        self._relay = LogRelay(files.logs, StandardOutput(sys.stdout, _say).write)
+        self._relay = LogRelay(files.logs, print_lines)
 
     def look(self) -> None:
         self._relay.pass_on()

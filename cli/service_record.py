@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -25,11 +25,8 @@ from cli.output import notice_if_slow
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings import CA_FILE, api_url
-from muster.host.processes import is_running, this_process
-
-LOCK_SECONDS: Final = 1.0
-"""`is_locked` holds the lock for a moment, so one refusal does not prove that another `up` runs."""
+from muster.contracts.settings import CA_FILE, LOOPBACK_NAMES, api_url
+from muster.host.processes import is_running
 
 HEALTH_SECONDS: Final = 2.0
 CONNECT_SECONDS: Final = 1.0
@@ -49,18 +46,6 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_ending: bool
     ca_file: str | None = None
     """The certificate that clients must trust if the API has a self-signed one."""
-    names: tuple[str, ...] = ()
-    """Other host names by which clients may call the API."""
-
-    def serves(self, url: str) -> bool:
-        """True if `url` leads to this API."""
-        own, asked = urlsplit(self.url), urlsplit(url)
-        is_same_port = (asked.scheme, asked.port) == (own.scheme, own.port)
-        return is_same_port and asked.hostname in {own.hostname, *self.names}
-
-
-class AlreadyUp(MusterError):
-    """Another `muster up` holds the data directory."""
 
 
 class NoDataDirectory(Misuse):
@@ -73,54 +58,21 @@ class NoDataDirectory(Misuse):
         )
 
 
-class ServiceLock:
-    """The right to serve a data directory. Created by `service_lock` only."""
-
-    def __init__(self, files: DataDir) -> None:
-        self._files = files
-        self._published: ServiceRecord | None = None
-
-    def publish(self, url: str, names: Iterable[str], ca_file: Path | None) -> None:
-        """Write the record of this process; raises OSError."""
-        self._write(
-            ServiceRecord(
-                url=url,
-                process=this_process(),
-                log=_log_of_stderr(self._files.keeper_log),
-                is_ending=False,
-                ca_file=str(ca_file) if ca_file else None,
-                names=tuple(names),
-            )
-        )
-
-    def publish_end(self) -> None:
-        """Record that this process is about to end; raises OSError."""
-        if self._published is not None:
-            self._write(msgspec.structs.replace(self._published, is_ending=True))
-
-    def _write(self, record: ServiceRecord) -> None:
-        temporary = self._files.keeper.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(self._files.keeper)
-        self._published = record
-
-
 @contextmanager
-def service_lock(files: DataDir) -> Iterator[ServiceLock]:
-    """Hold the lock of a data directory; raises `AlreadyUp`, `NoDataDirectory`."""
-    with open_for_append(files, files.keeper_lock) as lock:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while not _try_lock(lock, fcntl.LOCK_EX):
+def service_lock(files: DataDir) -> Iterator[None]:
+    """Hold the lock of a data directory; raises a `MusterError` if another `up` has it."""
+    with open_for_append(files, files.services_lock) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             record = read_record(files)
-            if record or time.monotonic() > deadline:
-                where = f", at {record.url}" if record else ""
-                raise AlreadyUp(
-                    f"Muster is up already for {files.root}{where}: use that one, or set "
-                    "MUSTER_DATA_DIR for another"
-                )
-            time.sleep(POLL_SECONDS)
-        yield ServiceLock(files)
-        files.keeper.unlink(missing_ok=True)
+            where = f", at {record.url}" if record else ""
+            raise MusterError(
+                f"Muster is up already for {files.root}{where}: use that one, or set "
+                "MUSTER_DATA_DIR for another"
+            ) from None
+        yield
+        files.services_record.unlink(missing_ok=True)
 
 
 def open_for_append(files: DataDir, path: Path) -> BinaryIO:
@@ -133,22 +85,22 @@ def open_for_append(files: DataDir, path: Path) -> BinaryIO:
         raise NoDataDirectory(files, error) from error
 
 
+def write_record(files: DataDir, record: ServiceRecord) -> None:
+    """Write the record of the process that holds the lock; raises `NoDataDirectory`."""
+    temporary = files.services_record.with_suffix(".tmp")
+    try:
+        temporary.write_bytes(msgspec.json.encode(record))
+        temporary.replace(files.services_record)
+    except OSError as error:
+        raise NoDataDirectory(files, error) from error
+
+
 def read_record(files: DataDir) -> ServiceRecord | None:
     """Return the record of the `muster up` that runs for a data directory, if there is one."""
     with suppress(OSError, msgspec.MsgspecError):
-        record = msgspec.json.decode(files.keeper.read_bytes(), type=ServiceRecord)
+        record = msgspec.json.decode(files.services_record.read_bytes(), type=ServiceRecord)
         return record if is_running(record.process) else None
     return None
-
-
-def is_locked(files: DataDir) -> bool:
-    """True if a `muster up` holds the data directory, also before it has written its record."""
-    try:
-        with files.keeper_lock.open("rb") as lock:
-            # Shared, so that two processes that look do not see each other.
-            return not _try_lock(lock, fcntl.LOCK_SH)
-    except OSError:
-        return False
 
 
 def find_own_services() -> ServiceRecord | None:
@@ -163,6 +115,15 @@ def find_own_services() -> ServiceRecord | None:
         return None
 
 
+def _is_meant(record: ServiceRecord, environ: Mapping[str, str]) -> bool:
+    own = urlsplit(record.url)
+    if environ.get("MUSTER_URL"):
+        asked = urlsplit(api_url(environ))
+        is_here = asked.hostname in {own.hostname, *LOOPBACK_NAMES}
+        return is_here and (asked.scheme, asked.port) == (own.scheme, own.port)
+    return environ.get("MUSTER_PORT", "") in {"", "0", str(own.port)}
+
+
 def address_of(record: ServiceRecord | None) -> tuple[str | None, str | None]:
     """Return URL and CA file for a client of these services; None leaves it to the environment."""
     if record is None:
@@ -174,18 +135,21 @@ def address_of(record: ServiceRecord | None) -> tuple[str | None, str | None]:
 
 def await_restart(record: ServiceRecord) -> None:
     """Wait up to `RESTART_SECONDS` while `muster up` starts its API again."""
-    if _is_listening(record.url):
-        return
+    address = urlsplit(record.url)
     deadline = time.monotonic() + RESTART_SECONDS
     with notice_if_slow(
         f"waiting until `muster up` (process {record.process.pid}) has restarted the API "
         f"at {record.url} …"
     ):
-        while not _is_listening(record.url) and time.monotonic() < deadline:
-            found = find_own_services()
-            if found is None or found.is_ending:
+        while is_running(record.process) and time.monotonic() < deadline:
+            try:
+                socket.create_connection((address.hostname, address.port), CONNECT_SECONDS).close()
+            except ConnectionRefusedError:
+                time.sleep(POLL_SECONDS)
+            except OSError:  # another fault than a missing listener: the command will report it
                 return
-            time.sleep(POLL_SECONDS)
+            else:
+                return
 
 
 def is_serving(url: str) -> bool:
@@ -195,14 +159,13 @@ def is_serving(url: str) -> bool:
     nearly full does not count: `muster status` reports it.
     """
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    connection = http.client.HTTPConnection(host, parts.port, timeout=HEALTH_SECONDS)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=HEALTH_SECONDS)
     if parts.scheme == "https":
         # This asks our own child, at an address that its certificate need not name.
-        context = ssl.create_default_context()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = http.client.HTTPSConnection(
-            host, parts.port, timeout=HEALTH_SECONDS, context=context
+            str(parts.hostname), parts.port, timeout=HEALTH_SECONDS, context=context
         )
     try:
         connection.request("GET", "/health")
@@ -212,34 +175,3 @@ def is_serving(url: str) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _try_lock(lock: BinaryIO, kind: int) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _log_of_stderr(log: Path) -> str | None:
-    with suppress(OSError):
-        return str(log) if os.path.samestat(os.fstat(2), log.stat()) else None
-    return None
-
-
-def _is_meant(record: ServiceRecord, environ: Mapping[str, str]) -> bool:
-    if environ.get("MUSTER_URL"):
-        return record.serves(api_url(environ))
-    return environ.get("MUSTER_PORT", "") in {"", "0", str(urlsplit(record.url).port)}
-
-
-def _is_listening(url: str) -> bool:
-    address = urlsplit(url)
-    try:
-        socket.create_connection((address.hostname, address.port), CONNECT_SECONDS).close()
-    except ConnectionRefusedError:
-        return False
-    except OSError:  # another fault than a missing listener: the command will report it
-        return True
-    return True

@@ -15,31 +15,29 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
+import msgspec
 
 from cli.config import service_settings
 from cli.doctor import require_startable
-from cli.output import NOTICE_SECONDS, notice_if_slow, plural
+from cli.output import notice_if_slow
 from cli.service_record import (
     NoDataDirectory,
-    ServiceLock,
     ServiceRecord,
-    is_locked,
     is_serving,
     open_for_append,
     read_record,
     service_lock,
+    write_record,
 )
 from muster.contracts.environ import LIFELINE_FD
 from muster.contracts.errors import MusterError
-from muster.contracts.job import OPEN
 from muster.contracts.paths import DataDir
 from muster.contracts.retry import describe_status
 from muster.contracts.settings import (
     CA_FILE,
-    LOOPBACK_NAMES,
     TOKEN,
     AccessSettings,
     ServiceSettings,
@@ -47,11 +45,8 @@ from muster.contracts.settings import (
     local_url,
 )
 from muster.host.ports import free_port, is_port_free
-from muster.host.processes import is_running, send_signal, sigint_blocked
+from muster.host.processes import is_running, send_signal, sigint_blocked, this_process
 from muster.runtime.stderr_messages import print_stderr
-
-RECORD_SECONDS: Final = 20.0
-"""Time for a starting `up` to write its record, or to give up."""
 
 LOG_LIMIT_BYTES: Final = 8 << 20
 LOG_TAIL_LINES: Final = 5
@@ -66,9 +61,6 @@ PAUSE_SECONDS: Final = 0.5
 KILL_AFTER_SECONDS: Final = 5.0
 """The API has nothing to save: it is killed this long after SIGTERM."""
 
-RANKS_SECONDS: Final = 0.2
-"""Between two looks at the ranks that still run."""
-
 
 @click.command()
 @click.option("-d", "--detach", is_flag=True, help="Return once they serve; muster down ends them.")
@@ -82,10 +74,16 @@ def up(*, detach: bool) -> None:
     """
     settings = service_settings()
     require_startable(os.environ)
-    if detach:
-        start_detached(settings, os.environ)
-    else:
+    if not detach:
         sys.exit(run_services(settings, os.environ))
+    files = DataDir(settings.data_dir)
+    record = read_record(files)
+    if record and not record.is_ending and is_serving(record.url):
+        say(f"up already, at {record.url}, with its data in {files.root}")
+        return
+    record = start_detached(files, os.environ)
+    say_ready(record.url, files.root, AccessSettings.read(os.environ))
+    say("to end the services: muster down")
 
 
 @click.command()
@@ -95,28 +93,32 @@ def down() -> None:
     Ends the `muster up` of this data directory, as Ctrl-C does there. The jobs go on at the
     next start.
     """
-    end_services(DataDir(service_settings().data_dir))
-
-
-def start_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> None:
-    """Start `muster up` without a terminal, unless it runs, and return once it serves.
-
-    Raises a `MusterError` if it cannot, or if the services end instead. Ctrl-C ends them.
-    """
-    files = DataDir(settings.data_dir)
+    files = DataDir(service_settings().data_dir)
     record = read_record(files)
-    if record is not None and record.is_ending:
-        with notice_if_slow("waiting until the previous services have ended …"):
-            while is_running(record.process):
-                time.sleep(POLL_SECONDS)
-    elif record is not None and _await_serving(files, None):
-        say(f"up already, at {record.url}, with its data in {files.root}")
+    if record is None:
+        click.echo(
+            f"nothing runs for {files.root}; MUSTER_DATA_DIR names another directory", err=True
+        )
         return
+    click.echo("ranks checkpoint and exit … (muster ps shows those that still run)", err=True)
+    end_detached(record)
+    click.echo("down; unfinished jobs go on at the next: muster up", err=True)
+
+
+def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
+    """Start `muster up` without a terminal, and return its record once it serves.
+
+    If another one holds the data directory, wait for that. Raises a `MusterError` if the services
+    end instead. Ctrl-C ends them.
+    """
+    with notice_if_slow("waiting until the previous services have ended …"):
+        while (record := read_record(files)) and record.is_ending:
+            time.sleep(POLL_SECONDS)
     with suppress(OSError):  # there is no log yet
-        if files.keeper_log.stat().st_size > LOG_LIMIT_BYTES:
-            files.keeper_log.replace(files.keeper_log.with_name(f"{files.keeper_log.name}.1"))
-    with open_for_append(files, files.keeper_log) as log:
-        say(f"starting, with the data in {files.root}; log: {files.keeper_log} …")
+        if files.services_log.stat().st_size > LOG_LIMIT_BYTES:
+            files.services_log.replace(f"{files.services_log}.1")
+    with open_for_append(files, files.services_log) as log:
+        say(f"starting, with the data in {files.root}; log: {log.name} …")
         offset = log.tell()
         process = subprocess.Popen(
             command("cli", "up"),
@@ -127,66 +129,23 @@ def start_detached(settings: ServiceSettings, environ: Mapping[str, str]) -> Non
             start_new_session=True,
         )
     try:
-        record = _await_serving(files, process)
+        while (record := read_record(files)) or process.poll() is None:
+            if record and not record.is_ending and is_serving(record.url):
+                return record
+            time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         process.send_signal(signal.SIGTERM)
         raise
-    if record is None:
-        lines = files.keeper_log.read_bytes()[offset:].decode(errors="replace").splitlines()
-        tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty)"
-        raise MusterError(f"the services did not come up; their log is {files.keeper_log}:\n{tail}")
-    say_ready(record.url, files.root, AccessSettings.read(environ))
-    say("to end the services: muster down")
+    lines = files.services_log.read_bytes()[offset:].decode(errors="replace").splitlines()
+    tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty)"
+    raise MusterError(f"the services did not come up; their log is {files.services_log}:\n{tail}")
 
 
-def end_services(files: DataDir) -> None:
-    """End the `muster up` of a data directory and wait until it is gone; raises a `MusterError`."""
-    deadline = time.monotonic() + RECORD_SECONDS
-    with notice_if_slow(f"waiting for a `muster up` that starts in {files.root} …"):
-        while (record := read_record(files)) is None and is_locked(files):
-            if time.monotonic() > deadline:
-                raise MusterError(
-                    f"a `muster up` holds {files.root}, but {files.keeper.name} there does not "
-                    "name its process (it may run in a container): end it where it runs"
-                )
-            time.sleep(POLL_SECONDS)
-    if record is None:
-        click.echo(
-            f"nothing runs for {files.root}; MUSTER_DATA_DIR names another directory", err=True
-        )
-        return
-    try:
-        if not record.is_ending:
-            send_signal(record.process, signal.SIGTERM)
-    except PermissionError:
-        raise MusterError(
-            f"the services (process {record.process.pid}) belong to another user, who has to end "
-            "them"
-        ) from None
-    click.echo("ranks checkpoint and exit …", err=True)
-    reported = ""
+def end_detached(record: ServiceRecord) -> None:
+    """End a `muster up` and wait until it is gone."""
+    send_signal(record.process, signal.SIGTERM)
     while is_running(record.process):
-        report = describe_ranks(record.url, record.ca_file)
-        if report not in {"", reported}:
-            click.echo(report, err=True)
-            reported = report
-        time.sleep(RANKS_SECONDS)
-    click.echo("down; unfinished jobs go on at the next: muster up", err=True)
-
-
-def _await_serving(
-    files: DataDir, starting: "subprocess.Popen[bytes] | None"
-) -> ServiceRecord | None:
-    """Return the record of services that serve; None if `up` ends before that.
-
-    If another `muster up` was faster than `starting`, that one is awaited.
-    """
-    while (starting is not None and starting.poll() is None) or is_locked(files):
-        record = read_record(files)
-        if record is not None and not record.is_ending and is_serving(record.url):
-            return record
         time.sleep(POLL_SECONDS)
-    return None
 
 
 def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
@@ -194,15 +153,19 @@ def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
 
     Raises a `MusterError` before anything is started.
     """
-    with service_lock(DataDir(settings.data_dir)) as lock:
+    files = DataDir(settings.data_dir)
+    with service_lock(files):
         environ = {**environ, "MUSTER_PORT": str(_choose_port(settings, environ))}
-        door = AccessSettings.read(environ)
-        names = sorted({*LOOPBACK_NAMES, *door.allowed_hosts})
-        try:
-            lock.publish(local_url(environ), names, _self_signed_certificate(door))
-        except OSError as error:
-            raise NoDataDirectory(DataDir(settings.data_dir), error) from error
-        return asyncio.run(Supervisor(settings, environ, lock).run())
+        certificate = _self_signed_certificate(AccessSettings.read(environ))
+        record = ServiceRecord(
+            url=local_url(environ),
+            process=this_process(),
+            log=_log_of_stderr(files.services_log),
+            is_ending=False,
+            ca_file=str(certificate) if certificate else None,
+        )
+        write_record(files, record)
+        return asyncio.run(Supervisor(settings, environ, record).run())
 
 
 class Service:
@@ -242,10 +205,7 @@ class Service:
         return code
 
     def end(self, number: signal.Signals) -> None:
-        """End the service for good, also one that is only about to start.
-
-        May be called again with a stronger signal.
-        """
+        """End the service for good; may be called again with a stronger signal."""
         self._signal = number
         self._ending.set()
         self._send()
@@ -272,12 +232,11 @@ class Supervisor:
     """The two services of a data directory, from their start to their end."""
 
     def __init__(
-        self, settings: ServiceSettings, environ: Mapping[str, str], lock: ServiceLock
+        self, settings: ServiceSettings, environ: Mapping[str, str], record: ServiceRecord
     ) -> None:
         self._settings = settings
-        self._door = AccessSettings.read(environ)
-        self._url = local_url(environ)
-        self._lock = lock
+        self._access = AccessSettings.read(environ)
+        self._record = record
         self._api = Service("api", command("api"), environ)
         self._coordinator = Service("coordinator", command("coordinator"), environ)
         self._ending = asyncio.Event()
@@ -295,7 +254,18 @@ class Supervisor:
         announcement.cancel()
         ended = [task.result() for task in (api, coordinator) if task.done()]
         self._ending.set()
-        await self._end(api, coordinator)
+        with suppress(NoDataDirectory):  # a full disk must not keep the services from ending
+            ending_record = msgspec.structs.replace(self._record, is_ending=True)
+            write_record(DataDir(self._settings.data_dir), ending_record)
+        # The coordinator first: while ranks checkpoint, the API still shows it.
+        if not coordinator.done():
+            say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
+        self._coordinator.end(signal.SIGINT)
+        await coordinator
+        self._api.end(signal.SIGTERM)
+        await asyncio.wait([api], timeout=KILL_AFTER_SECONDS)
+        self._api.end(signal.SIGKILL)
+        await api
         say("down")
         return next((code for code in ended if code), 0)
 
@@ -312,61 +282,14 @@ class Supervisor:
 
     async def _announce(self) -> None:
         # The readiness of another process: there is no event to wait for.
-        while not await asyncio.to_thread(is_serving, self._url):  # noqa: ASYNC110
+        while not await asyncio.to_thread(is_serving, self._record.url):  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         self._api.has_served = self._coordinator.has_served = True
-        say_ready(self._url, self._settings.data_dir, self._door)
+        say_ready(self._record.url, self._settings.data_dir, self._access)
         say("Ctrl-C lets every job checkpoint; jobs resume at the next start")
 
-    async def _end(self, api: asyncio.Task[int], coordinator: asyncio.Task[int]) -> None:
-        """End the coordinator first: while ranks checkpoint, the API still shows it."""
-        with suppress(OSError):  # a full disk must not keep the services from ending
-            self._lock.publish_end()
-        if not coordinator.done():
-            say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
-        ranks = asyncio.create_task(self._report_ranks())
-        self._coordinator.end(signal.SIGINT)
-        await coordinator
-        ranks.cancel()
-        self._api.end(signal.SIGTERM)
-        done, _ = await asyncio.wait([api], timeout=KILL_AFTER_SECONDS)
-        if not done:
-            self._api.end(signal.SIGKILL)
-            await api
 
-    async def _report_ranks(self) -> None:
-        await asyncio.sleep(NOTICE_SECONDS)
-        ca_file = _self_signed_certificate(self._door)
-        reported = ""
-        while True:
-            report = await asyncio.to_thread(describe_ranks, self._url, ca_file)
-            if report not in {"", reported}:
-                say(report)
-                reported = report
-            await asyncio.sleep(RANKS_SECONDS)
-
-
-def describe_ranks(url: str, ca_file: Path | str | None) -> str:
-    """Return how many ranks still run; empty if none do, or if the API does not answer."""
-    from muster.client import Client  # noqa: PLC0415  imports httpx: `up` seldom needs it
-    from muster.contracts.views import SummaryList  # noqa: PLC0415
-
-    query: dict[str, Any] = {"status": sorted(OPEN), "limit": 1000}
-    try:
-        with Client(
-            url, timeout_seconds=2.0, retry_seconds=0, ca_file=str(ca_file) if ca_file else None
-        ) as client:
-            answer = client.connection.ask("GET", "/jobs/summaries", query=query)
-            running = [job.living for job in answer.read_as(SummaryList).jobs if job.living]
-    except MusterError:
-        return ""
-    if not running:
-        return ""
-    verb = "runs" if sum(running) == 1 else "run"
-    return f"{plural(sum(running), 'rank')} of {plural(len(running), 'job')} still {verb}"
-
-
-def next_steps(url: str, data_dir: Path, door: AccessSettings) -> Iterator[str]:
+def next_steps(url: str, data_dir: Path, access: AccessSettings) -> Iterator[str]:
     """Yield the lines to type in another terminal, first those that lead to these services."""
     activate = Path(sys.prefix, "bin", "activate")
     is_environment = sys.prefix != sys.base_prefix and activate.exists()
@@ -374,9 +297,9 @@ def next_steps(url: str, data_dir: Path, door: AccessSettings) -> Iterator[str]:
         yield f"source {shlex.quote(str(activate))}"
     if url != api_url({}):
         yield f"export MUSTER_URL={url}"
-    if certificate := _self_signed_certificate(door):
+    if certificate := _self_signed_certificate(access):
         yield f"export {CA_FILE}={shlex.quote(str(certificate))}"
-    if door.require_token:
+    if access.require_token:
         yield f"export {TOKEN}=…"
     if data_dir != ServiceSettings.read({"HOME": os.environ.get("HOME", "/")}, cores=1).data_dir:
         yield f"export MUSTER_DATA_DIR={shlex.quote(str(data_dir))}"
@@ -384,11 +307,11 @@ def next_steps(url: str, data_dir: Path, door: AccessSettings) -> Iterator[str]:
     yield "muster ps"
 
 
-def say_ready(url: str, data_dir: Path, door: AccessSettings) -> None:
+def say_ready(url: str, data_dir: Path, access: AccessSettings) -> None:
     """Print where the services are, and what to type next."""
     say(f"ready at {url}, with its data in {data_dir}")
     say("next, in another terminal (muster --help has more):")
-    for line in next_steps(url, data_dir, door):
+    for line in next_steps(url, data_dir, access):
         print_stderr(line)
 
 
@@ -418,12 +341,18 @@ def _choose_port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
     return port
 
 
-def _self_signed_certificate(door: AccessSettings) -> Path | None:
+def _self_signed_certificate(access: AccessSettings) -> Path | None:
     """Return the certificate file if clients have to trust it explicitly."""
-    if door.tls_certfile is None:
+    if access.tls_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(OSError):
-        context.load_verify_locations(door.tls_certfile)
+        context.load_verify_locations(access.tls_certfile)
     is_self_signed = any(it["subject"] == it["issuer"] for it in context.get_ca_certs())
-    return door.tls_certfile if is_self_signed else None
+    return access.tls_certfile if is_self_signed else None
+
+
+def _log_of_stderr(log: Path) -> str | None:
+    with suppress(OSError):
+        return str(log) if os.path.samestat(os.fstat(2), log.stat()) else None
+    return None

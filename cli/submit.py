@@ -6,7 +6,6 @@ absolute here, because the server may run in another directory.
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
@@ -14,10 +13,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import click
+import msgspec
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from cli.connection import ATTACHED_SECONDS, connected
 from cli.errors import ExitCode, Misuse
@@ -26,12 +29,8 @@ from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
 from muster.client.errors import FieldError, Invalid
 from muster.contracts.errors import printable
-
-if TYPE_CHECKING:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError
-
-    from muster.contracts.views import JobPlan
+from muster.contracts.spec import JobSpec
+from muster.contracts.views import JobPlan, JobView
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 Location: TypeAlias = Sequence[str | int]
@@ -65,8 +64,6 @@ class _WithCommand(click.Command):
 
 def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return the fields of a job that start with `incomplete`, ready for a value."""
-    from muster.contracts.spec import JobSpec  # noqa: PLC0415  imports msgspec
-
     names = ("job_id", *JobSpec.__struct_fields__)
     return [f"{name}=" for name in names if name.startswith(incomplete)]
 
@@ -169,8 +166,6 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
 def _submit(
     described: JobDescription, body: dict[str, Any], output: Output, *, detach: bool
 ) -> ExitCode:
-    from muster.contracts.views import JobView  # noqa: PLC0415  not needed for --help
-
     with connected() as client:
         client.connection.get("/livez")  # fails soon if `muster up` was forgotten
     with connected(ATTACHED_SECONDS) as client:
@@ -196,7 +191,7 @@ def _field_errors(described: JobDescription) -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        _refuse([*described.error_lines(error.errors)] or [f"muster: {error}"])
+        _refuse(described.error_lines(error.errors) or [f"muster: {error}"])
 
 
 def _refuse(lines: Sequence[str]) -> NoReturn:
@@ -206,8 +201,6 @@ def _refuse(lines: Sequence[str]) -> NoReturn:
 
 
 def _values(fields: _Pairs) -> dict[str, Any]:
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415  slow
-
     values = {}
     for field, text in fields:
         try:
@@ -239,8 +232,6 @@ def _command_problem(command: object, working_dir: object) -> str | None:
 
 
 def _show_plan(plan: JobPlan, body: Mapping[str, object], output: Output) -> None:
-    import msgspec  # noqa: PLC0415  not needed for --help
-
     lines = [*facts(_plan_facts(plan, body)), "nothing was submitted: omit --dry-run to submit"]
     show(output, msgspec.to_builtins(plan), lines, [plan.job_id])
 
@@ -278,8 +269,6 @@ class JobFile:
     @classmethod
     def read(cls, path: Path) -> JobFile:
         """Return the job of a file; raises `InvalidJobFile`."""
-        from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415  slow
-
         if path.suffix not in SUFFIXES:
             raise InvalidJobFile(
                 f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
@@ -329,18 +318,14 @@ class JobFile:
 
 
 def _yaml() -> YAML:
-    from ruamel.yaml import YAML  # noqa: PLC0415  slow
-
     # The pure parser knows YAML 1.2, in which 12:30 and yes are text, and refuses duplicate keys.
     return YAML(typ="safe", pure=True)
 
 
 def _reason(error: MarkedYAMLError) -> str:
-    problem = str(error.problem or "invalid YAML")
-    opened, found = error.context_mark, error.problem_mark
-    if not error.context or opened is None or opened == found:
-        return problem
-    return f"{problem} ({error.context} that begins at {opened.line + 1}:{opened.column + 1})"
+    opened = error.context_mark
+    begins = f"that begins at {opened.line + 1}:{opened.column + 1}" if opened else ""
+    return f"{error.problem} ({error.context} {begins})" if begins else str(error.problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,37 +355,22 @@ class JobDescription:
                 body[field] = os.path.abspath(directory / os.path.expanduser(path))  # noqa: PTH100, PTH111
         return body
 
-    def error_lines(self, errors: Sequence[FieldError]) -> Iterator[str]:
-        """Yield a line per invalid field: those of the file in its order, then the others."""
-        for error in sorted(errors, key=self._order):
+    def error_lines(self, errors: Sequence[FieldError]) -> list[str]:
+        """Return a line per invalid field: those of the file in its order, then the others."""
+        found = []
+        for error in errors:
             location = error.loc[1:]  # after "body"
             field = ".".join(map(str, location)) or str(error.loc[0])
-            unknown = "muster schema lists the fields" if error.type == _UNKNOWN_FIELD else None
-            hint = error.hint or self._quoted(error) or unknown
-            file, at = self._file_of(location), "muster"
-            if file is not None:
-                at = ":".join(map(str, (file.name, *file.position(location))))
-            yield f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")
-
-    def _quoted(self, error: FieldError) -> str | None:
-        """Return a hint for text that YAML reads as a number, such as ``env: {LR: 0.1}``."""
-        location = error.loc[1:]
-        file = self._file_of(location)
-        if error.type != _NOT_TEXT or file is None or location[0] == "secrets":
-            return None
-        word = file.scalar(location)
-        return f'write "{word}"' if word else None
-
-    def _order(self, error: FieldError) -> tuple[float, ...]:
-        file = self._file_of(error.loc[1:])
-        return (math.inf,) if file is None else file.position(error.loc[1:])
-
-    def _file_of(self, location: Location) -> JobFile | None:
-        """Return the file if it is where a field was given."""
-        is_in_file = (
-            self.file is not None
-            and bool(location)
-            and location[0] in self.file.fields
-            and location[0] not in self.typed
-        )
-        return self.file if is_in_file else None
+            hint = error.hint
+            if error.type == _UNKNOWN_FIELD:
+                hint = hint or "muster schema lists the fields"
+            at, position = "muster", (sys.maxsize, 0)
+            if self.file and location and location[0] in self.file.fields.keys() - self.typed:
+                position = self.file.position(location)
+                at = ":".join(map(str, (self.file.name, *position)))
+                # YAML reads the value of ``env: {LR: 0.1}`` as a number.
+                word = self.file.scalar(location) if error.type == _NOT_TEXT else None
+                if word and location[0] != "secrets":
+                    hint = hint or f'write "{word}"'
+            found.append((position, f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")))
+        return [line for _, line in sorted(found, key=itemgetter(0))]

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -27,9 +27,7 @@ from cli.output import (
 )
 from muster.client import job_path
 from muster.contracts.job import TERMINAL
-
-if TYPE_CHECKING:
-    from muster.contracts.views import JobView, SummaryView
+from muster.contracts.views import JobView, SummaryView
 
 AUDIT_UNKNOWN: Final = 2
 """Exit code of an audit that can say neither yes nor no."""
@@ -37,8 +35,6 @@ AUDIT_UNKNOWN: Final = 2
 HASH_WIDTH: Final = 16
 """Of a digest in a table: enough to tell two apart."""
 
-_ATTEMPT_HEADER: Final = ("rank", "process", "pid", "started (UTC)", "seconds", "steps", "class")
-_HASH_NOTE: Final = "(the ranks' hash covers their memory; for the checkpoint: muster digest)"
 
 _WORKERS: Final[Mapping[str, Column]] = {
     "worker": "worker_id",
@@ -48,7 +44,9 @@ _WORKERS: Final[Mapping[str, Column]] = {
     "joined": "joined_step",
     "pid": "pid",
     "node": lambda worker: shortened(worker["node"], NAME_WIDTH),
-    "beat": lambda worker: _age(worker["last_heartbeat_age_seconds"]),
+    "beat": lambda worker: (
+        None if (age := worker["last_heartbeat_age_seconds"]) is None else f"{age:.1f} s"
+    ),
 }
 _EPOCHS: Final[Mapping[str, Column]] = {
     "epoch": "epoch",
@@ -80,26 +78,17 @@ def workers(job: str, output: Output) -> None:
     Workers that have left the pool are listed as well.
     """
     with connected() as client:
-        whole = client.job(job)
-        found = client.connection.get(job_path(whole.id, "workers"))
-    names = (worker["worker_id"] for worker in found["workers"])
-    show(output, found, _pool_lines(whole.view, found), names)
-
-
-def _pool_lines(job: JobView, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from columns(found["workers"], _WORKERS)
-    wanted = plural(found["world_size"], "rank")
-    if job.is_terminal:
-        yield f"{job.job_id} is {job.status}, world_size was {wanted}"
-        return
-    yield f"world_size is {wanted}"
-    # An older server does not send the state of the agent.
-    if note := _AGENT_NOTES.get(found.get("agent") or ""):
-        yield note
-
-
-def _age(seconds: float | None) -> str | None:
-    return None if seconds is None else f"{seconds:.1f} s"
+        found = client.job(job)
+        pool = client.connection.get(job_path(found.id, "workers"))
+    lines = [*columns(pool["workers"], _WORKERS)]
+    wanted = plural(pool["world_size"], "rank")
+    if found.is_terminal:
+        lines.append(f"{found.id} is {found.status}, world_size was {wanted}")
+    else:
+        lines.append(f"world_size is {wanted}")
+        if note := _AGENT_NOTES.get(pool.get("agent") or ""):
+            lines.append(note)
+    show(output, pool, lines, (worker["worker_id"] for worker in pool["workers"]))
 
 
 @click.command()
@@ -131,19 +120,20 @@ def attempt_lines(job: SummaryView, attempts: Sequence[Mapping[str, Any]]) -> It
         yield "no process was started" if job.status in TERMINAL else "no process yet"
         return
     steps = {worker.worker_id: worker.step for worker in job.workers}
-    header, *rows = table(_ATTEMPT_HEADER, (_attempt_row(one, steps) for one in attempts))
+    rows = (_attempt_row(one, steps) for one in attempts)
+    header, *lines = table(
+        ("rank", "process", "pid", "started (UTC)", "seconds", "steps", "class"), rows
+    )
     yield header
-    for row, one in zip(rows, attempts, strict=True):
-        yield row
+    for line, one in zip(lines, attempts, strict=True):
+        yield line
         if one["message"]:
             yield textwrap.indent(one["message"], "      ")
 
 
 def _attempt_row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[Cell, ...]:
-    began, ended = (
-        None if one[name] is None else datetime.fromisoformat(one[name])
-        for name in ("started_at", "ended_at")
-    )
+    began = datetime.fromisoformat(one["started_at"])
+    ended = datetime.fromisoformat(one["ended_at"]) if one["ended_at"] else None
     first, last = one["step_at_start"], one["step_at_end"]
     # Before an attempt reports its first step, the worker's step is that of the previous attempt.
     if ended is None and first is not None:
@@ -153,20 +143,17 @@ def _attempt_row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[Cell
         one["rank"],
         one["incarnation"],
         one["pid"],
-        None if began is None else f"{began:%m-%d %H:%M:%S}",
-        None if began is None or ended is None else round((ended - began).total_seconds()),
+        f"{began:%m-%d %H:%M:%S}",
+        round((ended - began).total_seconds()) if ended else None,
         None if first is None and last is None else span,
-        "alive" if ended is None else one["retry_class"],
+        one["retry_class"] if ended else "alive",
     )
 
 
 @click.command()
 @job_argument
 @click.option(
-    "--last",
-    type=click.IntRange(1, 1000),
-    default=10,
-    help="Most epochs and checkpoints to show. Default: 10.",
+    "--last", type=click.IntRange(1, 1000), default=10, help="Most rows to show. Default: 10."
 )
 @output_option
 def audit(job: str, last: int, output: Output) -> None:
@@ -204,17 +191,12 @@ def verdict_of(job: JobView, audit: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    if found["epochs"]:
-        yield from columns(found["epochs"], _EPOCHS)
-        yield from _omitted(found.get("epochs_omitted", 0), "epoch")
-        yield ""
-    if found["checkpoints"]:
-        yield from columns(found["checkpoints"], _CHECKPOINTS)
-        yield from _omitted(found.get("checkpoints_omitted", 0), "checkpoint")
-        yield _HASH_NOTE
-        yield ""
-
-
-def _omitted(count: int, noun: str) -> Iterator[str]:
-    if count:
-        yield f"({plural(count, f'earlier {noun}')} not shown: --last)"
+    for noun, shown in (("epoch", _EPOCHS), ("checkpoint", _CHECKPOINTS)):
+        if rows := found[f"{noun}s"]:
+            yield from columns(rows, shown)
+            # An older server does not send this.
+            if omitted := found.get(f"{noun}s_omitted"):
+                yield f"({plural(omitted, f'earlier {noun}')} not shown: --last)"
+            if noun == "checkpoint":
+                yield "(the ranks' hash covers their memory; for the checkpoint: muster digest)"
+            yield ""

@@ -21,7 +21,7 @@ import msgspec
 
 from coordinator.service import Service
 from database.engine import Database
-from database.errors import DatabaseUnavailable, JobExists, JobMissing
+from database.errors import DatabaseUnavailable
 from database.jobs import Jobs
 from database.records import Event, Job, RankRecord
 from database.workers import Events, Ranks
@@ -93,8 +93,9 @@ class EventPrinter(Display):
     def note(self, workers: Sequence[RankRecord]) -> None:
         facts = []
         for worker in workers:
-            loss = "" if worker.loss is None else f" loss {worker.loss:.4f}"
-            facts.append(f"[{worker.rank}] {worker.step}/{worker.total_steps or '?'}{loss}")
+            at = worker.progress
+            loss = "" if at.loss is None else f" loss {at.loss:.4f}"
+            facts.append(f"[{worker.rank}] {at.step}/{at.total_steps or '?'}{loss}")
         print_stdout("  ".join(facts))
 
     def conclude(self, job: Job) -> None:
@@ -123,8 +124,9 @@ def play(
     """Run a job to its end; return its exit code (`EXIT_CODES`).
 
     An unfinished job of that id is resumed. `display` is called once the place of the job's files
-    is known. Raises `JobDiffers` if the unfinished job has another spec, `TooFewDescriptors`,
-    and what `complete` and `refuse_other_mode` raise.
+    is known. Raises `JobDiffers` if the unfinished job has another spec, a `DatabaseError` if a
+    concurrent call was faster, `TooFewDescriptors`, and what `complete` and `refuse_other_mode`
+    raise.
     """
     limits = OpenFileLimits.raised()
     limits.refuse_too_many(spec.world_size)
@@ -160,23 +162,14 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
         _refuse_other_spec(job, spec, completed.spec)
         return
     if job is not None:
-        with suppress(JobMissing):  # a concurrent call was faster: the files are those of its job
-            # Files before rows: either may be interrupted.
-            with jobs.keeping(job.job_id, job.uid):
-                archive_files(DataDir(settings.data_dir).job(job_id), job.uid)
-            jobs.delete(job.job_id, job.uid)
+        # Files before rows: either may be interrupted.
+        with jobs.keeping(job.job_id, job.uid):
+            archive_files(DataDir(settings.data_dir).job(job_id), job.uid)
+        jobs.delete(job.job_id, job.uid)
     earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
     refuse_other_mode(earlier, completed.spec.mode)
-    try:
-        jobs.create(
-            job_id,
-            JobUid(uuid.uuid4().hex),
-            completed.spec,
-            message=completed.note,
-            idempotency=None,
-        )
-    except JobExists:  # a concurrent call was faster: resume its job
-        _refuse_other_spec(jobs.get(job_id), spec, completed.spec)
+    uid = JobUid(uuid.uuid4().hex)
+    jobs.create(job_id, uid, completed.spec, message=completed.note, idempotency=None)
 
 
 def _refuse_other_spec(job: Job, asked: JobSpec, completed: JobSpec) -> None:

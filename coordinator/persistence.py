@@ -29,9 +29,8 @@ from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
 
 SAME_IN_ROW: Final = (
-    *("rank", "restarts", "failures", "fruitless", "proven_step", "finished", "step"),
-    *("total_steps", "epoch", "shard_idx", "line_idx", "loss", "last_checkpoint_step"),
-    *("exit_code", "exit_signal"),
+    *("rank", "restarts", "failures", "fruitless", "proven_step", "finished"),
+    *("progress", "exit_code", "exit_signal"),
 )
 """Fields that a rank's snapshot and its row have in common; a successor starts from them."""
 
@@ -110,7 +109,6 @@ def _rank_row(rank: RankSnapshot, now: Moment) -> RankRecord:
         state=rank.process,
         process=rank.identity,
         endings={kind.value: number for kind, number in rank.endings.items()},
-        metrics=dict(rank.metrics),
         throughput_steps_per_sec=rank.throughput_steps_per_sec,
         checkpoints_saved=rank.checkpoints_before + rank.checkpoints_saved,
         checkpoints_before=rank.checkpoints_before,
@@ -238,8 +236,9 @@ def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
     row = replace(row, ended_at=now.wall, exit_code=rank.exit_code, exit_signal=rank.exit_signal)
     if rank.has_told_step:
         # An attempt that never reported where it began has made no progress.
-        began = rank.step if row.step_at_start is None else row.step_at_start
-        row = replace(row, step_at_start=began, step_at_end=rank.step)
+        step = rank.progress.step
+        began = step if row.step_at_start is None else row.step_at_start
+        row = replace(row, step_at_start=began, step_at_end=step)
     if rank.ending is None:
         return row
     end = rank.ending

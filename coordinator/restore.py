@@ -163,7 +163,6 @@ def _rank_of(worker: RankRecord) -> RankSnapshot:
         identity=worker.process,
         endings={RetryClass(kind): number for kind, number in worker.endings.items()},
         has_told_step=worker.last_heartbeat_at is not None,
-        metrics=worker.metrics,
         checkpoints_saved=worker.checkpoints_saved,
     )
 

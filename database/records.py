@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.rank import ProcessRecord
+from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
 from muster.contracts.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -95,18 +95,10 @@ class RankRecord:
     restarts: int = 0  # failures counted against the job's `max_restarts`, over its whole life
     failures: int = 0  # consecutive failures, for the backoff
     finished: bool = False  # True: it exited with code 0 and has nothing left to do
-    step: int = 0
-    total_steps: int | None = None
-    epoch: int = 0
-    shard_idx: int = 0
-    line_idx: int = 0
-    loss: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Further metrics the program reported with its last step."""
+    progress: RankProgress = NO_PROGRESS
     throughput_steps_per_sec: float = 0.0
     checkpoints_saved: int = 0
     checkpoints_before: int = 0  # how many of them earlier attempts saved
-    last_checkpoint_step: int | None = None
     last_heartbeat_at: datetime | None = None
     exit_code: int | None = None
     exit_signal: int | None = None

@@ -1,6 +1,7 @@
 """The schema's history for Alembic. Expand first, contract in a later release.
 
 A new revision is a file ``versions/r<number>_<what>.py`` that names the revision before it.
-Processes of the previous release may still write while it runs. `database.schema` runs it and holds
-the number of the head; tests/unit/database/test_schema.py compares tables, revisions and head.
+Processes of the previous release may still write while it runs, except after 0006, which drops
+columns. `database.schema` runs it and holds the number of the head;
+tests/unit/database/test_schema.py compares tables, revisions and head.
 """

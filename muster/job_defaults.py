@@ -42,12 +42,15 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
     dataset_dir, note = settings.dataset_dir, None
     if spec.dataset_dir is not None:
         dataset_dir = working_dir / spec.dataset_dir
-    elif spec.command is None and spec.program is None and not _holds_data(dataset_dir):
-        note = (
-            f"no data set was named and none is at {dataset_dir}: a small synthetic one will be "
-            "used"
-        )
-        dataset_dir = DataDir(settings.data_dir).synthetic_dataset
+    elif spec.command is None and spec.program is None:
+        try:
+            find_shards(dataset_dir)
+        except (DatasetMissing, DatasetEmpty):
+            note = (
+                f"no data set was named and none is at {dataset_dir}: a small synthetic one will "
+                "be used"
+            )
+            dataset_dir = DataDir(settings.data_dir).synthetic_dataset
     return Completed(
         spec=msgspec.structs.replace(
             spec,
@@ -60,11 +63,3 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
         working_dir=own_dir,
         note=note,
     )
-
-
-def _holds_data(directory: Path) -> bool:
-    try:
-        find_shards(directory)
-    except (DatasetMissing, DatasetEmpty):
-        return False
-    return True

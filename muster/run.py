@@ -35,8 +35,9 @@ from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import Owner
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.environ import RankSettings
-from muster.contracts.messages import COUNT_MAX, METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
+from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
 from muster.contracts.paths import checkpoints_of_rank
+from muster.contracts.rank import COUNT_MAX, RankProgress
 from muster.contracts.shards import shards_of_rank
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.datasets.index import ShardIndex
@@ -241,15 +242,17 @@ class Run:
     def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of Beat
         position = self._reader.committed
         return Heartbeat(
-            step=position.step,
-            total_steps=self.total_steps,
-            epoch=position.epoch,
-            shard_idx=position.shard_idx,
-            line_idx=position.line_idx,
-            loss=_finite(self._loss),
-            metrics={name: value for name, value in self._metrics.items() if math.isfinite(value)},
+            progress=RankProgress(
+                step=position.step,
+                total_steps=self.total_steps,
+                epoch=position.epoch,
+                shard_idx=position.shard_idx,
+                line_idx=position.line_idx,
+                loss=self._loss,
+                metrics=self._metrics,
+                last_checkpoint_step=self._last_checkpoint_step,
+            ),
             checkpoints_saved=self._checkpoints_saved,
-            last_checkpoint_step=self._last_checkpoint_step,
             stopping=stopping,
             waiting=False,
         )
@@ -262,7 +265,3 @@ def _own_job_id() -> str:
     """
     name = re.sub(r"[^A-Za-z0-9_-]", "-", Path(sys.argv[0]).stem)[:63]
     return name if re.fullmatch(JOB_ID_PATTERN, name) else "local"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

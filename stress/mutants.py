@@ -25,9 +25,9 @@ PATHS = ["coordinator/decide", "muster/checkpoints", "muster/contracts", "muster
 TESTS = {
     "coordinator": ["tests/unit/coordinator"],
     "muster/checkpoints": ["tests/unit/checkpoints", "tests/integration/checkpoints"],
+    "muster/collectives": ["tests/unit/collectives", "tests/promises"],
     "muster/contracts": ["tests/unit/contracts", "tests/unit/coordinator"],
     "muster/datasets": ["tests/unit/datasets"],
-    "muster/synchronous": ["tests/unit/synchronous"],
     "muster/training": ["tests/unit/training"],
 }
 """The tests of a package, by the start of its path."""

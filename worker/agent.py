@@ -34,14 +34,12 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
-from muster.contracts.paths import JobFiles
 from muster.contracts.retry import REPLACED_CODE
 from muster.host.limits import OpenFileLimits
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
 from worker.coordinator_link import CoordinatorLink
-from worker.group_memory import GroupPublisher
-from worker.ranks import RankTable
+from worker.ranks import GroupPublisher, RankTable
 from worker.start import ExecStarter, PreforkStarter, RankSecrets, Starter
 
 ADDRESS_CHECK_SECONDS: Final = 1.0
@@ -70,20 +68,14 @@ class Agent:
             Path(assignment.address_file), self._selector, self._on_message
         )
         limits = OpenFileLimits.raised()
-        self._secrets = RankSecrets.of(assignment)
+        self._secrets = RankSecrets(assignment)
         self._starter: Starter = (
             PreforkStarter(assignment.job_uid, limits)
             if assignment.is_managed
             else ExecStarter(limits)
         )
         self._ranks = RankTable(
-            JobFiles(Path(assignment.job_root)),
-            self._selector,
-            self._starter,
-            self._report,
-            assignment.orphan_timeout_seconds,
-            assignment.generation,
-            self._secrets,
+            assignment, self._selector, self._starter, self._report, self._secrets
         )
         self._groups = GroupPublisher(self._ranks)
         self._epoch = 0

@@ -21,18 +21,17 @@ from muster.host.peers import normalize_address, uid_of_connection
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that reads nothing for so long is treated as gone."""
 
-READ_BYTES: Final = 1 << 16
-
 _BOTH: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
-
-OnMessage = Callable[[CoordinatorMessage], None]
 
 
 class CoordinatorLink:
     """At most one non-blocking TCP connection, kept in the caller's selector."""
 
     def __init__(
-        self, address_file: Path, selector: selectors.BaseSelector, on_message: OnMessage
+        self,
+        address_file: Path,
+        selector: selectors.BaseSelector,
+        on_message: Callable[[CoordinatorMessage], None],
     ) -> None:
         self._address_file = address_file
         self._selector = selector
@@ -130,7 +129,7 @@ class CoordinatorLink:
         if self._socket is None:
             return []
         try:
-            data = self._socket.recv(READ_BYTES)
+            data = self._socket.recv(1 << 16)
             if not data:
                 raise ConnectionResetError
             return [decode_coordinator_message(payload) for payload in self._reader.feed(data)]

@@ -24,7 +24,6 @@ from muster.contracts.messages import (
 from muster.contracts.paths import JobFiles
 from muster.contracts.retry import SIGNAL_BASE
 from muster.contracts.secrets import SecretUnavailable
-from muster.host.files import read_limited
 from muster.runtime.exit_report import (
     make_exit_record,
     read_exit_record,
@@ -42,9 +41,6 @@ CANNOT_START: Final = 126
 
 KILLED_IN_SHELL: Final = SIGNAL_BASE + signal.SIGKILL
 """Exit code of a shell or container whose program was killed."""
-
-ERROR_FILE_LIMIT_BYTES: Final = 1 << 20
-"""More than any traceback; a longer file is not read."""
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
@@ -94,9 +90,9 @@ class RankExit:
 class ExitLog:
     """The last exit of each rank."""
 
-    def __init__(self, files: JobFiles, redaction: Redaction | None = None) -> None:
+    def __init__(self, files: JobFiles, redaction: Redaction) -> None:
         self._files = files
-        self._redaction = redaction or Redaction()
+        self._redaction = redaction
         self._last: dict[int, RankExit] = {}
         self._oom_kills = OomKills()
 
@@ -228,14 +224,11 @@ class _ErrorFile(msgspec.Struct):
     message: _Message | str
 
 
-_ERROR_FILE: Final = msgspec.json.Decoder(_ErrorFile)
-
-
 def read_error_file(path: Path) -> str | None:
     """Return the error that torch's `@record` has written; None without a valid file."""
     try:
-        message = _ERROR_FILE.decode(read_limited(path, ERROR_FILE_LIMIT_BYTES)).message
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        message = msgspec.json.decode(path.read_bytes(), type=_ErrorFile).message
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     text = message if isinstance(message, str) else message.message
     return text.strip() or None

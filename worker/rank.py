@@ -40,12 +40,6 @@ WARNINGS_LIMIT: Final = 100
 MESSAGE_LIMIT_BYTES: Final = 1 << 16
 """Messages of ranks are small. The socket keeps their boundaries and cuts longer ones."""
 
-PACKETS_LIMIT: Final = SAVED_LIMIT + 64
-"""A rank's share per tick: what it sends at most at once, after a takeover."""
-
-PACKET_BYTES: Final = 1 << 12
-"""More than most packets have; a longer one counts as several. A share is at most 1.25 MiB."""
-
 
 class RankProcess:
     """One attempt. Order at its end: has_exited, contain, exit_status, release."""
@@ -72,7 +66,6 @@ class RankProcess:
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         """All of them: each reports epochs that no later one may report."""
         self._warnings = 0
-        self.grant()
 
     @classmethod
     def start(cls, order: StartRank, log: LogIndex, starter: Starter) -> Self:
@@ -83,7 +76,7 @@ class RankProcess:
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
         try:
-            started = starter.start(order, log.descriptor, theirs)
+            pid = starter.start(order, log.descriptor, theirs)
         except OSError:
             channel.close()
             raise
@@ -94,7 +87,7 @@ class RankProcess:
             attempt=order.incarnation,
             tag=order.environment[PROCESS_TAG],
             log=log,
-            process=ChildProcess(started),
+            process=ChildProcess(pid),
             channel=channel,
         )
 
@@ -102,22 +95,15 @@ class RankProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    @property
-    def is_share_used_up(self) -> bool:
-        """Whether the rank is not read until `grant` is called."""
-        return self._share_bytes <= 0
-
-    def grant(self, packets: int = PACKETS_LIMIT) -> None:
-        """Set its share to this many packets, fewer if they are large."""
-        self._share_bytes = packets * PACKET_BYTES
-
-    def read(self) -> tuple[list[RankMessage], bool]:
-        """Return the messages to report since the last call, and whether more can come.
+    def read(self, packets: int) -> tuple[list[RankMessage], bool]:
+        """Return the messages to report of at most so many packets, and whether more can come.
 
         Anything that is not a message is dropped: a program may write into any descriptor.
         """
         messages: list[RankMessage] = []
-        while self.channel is not None and not self.is_share_used_up:
+        if self.channel is None:
+            return messages, True
+        for _ in range(packets):
             try:
                 packet = self.channel.recv(MESSAGE_LIMIT_BYTES)
             except BlockingIOError:
@@ -126,7 +112,6 @@ class RankProcess:
                 packet = b""
             if not packet:
                 return messages, False
-            self._share_bytes -= max(len(packet), PACKET_BYTES)
             with suppress(WireError):
                 message = decode_rank_message(packet)
                 if self.keep(message):

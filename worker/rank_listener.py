@@ -1,8 +1,4 @@
-"""Read what ranks send: over their channels, and from ranks that reconnect after a takeover.
-
-Each rank gets a share per tick, so that a program that floods its channel delays no other rank.
-The rest waits in its socket.
-"""
+"""Read what ranks send: over their channels, and from ranks that reconnect after a takeover."""
 
 import os
 import selectors
@@ -24,8 +20,11 @@ BACKLOG: Final = 4096
 CONNECTIONS_LIMIT: Final = 64
 """Accepted in one turn of the loop."""
 
+PACKETS_LIMIT: Final = 64
+"""Read of one rank in one turn, so that no rank keeps the others waiting."""
+
 DRAIN_LIMIT: Final = 1 << 16
-"""Packets read after an exit: more than a socket holds, so nothing stays unread."""
+"""Packets read at the end of a channel: more than a socket holds, so nothing stays unread."""
 
 Accept = Callable[[socket.socket, int], bool]
 
@@ -39,8 +38,6 @@ class ChannelReader:
         self._selector = selector
         self._report = report
         self._ranks: set[RankProcess] = set()
-        self._paused: set[RankProcess] = set()
-        """Ranks that have used up their share until the next tick."""
 
     def add(self, rank: RankProcess) -> None:
         """Read this rank's channel from now on, if it has one."""
@@ -49,8 +46,7 @@ class ChannelReader:
 
     def replace_channel(self, rank: RankProcess, channel: socket.socket) -> None:
         """Continue with another channel after reading the rest of the previous one."""
-        rank.grant()
-        self._read(rank)
+        self._read(rank, DRAIN_LIMIT)
         self._unregister(rank)
         if rank.channel is not None:
             rank.channel.close()
@@ -59,29 +55,18 @@ class ChannelReader:
 
     def remove(self, rank: RankProcess) -> None:
         """Read the rest, and no more."""
-        rank.grant(DRAIN_LIMIT)
-        self._read(rank)
+        self._read(rank, DRAIN_LIMIT)
         self._unregister(rank)
         self._ranks.discard(rank)
 
-    def resume(self) -> None:
-        """Give every rank its next share; to be called once per tick."""
-        for rank in self._ranks:
-            rank.grant()
-        while self._paused:
-            self._register(self._paused.pop())
-
-    def _read(self, rank: RankProcess) -> None:
+    def _read(self, rank: RankProcess, packets: int = PACKETS_LIMIT) -> None:
         if rank not in self._ranks:
             return  # removed in the same turn of the loop
-        messages, is_open = rank.read()
+        messages, is_open = rank.read(packets)
         for message in messages:
             self._report(RankSaid(rank=rank.rank, incarnation=rank.attempt, message=message))
         if not is_open:
             self._unregister(rank)
-        elif rank.is_share_used_up:
-            self._unregister(rank)
-            self._paused.add(rank)
 
     def _register(self, rank: RankProcess) -> None:
         if rank.channel is not None:
@@ -89,7 +74,6 @@ class ChannelReader:
 
     def _unregister(self, rank: RankProcess) -> None:
         # A channel that the program has closed would stay readable for ever.
-        self._paused.discard(rank)
         if rank.channel is not None:
             with suppress(KeyError, ValueError):  # not registered, or closed already
                 self._selector.unregister(rank.channel)

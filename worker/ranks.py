@@ -5,6 +5,7 @@ is gone, then the exit record is durable, then the exit is reported. So two atte
 run at the same time.
 """
 
+import os
 import selectors
 import signal
 import socket
@@ -15,26 +16,28 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.environ import (
-    AGENT_SOCKET,
-    ERROR_FILE,
-    ORPHAN_TIMEOUT,
-    ORPHAN_TIMEOUT_SECONDS,
+from muster.contracts.environ import AGENT_SOCKET, ERROR_FILE, ORPHAN_TIMEOUT
+from muster.contracts.messages import (
+    AdoptedRank,
+    AgentAssignment,
+    AgentHeartbeat,
+    AgentMessage,
+    AnnounceGroup,
+    StartRank,
 )
-from muster.contracts.messages import AdoptedRank, AgentHeartbeat, AgentMessage, StartRank
 from muster.contracts.paths import JobFiles
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.containment import is_contained, tag_of
 from muster.host.processes import is_stopped
 from muster.runtime.agent_sockets import is_succeeded, newest_socket
 from muster.runtime.stderr_messages import print_stderr
-from worker.adopt import AdoptedProcess, adopt_process
 from worker.containment import reap_zombies
 from worker.exits import ExitLog, RankExit
 from worker.log_index import LogIndex
+from worker.process import AdoptedProcess
 from worker.rank import RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
-from worker.start import NO_SECRETS, RankSecrets, Starter
+from worker.start import RankSecrets, Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
@@ -48,24 +51,18 @@ class RankTable:
 
     def __init__(
         self,
-        files: JobFiles,
+        assignment: AgentAssignment,
         selector: selectors.BaseSelector,
         starter: Starter,
         report: Report,
-        orphan_timeout_seconds: float = ORPHAN_TIMEOUT_SECONDS,
-        generation: int = 0,
-        secrets: RankSecrets = NO_SECRETS,
+        secrets: RankSecrets,
     ) -> None:
-        """`orphan_timeout_seconds` tells ranks how long to go on without any agent.
-
-        `generation` is the number of this agent of the job.
-        """
-        self._files = files
+        self._files = JobFiles(Path(assignment.job_root))
         self._selector = selector
         self._starter = starter
         self._report = report
-        self._orphan_timeout_seconds = orphan_timeout_seconds
-        self._socket = files.agent_socket(generation)
+        self._orphan_timeout_seconds = assignment.orphan_timeout_seconds
+        self._socket = self._files.agent_socket(assignment.generation)
         self._running: dict[int, RankProcess] = {}
         self._listener: ReconnectListener | None = None
         self._reader = ChannelReader(selector, report)
@@ -73,7 +70,7 @@ class RankTable:
         """By adopted rank, registered in the selector."""
         self._exited_at: dict[int, float] = {}
         self._secrets = secrets
-        self._exits = ExitLog(files, secrets.redaction)
+        self._exits = ExitLog(self._files, secrets.redaction)
 
     def __bool__(self) -> bool:
         return bool(self._running)
@@ -140,7 +137,7 @@ class RankTable:
         if exited is not None:
             self._report_exit(exited)
             return
-        process = adopt_process(adopted.process)
+        process = AdoptedProcess(adopted.process)
         try:
             log = LogIndex(*self._log_files(adopted.rank, adopted.incarnation))
         except OSError as error:  # disk full: the rank itself is not affected
@@ -156,7 +153,7 @@ class RankTable:
         )
         self._running[adopted.rank] = rank
         self._reader.add(rank)
-        if isinstance(process, AdoptedProcess):
+        if process.pidfd is not None:
             # SIGCHLD does not report the exit of a process that is not our child.
             self._pidfds[adopted.rank] = process.pidfd
             self._selector.register(
@@ -224,8 +221,7 @@ class RankTable:
         )
 
     def tick(self) -> None:
-        """Read on, index the logs, and look for exits that no signal reports."""
-        self._reader.resume()
+        """Index the logs, and look for exits that no signal reports."""
         for rank in self._running.values():
             if rank.log is not None:
                 rank.log.note(time.time())
@@ -266,3 +262,64 @@ class RankTable:
 
     def _log_files(self, rank: int, attempt: int) -> tuple[Path, Path]:
         return self._files.log(rank, attempt), self._files.times(rank, attempt)
+
+
+class GroupPublisher:
+    """Sends each rank the newest worker group, with the shared memory of its members.
+
+    The memory is anonymous (memfd), so only ranks that get a descriptor can see it. An arena
+    belongs to one attempt and is never reused. The result, which all members write, is created anew
+    for each group round: a rank of an older round that was suspended still writes into memory that
+    nothing reads.
+    """
+
+    def __init__(self, ranks: RankTable) -> None:
+        self._ranks = ranks
+        self._order: AnnounceGroup | None = None
+        self._result: int | None = None
+        self._recipients: list[RankProcess] = []
+        self._sent_on: dict[RankProcess, socket.socket | None] = {}
+        """The channel on which a rank received it; a new channel may have lost it."""
+
+    def publish(self, order: AnnounceGroup) -> None:
+        """Send a group to all ranks; one that is not newer than the last is ignored."""
+        if self._order is not None and order.layout.generation <= self._order.layout.generation:
+            return
+        if self._result is not None:
+            os.close(self._result)
+            self._result = None
+        self._order = order
+        self._recipients, self._sent_on = self._ranks.running, {}
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Send the group to every rank that has not received it on its current channel.
+
+        To be called at every tick. A group with a member that has exited is dropped: the
+        coordinator will send another one.
+        """
+        if self._order is None or not any(map(self._is_pending, self._recipients)):
+            return
+        found = [
+            self._ranks.find(seat.rank, attempt)
+            for seat, attempt in zip(
+                self._order.layout.members, self._order.incarnations, strict=True
+            )
+        ]
+        members = [member for member in found if member is not None]
+        if len(members) < len(found):
+            self._recipients = []
+            return
+        if self._result is None:
+            self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
+        memory = [self._result, *(member.arena for member in members)]
+        self._recipients = [rank for rank in self._ranks.running if rank in self._recipients]
+        for rank in self._recipients:
+            # Only members get the memory.
+            if self._is_pending(rank) and rank.send_group(
+                self._order.layout, memory if rank in members else []
+            ):
+                self._sent_on[rank] = rank.channel
+
+    def _is_pending(self, rank: RankProcess) -> bool:
+        return rank not in self._sent_on or self._sent_on[rank] is not rank.channel

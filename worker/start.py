@@ -5,15 +5,13 @@ cases the process leads its own session, writes to its log, has a channel to the
 child of the agent.
 """
 
-import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from errno import E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,7 +26,6 @@ from muster.contracts.environ import (
 )
 from muster.contracts.messages import (
     FORKED_PID,
-    AdoptedRank,
     AgentAssignment,
     ForkRequest,
     StartRank,
@@ -52,17 +49,7 @@ FORK_SECONDS: Final = 1.0
 """Timeout of later forks, which take milliseconds; the agent's loop waits meanwhile."""
 
 _PERMANENT: Final = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EACCES,
-        errno.EPERM,
-        errno.E2BIG,
-        errno.ENAMETOOLONG,
-        errno.ENOEXEC,
-        errno.ELOOP,
-        errno.EINVAL,
-    }
+    {E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM}
 )
 """Errors of a working directory, a command or an environment. All others may be transient: the
 host may lack processes, memory or disk space."""
@@ -79,25 +66,17 @@ def is_permanent_start_error(error: OSError, working_dir: str) -> bool:
     Only an environment that is too large, or an error about the directory itself, is the job's
     fault. Every other file belongs to the installation and may come back.
     """
-    if error.errno == errno.E2BIG:
+    if error.errno == E2BIG:
         return True
     is_directory = error.filename is not None and Path(error.filename) == Path(working_dir)
     return is_directory and error.errno in _PERMANENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """A started process; `handle` if subprocess keeps one."""
-
-    pid: int
-    handle: subprocess.Popen[bytes] | None = None
-
-
 class Starter(Protocol):
     """A way to start a rank."""
 
-    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
-        """Start the process; raises OSError."""
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
+        """Start the process and return its pid; raises OSError."""
 
     def warm_up(self) -> None:
         """Prepare the first start; optional."""
@@ -112,7 +91,7 @@ class ExecStarter:
     def __init__(self, limits: OpenFileLimits) -> None:
         self._limits = limits
 
-    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "worker"],
             stdin=subprocess.DEVNULL,
@@ -124,7 +103,9 @@ class ExecStarter:
             start_new_session=True,
         )
         self._limits.apply_to(process.pid)  # long before its interpreter has started
-        return Started(pid=process.pid, handle=process)
+        # The agent reaps it. Popen must not wait for a pid that may be reused by then.
+        process.returncode = 0
+        return process.pid
 
     def warm_up(self) -> None:
         """Do nothing."""
@@ -166,13 +147,13 @@ class PreforkStarter:
             )
         self._limits.apply_to(self._server.pid)
 
-    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
         # Check the directory here: in a fork the error would look like a crash.
         os.stat(f"{order.working_dir}/.")  # noqa: PTH116  a Path would drop the dot
         self.warm_up()
         pid = self._fork(order, log, channel)
         if pid is not None:
-            return Started(pid=pid)
+            return pid
         while self._doubtful_tags:
             for record in tagged_processes(self._doubtful_tags[-1]):
                 kill(record)
@@ -213,39 +194,23 @@ class PreforkStarter:
 class RankSecrets:
     """A job's secrets: read for each start, given to ranks only, and redacted in reports."""
 
-    def __init__(
-        self, references: Mapping[str, Reference], lent: Mapping[str, str], store: SecretStore
-    ) -> None:
-        """`references` by variable; `lent` are variables of the service by name."""
-        self._references = references
-        self._lent = lent
-        self._store = store
+    def __init__(self, assignment: AgentAssignment) -> None:
+        parsed = {name: Reference.parse(text) for name, text in assignment.secrets.items()}
+        self._references = {name: found for name, found in parsed.items() if found is not None}
+        self._lent = assignment.lent
+        self._store = SecretStore(Path(assignment.safe))
         self.redaction: Final = Redaction()
         """Every value that a rank may hold; values stay in it, as ranks may print them late."""
-
-    @classmethod
-    def of(cls, assignment: AgentAssignment) -> "RankSecrets":
-        """Return the secrets of an agent's job; ranks that it adopts may hold some already."""
-        parsed = {name: Reference.parse(text) for name, text in assignment.secrets.items()}
-        references = {name: found for name, found in parsed.items() if found is not None}
-        secrets = cls(references, assignment.lent, SecretStore(Path(assignment.safe)))
-        if references and assignment.adopted:
-            secrets.learn(assignment.adopted)
-        return secrets
-
-    def learn(self, adopted: Iterable[AdoptedRank]) -> None:
-        """Redact what these ranks hold: their own variables, and the current values.
-
-        Both are needed: the variables of an exited rank cannot be read, and the values may have
-        changed since its start.
-        """
-        for rank in adopted:
-            environment = environment_of(rank.process.pid)
-            if is_running(rank.process):
-                self.redaction.add(held_secrets(environment))
-        for reference in self._references.values():
-            with suppress(SecretUnavailable, OSError):
-                self._read(reference)
+        if self._references and assignment.adopted:
+            # Redact both the variables of these ranks and the current values: the variables of an
+            # exited rank cannot be read, and the values may have changed since its start.
+            for rank in assignment.adopted:
+                environment = environment_of(rank.process.pid)
+                if is_running(rank.process):
+                    self.redaction.add(held_secrets(environment))
+            for reference in self._references.values():
+                with suppress(SecretUnavailable, OSError):
+                    self._read(reference)
 
     def variables(self) -> dict[str, str]:
         """Return a rank's secret variables, and the one that lists their names.
@@ -270,6 +235,3 @@ class RankSecrets:
             )
         self.redaction.add([value])
         return value
-
-
-NO_SECRETS: Final = RankSecrets({}, {}, SecretStore(Path("/")))

@@ -6,7 +6,6 @@ of their own, a transaction holds the row of the old job.
 """
 
 import asyncio
-import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -27,7 +26,8 @@ from api.listing import statuses_of
 from api.schema import KnownJobId, operation, reply
 from database.errors import JobMissing
 from database.records import Job
-from muster.checkpoints.deletion import entries, size_bytes
+from muster.checkpoints.deletion import entries
+from muster.checkpoints.deletion import size_bytes as checkpoints_size_bytes
 from muster.checkpoints.manifest import Owner
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.paths import checkpoints_of_job
@@ -37,8 +37,6 @@ from muster.runtime.archive import archive_files, archived_files
 YEARS_LIMIT: Final = 1000
 
 POLL_SECONDS: Final = 0.05
-
-ATTEMPTS: Final = 5
 
 MARGIN_SECONDS: Final = 10.0
 """Time for the coordinator, beyond the grace period of the ranks."""
@@ -54,7 +52,7 @@ class Deletion:
     stop_first: bool
     force: bool
     actor: str
-    ask_again: Reauthenticate
+    reauthenticate: Reauthenticate
     """Called before anything is removed: the caller's token may have been revoked meanwhile."""
 
     @property
@@ -65,17 +63,9 @@ class Deletion:
         return StopRequest.GRACEFUL if self.stop_first else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeletedJob:
-    """A deleted job, and the size of its files."""
-
-    view: Deleted
-    freed_bytes: int
-
-
 async def _deletion(
     actor: CallerName,
-    ask_again: Reauthentication,
+    reauthenticate: Reauthentication,
     delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True,  # noqa: FBT002  a query parameter
     force: Annotated[  # noqa: FBT002
         bool, Query(description="Kill what runs, and delete the checkpoints too.")
@@ -86,7 +76,7 @@ async def _deletion(
         stop_first=False,
         force=force,
         actor=actor,
-        ask_again=ask_again,
+        reauthenticate=reauthenticate,
     )
 
 
@@ -132,26 +122,23 @@ async def purge_jobs(
     wanted = statuses_of(statuses, "statuses")
     jobs = await run_sync(state.jobs.finished_before, cutoff, wanted)
     deletion = replace(deletion, stop_first=stop_running)
-    outcomes: Sequence[DeletedJob | NotDeleted]
+    failed: list[NotDeleted] = []
     if dry_run:
-        may_be_deleted = (
-            job for job in jobs if job.is_terminal or deletion.stop_request is not None
-        )
-        outcomes = [await run_sync(_foreseen, state, job, deletion) for job in may_be_deleted]
+        may_be_deleted = (job for job in jobs if job.is_terminal or deletion.stop_request)
+        freed_bytes = {
+            job.job_id: await run_sync(_size_bytes, state, job, deletion) for job in may_be_deleted
+        }
     else:
-        outcomes = await delete_all(state, jobs, deletion)
-    deleted = [one for one in outcomes if isinstance(one, DeletedJob)]
-    failed = [one for one in outcomes if isinstance(one, NotDeleted)]
-    job_ids = [one.view.job_id for one in deleted]
-    known = {*job_ids, *(one.job_id for one in failed)}
+        freed_bytes, failed = await delete_all(state, jobs, deletion)
+    known = {*freed_bytes, *(one.job_id for one in failed)}
     return reply(
         Purged(
             matched=len(jobs),
-            deleted=0 if dry_run else len(job_ids),
-            job_ids=job_ids,
+            deleted=0 if dry_run else len(freed_bytes),
+            job_ids=list(freed_bytes),
             skipped=[job.job_id for job in jobs if job.job_id not in known],
             failed=failed,
-            freed_bytes=sum(one.freed_bytes for one in deleted),
+            freed_bytes=sum(freed_bytes.values()),
         )
     )
 
@@ -185,42 +172,37 @@ async def delete(state: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
             raise Conflict(
                 "job-still-stopping", f"{job_id} is still stopping: repeat this request later."
             )
-        await deletion.ask_again()
+        await deletion.reauthenticate()
     return await run_sync(_delete, state, job, deletion)
 
 
 async def delete_all(
     state: AppState, jobs: Sequence[Job], deletion: Deletion
-) -> list[DeletedJob | NotDeleted]:
+) -> tuple[dict[JobId, int], list[NotDeleted]]:
     """Delete those of `jobs` that are over, or that end in time when requested.
 
-    Returns the deleted jobs and those that could not be deleted, which do not stop the others.
-    Raises `Problem` once the caller loses access.
+    Returns the size of each deleted job's files, and the jobs that could not be deleted, which do
+    not stop the others. Raises `Problem` once the caller loses access.
     """
     if deletion.stop_request is not None and not all(job.is_terminal for job in jobs):
         await _end_all(state, jobs, deletion.stop_request, deletion.actor)
-    done: list[DeletedJob | NotDeleted] = []
+    freed_bytes: dict[JobId, int] = {}
+    failed = []
     for job in jobs:
-        await deletion.ask_again()
-        outcome = await run_sync(_delete_if_over, state, job, deletion)
-        if outcome is not None:
-            done.append(outcome)
-    return done
-
-
-def _delete_if_over(
-    state: AppState, job: Job, deletion: Deletion
-) -> DeletedJob | NotDeleted | None:
-    now = state.jobs.find(job.job_id)
-    if now is None or now.uid != job.uid or not now.is_terminal:
-        return None
-    try:
-        freed_bytes = _foreseen(state, now, deletion).freed_bytes
-        return DeletedJob(view=_delete(state, now, deletion), freed_bytes=freed_bytes)
-    except JobMissing:  # a concurrent delete was faster
-        return None
-    except Conflict as conflict:
-        return NotDeleted(job_id=now.job_id, detail=conflict.detail)
+        await deletion.reauthenticate()
+        now = await run_sync(state.jobs.find, job.job_id)
+        if now is None or now.uid != job.uid or not now.is_terminal:
+            continue
+        size_bytes = await run_sync(_size_bytes, state, now, deletion)
+        try:
+            await run_sync(_delete, state, now, deletion)
+        except JobMissing:  # a concurrent delete was faster
+            continue
+        except Conflict as conflict:
+            failed.append(NotDeleted(job_id=now.job_id, detail=conflict.detail))
+        else:
+            freed_bytes[now.job_id] = size_bytes
+    return freed_bytes, failed
 
 
 async def _end_all(state: AppState, jobs: Sequence[Job], request: StopRequest, actor: str) -> None:
@@ -255,14 +237,16 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
     checkpoints = _checkpoints(job, deletion)
     # Checkpoints first, as they are found by their owner: if they cannot go, the job is unchanged.
     checkpoints_deleted = checkpoints is not None and _remove_checkpoints(state, checkpoints, job)
-    files = state.files.job(job.job_id)
+    files = state.data_dir.job(job.job_id)
     try:
         with state.jobs.keeping(job.job_id, job.uid):
             archive = archive_files(files, job.uid).root
+        if deletion.delete_logs:
+            while archive.is_dir():
+                with suppress(FileNotFoundError):  # a concurrent delete removes parts of it, too
+                    shutil.rmtree(archive)
     except OSError as error:
         raise _not_removed(files.root, error) from error
-    if deletion.delete_logs:
-        _remove_tree(archive)
     state.jobs.delete(job.job_id, job.uid)
     return Deleted(
         job_id=job.job_id,
@@ -272,22 +256,21 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
     )
 
 
-def _foreseen(state: AppState, job: Job, deletion: Deletion) -> DeletedJob:
-    checkpoints = _checkpoints(job, deletion)
-    held: int | None = None
-    if checkpoints is not None:
+def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
+    """Return the size of what `deletion` removes of this job."""
+    size = 0
+    if (checkpoints := _checkpoints(job, deletion)) is not None:
         with suppress(OSError):  # the directory is gone or cannot be read
-            held = size_bytes(checkpoints, _owner_of_checkpoints(job))
-    files = state.files.job(job.job_id)
-    # The archive is from an interrupted delete.
-    logs = (files.root, archived_files(files, job.uid).root) if deletion.delete_logs else ()
-    view = Deleted(
-        job_id=job.job_id,
-        deleted=True,
-        logs_deleted=deletion.delete_logs,
-        checkpoints_deleted=held is not None,
-    )
-    return DeletedJob(view=view, freed_bytes=(held or 0) + sum(map(_size_bytes, logs)))
+            size = checkpoints_size_bytes(checkpoints, _owner_of_checkpoints(job)) or 0
+    if deletion.delete_logs:
+        files = state.data_dir.job(job.job_id)
+        # The archive is from an interrupted delete.
+        for root in (files.root, archived_files(files, job.uid).root):
+            for where, _, names in os.walk(root):
+                for name in names:
+                    with suppress(OSError):  # removed meanwhile
+                        size += os.lstat(f"{where}/{name}").st_size
+    return size
 
 
 def _checkpoints(job: Job, deletion: Deletion) -> Path | None:
@@ -320,39 +303,7 @@ def _remove_checkpoints(state: AppState, checkpoints: Path, job: Job) -> bool:
     return found
 
 
-def _is_directory(path: Path) -> bool:
-    """Return whether `path` is a directory and not a link to one."""
-    return path.is_dir() and not path.is_symlink()
-
-
-def _size_bytes(directory: Path) -> int:
-    if not _is_directory(directory):
-        return 0
-    size = 0
-    for where, _, names in os.walk(directory):
-        for name in names:
-            with suppress(OSError):  # removed meanwhile
-                size += os.lstat(f"{where}/{name}").st_size
-    return size
-
-
-def _remove_tree(directory: Path) -> None:
-    """Remove a directory without following links."""
-    if not _is_directory(directory):
-        return
-    for _ in range(ATTEMPTS):
-        try:
-            shutil.rmtree(directory)
-        except OSError as error:
-            # A process that is just ending may add or remove a file meanwhile.
-            if error.errno not in {errno.ENOENT, errno.ENOTEMPTY}:
-                raise _not_removed(directory, error) from error
-        if not directory.exists():
-            return
-    raise _not_removed(directory, "a process keeps writing to it")
-
-
-def _not_removed(directory: Path, why: object) -> Conflict:
+def _not_removed(directory: Path, why: OSError) -> Conflict:
     return Conflict(
         "files-not-removed",
         f"{directory} could not be removed ({why}): correct that and repeat the request.",

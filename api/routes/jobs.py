@@ -148,7 +148,7 @@ def list_summaries(
 ) -> Response:
     """Return one page, as the list of jobs does. The ETag ignores ages of heartbeats."""
     jobs, headers = jobs_of(page, state, request)
-    workers = state.workers.of_jobs([job.job_id for job in jobs])
+    workers = state.ranks.of_jobs([job.job_id for job in jobs])
     versions = [job.row_version for job in jobs]
     tag = weak_tag(request, headers["X-Total-Count"], [versions, list(workers.items())])
 
@@ -208,7 +208,7 @@ def get_summary(
     job_id: KnownJobId, state: State, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return the present numbers. The ETag ignores ages of heartbeats."""
-    job, workers = state.jobs.get(job_id), state.workers.of_job(job_id)
+    job, workers = state.jobs.get(job_id), state.ranks.of_job(job_id)
     tag = weak_tag(request, job.row_version, workers)
     return reply_tagged(tag, if_none_match, lambda: summary(job, workers, state.clock()))
 
@@ -268,9 +268,9 @@ def list_incarnations(
     after = decode_cursor(cursor, ATTEMPT_PLACES)
     found, headers = one_page(
         request,
-        state.incarnations.page(job_id, limit + 1, after),
+        state.attempts.page(job_id, limit + 1, after),
         limit,
-        state.incarnations.count(job_id),
+        state.attempts.count(job_id),
         lambda last: (last.started_at, last.rank, last.incarnation),
     )
     attempts = msgspec.convert(found, list[IncarnationView], from_attributes=True)
@@ -295,7 +295,7 @@ def get_audit(
     The result covers every epoch, including those that are not listed.
     """
     job = state.jobs.get(job_id)
-    return reply(audit_view(job, state.commits.audit(job_id, limit)))
+    return reply(audit_view(job, state.checkpoint_log.audit(job_id, limit)))
 
 
 async def create(
@@ -324,7 +324,7 @@ async def create(
         )
         tried += 1
         try:
-            return await state.intake.store(creation)
+            return await state.submission_queue.store(creation)
         except JobExists:
             if asked.job_id is not None or tried == IDS_TRIED:
                 raise
@@ -336,7 +336,7 @@ def planned(asked: JobRequest, state: AppState) -> JobPlan:
     if asked.job_id is not None and state.jobs.find(submission.job_id) is not None:
         raise JobExists(submission.job_id)
     spec = submission.spec
-    per_rank = _shards_per_rank(spec, state.files.synthetic_dataset)
+    per_rank = _shards_per_rank(spec, state.data_dir.synthetic_dataset)
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,

@@ -165,7 +165,7 @@ async def get_logs(  # noqa: PLR0913  a query has many parameters
     wanted = replace(filters, rank=part.rank, after=part.position_in(job) or {})
     count = TAIL_DEFAULT if part.tail is None else part.tail
     found = await run_sync(
-        partial(read_tail, state.files.job(job_id), wanted, count),
+        partial(read_tail, state.data_dir.job(job_id), wanted, count),
         limiter=state.log_searches if is_search else None,
     )
     accepted = request.headers.get("accept", "")
@@ -209,7 +209,7 @@ async def stream_logs(
     if found is None:
         raise JobMissing(job_id)
     _check_rank(found.job, part.rank)
-    files = state.files.job(job_id)
+    files = state.data_dir.job(job_id)
     position = part.position_in(found.job)
     if position is not None and found.job.is_terminal:
         follower = JobFollower(files, part.rank, position)

@@ -91,7 +91,7 @@ def resume_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
 def list_workers(job_id: KnownJobId, state: State) -> Response:
     job = state.jobs.get(job_id)
     leaving = state.members.departures([job_id])[job_id]
-    workers = state.workers.of_job(job_id)
+    workers = state.ranks.of_job(job_id)
     members = state.members.of_job(job_id)
     return reply(member_list(job, members, leaving, workers, state.clock()))
 

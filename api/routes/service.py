@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from fastapi import APIRouter, Path, Request, Response
 
-from api.dependencies import ADMIN, API_VERSION, OPEN, READ, AppState, CallerName, State
+from api.dependencies import ADMIN, API_VERSION, READ, AppState, CallerName, State
 from api.errors import Problem
 from api.schema import TokenRequest, body, operation, reply
 from api.views import token_view
@@ -39,7 +39,7 @@ token_router = APIRouter(tags=["tokens"])
 
 
 @router.get(
-    "/health", **operation("Liveness, version, database, coordinator and disk", OPEN, Health)
+    "/health", **operation("Liveness, version, database, coordinator and disk", None, Health)
 )
 def health(state: State, request: Request) -> Response:
     """Answer 200 while this process serves; `status` says whether all checks passed.
@@ -63,8 +63,8 @@ def health(state: State, request: Request) -> Response:
 
 
 # A coroutine, so that it answers when all threads are busy.
-@router.get("/healthz", include_in_schema=False, dependencies=[OPEN])
-@router.get("/livez", **operation("Whether this process lives; also at /healthz", OPEN, Alive))
+@router.get("/healthz", include_in_schema=False)
+@router.get("/livez", **operation("Whether this process lives; also at /healthz", None, Alive))
 async def get_liveness() -> Response:
     """Answer 200 without any check: if this fails, restart the process."""
     return reply(Alive(status="ok"))
@@ -73,7 +73,7 @@ async def get_liveness() -> Response:
 @router.get(
     "/readyz",
     **operation(
-        "Whether this service can answer requests", OPEN, Alive, HTTPStatus.SERVICE_UNAVAILABLE
+        "Whether this service can answer requests", None, Alive, HTTPStatus.SERVICE_UNAVAILABLE
     ),
 )
 def get_readiness(state: State) -> Response:
@@ -102,7 +102,7 @@ def get_version(state: State) -> Response:
         api=API_VERSION,
         schema_revision=state.database.revision(),
         database=state.database.kind,
-        data_dir=str(state.files.root),
+        data_dir=str(state.data_dir.root),
         checkpoint_dir=str(state.submitter.settings.checkpoint_dir),
     )
     return reply(view, headers={"Cache-Control": "no-cache"})
@@ -163,7 +163,7 @@ def _coordinator(state: AppState) -> Check:
 
 
 def _disk(state: AppState) -> Check:
-    root = state.files.root
+    root = state.data_dir.root
     try:
         usage, files = shutil.disk_usage(root), os.statvfs(root)
     except OSError as error:

@@ -1,80 +1,74 @@
 """What `plan` can decide (actions) and what `fold` can learn (observations): two closed unions."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from coordinator.decide.state import Cause, GroupSnapshot, JobFailure
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import AgentHeartbeat, RankExited, RankSaid, RankSpawned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAgent:
+class _Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Common shape: immutable, named fields only."""
+
+
+class StartAgent(_Value, frozen=True):
     """Start the job's next agent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillAgent:
+class KillAgent(_Value, frozen=True):
     """Kill an agent that does not respond; its ranks wait for the next one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DismissAgent:
+class DismissAgent(_Value, frozen=True):
     """Tell the agent to exit: the job needs none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(_Value, frozen=True):
     """Start the next attempt of a rank."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terminate:
+class Terminate(_Value, frozen=True):
     """Ask a rank to save and exit."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillProcess:
+class KillProcess(_Value, frozen=True):
     """Kill a rank's process and its descendants."""
 
     rank: int
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddRank:
+class AddRank(_Value, frozen=True):
     """Put a rank into service; `plan` then starts it."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveRank:
+class RemoveRank(_Value, frozen=True):
     """Take a rank out of service; its worker leaves with the next group round."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishGroup:
+class PublishGroup(_Value, frozen=True):
     """Tell the ranks which workers train together from now on."""
 
     group: GroupSnapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
+class Suspect(_Value, frozen=True):
     """Mark a rank whose heartbeat is overdue."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetStatus:
+class SetStatus(_Value, frozen=True):
     """Change the job's status, reason or message."""
 
     status: JobStatus
@@ -87,29 +81,25 @@ PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
 Action: TypeAlias = StartAgent | KillAgent | DismissAgent | SetStatus | PoolAction | RankAction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionTaken:
+class ActionTaken(_Value, frozen=True):
     """An action was decided; `fold` notes it so that `plan` does not repeat it."""
 
     action: Action
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConnected:
+class AgentConnected(_Value, frozen=True):
     """The agent said hello with the right token."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentDisconnected:
+class AgentDisconnected(_Value, frozen=True):
     """The connection to the agent broke; its process lives."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentLost:
+class AgentLost(_Value, frozen=True):
     """The agent's process has ended, with everything it had started except the `living` ranks."""
 
     generation: int
@@ -118,49 +108,42 @@ class AgentLost:
     newest: int = 0  # the highest number of an agent socket in the job's directory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested:
+class StopRequested(_Value, frozen=True):
     """A user wants the job to stop."""
 
     request: StopRequest
     grace_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleRequested:
+class ScaleRequested(_Value, frozen=True):
     """A user wants another number of ranks."""
 
     world_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PauseRequested:
+class PauseRequested(_Value, frozen=True):
     """A user wants the job to pause, or to resume."""
 
     paused: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveRequested:
+class LeaveRequested(_Value, frozen=True):
     """A user wants a worker to leave."""
 
     worker_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupted:
+class Interrupted(_Value, frozen=True):
     """The service shuts down: ranks save and exit, the job goes back to the queue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopStalled:
+class LoopStalled(_Value, frozen=True):
     """The coordinator's event loop stood still; deadlines of others are shifted by that time."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFailed:
+class JobFailed(_Value, frozen=True):
     """Something other than a rank makes the job impossible, such as missing data."""
 
     failure: JobFailure

@@ -204,7 +204,7 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
 
 def describe_stop(snapshot: JobSnapshot) -> str:
     """Return how a job ended that a user has stopped, and what is left of it."""
-    is_saved = any(rank.last_checkpoint_step is not None for rank in snapshot.ranks)
+    is_saved = any(rank.progress.last_checkpoint_step is not None for rank in snapshot.ranks)
     left = "its checkpoints are kept" if is_saved else "no checkpoint of it is known"
     return f"stopped on request; {left}"
 
@@ -221,7 +221,7 @@ def _next_start(snapshot: JobSnapshot, rank: RankSnapshot) -> str:
         return "it gets its state from the others"
     if snapshot.durable_step(rank) is not None:
         return "it resumes from its last checkpoint"
-    if rank.step > 0:
+    if rank.progress.step > 0:
         return "it starts from the beginning, as no checkpoint of it is known"
     # A program that reports no steps may keep state anywhere.
     return "it is started again"

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final, TypeAlias, assert_never
 
+import msgspec
+
 from coordinator.decide import actions
 from coordinator.decide.state import Cause, JobSnapshot, RankSnapshot
 from muster.contracts import pool as pools
@@ -108,7 +110,7 @@ def confirm_finished(snapshot: JobSnapshot, ended: RankSnapshot) -> RankSnapshot
     """
     if not snapshot.is_synchronous or not ended.finished:
         return ended
-    total = ended.total_steps
+    total = ended.progress.total_steps
     is_through = ended.joined_round >= 0 and total is not None and snapshot.step >= total
     return replace(ended, finished=is_through and ended.in_service)
 
@@ -137,7 +139,7 @@ def _join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
         node=LOCAL_NODE,
         gpus=0,
         backend=snapshot.spec.effective_backend,
-        epoch=rank.epoch,
+        epoch=rank.progress.epoch,
     )
     pool = pools.join(snapshot.pool, newcomer, now=now, step=snapshot.step)
     changed = replace(rank, worker_id=pool.members[-1].worker_id)
@@ -151,7 +153,7 @@ def _join_group(
     joined = replace(
         rank,
         joined_round=message.generation,
-        step=message.step,
+        progress=msgspec.structs.replace(rank.progress, step=message.step),
         step_at_start=message.step if rank.step_at_start is None else rank.step_at_start,
         has_told_step=True,
     )

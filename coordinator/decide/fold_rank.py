@@ -1,8 +1,9 @@
 """The part of `fold` that concerns one rank alone. Pure."""
 
 from dataclasses import replace
-from math import isfinite
 from typing import Final, assert_never
+
+import msgspec
 
 from coordinator.decide import actions
 from coordinator.decide.state import NEVER, AttemptEnd, Cause, RankSnapshot
@@ -33,37 +34,25 @@ def apply(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSna
 
 
 def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
-    return replace(
-        rank,
+    """Return the rank with a new attempt; everything that is not named here starts afresh."""
+    return RankSnapshot(
+        rank=rank.rank,
         attempt=rank.attempt + 1,
         process=ProcessState.SPAWNED,
-        identity=None,
-        beats=False,
         spawned_at=now,
         heard_at=now,
-        progressed_at=NEVER,
-        stopped_at=None,
-        live_at=NEVER,
-        terminated=False,
-        finished=False,
-        stopping=False,
-        orphaned_by=None,
-        waiting=False,
-        kill=None,
-        refused=None,
-        raised=None,
-        step_at_start=None,
-        has_told_step=False,
-        warning=None,
-        exit_code=None,
-        exit_signal=None,
+        ending=rank.ending,
+        trouble=rank.trouble,
+        start_at=rank.start_at,
+        restarts=rank.restarts,
+        failures=rank.failures,
+        endings=rank.endings,
+        fruitless=rank.fruitless,
+        proven_step=rank.proven_step,
+        progress=rank.progress,
         checkpoints_before=rank.checkpoints_before + rank.checkpoints_saved,
-        checkpoints_saved=0,
-        throughput_steps_per_sec=0.0,
-        measured_at=NEVER,
-        ready=None,
-        joined_round=-1,
-        peer_lost_round=-1,
+        worker_id=rank.worker_id,
+        in_service=rank.in_service,
     )
 
 
@@ -98,27 +87,21 @@ def record_heartbeat(
 ) -> RankSnapshot:
     """Take over the progress that a heartbeat reports."""
     rank = record_hello(rank, now)
+    before, progress = rank.progress, beat.progress
     # Waiting for other ranks is not a lack of progress; the timeout restarts when it ends.
-    is_progress = beat.step != rank.step or beat.waiting or rank.waiting
+    is_progress = progress.step != before.step or beat.waiting or rank.waiting
+    if progress.last_checkpoint_step is None:
+        # Checkpoints of earlier attempts stay, also while this one has not restored any.
+        saved = before.last_checkpoint_step
+        progress = msgspec.structs.replace(progress, last_checkpoint_step=saved)
     return replace(
-        _measure_throughput(rank, beat.step, now),
-        step=beat.step,
-        total_steps=beat.total_steps,
-        epoch=beat.epoch,
-        shard_idx=beat.shard_idx,
-        line_idx=beat.line_idx,
-        loss=beat.loss if beat.loss is not None and isfinite(beat.loss) else None,
-        metrics={name: value for name, value in beat.metrics.items() if isfinite(value)},
+        _measure_throughput(rank, progress.step, now),
+        progress=progress,
         stopping=beat.stopping,
         waiting=beat.waiting,
         progressed_at=now if is_progress else rank.progressed_at,
         failures=backoff.failures_after(rank.failures, now - rank.live_at),
         checkpoints_saved=beat.checkpoints_saved,
-        last_checkpoint_step=(
-            rank.last_checkpoint_step
-            if beat.last_checkpoint_step is None
-            else beat.last_checkpoint_step
-        ),
     )
 
 
@@ -130,9 +113,9 @@ def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:
     """
     began = rank.step_at_start
     if began is None:
-        restored = beat.last_checkpoint_step
-        first = 0 if restored is None and beat.step else restored
-        began = beat.step if beat.checkpoints_saved else first
+        step, restored = beat.progress.step, beat.progress.last_checkpoint_step
+        first = 0 if restored is None and step else restored
+        began = step if beat.checkpoints_saved else first
     return replace(rank, has_told_step=True, step_at_start=began)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Raised, Ready
 from muster.contracts.pool import Pool
-from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.contracts.rank import NO_PROGRESS, ProcessRecord, ProcessState, RankProgress
 from muster.contracts.retry import DEFAULT_BACKOFF, Backoff, RetryClass
 from muster.contracts.spec import JobSpec
 
@@ -123,19 +123,12 @@ class RankSnapshot:
     proven_step: int = -1  # the newest checkpoint at the last of those failures
     step_at_start: int | None = None  # the step at which this attempt began; None while unknown
     has_told_step: bool = False
-    """This attempt has reported its step; before that, `step` belongs to the previous attempt."""
+    """This attempt has reported its step; before that, `progress` is of the previous attempt."""
     exit_code: int | None = None
     exit_signal: int | None = None
-    step: int = 0
-    total_steps: int | None = None
-    epoch: int = 0
-    shard_idx: int = 0
-    line_idx: int = 0
-    loss: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    progress: RankProgress = NO_PROGRESS
     checkpoints_before: int = 0  # saved by earlier attempts
     checkpoints_saved: int = 0  # saved by this attempt
-    last_checkpoint_step: int | None = None
     throughput_steps_per_sec: float = 0.0
     measured_step: int = 0
     measured_at: float = NEVER  # step and time of the last throughput measurement
@@ -243,12 +236,12 @@ class JobSnapshot:
     @property
     def step(self) -> int:
         """The furthest step that any rank has reported."""
-        return max((rank.step for rank in self.ranks), default=0)
+        return max((rank.progress.step for rank in self.ranks), default=0)
 
     def durable_step(self, rank: RankSnapshot) -> int | None:
         """Return the newest known checkpoint from which `rank` would resume."""
         saving = self.ranks if self.is_synchronous or self.is_gang else (rank,)
-        steps = [one.last_checkpoint_step for one in saving]
+        steps = [one.progress.last_checkpoint_step for one in saving]
         return max((step for step in steps if step is not None), default=None)
 
     @property

@@ -3,7 +3,7 @@
 Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals the same NaN.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -65,35 +65,30 @@ def _differences(first: State, second: State) -> Iterator[Difference]:
             if elements := int(np.count_nonzero(_bits(one) != _bits(other))):
                 yield Difference(
                     name=name,
-                    first=describe(one),
-                    second=describe(other),
+                    first=_describe(one),
+                    second=_describe(other),
                     elements=elements,
                     largest=_largest(one, other),
                 )
         elif _written(one) != _written(other):
-            yield Difference(name=name, first=describe(one), second=describe(other))
+            yield Difference(name=name, first=_describe(one), second=_describe(other))
 
 
-def describe(value: Any) -> str:  # noqa: ANN401  whatever a state holds
-    """Return an array's type and shape, or the repr of any other value."""
+def _describe(value: Any) -> str:  # noqa: ANN401  whatever a state holds
+    """Return an array's type and shape, such as ``float32 64x10``, or the repr of a value."""
     if isinstance(value, np.ndarray):
-        return f"{value.dtype} {shape(value.shape)}"
+        return f"{value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
     return repr(value)
 
 
-def shape(dimensions: Iterable[int]) -> str:
-    """Return a shape such as ``64x10``; without dimensions ``scalar``."""
-    return "x".join(map(str, dimensions)) or "scalar"
-
-
 def _described(state: State, name: str) -> str | None:
-    return describe(state[name]) if name in state else None
+    return _describe(state[name]) if name in state else None
 
 
 def _written(value: object) -> bytes:
     """Return bytes that are equal for equal values: 1, 1.0 and True are different."""
     if isinstance(value, np.ndarray):
-        return describe(value).encode()
+        return _describe(value).encode()
     return msgspec.json.encode(to_json(value, "value"), order="sorted")
 
 

@@ -56,8 +56,6 @@ class StaleGeneration(CheckpointError):
             f"{directory} belongs to generation {newest}, and this process is generation "
             f"{generation}: it has been replaced and must exit"
         )
-        self.generation = generation
-        self.newest = newest
 
 
 class CheckpointNotWritable(CheckpointError):

@@ -12,11 +12,21 @@ two leaves intact what LATEST names:
     rename older ones to temporary names and delete them              nothing depends on them
 
 A checkpoint is acknowledged once `save` has returned. A small one is written into a recycled
-directory if there is one, whose entries are durable already. Fences keep older generations from
-committing (`muster.checkpoints.fencing`).
+directory if there is one, whose entries are durable already.
+
+Fences keep an older generation from committing, whenever it wakes up. A process may be stopped
+between any two steps of a save, be replaced, and continue. Two orders exclude that it commits then:
+
+    the successor                             a save
+    puts up its fence                         makes its temporary names (checkpoint and LATEST)
+    removes older temporary names             looks for a newer fence
+    reads what is there                       renames both
+
+If a save looked before the fence was up, then each of its temporary names was there to be removed,
+or its rename came before the successor's read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +37,6 @@ from typing import Final
 import msgspec
 
 from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration, checkpoint_errors
-from muster.checkpoints.fencing import Fences
 from muster.checkpoints.format import Packed, State, pack
 from muster.checkpoints.local import (
     FileSystem,
@@ -41,9 +50,12 @@ from muster.checkpoints.manifest import (
     MANIFEST,
     STATE,
     CheckpointName,
+    Fence,
     Manifest,
     Owner,
+    generation_of_temporary,
     latest_line,
+    revoked,
     sign,
     temporary_latest,
 )
@@ -171,7 +183,6 @@ class CheckpointManager:
             world_size=owner.world_size,
             warn=warn,
         )
-        self._fences: Final = Fences(files, self._directory, owner.job_uid, self._remove)
         self._generation = -1 if owner.generation is None else owner.generation
         self._inventory: _Inventory | None = None
         self._trusted: set[CheckpointName] = set()
@@ -231,7 +242,7 @@ class CheckpointManager:
                 manifest = self._commit(inventory, name, unsigned, packed)
             except FileNotFoundError:
                 # A successor may have removed our temporary names.
-                self._fences.refuse_if_stale(self._generation)
+                self._refuse_if_stale(self._newest_generation())
                 raise
         inventory.own.add(name)
         if _is_recyclable(packed):
@@ -252,15 +263,54 @@ class CheckpointManager:
         """Put up a fence, remove interrupted saves, and read what is there."""
         ensure_directory(self._files, self._directory)
         own, _ = self._taken_names()
-        newest = max([self._fences.newest(), *(name.generation for name in own)])
+        newest = self._newest_generation(own)
         if self._owner.generation is None and self._generation < 0:
             self._generation = newest + 1
-        if newest > self._generation:
-            raise StaleGeneration(self._directory, self._generation, newest)
-        self._fences.put_up(self._generation)  # also removes what interrupted saves have left
+        self._refuse_if_stale(newest)
+        self._put_up_fence()  # also removes what interrupted saves have left
         # Read again: an older generation may have saved until the fence was up.
         own, others = self._taken_names()
         return _Inventory(generation=self._generation, own=own, others=others)
+
+    def _put_up_fence(self) -> None:
+        """Exclude older generations: none of them commits once this has returned.
+
+        A fence need not survive a power cut: the process that it stops does not either.
+        """
+        own = Fence.of(self._generation, self._owner.job_uid)
+        with suppress(FileExistsError):
+            self._files.close(self._files.create(f"{self._directory}/{own}"))
+        for fence in self._fences():
+            if fence < own:
+                self._remove(f"{self._directory}/{fence}")
+        for name in self._files.list_directory(self._directory):
+            left_by = generation_of_temporary(name)
+            if left_by is None or left_by > self._generation:
+                continue
+            path, gone = (f"{self._directory}/{entry}" for entry in (name, revoked(name)))
+            if path != gone:
+                # First renamed in one step, so that its writer cannot rename it, should it wake
+                # up: a directory emptied file by file might be filled meanwhile.
+                with suppress(FileNotFoundError):
+                    self._files.rename(path, gone)
+            self._remove(gone)
+
+    def _newest_generation(self, names: Iterable[CheckpointName] = ()) -> int:
+        """Return the newest generation of the fences and of `names`; -1 if there is none."""
+        generations = [each.generation for each in self._fences()]
+        return max([-1, *generations, *(name.generation for name in names)])
+
+    def _refuse_if_stale(self, newest: int) -> None:
+        """Raise `StaleGeneration` if `newest` is above this process's generation."""
+        if newest > self._generation:
+            raise StaleGeneration(self._directory, self._generation, newest)
+
+    def _fences(self) -> list[Fence]:
+        """Return this job's fences; those of every job for a process started by hand."""
+        uid = self._owner.job_uid
+        job = Fence.of(0, uid).job
+        found = map(Fence.parse, self._files.list_directory(self._directory))
+        return [fence for fence in found if fence and (uid is None or fence.job == job)]
 
     def _taken_names(self) -> tuple[set[CheckpointName], frozenset[CheckpointName]]:
         """Return the names of this job's checkpoints, and of all others."""
@@ -299,7 +349,7 @@ class CheckpointManager:
         """Rename the checkpoint and LATEST; on an error remove the temporary LATEST."""
         try:
             # Both temporary names exist: a fence that goes up after this check removes both.
-            self._fences.refuse_if_stale(self._generation)
+            self._refuse_if_stale(self._newest_generation())
             self._rename(temporary, str(name))
             inventory.recycled.mark_flushed()
             self._rename(latest, LATEST)

@@ -128,14 +128,10 @@ class CheckpointReader:
 
     def latest(self) -> CheckpointName | None:
         """Return the name in LATEST; None if it is missing, unreadable, torn or not ours."""
-        return parse_latest(self.latest_line())
-
-    def latest_line(self) -> bytearray:
-        """Return the raw content of LATEST; empty if it is missing or unreadable."""
         try:
-            return self.files.read(f"{self.directory}/{LATEST}", LATEST_LIMIT_BYTES)
+            return parse_latest(self.files.read(f"{self.directory}/{LATEST}", LATEST_LIMIT_BYTES))
         except OSError:
-            return bytearray()
+            return None
 
     def names(self) -> list[CheckpointName]:
         """Return the names of all checkpoints, in no order."""

@@ -135,33 +135,12 @@ class Refused(ClientError):
 
     def __init__(self, problem: Problem, retry_after_seconds: float | None = None) -> None:
         super().__init__(advice_for(problem.type, problem.instance) or problem.detail)
-        self.problem = problem
+        self.status = problem.status
+        self.type = problem.type  # for machines: ``/problems/job-not-found``
+        self.detail = problem.detail  # the server's own sentence, which may name REST requests
+        self.errors = problem.errors  # the invalid fields
+        self.request_id = problem.request_id  # in the server's log
         self.retry_after_seconds = retry_after_seconds
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return self.problem.status
-
-    @property
-    def type(self) -> str:
-        """The kind, for machines: ``/problems/job-not-found``."""
-        return self.problem.type
-
-    @property
-    def detail(self) -> str:
-        """The server's own sentence, which may name REST requests."""
-        return self.problem.detail
-
-    @property
-    def errors(self) -> Sequence[FieldError]:
-        """The invalid fields."""
-        return self.problem.errors
-
-    @property
-    def request_id(self) -> str:
-        """The request's id in the server's log."""
-        return self.problem.request_id
 
 
 class Invalid(Refused):

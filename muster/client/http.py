@@ -83,12 +83,6 @@ class ApiResponse:
     body: bytes
     next_page: str | None  # path of the next page
     total: int | None  # number of results on all pages, if the server counts them
-    tag: str | None  # the ETag
-
-    @property
-    def is_unchanged(self) -> bool:
-        """True if the response with the known tag is still valid (304)."""
-        return self.status == HTTPStatus.NOT_MODIFIED
 
     def read_as(self, kind: type[Value]) -> Value:
         """Decode the body; raise `NotMuster` if it is not of this kind."""
@@ -145,16 +139,14 @@ class Connection:
         body: object = None,
         key: str | None = None,
         is_repeatable: bool | None = None,
-        known_tag: str | None = None,
         read_seconds: float | None = None,
         deadline: float = math.inf,
     ) -> ApiResponse:
         """Send a request and return the response.
 
         `key` is an idempotency key, which makes the request repeatable. Without one,
-        `is_repeatable` says whether it is (None: if the method is GET). `known_tag` is the ETag of
-        a known response. `read_seconds` replaces the read timeout. `deadline`, on the clock
-        `monotonic`, ends the retries.
+        `is_repeatable` says whether it is (None: if the method is GET). `read_seconds` replaces the
+        read timeout. `deadline`, on the clock `monotonic`, ends the retries.
 
         Raises `Unsendable`, `Unreachable`, `Untrusted`, `NotMuster` or a `Refused`, and
         `Unconfirmed` if a request with a key may have been carried out.
@@ -162,9 +154,8 @@ class Connection:
         if is_repeatable is None:
             is_repeatable = method == "GET" or key is not None
         request = self._request(method, path, query, body)
-        for name, value in {"Idempotency-Key": key, "If-None-Match": known_tag}.items():
-            if value is not None:
-                request.headers[name] = value
+        if key is not None:
+            request.headers["Idempotency-Key"] = key
         if read_seconds is not None:
             request.extensions["timeout"]["read"] = read_seconds
         may_be_done = False
@@ -239,7 +230,7 @@ class Connection:
         except httpx.RequestError as error:
             raise self._unanswered(error) from error
         self._has_connected = True
-        if not response.is_success and response.status_code != HTTPStatus.NOT_MODIFIED:
+        if not response.is_success:
             raise self._refused(response)
         self._was_served = True
         total = response.headers.get("X-Total-Count", "")
@@ -251,7 +242,6 @@ class Connection:
             # Only the path: the token goes to no other server.
             next_page=None if link is None else httpx.URL(link).raw_path.decode(),
             total=int(total) if total.isdecimal() else None,
-            tag=response.headers.get("ETag"),
         )
 
     def _patience_seconds(self, error: Unreachable | Busy) -> float:

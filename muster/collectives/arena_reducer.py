@@ -49,6 +49,7 @@ class ArenaReducer:
         """
         geometry = flags.own.geometry
         self._flags = flags
+        self.slots = flags.own.slots
         self._result = (
             np.empty(geometry.elements, np.float32)
             if geometry.is_short
@@ -59,10 +60,6 @@ class ArenaReducer:
         self._assignment: BlockAssignment = []
         self._sum: _SumAlone | _SumTogether
         self._calls = 0
-
-    @property
-    def slots(self) -> NDArray[np.float32]:
-        return self._flags.own.slots
 
     def all_reduce(
         self, assignment: BlockAssignment, *, timeout_seconds: float = TIMEOUT_SECONDS

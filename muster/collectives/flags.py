@@ -14,22 +14,15 @@ new one can never take each other's data for their own.
 """
 
 import os
-import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from muster.collectives.arena import CLOSED, LINE_WORDS, Arena
 from muster.collectives.backend import OnWait
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import (
-    BackendUnavailable,
-    ChannelClosed,
-    InvalidRank,
-    InvalidWorldSize,
-    PeerRefused,
-)
+from muster.collectives.errors import ChannelClosed, PeerRefused
 
 COUNT_MASK: Final = (1 << 40) - 1
 _GENERATIONS: Final = 1 << 23
@@ -51,21 +44,19 @@ class Flags:
         arenas: Sequence[Arena],
         rank: int,
         generation: int,
-        pidfds: Mapping[int, int],
         on_wait: OnWait,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Join `generation`; `arenas` are in rank order, and only the one of `rank` is writable.
 
-        `pidfds` (rank → descriptor, owned by the caller) show deaths; a rank without one counts as
-        alive. `on_wait` is called between sleeps: what it raises ends the wait. Raises
-        `PeerRefused` if arenas differ, `BackendUnavailable` if there are too many, and ValueError
-        for a generation that is not above all that this arena has seen.
+        `on_wait` is called between sleeps: what it raises ends the wait, which is how ranks learn
+        of a death. Raises
+        `PeerRefused` if arenas differ, and ValueError if there are too many, or for a generation
+        that is not above all that this arena has seen.
         """
         self.rank = rank
         self.arenas = tuple(arenas)
         self.own = _checked(self.arenas, rank)
-        self._pidfds = dict(pidfds)
         self.on_wait = on_wait
         self._sleep = sleep
         self._words = [arena.words for arena in self.arenas]
@@ -114,7 +105,7 @@ class Flags:
         least, last = self._stamp + count, self._last
 
         def behind() -> list[int]:
-            # A rank in another generation counts as behind until `_gone` looks closer.
+            # A rank in another generation counts as behind until `_wait_asleep` looks closer.
             return [rank for rank, words in self._peers if not least <= words[word] <= last]
 
         self.wait(behind, deadline)
@@ -122,8 +113,8 @@ class Flags:
     def wait(self, missing: Callable[[], Sequence[int]], deadline: Deadline) -> None:
         """Return when `missing` returns no rank.
 
-        Raises `TimedOut`; `ChannelClosed` when a missing rank has closed or any rank has died
-        without closing; and what `on_wait` raises.
+        Raises `TimedOut`; `ChannelClosed` when a missing rank has closed or any rank has left the
+        group; and what `on_wait` raises.
         """
         for _ in range(SPINS):
             if not missing():
@@ -145,36 +136,18 @@ class Flags:
         with suppress(ChannelClosed):  # joining another generation closed this one
             self.raise_to(CLOSED, 1)
 
-    @property
-    def _ranks(self) -> range:
-        return range(len(self.arenas))
-
     def _wait_asleep(self, missing: Callable[[], Sequence[int]], deadline: Deadline) -> None:
         pause = FIRST_PAUSE_SECONDS
         while awaited := missing():
             self.on_wait()
-            gone = next(self._gone(awaited), None)
+            closed = [rank for rank in range(self.world_size) if self.is_closed(rank)]
+            gone = [rank for rank in closed if rank in awaited or rank == self.rank]
             # Its last counts are visible now and may complete the wait.
-            if gone is not None and missing():
-                raise ChannelClosed(gone)
+            if gone and missing():
+                raise ChannelClosed(gone[0])
             deadline.check()
             self._sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-
-    def _gone(self, awaited: Sequence[int]) -> Iterator[int]:
-        """Yield ranks that will not answer: closed and awaited, or dead without having closed."""
-        dead = self._dead()
-        for rank in self._ranks:
-            if rank in awaited or rank == self.rank if self.is_closed(rank) else rank in dead:
-                yield rank
-
-    def _dead(self) -> set[int]:
-        """Return the ranks whose pidfd is readable."""
-        poll = select.poll()  # one per call: it must not be shared between threads
-        ranks = {descriptor: rank for rank, descriptor in self._pidfds.items()}
-        for descriptor in ranks:
-            poll.register(descriptor, select.POLLIN)
-        return {ranks[descriptor] for descriptor, _ in poll.poll(0)}
 
     def _join(self, generation: int) -> None:
         words = self._own_words
@@ -189,10 +162,6 @@ class Flags:
 
 def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
     """Return the arena of `rank` if all arenas have the same geometry."""
-    if not arenas:
-        raise InvalidWorldSize(0, 1)
-    if not 0 <= rank < len(arenas):
-        raise InvalidRank(rank, len(arenas))
     own = arenas[rank]
     for peer, arena in enumerate(arenas):
         if arena.geometry != own.geometry:
@@ -201,8 +170,5 @@ def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
                 "they run different programs; start all with the same one"
             )
     if len(arenas) > own.geometry.places:
-        raise BackendUnavailable(
-            f"an arena has places for {own.geometry.places} ranks, not for {len(arenas)}: take "
-            "fewer ranks"
-        )
+        raise ValueError(f"an arena has {own.geometry.places} places, not {len(arenas)}")
     return own

@@ -40,7 +40,7 @@ class MessageReducer:
         elements = slots.shape[1]
         self._backend = backend
         self._peers = [rank for rank in range(backend.world_size) if rank != backend.rank]
-        self._slots = slots
+        self.slots = slots
         self._result = np.zeros(elements, np.float32)
         self._nothing: Pieces = [slice(0, 0)] * backend.world_size
         self._small = elements * backend.world_size <= SMALL_ELEMENTS
@@ -50,10 +50,6 @@ class MessageReducer:
         self._assignment: BlockAssignment = []
         self._plan: Plan
         self._inbox: list[NDArray[np.float32]]
-
-    @property
-    def slots(self) -> NDArray[np.float32]:
-        return self._slots
 
     def all_reduce(
         self, assignment: BlockAssignment, *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -75,9 +71,9 @@ class MessageReducer:
         rank, world_size = self._backend.rank, self._backend.world_size
         if len(assignment) != world_size:
             raise ValueError(f"the assignment has {len(assignment)} ranks, the group {world_size}")
-        if len(assignment[rank]) > len(self._slots):
+        if len(assignment[rank]) > len(self.slots):
             raise ValueError(
-                f"rank {rank} has {len(assignment[rank])} blocks for {len(self._slots)} slots"
+                f"rank {rank} has {len(assignment[rank])} blocks for {len(self.slots)} slots"
             )
         self._plan = plan_of([block for blocks in assignment for block in blocks])
         longest = max(piece.stop - piece.start for piece in self._rounds[0])
@@ -90,7 +86,7 @@ class MessageReducer:
     def _exchange(self, pieces: Pieces, before: Pieces, deadline: Deadline) -> None:
         """Exchange the slices of `pieces`, and the sums of the round `before`."""
         rank = self._backend.rank
-        held = self._slots[: len(self._assignment[rank])]
+        held = self.slots[: len(self._assignment[rank])]
         outgoing: list[tuple[int, memoryview]] = []
         incoming: list[tuple[int, memoryview]] = []
         for peer in self._peers:
@@ -104,7 +100,7 @@ class MessageReducer:
         rank = self._backend.rank
         operands: list[Vector] = []
         for peer, blocks in enumerate(self._assignment):
-            own = self._slots[: len(blocks), piece]
+            own = self.slots[: len(blocks), piece]
             operands.extend(own if peer == rank else self._inbox_of(peer, piece))
         add_up(self._plan, operands, self._result[piece])
 

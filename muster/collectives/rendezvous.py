@@ -18,10 +18,10 @@ from muster.collectives.backend import (
     OnWait,
 )
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import InvalidRank, InvalidWorldSize, PeerRefused, TransportFailed
+from muster.collectives.errors import PeerRefused, TransportFailed
 from muster.collectives.handshake import Membership, Steps, answer, call
 from muster.collectives.pending_peers import PendingPeers
-from muster.collectives.tcp import LEAST_WORLD_SIZE, TcpBackend
+from muster.collectives.tcp import TcpBackend
 
 Address: TypeAlias = tuple[str, int]
 
@@ -53,7 +53,6 @@ def rendezvous(
     with ExitStack() as listeners:
         if listener is not None:
             listeners.enter_context(listener)
-        _check(own)
         attempt = _Rendezvous(own, Deadline(timeout_seconds, f"the ranks at {address}"), on_wait)
         try:
             connections = attempt.connections(address, listener, listeners)
@@ -70,13 +69,6 @@ def rendezvous(
         limit_bytes=limit_bytes,
         on_wait=on_wait,
     )
-
-
-def _check(own: Membership) -> None:
-    if own.world_size < LEAST_WORLD_SIZE:
-        raise InvalidWorldSize(own.world_size, LEAST_WORLD_SIZE)
-    if not 0 <= own.rank < own.world_size:
-        raise InvalidRank(own.rank, own.world_size)
 
 
 class _Rendezvous:
@@ -99,7 +91,7 @@ class _Rendezvous:
                 self._send_addresses(self._admit(listener))
             else:
                 first = self._connect(0, address)
-                listener = listener or listeners.enter_context(_listen((_host(first), 0)))
+                listener = listener or listeners.enter_context(_listen((first.getsockname()[0], 0)))
                 places = self._register(first, listener)
                 for rank in range(1, self._own.rank):
                     self._handshake(
@@ -196,8 +188,3 @@ def _tune(connection: socket.socket) -> None:
 def _listen(address: Address) -> socket.socket:
     family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server(address, family=family)
-
-
-def _host(connection: socket.socket) -> str:
-    host: str = connection.getsockname()[0]
-    return host

@@ -8,6 +8,7 @@ from muster.collectives.arena import BARRIER
 from muster.collectives.backend import (
     MESSAGE_LIMIT_BYTES,
     TIMEOUT_SECONDS,
+    Backend,
     Data,
     check_length,
     check_peer,
@@ -20,10 +21,11 @@ from muster.collectives.rings import Inbox, Outbox, Receiving, Sending
 Transfer: TypeAlias = Sending | Receiving
 
 
-class SharedMemoryBackend:
+class SharedMemoryBackend(Backend):
     """One group of one generation. Messages that a peer sent before it left can be received."""
 
     def __init__(self, flags: Flags, *, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
+        self.rank, self.world_size = flags.rank, flags.world_size
         self._flags = flags
         self._limit_bytes = limit_bytes
         peers = [peer for peer in range(flags.world_size) if peer != flags.rank]
@@ -31,25 +33,10 @@ class SharedMemoryBackend:
         self._inboxes = {peer: Inbox(flags, peer) for peer in peers}
         self._barriers = 0
 
-    @property
-    def rank(self) -> int:
-        return self._flags.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._flags.world_size
-
     def send(self, peer: int, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         sending = self._sending(peer, data)
         deadline = Deadline(timeout_seconds, f"room for a message to rank {peer}")
         self._carry_out([sending], deadline, meanwhile=self._inboxes[peer].spill)
-
-    def receive(
-        self, peer: int, size_bytes: int, *, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> bytearray:
-        message = bytearray(size_bytes)
-        self.receive_into(peer, memoryview(message), timeout_seconds=timeout_seconds)
-        return message
 
     def receive_into(
         self, peer: int, target: memoryview, *, timeout_seconds: float = TIMEOUT_SECONDS

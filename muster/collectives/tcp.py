@@ -7,11 +7,11 @@ serves all connections in one thread.
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
 
 from muster.collectives.backend import (
     MESSAGE_LIMIT_BYTES,
     TIMEOUT_SECONDS,
+    Backend,
     Data,
     OnWait,
     check_length,
@@ -19,13 +19,11 @@ from muster.collectives.backend import (
 )
 from muster.collectives.channel import Channel, Kind
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import ChannelClosed, InvalidWorldSize, NotConnected
+from muster.collectives.errors import ChannelClosed
 from muster.collectives.multiplexer import Multiplexer
 
-LEAST_WORLD_SIZE: Final = 2
 
-
-class TcpBackend:
+class TcpBackend(Backend):
     """The `Backend` over connected stream sockets, one for each peer, which it owns.
 
     `on_wait` is called at least every 20 ms while a call waits; what it raises ends the call and
@@ -42,10 +40,8 @@ class TcpBackend:
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
         on_wait: OnWait = lambda: None,
     ) -> None:
-        if world_size < LEAST_WORLD_SIZE:
-            raise InvalidWorldSize(world_size, LEAST_WORLD_SIZE)
-        self._rank = rank
-        self._world_size = world_size
+        self.rank = rank
+        self.world_size = world_size
         self._limit_bytes = limit_bytes
         self._closed = False
         self._barriers_reached = self._barriers_passed = 0
@@ -55,24 +51,9 @@ class TcpBackend:
         }
         self._multiplexer = Multiplexer(list(self._channels.values()), on_wait)
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
     def send(self, peer: int, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         deadline = Deadline(timeout_seconds, f"room for a message to rank {peer}")
         self._exchange([(peer, data)], [], deadline)
-
-    def receive(
-        self, peer: int, size_bytes: int, *, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> bytearray:
-        message = bytearray(size_bytes)
-        self.receive_into(peer, memoryview(message), timeout_seconds=timeout_seconds)
-        return message
 
     def receive_into(
         self, peer: int, target: memoryview, *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -131,15 +112,13 @@ class TcpBackend:
             self._multiplexer.move(senders, receivers, lambda channel: channel.receiving, deadline)
 
     def _channel(self, peer: int) -> Channel:
-        check_peer(peer, self._rank, self._world_size)
+        check_peer(peer, self.rank, self.world_size)
         self._check_open()
-        if peer not in self._channels:
-            raise NotConnected(peer)
         return self._channels[peer]
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ChannelClosed(self._rank)
+            raise ChannelClosed(self.rank)
 
     @contextmanager
     def _using(self, senders: Iterable[Channel], receivers: Iterable[Channel]) -> Iterator[None]:

@@ -7,12 +7,12 @@ wire format and stay when a Python name changes.
 """
 
 import struct
-from typing import Annotated, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from muster.contracts.job import Reason
-from muster.contracts.rank import ProcessRecord
+from muster.contracts.rank import Count, ProcessRecord, RankProgress
 
 
 class _Message(
@@ -20,10 +20,6 @@ class _Message(
 ):
     """Common shape: immutable, named fields only, tagged."""
 
-
-COUNT_MAX: Final = 2**63 - 1
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
-"""A counter of a rank, limited to what every database can hold: a program may send any number."""
 
 METRICS_LIMIT: Final = 64
 METRIC_NAME_LIMIT: Final = 128
@@ -49,16 +45,8 @@ class Hello(_Message, frozen=True, tag="hello"):
 class Heartbeat(_Message, frozen=True, tag="beat"):
     """The rank is alive and here. Sent at every interval, and earlier when there is news."""
 
-    step: Count
-    total_steps: Count | None
-    epoch: Count
-    shard_idx: Count
-    line_idx: Count
-    loss: float | None
-    """The last loss the program gave; None before the first, and for a NaN or an infinity."""
-    metrics: dict[str, float]  # other metrics of the last step; finite numbers only
+    progress: RankProgress
     checkpoints_saved: Count  # durable checkpoints of this attempt
-    last_checkpoint_step: Count | None
     stopping: bool  # the rank received SIGTERM: from now on exit code 0 means saved, not finished
     waiting: bool  # the rank waits for its peers, so a missing step is not its fault
 

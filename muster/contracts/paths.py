@@ -126,15 +126,15 @@ class DataDir:
         return self.root / "coordinator.json"
 
     @property
-    def keeper_lock(self) -> Path:
+    def services_lock(self) -> Path:
         return self.root / "up.lock"
 
     @property
-    def keeper(self) -> Path:
+    def services_record(self) -> Path:
         return self.root / "up.json"
 
     @property
-    def keeper_log(self) -> Path:
+    def services_log(self) -> Path:
         return self.root / "up.log"
 
     @property

@@ -1,4 +1,4 @@
-"""The process of one rank as its coordinator sees it: its identity and its states.
+"""One rank: its progress, and its process (identity and states) as the coordinator sees it.
 
 A *rank* is a place in the job; an *attempt* is one process that fills it. The attempts of a rank
 count up from 0 and are never reused, so a message, a log file and a checkpoint's generation say
@@ -8,9 +8,55 @@ which process they come from. (Messages and tables call the number `incarnation`
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from math import isfinite
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
 
 from muster.contracts.errors import IllegalMove
+
+COUNT_MAX: Final = 2**63 - 1
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+"""A counter of a rank, limited to what every database can hold: a program may send any number."""
+
+
+class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank reports of its training, declared here only.
+
+    Heartbeat, snapshot and row embed it; the REST view of a rank inherits it. A field that a row or
+    a rank of an earlier version lacks needs a default. Numbers that are not finite become None, and
+    such metrics are left out: JSON has no NaN.
+    """
+
+    step: Count  # steps done; each counts for the samples of one batch
+    total_steps: Count | None  # steps to do in all; None while unknown
+    epoch: Count  # of the last step, counted from 0
+    shard_idx: Count  # position in the data: index of the shard, and lines of it that are consumed
+    line_idx: Count
+    loss: float | None  # the last one that the program gave
+    metrics: Annotated[
+        dict[str, float], msgspec.Meta(description="Other numbers that the program reported.")
+    ]
+    last_checkpoint_step: Count | None  # of the newest durable checkpoint, saved or restored
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and not isfinite(self.loss):
+            msgspec.structs.force_setattr(self, "loss", None)
+        if not all(map(isfinite, self.metrics.values())):
+            finite = {name: value for name, value in self.metrics.items() if isfinite(value)}
+            msgspec.structs.force_setattr(self, "metrics", finite)
+
+
+NO_PROGRESS: Final = RankProgress(
+    step=0,
+    total_steps=None,
+    epoch=0,
+    shard_idx=0,
+    line_idx=0,
+    loss=None,
+    metrics={},
+    last_checkpoint_step=None,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,8 +102,6 @@ class Backoff:
 
         `seed` names the rank, for example ``"<job uid>/<rank>"``.
         """
-        if failures < 1:
-            raise ValueError(f"failures counts from 1, got {failures}")
         # The exponent is bounded before the power is taken: 2.0 ** 1100 is an OverflowError.
         doublings = min(failures - 1, 64)
         scheduled = min(self.cap_seconds, self.first_seconds * self.factor**doublings)

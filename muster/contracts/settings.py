@@ -25,8 +25,6 @@ from muster.contracts.token import id_in, sha256_of
 DEFAULT_PORT: Final = 8000
 DEFAULT_HOST: Final = "127.0.0.1"
 LOOPBACK_NAMES: Final = (DEFAULT_HOST, "localhost", "::1")
-CONNECTIONS_AT_ONCE: Final = 128
-"""Of one client: a browser opens six, a script that forgets to close them any number."""
 
 TOKEN_LENGTH_MIN: Final = 32  # of a token that a user made up: `openssl rand -hex 32` gives 64
 
@@ -42,10 +40,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where a service of one installation keeps its state and listens."""
 
     data_dir: Annotated[
-        Path,
-        Variable(
-            "MUSTER_DATA_DIR", "Directory of the database, logs, secrets and small data sets."
-        ),
+        Path, Variable("MUSTER_DATA_DIR", "Database, logs, secrets and small data sets.")
     ]
     database_url: Annotated[
         str,
@@ -56,23 +51,14 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     host: Annotated[
-        str,
-        Variable(
-            "MUSTER_HOST",
-            "Address the API listens on. Other machines need tokens and TLS: see SECURITY.md.",
-        ),
+        str, Variable("MUSTER_HOST", "Address of the API. Other machines need tokens and TLS.")
     ] = DEFAULT_HOST
     port: Annotated[
         int, Variable("MUSTER_PORT", "Port of the API; 0 takes any free port.", 0, 65535)
     ] = DEFAULT_PORT
     slots: Annotated[
         int,
-        Variable(
-            "MUSTER_SLOTS",
-            "Ranks that run at once. Further jobs wait in `QUEUED`; a larger job runs alone.",
-            1,
-            1_000_000,
-        ),
+        Variable("MUSTER_SLOTS", "Ranks that run at once; a larger job runs alone.", 1, 1_000_000),
     ]
     checkpoint_dir: Annotated[
         Path, Variable("CHECKPOINT_DIR", "Checkpoints of jobs that name none.")
@@ -124,32 +110,15 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Variable("MUSTER_ALLOW_PLAIN_HTTP", "`1`: a proxy in front of the API does TLS.")
     ] = False
     requests_per_second: Annotated[
-        int,
-        Variable(
-            "MUSTER_REQUESTS_PER_SECOND",
-            "Requests of one client per second, on average.",
-            1,
-            1_000_000,
-        ),
+        int, Variable("MUSTER_REQUESTS_PER_SECOND", "Average of one client.", 1, 1_000_000)
     ] = 100
     requests_at_once: Annotated[
         int,
-        Variable(
-            "MUSTER_REQUESTS_AT_ONCE",
-            "Concurrent requests of one client, open streams included.",
-            1,
-            10_000,
-        ),
+        Variable("MUSTER_REQUESTS_AT_ONCE", "Of one client, open streams included.", 1, 10_000),
     ] = 64
     connections_at_once: Annotated[
-        int,
-        Variable(
-            "MUSTER_CONNECTIONS_AT_ONCE",
-            "Accepted and ignored: the server limits all connections together.",
-            1,
-            10_000,
-        ),
-    ] = CONNECTIONS_AT_ONCE
+        int, Variable("MUSTER_CONNECTIONS_AT_ONCE", "Accepted and ignored.", 1, 10_000)
+    ] = 128
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> "AccessSettings":

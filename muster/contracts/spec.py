@@ -187,7 +187,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _Count, _doc("Failures of one rank in a row without a new checkpoint; SIGKILL apart.")
     ] = 5
     resume_from: Annotated[
-        str | None, _doc("Id of the job whose checkpoints this one starts from; or its own id.")
+        str | None,
+        _doc("Id (no name) of the job whose checkpoints this one starts from; or its own id."),
     ] = None
     labels: Annotated[dict[str, str], _doc("For people and their tools.")] = {}
 

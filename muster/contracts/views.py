@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from muster.contracts.job import JobStatus
+from muster.contracts.rank import RankProgress
 from muster.contracts.token import Scope
 
 Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]
@@ -78,7 +79,7 @@ class JobPlan(View, frozen=True, kw_only=True):
     spec: Annotated[dict[str, Any], _doc("Everything that was requested, with defaults.")]
 
 
-class WorkerView(View, frozen=True, kw_only=True):
+class WorkerView(View, RankProgress, frozen=True, kw_only=True):
     """One rank: its process, its place in the data and its counters."""
 
     worker_id: Annotated[
@@ -88,16 +89,8 @@ class WorkerView(View, frozen=True, kw_only=True):
     state: Annotated[str, _doc("spawned, live, suspect, exited, finished or waiting")]
     pid: Annotated[int | None, _doc("null unless the process lives")]
     node: str | None
-    step: int
-    total_steps: int | None
-    epoch: int
-    shard_idx: int
-    line_idx: int
-    loss: float | None
-    metrics: Annotated[dict[str, float], _doc("Other numbers that the program reported.")]
     throughput_steps_per_sec: float
     checkpoints_saved: int
-    last_checkpoint_step: int | None
     restarts: int
     endings: Annotated[dict[str, int], _doc("Number of its processes per kind of exit.")]
     last_heartbeat_age_seconds: float | None

@@ -6,7 +6,7 @@ direction; anything else is a `WireError`, because the sender is of another vers
 """
 
 import struct
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -82,12 +82,6 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()  # and not JSON, which has no NaN
-_RANK: Final[msgspec.msgpack.Decoder[RankMessage]] = msgspec.msgpack.Decoder(RankMessage)
-_AGENT: Final[msgspec.msgpack.Decoder[AgentMessage]] = msgspec.msgpack.Decoder(AgentMessage)
-_COORDINATOR: Final[msgspec.msgpack.Decoder[CoordinatorMessage]] = msgspec.msgpack.Decoder(
-    CoordinatorMessage
-)
-_GROUP: Final = msgspec.msgpack.Decoder(WorkerGroup)
 _EXIT_RECORD: Final = msgspec.msgpack.Decoder(ExitRecord)
 
 _MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -104,24 +98,24 @@ def encode(message: RankMessage | AgentMessage | CoordinatorMessage | WorkerGrou
     return _ENCODER.encode(message)
 
 
-def decode_rank_message(payload: bytes) -> RankMessage:
-    """Return the message of a rank, or raise `WireError`."""
-    return _decode(_RANK, payload, "a rank")
+class _Decode(Generic[Message]):
+    """Returns the message in `payload`, or raises `WireError`."""
+
+    def __init__(self, kind: Any, sender: str) -> None:  # noqa: ANN401  a union of messages
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind)
+        self._sender = sender
+
+    def __call__(self, payload: bytes) -> Message:
+        try:
+            return self._decoder.decode(payload)
+        except _MALFORMED as error:
+            raise WireError(f"{self._sender} sent an invalid message: {error}") from error
 
 
-def decode_agent_message(payload: bytes) -> AgentMessage:
-    """Return the message of an agent, or raise `WireError`."""
-    return _decode(_AGENT, payload, "an agent")
-
-
-def decode_coordinator_message(payload: bytes) -> CoordinatorMessage:
-    """Return the message of a coordinator, or raise `WireError`."""
-    return _decode(_COORDINATOR, payload, "a coordinator")
-
-
-def decode_group(payload: bytes) -> WorkerGroup:
-    """Return the worker group that an agent sent to its rank, or raise `WireError`."""
-    return _decode(_GROUP, payload, "an agent")
+decode_rank_message: Final = _Decode[RankMessage](RankMessage, "a rank")
+decode_agent_message: Final = _Decode[AgentMessage](AgentMessage, "an agent")
+decode_coordinator_message: Final = _Decode[CoordinatorMessage](CoordinatorMessage, "a coordinator")
+decode_group: Final = _Decode[WorkerGroup](WorkerGroup, "an agent")
 
 
 def encode_exit_record(record: ExitRecord) -> bytes:
@@ -139,10 +133,3 @@ def decode_exit_record(content: bytes, pid: int | None) -> ExitRecord | None:
     except _MALFORMED:
         return None
     return record if pid in {None, record.pid} else None
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[Message], payload: bytes, sender: str) -> Message:
-    try:
-        return decoder.decode(payload)
-    except _MALFORMED as error:
-        raise WireError(f"{sender} sent an invalid message: {error}") from error

@@ -6,8 +6,7 @@ DatasetError
 ├── ShardUnreadable      the system cannot list or read it
 ├── ShardChanged         a shard is not the one that was indexed or partly read
 ├── InvalidSample        a line that is not a valid sample: it has a file and a number
-├── DatasetNotWritable   a data set or an index cannot be written there
-└── DigitsUnavailable    scikit-learn, which ships the handwritten digits, is not installed
+└── DatasetNotWritable   a data set or an index cannot be written there
 """
 
 from pathlib import Path
@@ -28,7 +27,6 @@ class _NoDataset(DatasetError):
             f"the data set {directory} {problem}: make one with muster dataset digits --out "
             f"{directory}"
         )
-        self.directory = directory
 
 
 class DatasetMissing(_NoDataset):
@@ -47,7 +45,6 @@ class ShardUnreadable(DatasetError):
             f"{path} cannot be read ({cause.strerror or cause}): check that it exists and that "
             "this user may read it, and try again"
         )
-        self.path = path
 
 
 class ShardChanged(DatasetError):
@@ -57,7 +54,6 @@ class ShardChanged(DatasetError):
         super().__init__(
             f"{path} {problem}: restore the file that the job started with, or start a new job"
         )
-        self.path = path
 
 
 class InvalidSample(DatasetError):
@@ -69,8 +65,6 @@ class InvalidSample(DatasetError):
             f"{path}:{line_number}: {problem}{shown}: correct or remove the line, "
             "and start a new job"
         )
-        self.path = path
-        self.line_number = line_number
 
 
 class DatasetNotWritable(DatasetError):
@@ -78,17 +72,6 @@ class DatasetNotWritable(DatasetError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"cannot write to {path}: {problem}")
-        self.path = path
-
-
-class DigitsUnavailable(DatasetError):
-    """scikit-learn, which is optional, is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the handwritten digits come with scikit-learn, which is not installed: "
-            "run pip install 'muster-train[digits]', or use muster dataset synthetic"
-        )
 
 
 def _excerpt(line: bytes) -> str:

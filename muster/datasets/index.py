@@ -16,7 +16,7 @@ import secrets
 import stat
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -243,16 +243,6 @@ class Offsets:
 def index_beside(shard: Path) -> Path:
     """Return the usual place of a shard's index."""
     return shard.with_suffix(".idx")
-
-
-def totals_of(shards: Iterable[Path]) -> Totals:
-    """Return the totals of `shards`, building missing indexes."""
-    lines = hash_sum = 0
-    for shard in shards:
-        index = ShardIndex.open(shard)
-        lines += index.lines
-        hash_sum += index.hash_sum
-    return Totals(lines=lines, hash_sum=hash_sum % HASH_MODULUS)
 
 
 def _write_offsets(file: BinaryIO, shard: Path, fingerprint: Fingerprint) -> Totals:

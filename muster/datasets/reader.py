@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -53,7 +53,7 @@ def find_shards(directory: Path) -> list[Path]:
     shards = [directory / name for name in sorted_shard_names(_names_in(directory))]
     if not shards:
         raise DatasetEmpty(directory, "holds no shard file such as shard_00000.txt")
-    if not any(_size_bytes(shard) for shard in shards):
+    if not any(fingerprint_of(shard).size_bytes for shard in shards):
         raise DatasetEmpty(directory, f"has {len(shards)} shards without a single line")
     return shards
 
@@ -69,60 +69,32 @@ def _names_in(directory: Path) -> list[str]:
         raise ShardUnreadable(directory, error) from error
 
 
-def _size_bytes(shard: Path) -> int:
-    try:
-        return shard.stat().st_size
-    except OSError as error:
-        raise ShardUnreadable(shard, error) from error
-
-
-class LineBlock(NamedTuple):
-    """Consecutive lines of one shard; the first of them is line `line_idx`."""
-
-    shard_idx: int
-    line_idx: int
-    lines: list[bytes]
-
-
 def read_lines(shards: Sequence[Path], position: Position) -> Iterator[tuple[bytes, int, int]]:
     """Yield every line from `position` on as ``(line, shard_idx, line_idx)`` *after* that line.
 
-    Lines come without their newline, in the order of `shards`. Raises as `read_blocks`, when the
-    reading gets there.
+    Lines come without their newline, in the order of `shards`; memory is bounded by a block of
+    lines. Raises, when the reading gets there, `ShardUnreadable`, `ShardChanged` if a shard is not
+    the one that `position` refers to, and `InvalidSample` for a blank line. The index is needed
+    only to start in the middle of a shard.
     """
-    for block in read_blocks(shards, position):
-        yield from zip(block.lines, repeat(block.shard_idx), count(block.line_idx + 1))
-
-
-def read_blocks(shards: Sequence[Path], position: Position) -> Iterator[LineBlock]:
-    """Yield the same lines many at a time; memory is bounded by a block, not by the data.
-
-    Raises `ShardUnreadable`, `ShardChanged` if a shard is not the one that `position` refers to,
-    and `InvalidSample` for a blank line once all lines before it have been yielded. The index is
-    needed only to start in the middle of a shard.
-    """
-    _check_within(shards, position)
-    for shard_idx in range(position.shard_idx, len(shards)):
-        line_idx = position.line_idx if shard_idx == position.shard_idx else 0
-        shard = shards[shard_idx]
-        fingerprint, offset = _start(shard, line_idx)
-        for lines in blocks_of_shard(shard, fingerprint, offset=offset, line_idx=line_idx):
-            blank_idx = _first_blank(lines)
-            if blank_idx:
-                yield LineBlock(shard_idx, line_idx, lines[:blank_idx])
-            if blank_idx is not None:
-                raise InvalidSample(shard, line_idx + blank_idx + 1, "the line is blank")
-            yield LineBlock(shard_idx, line_idx, lines)
-            line_idx += len(lines)
-
-
-def _check_within(shards: Sequence[Path], position: Position) -> None:
     if (position.shard_idx, position.line_idx) > (len(shards), 0):
         raise ShardChanged(
             shards[0].parent if shards else Path(),
             f"has lost shards: this rank was in its shard {position.shard_idx} (from 0), and now "
             f"has {len(shards)}",
         )
+    for shard_idx in range(position.shard_idx, len(shards)):
+        line_idx = position.line_idx if shard_idx == position.shard_idx else 0
+        shard = shards[shard_idx]
+        fingerprint, offset = _start(shard, line_idx)
+        for lines in blocks_of_shard(shard, fingerprint, offset=offset, line_idx=line_idx):
+            # A lone carriage return is blank, too.
+            blanks = [lines.index(blank) for blank in (b"", b"\r") if blank in lines]
+            blank_idx = min(blanks, default=None)
+            yield from zip(lines[:blank_idx], repeat(shard_idx), count(line_idx + 1))
+            if blank_idx is not None:
+                raise InvalidSample(shard, line_idx + blank_idx + 1, "the line is blank")
+            line_idx += len(lines)
 
 
 def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
@@ -135,12 +107,6 @@ def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
             shard, f"has {index.lines} lines, but {line_idx} of them were already consumed"
         )
     return index.fingerprint, index.offset(line_idx)
-
-
-def _first_blank(lines: list[bytes]) -> int | None:
-    """Return the index of the first blank line; a lone carriage return is blank, too."""
-    blanks = [lines.index(blank) for blank in (b"", b"\r") if blank in lines]
-    return min(blanks, default=None)
 
 
 def parse_sample(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
-from muster.datasets.errors import DatasetNotWritable, DigitsUnavailable
+from muster.datasets.errors import DatasetError, DatasetNotWritable
 from muster.datasets.schema import Contents, DatasetFacts, read_facts
 from muster.datasets.writer import shards_in, write_dataset
 
@@ -91,7 +91,7 @@ class _Images(Protocol):
 
 
 def digits(*, shards: int, seed: int) -> Contents:
-    """Return the UCI handwritten digits; raises `DigitsUnavailable` without scikit-learn.
+    """Return the UCI handwritten digits; raises `DatasetError` without scikit-learn.
 
     1797 images of 8 x 8 pixels in 17 shades, shuffled; a fifth is held out for validation.
     """
@@ -114,7 +114,10 @@ def _load() -> _Images:
         # Optional, and takes a second to import.
         from sklearn.datasets import load_digits  # noqa: PLC0415
     except ImportError:
-        raise DigitsUnavailable from None
+        raise DatasetError(
+            "the handwritten digits come with scikit-learn, which is not installed: "
+            "run pip install 'muster-train[digits]', or use muster dataset synthetic"
+        ) from None
     images: _Images = load_digits()
     return images
 

@@ -21,38 +21,22 @@ from muster.datasets.reader import shard_name, sorted_shard_names
 from muster.datasets.schema import FACTS_NAME, HELD_OUT_NAME, Contents
 
 
-def write_dataset(directory: Path, contents: Contents) -> None:
+def write_dataset(directory: Path, contents: Contents, *, replace: bool = False) -> None:
     """Write `contents` to `directory`, which is made if necessary and must hold no shards.
 
-    If anything fails, no file is left in `directory`. Raises `DatasetNotWritable`.
+    With `replace` it may hold a data set, which is removed once the new one is written; other files
+    stay. If anything fails before that, nothing has changed. Raises `DatasetNotWritable`.
     """
-    with _writing(directory):
+    try:
         directory.mkdir(parents=True, exist_ok=True)
-        if shards_in(directory):
+        if not replace and shards_in(directory):
             raise DatasetNotWritable(
                 directory, "it already holds shards; choose another directory or add --force"
             )
         with _staged(directory, contents) as staging:
+            if replace:
+                _remove_dataset(directory)
             _move_in(staging, directory)
-
-
-def replace_dataset(directory: Path, contents: Contents) -> None:
-    """Write `contents` to `directory`, replacing the data set in it, if any.
-
-    The old one is removed only once the new one is written; other files stay. Raises
-    `DatasetNotWritable`.
-    """
-    with _writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        with _staged(directory, contents) as staging:
-            _remove_dataset(directory)
-            _move_in(staging, directory)
-
-
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    try:
-        yield
     except OSError as error:
         raise DatasetNotWritable(
             directory, f"{error.strerror or error}; choose another directory"

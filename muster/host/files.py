@@ -1,4 +1,4 @@
-"""Read files that a job's program may have replaced: no links, no pipes, no unbounded sizes."""
+"""Open files that a job's program may have replaced: no links, no pipes."""
 
 import errno
 import os
@@ -46,16 +46,6 @@ def closing(descriptor: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def read_limited(path: Path, limit_bytes: int) -> bytes:
-    """Return a file's content; empty if it is longer, unreadable, or not a regular file."""
-    try:
-        with open(open_file(path), "rb", buffering=0) as content:
-            size_bytes = os.fstat(content.fileno()).st_size
-            return content.read(size_bytes) if size_bytes <= limit_bytes else b""
-    except OSError:
-        return b""
 
 
 def read_coordinator_address(file: Path) -> CoordinatorAddress | None:

@@ -2,19 +2,20 @@
 
 For a Unix socket, SO_PEERCRED tells. For a loopback TCP connection the kernel is asked about that
 one socket over netlink (sock_diag(7)), which takes 30 microseconds; /proc/net/tcp lists all sockets
-and takes milliseconds, so it is only the fallback where netlink is not available.
+and takes milliseconds.
 
 Only a socket with an inode counts: after its process has closed it, the kernel reports user 0.
 """
 
+import errno
 import ipaddress
 import os
 import socket
 import struct
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,6 @@ _SOCK_DIAG: Final = 4
 _BY_FAMILY: Final = 20
 _REQUEST: Final = 1
 _ERROR: Final = 2
-_NO_ENTRY: Final = -2
 _ANY_STATE: Final = 0xFFFF_FFFF
 _ANY_INTERFACE_NO_COOKIE: Final = bytes(4) + b"\xff" * 8
 
@@ -41,10 +41,6 @@ _FOUND: Final = struct.Struct("=B3x36s12x12xII")
 """inet_diag_msg: family, socket id, uid, inode."""
 
 ANSWER_BYTES: Final = 4096
-
-
-class SocketDiagUnavailable(Exception):
-    """The kernel does not answer sock_diag queries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,82 +69,38 @@ def short_socket_path(path: Path) -> Iterator[str]:
 
 
 def uid_of_connection(client: Endpoint, server: Endpoint) -> int | None:
-    """Return the user id of the socket at `client` that is connected to `server`, if known.
+    """Return the user id of the socket at `client` that is connected to `server`.
 
-    Raises OSError if it cannot be read now.
+    None if this machine has no such socket. Raises OSError if the kernel does not answer.
     """
-    try:
-        return uid_from_kernel(client, server)
-    except SocketDiagUnavailable:
-        return uid_in_proc_net(client, server, Path("/proc/net"))
-
-
-def uid_from_kernel(local: Endpoint, remote: Endpoint) -> int | None:
-    """Return the user id of the socket bound to `local` and connected to `remote`.
-
-    None if this machine has no such socket. Raises `SocketDiagUnavailable`.
-    """
-    is_v6 = any(isinstance(address, ipaddress.IPv6Address) for address, _ in (local, remote))
+    is_v6 = any(isinstance(address, ipaddress.IPv6Address) for address, _ in (client, server))
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
     query = _QUERY.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE)
-    pair = _SOCKET_ID.pack(local[1], remote[1], local[0].packed, remote[0].packed)
-    answer = _ask_kernel(query + pair + _ANY_INTERFACE_NO_COOKIE)
-    if len(answer) < _HEADER.size + _FOUND.size:
+    query += _SOCKET_ID.pack(client[1], server[1], client[0].packed, server[0].packed)
+    query += _ANY_INTERFACE_NO_COOKIE
+    header = _HEADER.pack(_HEADER.size + len(query), _BY_FAMILY, _REQUEST, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.send(header + query)
+        answer = kernel.recv(ANSWER_BYTES, socket.MSG_DONTWAIT)  # ready when send returns
+    _, kind, *_ = _HEADER.unpack_from(answer)
+    if kind == _ERROR:
+        (code,) = struct.unpack_from("=i", answer, _HEADER.size)
+        if code == -errno.ENOENT:
+            return None
+        raise OSError(-code, "the kernel does not answer sock_diag queries")
+    if kind != _BY_FAMILY:
         return None
     family, found, uid, inode = _FOUND.unpack_from(answer, _HEADER.size)
     local_port, remote_port, *addresses = _SOCKET_ID.unpack(found)
     size = 4 if family == socket.AF_INET else 16
     at_local, at_remote = (normalize_address(address[:size]) for address in addresses)
-    is_same = (at_local, local_port) == local and (at_remote, remote_port) == remote
+    is_same = (at_local, local_port) == client and (at_remote, remote_port) == server
     # Without a connection the kernel reports the socket that listens on the port.
     return uid if inode and is_same else None
 
 
-def uid_in_proc_net(client: Endpoint, server: Endpoint, net: Path) -> int | None:
-    """Return the same as `uid_of_connection`, from the tables of all sockets."""
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (net / table).read_text().splitlines()[1:]
-        except (FileNotFoundError, PermissionError):
-            continue  # not Linux, or hidden by a container
-        for line in lines:
-            fields = line.split()
-            local, remote, uid, inode = fields[1], fields[2], fields[7], fields[9]
-            ends = parse_endpoint(local), parse_endpoint(remote)
-            if inode != "0" and ends == (client, server):
-                return int(uid)
-    return None
-
-
-def parse_endpoint(text: str) -> Endpoint:
-    """Return address and port of one column of /proc/net/tcp: hexadecimal, in host byte order."""
-    address, _, port = text.partition(":")
-    words = [
-        int(address[start : start + 8], 16).to_bytes(4, sys.byteorder)
-        for start in range(0, len(address), 8)
-    ]
-    return normalize_address(b"".join(words)), int(port, 16)
-
-
+@lru_cache(maxsize=256)  # parsing costs microseconds, and the API asks four times for each request
 def normalize_address(address: str | bytes) -> IPAddress:
     """Return the address, an IPv4-mapped IPv6 address as IPv4."""
     found = ipaddress.ip_address(address)
     return getattr(found, "ipv4_mapped", None) or found
-
-
-def _ask_kernel(query: bytes) -> bytes:
-    """Return the answer to a sock_diag query, empty if there is no such socket."""
-    header = _HEADER.pack(_HEADER.size + len(query), _BY_FAMILY, _REQUEST, 1, 0)
-    try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-            kernel.send(header + query)
-            answer = kernel.recv(ANSWER_BYTES, socket.MSG_DONTWAIT)  # ready when send returns
-    except (OSError, AttributeError) as error:  # AttributeError: not Linux
-        raise SocketDiagUnavailable(str(error)) from error
-    _, kind, *_ = _HEADER.unpack_from(answer)
-    if kind == _BY_FAMILY:
-        return answer
-    (code,) = struct.unpack_from("=i", answer, _HEADER.size)
-    if kind == _ERROR and code == _NO_ENTRY:
-        return b""
-    raise SocketDiagUnavailable(f"error {-code}")

@@ -26,7 +26,6 @@ _PROC: Final = Path("/proc")
 # Fields of /proc/PID/stat, counted after the command name, which may contain blanks.
 _STATE_FIELD: Final = 0
 _PARENT_FIELD: Final = 1
-_SESSION_FIELD: Final = 3
 _START_TICKS_FIELD: Final = 19
 
 
@@ -116,21 +115,25 @@ def kill(record: ProcessRecord) -> bool:
 
 
 def process_tree(heads: Iterable[ProcessRecord]) -> list[ProcessRecord]:
-    """Return those of `heads` that run, their descendants, and the members of their sessions."""
+    """Return those of `heads` that run, and their descendants."""
     running = {head.pid for head in heads if is_running(head)}
-    if not running:
-        return []
-    pids = running | set(_descendants(running))
-    for pid in all_pids():
-        fields = _stat(pid)
-        if fields is not None and int(fields[_SESSION_FIELD]) in running:
-            pids.add(pid)
+    pids = running | set(descendants(*running)) if running else running
     return [record for pid in pids if (record := identify(pid)) is not None]
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the pids below `pid`, parents before children."""
-    return _descendants([pid])
+def descendants(*pids: int) -> list[int]:
+    """Return the pids below these, parents before children."""
+    children: dict[int, list[int]] = {}
+    for candidate in all_pids():
+        fields = _stat(candidate)
+        if fields is not None:
+            children.setdefault(int(fields[_PARENT_FIELD]), []).append(candidate)
+    found: list[int] = []
+    level = [child for parent in pids for child in children.get(parent, [])]
+    while level:
+        found += level
+        level = [child for parent in level for child in children.get(parent, [])]
+    return found
 
 
 def all_pids() -> Iterator[int]:
@@ -149,20 +152,6 @@ def environment_of(pid: int) -> dict[str, str]:
         return {}
     pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
-
-
-def _descendants(pids: Iterable[int]) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for candidate in all_pids():
-        fields = _stat(candidate)
-        if fields is not None:
-            children.setdefault(int(fields[_PARENT_FIELD]), []).append(candidate)
-    found: list[int] = []
-    level = [child for parent in pids for child in children.get(parent, [])]
-    while level:
-        found += level
-        level = [child for parent in level for child in children.get(parent, [])]
-    return found
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -204,15 +193,13 @@ def exit_with_parent(environ: Mapping[str, str]) -> None:
     if text is not None:
         descriptor = int(text)
         os.set_inheritable(descriptor, False)  # noqa: FBT003  the standard library's signature
-        threading.Thread(
-            target=_interrupt_at_end_of, args=[descriptor], name="parent-pipe", daemon=True
-        ).start()
 
+        def interrupt_at_end() -> None:
+            while os.read(descriptor, 1):
+                pass
+            os.kill(os.getpid(), signal.SIGINT)
 
-def _interrupt_at_end_of(descriptor: int) -> None:
-    while os.read(descriptor, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt_at_end, name="parent-pipe", daemon=True).start()
 
 
 @contextmanager

@@ -86,11 +86,6 @@ class AgentSocket:
         # Check again: an agent that has just died is an ordinary takeover.
         return is_succeeded(self._address) and not self.is_broken
 
-    @property
-    def can_reconnect(self) -> bool:
-        """Whether it is known where another agent would listen."""
-        return self._channel is not None and self._address is not None
-
     def send(self, payload: bytes) -> None:
         """Send a packet, whole or not at all."""
         channel = self._own

@@ -9,10 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-_NAME: Final = re.compile(r"agent\.(\d{4,19})\.sock", re.ASCII)
-
-GENERATION_MAX: Final = 2**62
-"""Higher than any real generation, and within a database integer."""
+_NAME: Final = re.compile(r"agent\.(\d{4,})\.sock", re.ASCII)
 
 
 def generation_of(socket: Path) -> int:
@@ -24,9 +21,7 @@ def generation_of(socket: Path) -> int:
 def sockets_beside(socket: Path) -> list[Path]:
     """Return all agent sockets in the directory of `socket`."""
     try:
-        return [
-            path for path in socket.parent.iterdir() if 0 <= generation_of(path) < GENERATION_MAX
-        ]
+        return [path for path in socket.parent.iterdir() if generation_of(path) >= 0]
     except OSError:
         return []
 

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, NoReturn
 
 from muster.checkpoints.local import (
     DIRECTORY_MODE,
-    FILE_MODE,
     LocalFileSystem,
     ensure_directory,
     replace_file,
@@ -28,22 +28,16 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import INTERRUPTED_CODE
 from muster.contracts.wire import ExitRecord, decode_exit_record, encode_exit_record
-from muster.host.files import read_limited
 from muster.host.processes import is_running
 from muster.runtime.agent_client import AgentClient
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import flush_streams, print_stderr
-
-RECORD_LIMIT_BYTES: Final = 64 << 20
-"""More than all messages of a process."""
 
 LAST_LINES: Final = 10
 LAST_BYTES: Final = 8192
 """What a failure message quotes of a log: enough for the end of a traceback."""
 
 TOO_LONG: Final = f"[the last line is longer than {LAST_BYTES} bytes: read it in the log]"
-
-_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_exit_record(pid: int, said: Iterable[RankSaid], exited: RankExited) -> ExitRecord:
@@ -64,24 +58,19 @@ def write_own_record(files: JobFiles, record: ExitRecord) -> None:
     """Write the process's own record; it survives the process, not the machine. Raises OSError."""
     path = files.exit_report(record.exited.rank, record.exited.incarnation)
     path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-    with open(os.open(path, _WRITE, FILE_MODE), "wb", buffering=0) as file:  # noqa: PTH123
-        file.write(encode_exit_record(record))
+    path.write_bytes(encode_exit_record(record))
 
 
 def read_exit_record(
     files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
 ) -> ExitRecord | None:
     """Return the agent's record of this process; None without a valid one."""
-    content = read_limited(files.exit_record(rank, incarnation), RECORD_LIMIT_BYTES)
-    record = decode_exit_record(content, None if process is None else process.pid)
-    return record if record is not None and _is_of(record, rank, incarnation) else None
+    return _read(files.exit_record(rank, incarnation), None if process is None else process.pid)
 
 
 def read_own_record(files: JobFiles, rank: int, incarnation: int, pid: int) -> ExitRecord | None:
     """Return the process's own record; the process may have been killed after writing it."""
-    content = read_limited(files.exit_report(rank, incarnation), RECORD_LIMIT_BYTES)
-    record = decode_exit_record(content, pid)
-    return record if record is not None and _is_of(record, rank, incarnation) else None
+    return _read(files.exit_report(rank, incarnation), pid)
 
 
 def find_exit_record(
@@ -94,9 +83,11 @@ def find_exit_record(
     return read_own_record(files, rank, incarnation, process.pid)
 
 
-def _is_of(record: ExitRecord, rank: int, incarnation: int) -> bool:
-    messages: tuple[RankExited | RankSaid, ...] = (record.exited, *record.said)
-    return all((each.rank, each.incarnation) == (rank, incarnation) for each in messages)
+def _read(path: Path, pid: int | None) -> ExitRecord | None:
+    try:
+        return decode_exit_record(path.read_bytes(), pid)
+    except OSError:
+        return None
 
 
 def last_lines(log: int) -> tuple[str, ...]:

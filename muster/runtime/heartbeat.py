@@ -54,60 +54,52 @@ LAST_REPORT_SECONDS: Final = 5.0
 MESSAGE_LIMIT: Final = 8192
 """Characters of an error that is reported: a longer message would not fit into the channel."""
 
-_PERMANENT: Final[Mapping[type[MusterError], Reason]] = {
-    DatasetMissing: Reason.INVALID_DATASET,
-    DatasetEmpty: Reason.INVALID_DATASET,
-    ShardUnreadable: Reason.INVALID_DATASET,
-    ShardChanged: Reason.INVALID_DATASET,
-    InvalidSample: Reason.INVALID_DATASET,
-    CheckpointDamaged: Reason.INVALID_CHECKPOINT,
-    CheckpointMismatch: Reason.INVALID_CHECKPOINT,
-    CheckpointNotWritable: Reason.INVALID_CHECKPOINT,
-    UnsupportedState: Reason.INVALID_PROGRAM,
-    InvalidProgram: Reason.INVALID_PROGRAM,
+_BAD_DATA: Final = (DatasetMissing, DatasetEmpty, ShardUnreadable, ShardChanged, InvalidSample)
+_PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
+    Reason.INVALID_DATASET: _BAD_DATA,
+    Reason.INVALID_CHECKPOINT: (CheckpointDamaged, CheckpointMismatch, CheckpointNotWritable),
+    Reason.INVALID_PROGRAM: (UnsupportedState, InvalidProgram),
 }
 """Errors that would only occur again after a restart."""
 
 
-class HeartbeatThread:
-    """Sends heartbeats, and reconnects to the next agent when ours has died."""
+class Supervision:
+    """One training process's side of being supervised; for the main thread.
+
+    A thread sends heartbeats, and reconnects to the next agent when ours has died.
+    """
 
     def __init__(
-        self,
-        client: AgentClient,
-        state: Callable[[], Heartbeat],
-        *,
-        heartbeat_seconds: float,
-        orphan_timeout_seconds: float,
-        on_orphaned: Callable[[], None],
-        on_replaced: Callable[[], None],
+        self, client: AgentClient, settings: RankSettings, state: Callable[[bool], Heartbeat]
     ) -> None:
-        """`on_orphaned` is called once, after the orphan timeout without any agent.
-
-        `on_replaced` is called if another process runs in place of this one; it ends this one.
-        """
+        """`state` returns a heartbeat, given whether the process was asked to stop."""
         self._client = client
         self._state = state
-        self._heartbeat_seconds = heartbeat_seconds
-        self._orphan_timeout_seconds = orphan_timeout_seconds
-        self._on_orphaned = on_orphaned
-        self._on_replaced = on_replaced
+        self._heartbeat_seconds = settings.heartbeat_seconds
+        self._orphan_timeout_seconds = settings.orphan_timeout_seconds
         self._is_orphan = False
-        self._stopped = threading.Event()
+        self._is_over = threading.Event()
         self._next_report = 0.0
+        self.is_stopping = False
+        """Whether the process was asked to stop."""
 
     def start(self) -> None:
+        """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        sys.excepthook = self._report_error
+        self._client.send(Hello())
         threading.Thread(target=self._run, name="muster-heartbeat", daemon=True).start()
+        atexit.register(self.stop)
 
     def stop(self) -> None:
         """Send the final state and end; wait a moment for a new agent if ours is gone."""
-        self._stopped.set()
+        self._is_over.set()
         if self._client.is_replaced:
-            self._on_replaced()
-        self._client.send(self._state())
+            self._exit_replaced()
+        self._send_state()
         if not self._is_orphan:
             deadline = time.monotonic() + LAST_REPORT_SECONDS
-            while self._client.socket.can_reconnect and not self._client.ensure_agent():
+            while not self._client.ensure_agent():
                 if time.monotonic() >= deadline:
                     return
                 time.sleep(RETRY_SECONDS)
@@ -117,65 +109,31 @@ class HeartbeatThread:
         now = time.monotonic()
         if now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
-            self._client.send(self._state())
+            self._send_state()
 
     def _run(self) -> None:
         last_seen = now = time.monotonic()
         next_beat = now + self._heartbeat_seconds
-        while not self._stopped.is_set():
+        while not self._is_over.is_set():
             self._client.wait_for_loss(max(0.0, min(next_beat - now, STOP_CHECK_SECONDS)))
-            if self._stopped.is_set():
+            if self._is_over.is_set():
                 return
             now = time.monotonic()
             if now >= next_beat:
                 # Send first: the checks below read a directory, which may be on a slow network.
                 next_beat = now + self._heartbeat_seconds
-                self._client.send(self._state())
+                self._send_state()
             if self._client.is_replaced:
-                self._on_replaced()
+                self._exit_replaced()
             if self._client.ensure_agent():
                 last_seen = now
             elif now >= last_seen + self._orphan_timeout_seconds and not self._is_orphan:
                 self._is_orphan = True
-                self._on_orphaned()
-
-
-class Supervision:
-    """One training process's side of being supervised; for the main thread."""
-
-    def __init__(
-        self, client: AgentClient, settings: RankSettings, state: Callable[[bool], Heartbeat]
-    ) -> None:
-        """`state` returns a heartbeat, given whether the process was asked to stop."""
-        self._client = client
-        self._state = state
-        self._heartbeat = HeartbeatThread(
-            client,
-            self._beat,
-            heartbeat_seconds=settings.heartbeat_seconds,
-            orphan_timeout_seconds=settings.orphan_timeout_seconds,
-            on_orphaned=self._on_orphaned,
-            on_replaced=self._on_replaced,
-        )
-        self._orphan_timeout_seconds = settings.orphan_timeout_seconds
-        self._stopping = False
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the process was asked to stop."""
-        return self._stopping
-
-    def start(self) -> None:
-        """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        sys.excepthook = self._report_error
-        self._client.send(Hello())
-        self._heartbeat.start()
-        atexit.register(self._heartbeat.stop)
-
-    def report(self) -> None:
-        """Send the current state, unless that was done a moment ago."""
-        self._heartbeat.report()
+                by = f"itself (no agent for {self._orphan_timeout_seconds:g} s)"
+                # A later agent must not count this as a preemption.
+                self._client.send(Orphaned(by=by))
+                # The program may have its own handler by now; an agent would send the same signal.
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def send(self, message: RankMessage) -> None:
         self._client.send(message)
@@ -189,21 +147,15 @@ class Supervision:
         self._client.send(Warned(message=encodable(sentence)))
         print_stderr(f"muster: warning: {sentence}")
 
-    def _beat(self) -> Heartbeat:
-        return self._state(self._stopping)
+    def _send_state(self) -> None:
+        self._client.send(self._state(self.is_stopping))
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
-        self._stopping = True
+        self.is_stopping = True
         # Report at once: an exit code 0 from now on does not mean that the work is complete.
-        self._client.send(self._beat())
+        self._send_state()
 
-    def _on_orphaned(self) -> None:
-        # A later agent must not count this as a preemption.
-        self._client.send(Orphaned(by=f"itself (no agent for {self._orphan_timeout_seconds:g} s)"))
-        # The program may have its own handler by now; an agent would have sent the same signal.
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def _on_replaced(self) -> NoReturn:
+    def _exit_replaced(self) -> NoReturn:
         """End the process from any thread: the main thread may wait for a peer that is gone."""
         # If our own agent still receives this, the exit is not counted as a crash.
         self._client.send(Orphaned(by="itself (a newer agent's socket is there)"))
@@ -239,5 +191,7 @@ def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailur
     sentence = encodable(redaction.redact_text(str(error))[:MESSAGE_LIMIT])
     if isinstance(error, ProgramRaised):
         return Raised(step=error.step, message=sentence)
-    reason = _PERMANENT.get(type(error))
-    return None if reason is None else PermanentFailure(reason=reason, message=sentence)
+    for reason, kinds in _PERMANENT.items():
+        if isinstance(error, kinds):
+            return PermanentFailure(reason=reason, message=sentence)
+    return None

@@ -9,16 +9,7 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-from muster.contracts.messages import (
-    AgentMessage,
-    PeerLost,
-    PermanentFailure,
-    Raised,
-    RankExited,
-    RankSaid,
-    StateMismatch,
-    Warned,
-)
+from muster.contracts.messages import AgentMessage, RankExited, RankSaid
 from muster.contracts.secrets import SECRET_VARIABLES
 
 REDACTED_LENGTH_MIN: Final = 8
@@ -65,19 +56,11 @@ class Redaction:
         """Return the message without secrets."""
         if not self._lines:
             return message
-        match message:
-            case RankSaid(
-                message=Warned()
-                | PermanentFailure()
-                | Raised()
-                | PeerLost()
-                | StateMismatch() as said
-            ):
-                redacted = msgspec.structs.replace(said, message=self.redact_text(said.message))
-                return msgspec.structs.replace(message, message=redacted)
-            case RankExited():
-                lines = tuple(map(self.redact_text, message.last_lines))
-                error = None if message.error is None else self.redact_text(message.error)
-                return msgspec.structs.replace(message, last_lines=lines, error=error)
-            case _:
-                return message
+        if isinstance(message, RankExited):
+            lines = tuple(map(self.redact_text, message.last_lines))
+            error = None if message.error is None else self.redact_text(message.error)
+            return msgspec.structs.replace(message, last_lines=lines, error=error)
+        if isinstance(message, RankSaid) and (text := getattr(message.message, "message", None)):
+            said = msgspec.structs.replace(message.message, message=self.redact_text(text))
+            return msgspec.structs.replace(message, message=said)
+        return message

@@ -5,12 +5,10 @@ Symbolic links are not followed.
 """
 
 import errno
-import fcntl
 import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -84,9 +82,7 @@ class SecretStore:
         disk = LocalFileSystem()
         ensure_directory(disk, str(self.directory))
         self.directory.chmod(stat.S_IRWXU)
-        self._remove_unfinished()
-        with self._locked(fcntl.LOCK_SH):
-            replace_file(disk, str(self.directory / name), content)
+        replace_file(disk, str(self.directory / name), content)
 
     def names(self) -> list[str]:
         """Return the names of all secrets, sorted."""
@@ -107,25 +103,13 @@ class SecretStore:
     def remove(self, name: str) -> None:
         """Delete a secret; raises `SecretUnavailable` if it does not exist."""
         _check_name(name)
-        self._remove_unfinished()
+        for unfinished in self.directory.glob(name + UNFINISHED[1:]):  # of a `put` that was killed
+            unfinished.unlink(missing_ok=True)
         try:
             (self.directory / name).unlink()
         except FileNotFoundError:
             reference = Reference("file", name)
             raise SecretUnavailable(reference, f"is not in {self.directory}") from None
-
-    def _remove_unfinished(self) -> None:
-        """Remove temporary files of writers that were killed; a running writer holds the lock."""
-        with suppress(OSError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
-            for path in self.directory.glob(UNFINISHED):
-                if not path.is_dir():
-                    path.unlink()
-
-    @contextmanager
-    def _locked(self, kind: int) -> Iterator[None]:
-        with closing(open_directory(self.directory)) as directory:
-            fcntl.flock(directory, kind)
-            yield
 
 
 def _refuse_open_to_others(descriptor: int, path: Path, reference: Reference) -> None:

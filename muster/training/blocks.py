@@ -12,7 +12,6 @@ write to in its next call, are copied first.
 import math
 import sys
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Final, TypeAlias
 from weakref import getweakrefcount
 
@@ -55,12 +54,7 @@ class BusyFlag:
     def __enter__(self) -> None:
         self.is_set = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.is_set = False
 
 

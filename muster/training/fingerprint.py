@@ -9,7 +9,7 @@ results differ is refused before it contributes, and the message names the setti
 import ctypes
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -34,16 +34,17 @@ _UFUNCS: Final = (np.exp, np.log1p, np.tanh, np.sin)
 _PERIOD: Final = 4099
 """Values repeat after this many, to be made quickly; a prime, so that no two rows are equal."""
 
-_KERNELS: Final = (
-    "Prescott",
-    "Nehalem",
-    "Sandybridge",
-    "Haswell",
-    "SkylakeX",
-    "Cooperlake",
-    "Sapphirerapids",
-)
-"""OpenBLAS core types, oldest first; each processor can run the kernels of older ones."""
+_REMEDIES: Final = {
+    "the processor": "only processors of one kind can share a job",
+    "numpy": "install the same version on both sides",
+    "the BLAS library": "install the same wheel of numpy on both sides",
+    "the BLAS kernel": "set OPENBLAS_CORETYPE to the older of the two on both sides",
+    "the number of BLAS threads": (
+        "set OPENBLAS_NUM_THREADS=1 on both sides, before numpy is imported"
+    ),
+    "numpy's SIMD level": "set NPY_DISABLE_CPU_FEATURES to the features that only one side has",
+}
+"""What to do about each fact that differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,24 +66,19 @@ def fingerprint() -> Fingerprint:
 
 
 def explain(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return a sentence that says why the fingerprints differ and what to set on which side."""
+    """Return a sentence that says why the fingerprints differ and what to set."""
     if ours.digest == theirs.digest:
         return "both compute the same bits"
     differences = [
-        f"{name} is {_fact(ours, name)} here and {_fact(theirs, name)} there: {remedy}"
-        for name, remedy_for in _REMEDIES.items()
-        if _fact(ours, name) != _fact(theirs, name)
-        for remedy in [remedy_for(_fact(ours, name), _fact(theirs, name))]
+        f"{name} is {here} here and {there} there: {remedy}"
+        for name, remedy in _REMEDIES.items()
+        if (here := ours.facts.get(name, _UNKNOWN)) != (there := theirs.facts.get(name, _UNKNOWN))
     ]
     return "this process does not compute the same bits as the job; " + (
         "; ".join(differences)
         or "versions and settings are the same, so the processors must differ: set "
         "OPENBLAS_CORETYPE and NPY_DISABLE_CPU_FEATURES to what both can do"
     )
-
-
-def _fact(of: Fingerprint, name: str) -> str:
-    return of.facts.get(name, _UNKNOWN)
 
 
 def _results() -> Iterator[Array]:
@@ -160,47 +156,3 @@ def _ask(library: ctypes.CDLL | None, what: str, kind: Any) -> str:  # noqa: ANN
             answer = function()
             return answer.decode() if isinstance(answer, bytes) else str(answer)
     return _UNKNOWN
-
-
-def _same_processor(_ours: str, _theirs: str) -> str:
-    return "only processors of one kind can share a job"
-
-
-def _same_numpy(_ours: str, theirs: str) -> str:
-    return f"install numpy {theirs} here"
-
-
-def _same_library(_ours: str, _theirs: str) -> str:
-    return "install the same wheel of numpy on both sides"
-
-
-def _same_kernel(ours: str, theirs: str) -> str:
-    if ours not in _KERNELS or theirs not in _KERNELS:
-        return "set OPENBLAS_CORETYPE to the same on both sides"
-    lower = min(ours, theirs, key=_KERNELS.index)
-    return f"set OPENBLAS_CORETYPE={lower} {'there' if lower == ours else 'here'}"
-
-
-def _one_thread(ours: str, theirs: str) -> str:
-    sides = [side for side, threads in (("here", ours), ("there", theirs)) if threads != "1"]
-    return f"set OPENBLAS_NUM_THREADS=1 {' and '.join(sides)}, before numpy is imported"
-
-
-def _same_simd(ours: str, theirs: str) -> str:
-    here, there = set(ours.split()), set(theirs.split())
-    surplus = [("here", sorted(here - there)), ("there", sorted(there - here))]
-    return " and ".join(
-        f'set NPY_DISABLE_CPU_FEATURES="{" ".join(features)}" {side}'
-        for side, features in surplus
-        if features
-    )
-
-
-_REMEDIES: Final[Mapping[str, Callable[[str, str], str]]] = {
-    "the processor": _same_processor,
-    "numpy": _same_numpy,
-    "the BLAS library": _same_library,
-    "the BLAS kernel": _same_kernel,
-    "the number of BLAS threads": _one_thread,
-    "numpy's SIMD level": _same_simd,
-}

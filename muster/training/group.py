@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -12,15 +11,13 @@ from numpy.typing import NDArray
 
 from muster.collectives.arena import Arena, Geometry
 from muster.collectives.arena_reducer import ArenaReducer
-from muster.collectives.backend import Backend, Reducer
+from muster.collectives.backend import Backend, Reducer, all_gather
 from muster.collectives.errors import PeerRefused
 from muster.collectives.flags import Flags
-from muster.collectives.gathering import all_gather
 from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.rendezvous import rendezvous
 from muster.collectives.shared_memory import SharedMemoryBackend
-from muster.collectives.simulated import SimulatedGroup
 from muster.contracts.messages import WorkerGroup
 from muster.training.group_updates import GroupUpdate, GroupUpdates
 
@@ -46,12 +43,7 @@ class Group:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.backend.close()
 
 
@@ -87,20 +79,14 @@ class TcpGroupFactory:
         group_rank = group_rank_of(self._rank, update.group)
         if group_rank is None:
             return None
-        backend = self._connect(update.group, group_rank)
-        return Group(backend, MessageReducer(backend, self._slots))
-
-    def _connect(self, worker_group: WorkerGroup, group_rank: int) -> Backend:
-        first = worker_group.members[0]
-        if len(worker_group.members) == 1:
-            return single_rank_backend()
+        first = update.group.members[0]
         membership = Membership(
             rank=group_rank,
-            world_size=len(worker_group.members),
-            generation=worker_group.generation,
-            token=worker_group.token.encode(),
+            world_size=len(update.group.members),
+            generation=update.group.generation,
+            token=update.group.token.encode(),
         )
-        return rendezvous(
+        backend = rendezvous(
             membership,
             (first.host, first.port),
             # `rendezvous` closes the listener it gets, and the next group needs ours again.
@@ -108,18 +94,6 @@ class TcpGroupFactory:
             timeout_seconds=PEER_TIMEOUT_SECONDS,
             on_wait=self._updates.check,
         )
-
-
-class SingleRankGroupFactory:
-    """Creates groups of one, for a rank that was started by hand."""
-
-    port: Final = 0
-
-    def __init__(self, slots: NDArray[np.float32]) -> None:
-        self._slots: Final = slots
-
-    def create(self, _update: GroupUpdate) -> Group | None:
-        backend = single_rank_backend()
         return Group(backend, MessageReducer(backend, self._slots))
 
 
@@ -150,7 +124,6 @@ class SharedMemoryGroupFactory:
             rank=group_rank,
             generation=update.group.generation,
             # The agent sees deaths, and the coordinator answers them with a newer group.
-            pidfds={},
             on_wait=self._updates.check,
         )
         return Group(SharedMemoryBackend(flags), ArenaReducer(flags, result))
@@ -178,12 +151,6 @@ def gather_values(backend: Backend, own: Value, kind: type[Value]) -> list[Value
     encoded = msgspec.msgpack.encode(own)
     gathered = all_gather(backend, encoded, timeout_seconds=PEER_TIMEOUT_SECONDS)
     return [msgspec.msgpack.decode(value, type=kind) for value in gathered]
-
-
-def single_rank_backend() -> Backend:
-    """Return the backend of a group of one."""
-    (backend,) = SimulatedGroup(1).backends()
-    return backend
 
 
 def group_rank_of(rank: int, worker_group: WorkerGroup) -> int | None:

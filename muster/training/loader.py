@@ -183,13 +183,14 @@ def _place(error: BaseException, directory: Path) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename != __file__ and not frame.filename.startswith("<frozen importlib")
     ]
-    users = [frame for frame in frames if _is_users(Path(frame.filename), directory)]
+    users = [
+        frame
+        for frame in frames
+        if Path(frame.filename).is_relative_to(directory.absolute())
+        and "site-packages" not in Path(frame.filename).parts
+    ]
     innermost = (users or frames)[-1:]
     return "".join(f"{frame.filename}:{frame.lineno}, " for frame in innermost)
-
-
-def _is_users(file: Path, directory: Path) -> bool:
-    return file.is_relative_to(directory.absolute()) and "site-packages" not in file.parts
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -90,7 +90,7 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         os.close(log)
         os.environ.clear()
         os.environ.update(request.environment, **{AGENT_FD: str(rank_channel)})
-        _wear_mark(request.environment[PROCESS_TAG])
+        _overwrite_tag(request.environment[PROCESS_TAG])
         contain_self(request.environment[PROCESS_TAG])
         os.chdir(request.working_dir)
         random.seed()
@@ -102,17 +102,17 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         exit_process(code)
 
 
-def _wear_mark(mark: str) -> None:
-    """Overwrite the server's mark with the rank's in /proc/PID/environ.
+def _overwrite_tag(tag: str) -> None:
+    """Overwrite the server's process tag with the rank's in /proc/PID/environ.
 
-    The kernel shows the memory that exec filled, which a fork inherits. Marks are padded to
-    `MARK_WIDTH`, so that every mark fits.
+    The kernel shows the memory that exec filled, which a fork inherits. The server's tag is padded
+    to `PROCESS_TAG_WIDTH`, so that every tag fits.
     """
     offset = Path("/proc/self/environ").read_bytes().index(f"{PROCESS_TAG}=".encode())
     stat = Path("/proc/self/stat").read_text()
     env_start = int(stat[stat.rindex(")") + 2 :].split()[_ENV_START_FIELD])
     place = env_start + offset + len(PROCESS_TAG) + 1
-    ctypes.memmove(place, mark.ljust(PROCESS_TAG_WIDTH).encode(), PROCESS_TAG_WIDTH)
+    ctypes.memmove(place, tag.ljust(PROCESS_TAG_WIDTH).encode(), PROCESS_TAG_WIDTH)
 
 
 def main() -> int:

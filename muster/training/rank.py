@@ -16,17 +16,12 @@ from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import find_shards
 from muster.program import InvalidProgram, Program
-from muster.programs.classifier import Classifier
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
 from muster.training import independent
 from muster.training.blocks import BlockComputer
-from muster.training.group import (
-    GroupFactory,
-    SharedMemoryGroupFactory,
-    SingleRankGroupFactory,
-    TcpGroupFactory,
-)
+from muster.training.classifier import Classifier
+from muster.training.group import GroupFactory, SharedMemoryGroupFactory, TcpGroupFactory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
 from muster.training.loader import load_program, report_program_errors
 from muster.training.replay import Replay
@@ -135,8 +130,6 @@ def _group_factory(
         geometry = Geometry(slot_count=leaves, elements=computer.elements, places=GROUP_LIMIT)
         return SharedMemoryGroupFactory(settings.rank, geometry, updates)
     slots = np.zeros((leaves, computer.elements), np.float32)
-    if settings.agent_fd is None:
-        return SingleRankGroupFactory(slots)
     return TcpGroupFactory(settings.rank, slots, updates)
 
 

@@ -1,7 +1,6 @@
 """Reports the progress of a rank to its agent and its log, and saves its checkpoints."""
 
 import atexit
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from muster.contracts.messages import (
     StateMismatch,
     WorkerGroup,
 )
+from muster.contracts.rank import RankProgress
 from muster.contracts.shards import Position
 from muster.runtime.agent_client import AgentClient
 from muster.runtime.heartbeat import Supervision
@@ -170,15 +170,17 @@ class Reporter:
     def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of the heartbeat
         position, means = self._position, self._means
         return Heartbeat(
-            step=position.step,
-            total_steps=self._total_steps,
-            epoch=position.epoch,
-            shard_idx=0,
-            line_idx=position.line_idx,
-            loss=means.loss if means is not None and math.isfinite(means.loss) else None,
-            metrics={} if means is None else dict(means.metrics),
+            progress=RankProgress(
+                step=position.step,
+                total_steps=self._total_steps,
+                epoch=position.epoch,
+                shard_idx=0,
+                line_idx=position.line_idx,
+                loss=None if means is None else means.loss,
+                metrics={} if means is None else dict(means.metrics),
+                last_checkpoint_step=self._last_checkpoint_step,
+            ),
             checkpoints_saved=self._checkpoints_saved,
-            last_checkpoint_step=self._last_checkpoint_step,
             stopping=stopping,
             waiting=not self.busy.is_set,
         )

@@ -7,7 +7,7 @@ the same tree, so none of it depends on which rank computed what:
     gradient "a" · gradient "b" · … · loss · weight · metric "a" · metric "b" · …
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -78,7 +78,13 @@ class GradientSchema:
             parts.append(Part(name, shape, start))
             start = parts[-1].stop
         metrics = _sorted(contribution.metrics, f"the metrics {leaf}")
-        _check_metrics(metrics, leaf)
+        longest = max(map(len, metrics), default=0)
+        if len(metrics) > METRICS_LIMIT or longest > METRIC_NAME_LIMIT:
+            raise InvalidProgram(
+                f"there are {len(metrics)} metrics {leaf}, the longest name of {longest} "
+                f"characters: at most {METRICS_LIMIT} of up to {METRIC_NAME_LIMIT} characters fit "
+                "into a heartbeat, so leave some out or write them to the log"
+            )
         return cls(parts=tuple(parts), metrics=tuple(metrics))
 
     @property
@@ -98,7 +104,9 @@ class GradientSchema:
         that is not finite; `target` is then undefined.
         """
         _check_contribution(contribution, leaf)
-        self._check_names(contribution, leaf)
+        expected = [part.name for part in self.parts]
+        _check_same(expected, contribution.gradients, f"the gradients {leaf}")
+        _check_same(self.metrics, contribution.metrics, f"the metrics {leaf}")
         for part in self.parts:
             found = contribution.gradients[part.name]
             _check_gradient(part.name, found, part.shape, leaf)
@@ -169,11 +177,6 @@ class GradientSchema:
             found.append(array)
         return found if all(name in metrics for name in self.metrics) else None
 
-    def _check_names(self, contribution: Contribution, leaf: Leaf) -> None:
-        expected = [part.name for part in self.parts]
-        _check_same(expected, contribution.gradients, f"the gradients {leaf}")
-        _check_same(self.metrics, contribution.metrics, f"the metrics {leaf}")
-
     def _refuse(self, written: Vector, leaf: Leaf) -> None:
         """Raise `InvalidProgram` for the first number that is not finite."""
         for part in self.parts:
@@ -242,16 +245,6 @@ def _check_contribution(found: object, leaf: Leaf) -> None:
     if not isinstance(found, Contribution):
         raise InvalidProgram(
             f"what gradient() returned {leaf} is {_described(found)}: expected a Contribution"
-        )
-
-
-def _check_metrics(names: Sequence[str], leaf: Leaf) -> None:
-    longest = max(map(len, names), default=0)
-    if len(names) > METRICS_LIMIT or longest > METRIC_NAME_LIMIT:
-        raise InvalidProgram(
-            f"there are {len(names)} metrics {leaf}, the longest name of {longest} characters: at "
-            f"most {METRICS_LIMIT} of up to {METRIC_NAME_LIMIT} characters fit into a "
-            "heartbeat, so leave some out or write them to the log"
         )
 
 

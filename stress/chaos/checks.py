@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cli.checkpoints import digests
 from muster.checkpoints.errors import CheckpointError
+from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from stress.chaos.figures import History
 from stress.chaos.jobs import Training
@@ -93,4 +94,5 @@ def _bad_reads(reading: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 def digests_of(installation: Installation, training: Training) -> object:
     """Return the identity of a training's newest checkpoints; raises a `CheckpointError`."""
-    return list(digests(checkpoints_of_job(installation.checkpoint_dir, training.job_id)))
+    directory = checkpoints_of_job(installation.checkpoint_dir, training.job_id)
+    return list(digests(checkpoint_dirs(directory)))

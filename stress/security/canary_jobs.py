@@ -33,7 +33,7 @@ IGNORE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); ti
 
 PROGRAM = """
 import os
-from muster.programs.classifier import Classifier
+from muster.training.classifier import Classifier
 
 class Careless(Classifier):
     def update(self, state, gradients, step):

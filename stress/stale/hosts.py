@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from cli.checkpoints import digests
+from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from stress.chaos.reader import CheckpointWatch
 from stress.chaos.saves import Saves
@@ -194,7 +195,8 @@ class MovingInstallation:
         self._await_steps(training, NEW_STEPS)
 
     def _digests(self, training: Training) -> object:
-        return list(digests(checkpoints_of_job(self.installation.checkpoint_dir, training.job_id)))
+        directory = checkpoints_of_job(self.installation.checkpoint_dir, training.job_id)
+        return list(digests(checkpoint_dirs(directory)))
 
     def _directories(self, training: Training) -> list[Path]:
         return training.directories(self.installation.checkpoint_dir)

@@ -14,7 +14,7 @@ LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
 """Two ranks of 64 steps and two seconds: time to be interrupted."""
 
 FAILING_PROGRAM = """
-from muster.programs.classifier import Classifier
+from muster.training.classifier import Classifier
 
 class Failing(Classifier):
     def update(self, state, gradients, step):

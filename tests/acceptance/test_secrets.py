@@ -104,7 +104,7 @@ def test_a_stored_secret_is_named_at_submission(lending: Installation) -> None:
 
 def test_a_program_trained_together_finds_them_too(lending: Installation, tmp_path: Path) -> None:
     program = tmp_path / "telling.py"
-    program.write_text(f"{SHOW}\nshow('A')\nfrom muster.programs.classifier import Classifier\n")
+    program.write_text(f"{SHOW}\nshow('A')\nfrom muster.training.classifier import Classifier\n")
     job_id = lending.submit(
         mode="synchronous",
         world_size=2,

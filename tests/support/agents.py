@@ -4,30 +4,22 @@ import socket
 import threading
 from pathlib import Path
 
-from muster.contracts.messages import RankMessage
-from muster.contracts.wire import decode_rank_message
 from muster.host.peers import short_socket_path
-from muster.runtime.agent_client import AgentClient, AgentSocket
-
-PATIENCE_SECONDS = 10.0
+from tests.support.ranks import PATIENCE_SECONDS, Ear
 
 
-class Agents:
+class Agents(Ear):
     """The current agent, and a rank that starts with the first one."""
 
     def __init__(self, directory: Path) -> None:
         # Longer than sun_path.
         self.path = directory / ("d" * 120) / "agent.0001.sock"
         self.path.parent.mkdir()
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.channel.settimeout(PATIENCE_SECONDS)
-        self.descriptor = theirs.detach()
-        self.line = AgentSocket(self.descriptor, self.path)
-        self.client = AgentClient(self.line)
+        super().__init__(self.path)
         self.listener: socket.socket | None = None
 
     def dies(self) -> None:
-        self.channel.close()
+        self.hang_up()
         if self.listener is not None:
             self.listener.close()
 
@@ -44,8 +36,9 @@ class Agents:
         self.channel, _ = self.listener.accept()
         self.channel.settimeout(PATIENCE_SECONDS)
 
-    def receives(self, count: int) -> list[RankMessage]:
-        return [decode_rank_message(self.channel.recv(1 << 16)) for _ in range(count)]
+    def are_succeeded(self) -> None:
+        """Leave the sign that a newer agent has started."""
+        self.path.with_name("agent.0002.sock").touch()
 
     def close(self) -> None:
         self.dies()

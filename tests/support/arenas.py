@@ -1,7 +1,7 @@
 """The memory of a host's ranks as an agent hands it out, for tests."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from muster.collectives.arena import Arena, Geometry
 from muster.collectives.arena_reducer import ArenaReducer
@@ -36,7 +36,6 @@ class Host:
         *,
         generation: int = 1,
         members: list[int] | None = None,
-        pidfds: Mapping[int, int] | None = None,
         on_wait: Callable[[], None] = nothing,
         sleep: Callable[[float], None] | None = None,
     ) -> Flags:
@@ -47,7 +46,6 @@ class Host:
             arenas=[(self.own if each == rank else self.seen)[each] for each in chosen],
             rank=list(chosen).index(rank),
             generation=generation,
-            pidfds=pidfds or {},
             on_wait=on_wait,
             **seam,
         )

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.local import FileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import CheckpointName, Fence, Owner
 from muster.contracts.shards import Position
+from tests.support.crash_simulator import MemoryFileSystem
 
 DIRECTORY = Path("/checkpoints/job/worker_0")
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)

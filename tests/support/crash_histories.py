@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from muster.checkpoints.comparison import identity, identity_of
-from muster.checkpoints.crash_simulator import CrashMode, MemoryFileSystem, Operation, crash_states
 from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import LATEST, CheckpointName, parse_latest
 from muster.checkpoints.reader import Checkpoint
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner, position, state
+from tests.support.crash_simulator import CrashMode, MemoryFileSystem, Operation, crash_states
 
 Restore = Callable[[MemoryFileSystem, int], Checkpoint | None]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 from sqlalchemy import select
 
 from database.engine import Database
@@ -27,6 +28,7 @@ from database.records import (
 )
 from database.tables import METADATA
 from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.rank import NO_PROGRESS, RankProgress
 from muster.contracts.spec import JobSpec
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
@@ -81,9 +83,11 @@ def write_of(job: Job, **new: object) -> JobWrite:
 
 
 def worker(rank: int, **new: object) -> RankRecord:
-    return RankRecord(
-        **{"rank": rank, "incarnation": 0, "state": "live", "process": PROCESS, **new}
-    )
+    """Return a rank that lives; `new` are fields of it or of its progress."""
+    facts = {name: new.pop(name) for name in RankProgress.__struct_fields__ if name in new}
+    progress = msgspec.structs.replace(NO_PROGRESS, **facts)
+    row = {"rank": rank, "incarnation": 0, "state": "live", "process": PROCESS, **new}
+    return RankRecord(**{"progress": progress, **row})
 
 
 def attempt(rank: int, number: int, **new: object) -> Attempt:

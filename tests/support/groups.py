@@ -3,7 +3,6 @@
 A further transport is one more function, and one more line in `TRANSPORTS`.
 """
 
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -11,17 +10,19 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from muster.collectives.backend import Backend
+from muster.collectives.backend import Backend, OnWait
+from muster.collectives.errors import ChannelClosed
 from muster.collectives.shared_memory import SharedMemoryBackend
-from muster.collectives.simulated import SimulatedGroup
 from muster.collectives.tcp import TcpBackend
-from tests.support.arenas import Host
+from tests.support.arenas import Host, nothing
+from tests.support.simulated import SimulatedGroup
 
 LIMIT_BYTES: Final = 1 << 20
 # So little that a message of that limit never goes through in one piece. What a socket receives is
 # left to the kernel: loopback's packets are as large, and the kernel drops what does not fit.
 SEND_BUFFER_BYTES: Final = 64 << 10
 GENERATION: Final = 3
+RING_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +40,17 @@ def simulated(world_size: int) -> Iterator[Group]:
 
 
 @contextmanager
-def tcp(world_size: int) -> Iterator[Group]:
+def tcp(world_size: int, on_wait: OnWait = nothing) -> Iterator[Group]:
     ends = connected(world_size)
     backends: list[Backend] = [
-        TcpBackend(rank, world_size, own, generation=GENERATION, limit_bytes=LIMIT_BYTES)
+        TcpBackend(
+            rank,
+            world_size,
+            own,
+            generation=GENERATION,
+            limit_bytes=LIMIT_BYTES,
+            on_wait=on_wait,
+        )
         for rank, own in enumerate(ends)
     ]
 
@@ -58,23 +66,23 @@ def tcp(world_size: int) -> Iterator[Group]:
 
 
 @contextmanager
-def shared_memory(world_size: int) -> Iterator[Group]:
-    """A pipe whose other end is closed looks like the pidfd of a process that has died."""
-    host = Host(world_size)
-    lives, ends = zip(*(os.pipe() for _ in range(world_size)), strict=True)
-    open_ends = dict(enumerate(ends))
-    pidfds = dict(enumerate(lives))
+def shared_memory(world_size: int, on_wait: OnWait = nothing) -> Iterator[Group]:
+    """In production a newer group ends the waits for a rank that has died, through `on_wait`."""
+    host = Host(world_size, ring_bytes=RING_BYTES)
+    dead: list[int] = []
+
+    def look() -> None:
+        on_wait()
+        if dead:
+            raise ChannelClosed(dead[0])
+
     backends: list[Backend] = [
         SharedMemoryBackend(
-            host.flags(rank, generation=GENERATION, pidfds=pidfds), limit_bytes=LIMIT_BYTES
+            host.flags(rank, generation=GENERATION, on_wait=look), limit_bytes=LIMIT_BYTES
         )
         for rank in range(world_size)
     ]
-    try:
-        yield Group(backends=backends, kill=lambda rank: os.close(open_ends.pop(rank)))
-    finally:
-        for descriptor in (*lives, *open_ends.values()):
-            os.close(descriptor)
+    yield Group(backends=backends, kill=dead.append)
 
 
 TRANSPORTS: Final[Mapping[str, Callable[[int], AbstractContextManager[Group]]]] = {

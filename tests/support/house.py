@@ -15,8 +15,9 @@ from muster.contracts.messages import AgentMessage, Hello, RankSaid, StartRank
 from muster.contracts.paths import JobFiles
 from muster.contracts.wire import encode
 from muster.host.containment import set_tag_limit
+from tests.support.secret_rank import assignment
 from worker.ranks import RankTable
-from worker.start import Started
+from worker.start import RankSecrets
 
 PATIENCE_SECONDS = 10.0
 SAY_HELLO = f"import os; os.write(CHANNEL, {encode(Hello())!r}); "
@@ -36,7 +37,7 @@ class Interpreter:
 
     words: str = ""
 
-    def start(self, order: StartRank, log: int, channel: socket.socket) -> Started:
+    def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
         words = f"CHANNEL = {channel.fileno()}; {self.words}"
         process = subprocess.Popen(
             [sys.executable, "-S", "-c", words],
@@ -49,7 +50,8 @@ class Interpreter:
             # As the launcher does; safe with one thread.
             preexec_fn=partial(set_tag_limit, order.environment[PROCESS_TAG]),  # noqa: PLW1509
         )
-        return Started(pid=process.pid, handle=process)
+        process.returncode = 0  # the table reaps it
+        return process.pid
 
     def warm_up(self) -> None: ...
 
@@ -68,7 +70,10 @@ class House:
     def __post_init__(self) -> None:
         self.files = JobFiles(self.root)
         self.selector = selectors.DefaultSelector()
-        self.ranks = RankTable(self.files, self.selector, self.starter, self.reports.append)
+        given = assignment(self.root)
+        self.ranks = RankTable(
+            given, self.selector, self.starter, self.reports.append, RankSecrets(given)
+        )
 
     def starts(self, words: str, *, rank: int = 0, incarnation: int = 0, **new: str) -> None:
         self.starter.words = words

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from cli.checkpoints import digests
+from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from tests.support.installation import Installation, Seen, await_value, is_over
 from tests.support.paced import PACE_FILE, request_to_hang
@@ -66,7 +67,7 @@ class PooledJob:
     def digest(self) -> str:
         """Return the digest of its last checkpoint, data position included."""
         directory = checkpoints_of_job(self.installation.checkpoint_dir, self.job_id)
-        ((_, _, digest),) = digests(directory)
+        ((_, _, digest),) = digests(checkpoint_dirs(directory))
         return digest
 
     def wait_until(self, predicate: Callable[[], object]) -> None:

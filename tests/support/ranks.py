@@ -15,12 +15,19 @@ from muster.runtime.agent_client import AgentClient, AgentSocket
 PATIENCE_SECONDS = 10.0
 
 
+def write_contents(directory: Path, *contents: bytes) -> list[Path]:
+    """Write a shard with each of the contents; return their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / f"shard_{number:05d}.txt" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return paths
+
+
 def write_shards(directory: Path, *shards: Sequence[object]) -> Path:
     """Write a data set whose samples are the values given."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for number, samples in enumerate(shards):
-        lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
-        (directory / f"shard_{number:05d}.txt").write_bytes(lines)
+    encode = msgspec.json.encode
+    write_contents(directory, *(b"".join(encode(one) + b"\n" for one in each) for each in shards))
     return directory
 
 
@@ -41,33 +48,33 @@ def run_of(directory: Path, voice: AgentClient | None = None, **names: object) -
 class Ear:
     """The agent's end of a rank's channel."""
 
-    def __init__(self) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ours.settimeout(PATIENCE_SECONDS)
+    def __init__(self, address: Path | None = None) -> None:
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel.settimeout(PATIENCE_SECONDS)
         self.descriptor = theirs.detach()
-        self.line = AgentSocket(self.descriptor)
+        self.line = AgentSocket(self.descriptor, address)
         self.voice = AgentClient(self.line)
 
     def hear(self) -> RankMessage:
         """Wait for the next message."""
-        return decode_rank_message(self._ours.recv(1 << 16))
+        return decode_rank_message(self.channel.recv(1 << 16))
 
     def heard(self) -> list[RankMessage]:
         """Return what was said up to now."""
         messages = []
-        self._ours.settimeout(0)
+        self.channel.settimeout(0)
         try:
-            while packet := self._ours.recv(1 << 16):
+            while packet := self.channel.recv(1 << 16):
                 messages.append(decode_rank_message(packet))
         except BlockingIOError:
             pass
         finally:
-            self._ours.settimeout(PATIENCE_SECONDS)
+            self.channel.settimeout(PATIENCE_SECONDS)
         return messages
 
     def hang_up(self) -> None:
-        self._ours.close()
+        self.channel.close()
 
     def close(self) -> None:
-        self._ours.close()
+        self.channel.close()
         self.line.close()

@@ -14,7 +14,6 @@ import numpy as np
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.collectives.message_reducer import MessageReducer
-from muster.collectives.simulated import SimulatedGroup
 from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess
@@ -28,6 +27,7 @@ from muster.training.schedule import Schedule
 from muster.training.schema import Means
 from muster.training.state_sync import Committed, Replica, WorkersDiverged
 from muster.training.trainer import Outcome, Trainer
+from tests.support.simulated import SimulatedGroup
 
 FEATURES = 5
 

@@ -5,53 +5,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from coordinator.decide.actions import (
-    Action,
-    ActionTaken,
-    AgentConnected,
-    AgentDisconnected,
-    AgentLost,
-    Interrupted,
-    JobFailed,
-    KillProcess,
-    LeaveRequested,
-    Observation,
-    PauseRequested,
-    PublishGroup,
-    ScaleRequested,
-    SetStatus,
-    Start,
-    StopRequested,
-    Terminate,
-)
+import msgspec
+
+from coordinator.decide import actions
+from coordinator.decide.actions import Action, Observation
 from coordinator.decide.fold import fold
 from coordinator.decide.plan import plan, wake_at
 from coordinator.decide.state import (
     AgentState,
-    Cause,
-    GroupSnapshot,
     JobFailure,
     JobSnapshot,
     RankSnapshot,
 )
+from muster.contracts import messages
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
-from muster.contracts.messages import (
-    AgentHeartbeat,
-    Heartbeat,
-    Hello,
-    JoinedGroup,
-    PeerLost,
-    PermanentFailure,
-    Raised,
-    RankExited,
-    RankMessage,
-    RankSaid,
-    RankSpawned,
-    Ready,
-    Saved,
-    StateMismatch,
-)
+from muster.contracts.messages import Heartbeat, RankExited, RankMessage, Saved
 from muster.contracts.pool import Pool
+from muster.contracts.rank import NO_PROGRESS
 from muster.contracts.spec import JobSpec
 
 ROUNDS = 20
@@ -83,43 +53,24 @@ def saved(step: int) -> Saved:
 
 
 def beat(step: int = 0, **new: object) -> Heartbeat:
-    said: dict[str, object] = {
-        "step": step,
-        "total_steps": 100,
-        "epoch": 0,
-        "shard_idx": 0,
-        "line_idx": 16 * step,
-        "loss": 0.5,
-        "metrics": {},
-        "checkpoints_saved": 0,
-        "last_checkpoint_step": None,
-        "stopping": False,
-        "waiting": False,
-    }
-    return Heartbeat(**{**said, **new})
+    """Return a heartbeat; `new` are fields of it or of its progress."""
+    said = {"checkpoints_saved": 0, "stopping": False, "waiting": False}
+    of_beat = {name: new.pop(name, value) for name, value in said.items()}
+    progress = {"step": step, "total_steps": 100, "line_idx": 16 * step, "loss": 0.5, **new}
+    return Heartbeat(progress=msgspec.structs.replace(NO_PROGRESS, **progress), **of_beat)
 
 
-def exited(  # noqa: PLR0913  every field of the message
+def exited(
     rank: int,
     attempt: int,
     *,
     code: int | None = None,
     signal: int | None = None,
     lines: Sequence[str] = (),
-    out_of_memory: bool = False,
-    unstarted: str | None = None,
-    error: str | None = None,
+    **more: object,
 ) -> RankExited:
-    return RankExited(
-        rank=rank,
-        incarnation=attempt,
-        exit_code=code,
-        signal=signal,
-        last_lines=tuple(lines),
-        out_of_memory=out_of_memory,
-        unstarted=unstarted,
-        error=error,
-    )
+    how = {"exit_code": code, "signal": signal, "last_lines": tuple(lines), **more}
+    return RankExited(rank=rank, incarnation=attempt, **how)
 
 
 @dataclass
@@ -180,17 +131,26 @@ class Story:
         self.job = fold(self.job, observation, self.now)
         return self
 
-    def takes(self, *actions: Action) -> Self:
-        for action in actions:
-            self.observes(ActionTaken(action=action))
+    def takes(self, *taken: Action) -> Self:
+        for action in taken:
+            self.observes(actions.ActionTaken(action=action))
         return self
 
     def is_admitted(self) -> Self:
-        return self.takes(SetStatus(status=JobStatus.STARTING, message=self.job.note))
+        return self.takes(actions.SetStatus(status=JobStatus.STARTING, message=self.job.note))
 
     def agent_connects(self, generation: int | None = None) -> Self:
         self.agent_is_frozen = False
-        return self.observes(AgentConnected(generation=self._generation(generation)))
+        return self.observes(actions.AgentConnected(generation=self._generation(generation)))
+
+    def is_suspended(self, *ranks: int, attempt: int | None = None) -> Self:
+        """Let the processes of exactly these ranks be stopped (SIGSTOP); the agent reports it."""
+        if attempt is not None:
+            return self.observes(
+                messages.AgentHeartbeat(stopped=tuple((rank, attempt) for rank in ranks))
+            )
+        self.stopped = set(ranks)
+        return self.pulses()
 
     def agent_freezes(self) -> Self:
         self.agent_is_frozen = True
@@ -203,28 +163,31 @@ class Story:
 
     def pulses(self) -> Self:
         stopped = [(rank, self.rank(rank).attempt) for rank in sorted(self.stopped)]
-        return self.observes(AgentHeartbeat(stopped=tuple(stopped)))
+        return self.observes(messages.AgentHeartbeat(stopped=tuple(stopped)))
 
     def agent_disconnects(self, generation: int | None = None) -> Self:
-        return self.observes(AgentDisconnected(generation=self._generation(generation)))
+        return self.observes(actions.AgentDisconnected(generation=self._generation(generation)))
 
-    def agent_is_lost(self, generation: int | None = None, living: Iterable[int] = ()) -> Self:
+    def agent_is_lost(
+        self, generation: int | None = None, living: Iterable[int] = (), newest: int = 0
+    ) -> Self:
         return self.observes(
-            AgentLost(
+            actions.AgentLost(
                 generation=self._generation(generation),
                 message="the agent is gone",
                 living=frozenset(living),
+                newest=newest,
             )
         )
 
     def rank_says(self, rank: int, message: RankMessage, attempt: int | None = None) -> Self:
         if attempt is None:
             attempt = self.rank(rank).attempt
-        return self.observes(RankSaid(rank=rank, incarnation=attempt, message=message))
+        return self.observes(messages.RankSaid(rank=rank, incarnation=attempt, message=message))
 
     def is_spawned(self, rank: int, pid: int = 4711) -> Self:
         return self.observes(
-            RankSpawned(
+            messages.RankSpawned(
                 rank=rank,
                 incarnation=self.rank(rank).attempt,
                 pid=pid,
@@ -236,7 +199,13 @@ class Story:
 
     def says_hello(self, *ranks: int) -> Self:
         for rank in ranks:
-            self.is_spawned(rank).rank_says(rank, Hello())
+            self.is_spawned(rank).rank_says(rank, messages.Hello())
+        return self
+
+    def executes(self, *ranks: int) -> Self:
+        """Let these ranks run a command that sends no heartbeats."""
+        for rank in ranks:
+            self.is_spawned(rank).rank_says(rank, messages.Executing())
         return self
 
     def beats(self, rank: int, step: int = 0, **new: object) -> Self:
@@ -261,8 +230,13 @@ class Story:
         return self.observes(exited(rank, self.rank(rank).attempt, **end))
 
     def fails_in_step(self, rank: int, step: int, message: str = "update() failed") -> Self:
-        self.rank_says(rank, Raised(step=step, message=message))
-        return self.exits(rank, code=1, lines=[message])
+        return self.raises(rank, step, message).exits(rank, code=1, lines=[message])
+
+    def raises(self, rank: int, step: int, message: str = "update() failed") -> Self:
+        return self.rank_says(rank, messages.Raised(step=step, message=message))
+
+    def is_asked_to_exit(self, rank: int) -> Self:
+        return self.takes(actions.Terminate(rank=rank))
 
     def comes_back(self, rank: int) -> Self:
         """Let time pass until a rank runs again."""
@@ -271,24 +245,31 @@ class Story:
             self.runs_for(HEARTBEAT_SECONDS)
         return self.says_hello(rank)
 
+    def is_orphaned(self, rank: int, by: str = "its agent") -> Self:
+        return self.rank_says(rank, messages.Orphaned(by=by))
+
     def refuses(self, rank: int, reason: Reason, message: str) -> Self:
-        return self.rank_says(rank, PermanentFailure(reason=reason, message=message))
+        return self.rank_says(rank, messages.PermanentFailure(reason=reason, message=message))
 
     def is_stopped(self, request: StopRequest = StopRequest.GRACEFUL, grace: float = 30.0) -> Self:
-        return self.observes(StopRequested(request=request, grace_seconds=grace))
+        return self.observes(actions.StopRequested(request=request, grace_seconds=grace))
+
+    def stalls(self, seconds: float) -> Self:
+        """Let the coordinator's loop stand still for that long."""
+        return self.passes(seconds).observes(actions.LoopStalled(seconds=seconds))
 
     def is_interrupted(self) -> Self:
-        return self.observes(Interrupted())
+        return self.observes(actions.Interrupted())
 
     def fails_without_data(self, message: str = "there is no data") -> Self:
         failure = JobFailure(reason=Reason.INVALID_DATASET, message=message)
-        return self.observes(JobFailed(failure=failure))
+        return self.observes(actions.JobFailed(failure=failure))
 
     # What happens to a pool
 
     def is_ready(self, *ranks: int) -> Self:
         for rank in ranks:
-            self.says_hello(rank).rank_says(rank, Ready(port=0))
+            self.says_hello(rank).rank_says(rank, messages.Ready(port=0))
         return self
 
     def joins_group(self, *ranks: int, step: int = 0, generation: int | None = None) -> Self:
@@ -296,7 +277,7 @@ class Story:
         if generation is None:
             generation = self.job.group.round
         for rank in ranks:
-            self.rank_says(rank, JoinedGroup(generation=generation, step=step))
+            self.rank_says(rank, messages.JoinedGroup(generation=generation, step=step))
         return self
 
     def all_join_group(self, step: int = 0) -> Self:
@@ -305,25 +286,27 @@ class Story:
     def loses_peer(self, *ranks: int) -> Self:
         """Let these ranks report that they have lost a peer of the present group round."""
         for rank in ranks:
-            lost = PeerLost(generation=self.job.group.round, message="a peer is gone")
+            lost = messages.PeerLost(generation=self.job.group.round, message="a peer is gone")
             self.rank_says(rank, lost)
         return self
 
     def reports_mismatch(self, rank: int, *workers: int) -> Self:
-        said = StateMismatch(generation=self.job.group.round, workers=workers, message="other bits")
+        said = messages.StateMismatch(
+            generation=self.job.group.round, workers=workers, message="other bits"
+        )
         return self.rank_says(rank, said)
 
     def is_scaled(self, world_size: int) -> Self:
-        return self.observes(ScaleRequested(world_size=world_size))
+        return self.observes(actions.ScaleRequested(world_size=world_size))
 
     def is_paused(self) -> Self:
-        return self.observes(PauseRequested(paused=True))
+        return self.observes(actions.PauseRequested(paused=True))
 
     def is_resumed(self) -> Self:
-        return self.observes(PauseRequested(paused=False))
+        return self.observes(actions.PauseRequested(paused=False))
 
     def is_asked_to_leave(self, worker_id: int) -> Self:
-        return self.observes(LeaveRequested(worker_id=worker_id))
+        return self.observes(actions.LeaveRequested(worker_id=worker_id))
 
     def settles(self, step: int = 0) -> list[Action]:
         """Let every rank do what is due, in no time, until nothing is due any more."""
@@ -373,12 +356,12 @@ class Story:
         """Take planned actions until nothing is due; return all of them."""
         done: list[Action] = []
         for _ in range(ROUNDS):
-            actions = plan(self.job, self.now)
-            if not actions:
+            planned = plan(self.job, self.now)
+            if not planned:
                 return done
-            self.takes(*actions)
-            done += actions
-        raise AssertionError(f"the plan does not come to rest: {actions}")
+            self.takes(*planned)
+            done += planned
+        raise AssertionError(f"the plan does not come to rest: {planned}")
 
     def wakes(self) -> list[Action]:
         """Let time pass until the next plan is due; return what is done then."""
@@ -394,21 +377,11 @@ class Story:
         return self.job.generation if named is None else named
 
 
-def starts(actions: Sequence[Action]) -> list[int]:
+def starts(done: Sequence[Action]) -> list[int]:
     """Return the ranks that are started."""
-    return [action.rank for action in actions if isinstance(action, Start)]
+    return [action.rank for action in done if isinstance(action, actions.Start)]
 
 
-def groups(actions: Sequence[Action]) -> list[GroupSnapshot]:
-    """Return the groups that are published."""
-    return [action.group for action in actions if isinstance(action, PublishGroup)]
-
-
-def terminations(actions: Sequence[Action]) -> list[int]:
+def terminations(done: Sequence[Action]) -> list[int]:
     """Return the ranks that are asked to exit."""
-    return [action.rank for action in actions if isinstance(action, Terminate)]
-
-
-def kills(actions: Sequence[Action]) -> dict[int, Cause]:
-    """Return the ranks that are killed, and why."""
-    return {action.rank: action.cause for action in actions if isinstance(action, KillProcess)}
+    return [action.rank for action in done if isinstance(action, actions.Terminate)]

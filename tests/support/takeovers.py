@@ -5,6 +5,7 @@ from collections.abc import Callable
 from muster.contracts.messages import (
     AdoptedRank,
     AgentHello,
+    Heartbeat,
     RankMessage,
     RankSaid,
     RankSpawned,
@@ -35,6 +36,13 @@ def hear_said(
         assert isinstance(said, RankSaid)
         if isinstance(said.message, kind) and meant(said.message):
             return said.message
+
+
+def hear_training(agent: Conversation, rank: int = 0, above: int = 0) -> Heartbeat:
+    """Return a heartbeat with more steps than `above`."""
+    beat = hear_said(agent, rank, Heartbeat, lambda beat: beat.progress.step > above)
+    assert isinstance(beat, Heartbeat)
+    return beat
 
 
 def started(

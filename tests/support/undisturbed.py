@@ -1,6 +1,7 @@
 """The results of jobs without faults, to compare others with."""
 
 from cli.checkpoints import digests
+from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from tests.support.installation import Installation
 
@@ -26,4 +27,4 @@ class UndisturbedRuns:
 def bits(installation: Installation, job_id: str) -> list[str]:
     """Return the identities of a job's newest checkpoints."""
     directory = checkpoints_of_job(installation.checkpoint_dir, job_id)
-    return [digest for _, _, digest in digests(directory)]
+    return [digest for _, _, digest in digests(checkpoint_dirs(directory))]

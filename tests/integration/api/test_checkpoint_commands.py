@@ -7,27 +7,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from cli.main import app
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from tests.integration.api.service import Service, StandIn
 from tests.support.checkpoint_ranks import Rank, owner
 
 Muster = Callable[..., Result]
-
-
-@pytest.fixture
-def muster(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Muster:
-    monkeypatch.setenv("MUSTER_URL", service.url)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
-
-    def said(*words: str) -> Result:
-        return CliRunner().invoke(app, words)
-
-    return said
 
 
 @pytest.fixture
@@ -150,5 +137,5 @@ def test_missing_checkpoints_of_a_command_say_why(
     client.post("/jobs", json={"job_id": name, "command": ["true"]}).raise_for_status()
     result = muster("checkpoint", "ls", name)
     assert result.exit_code == 5
-    assert "only a command that saves with `import muster` writes there" in result.stderr
+    assert "a command saves only with `import muster`" in result.stderr
     stand_in.end(name)

@@ -54,24 +54,9 @@ def test_a_repeated_request_returns_the_original_response(
     assert client.get(f"/jobs/{name}").status_code == 404
 
 
-def test_an_id_that_is_taken_is_a_conflict(client: httpx.Client, job: str) -> None:
-    answer = client.post("/jobs", json={"job_id": job})
-    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-exists")
-
-
 def save_something(service: Service, job_id: str) -> None:
     own = service.root / "checkpoints" / job_id / "worker_0"
     (own / "step_0000000042.g0003").mkdir(parents=True)
-
-
-def test_lists_filter_by_several_statuses(
-    client: httpx.Client, stand_in: StandIn, job: str
-) -> None:
-    stand_in.run(job)
-    for path in ("/jobs", "/jobs/summaries"):
-        found = client.get(path, params={"status": ["RUNNING", "failed"]}).json()["jobs"]
-        assert [one["job_id"] for one in found] == [job]
-    stand_in.move(job, JobStatus.FAILED)
 
 
 def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn, job: str) -> None:
@@ -85,15 +70,6 @@ def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn
     assert asked == ["a graceful stop was requested: it diverges"]
     stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
     assert client.post(f"/jobs/{job}/stop").json()["status"] == "STOPPED"
-
-
-@pytest.mark.parametrize("reason", ["two\nlines", "\0", "x" * 501, 7])
-def test_an_invalid_reason_stops_nothing(
-    client: httpx.Client, stand_in: StandIn, job: str, reason: object
-) -> None:
-    stand_in.run(job)
-    assert client.post(f"/jobs/{job}/stop", json={"reason": reason}).status_code == 422
-    assert client.get(f"/jobs/{job}").json()["stop_requested"] is False
 
 
 def test_a_running_job_is_not_deleted_by_default(
@@ -252,20 +228,4 @@ def test_a_purge_skips_running_jobs_and_prefers_days(
     assert job in found["skipped"]
     assert found["matched"] == found["deleted"] + len(found["skipped"])
     assert client.post("/jobs/purge?older_then_days=1").status_code == 422
-    assert client.get(f"/jobs/{job}").status_code == 200
-
-
-def test_a_purge_reports_files_it_could_not_remove(
-    service: Service, client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
-) -> None:
-    agent.write(job, 0, "line\n")
-    stand_in.move(job, JobStatus.STOPPED)
-    root = service.files.job(job).root
-    uid = client.get(f"/jobs/{job}").json()["job_uid"]
-    root.with_name(f"{job}.{uid}").mkdir()
-    (root.with_name(f"{job}.{uid}") / "in-the-way").touch()
-    found = client.post("/jobs/purge", params={"statuses": "STOPPED"}).json()
-    assert job not in found["job_ids"] + found["skipped"]
-    (failed,) = (one for one in found["failed"] if one["job_id"] == job)
-    assert f"{root} could not be removed" in failed["detail"]
     assert client.get(f"/jobs/{job}").status_code == 200

@@ -7,13 +7,12 @@ from contextlib import nullcontext
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from ruamel.yaml import YAML
 
 import cli.lifecycle
 from cli.errors import ExitCode
 from cli.jobs import RUNS_WIDTH
-from cli.main import app
 from database.records import Event, utc_now
 from muster.contracts.job import JobId, JobStatus
 from tests.integration.api.service import Agent, Service, StandIn
@@ -21,17 +20,6 @@ from tests.support.database_samples import worker
 from tests.support.installation import await_value
 
 Muster = Callable[..., Result]
-
-
-@pytest.fixture
-def muster(service: Service, monkeypatch: pytest.MonkeyPatch) -> Muster:
-    """Give the commands, as they are typed where this service is."""
-    monkeypatch.setenv("MUSTER_URL", service.url)
-
-    def said(*words: str) -> Result:
-        return CliRunner().invoke(app, words)
-
-    return said
 
 
 @pytest.fixture

@@ -1,13 +1,8 @@
 """The service as a whole: its health, its document, its start and its end."""
 
-import json
-import re
 import signal
 import socket
-import subprocess
-import sys
 from functools import partial
-from typing import Any
 
 import httpx
 import pytest
@@ -76,39 +71,6 @@ def test_every_request_has_an_id(client: httpx.Client) -> None:
     assert len(client.get("/health").headers["x-request-id"]) == 32
 
 
-def test_each_operation_is_documented(client: httpx.Client) -> None:
-    document = client.get("/openapi.json").json()
-    operations = [
-        (f"{method} {path}", operation)
-        for path, methods in document["paths"].items()
-        for method, operation in methods.items()
-    ]
-    assert len(operations) >= 12
-    assert not [
-        name for name in _references(document) if name not in document["components"]["schemas"]
-    ]
-    identities = [operation["operationId"] for _, operation in operations]
-    assert len(set(identities)) == len(identities)
-    for name, operation in operations:
-        assert list(operation["responses"]["4XX"]["content"]) == ["application/problem+json"], name
-        assert operation["summary"], name
-        body = operation.get("requestBody", {}).get("content", {}).get("application/json")
-        if body:
-            assert _examples(document, body["schema"]), name
-
-
-def _references(document: dict[str, Any]) -> set[str]:
-    return set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
-
-
-def _examples(document: dict[str, Any], schema: dict[str, Any]) -> object:
-    for candidate in [schema, *schema.get("anyOf", [])]:
-        name = candidate.get("$ref", "").rpartition("/")[2]
-        if name:
-            return document["components"]["schemas"][name].get("examples")
-    return None
-
-
 def test_open_streams_do_not_delay_the_shutdown(
     service: Service, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
@@ -127,26 +89,3 @@ def test_open_streams_do_not_delay_the_shutdown(
     for stream in opened:
         stream.close()
     service.start()
-
-
-def test_a_taken_port_is_one_line(service: Service) -> None:
-    found = _refused_start(service, {})
-    assert re.fullmatch(r"api: cannot listen on 127\.0\.0\.1 port \d+ .*\n", found)
-
-
-def test_an_invalid_setting_is_one_line(service: Service) -> None:
-    assert "MUSTER_PORT" in _refused_start(service, {"MUSTER_PORT": "many"})
-
-
-def _refused_start(service: Service, changes: dict[str, str]) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "api"],
-        env=dict(service.environment) | changes,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.count("\n") == 1
-    return ended.stderr

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 
 import httpx
-import pytest
 
 from database.records import RankRecord
 from muster.contracts.job import JobStatus
@@ -75,26 +74,6 @@ def test_a_job_without_lines_ends_with_204(
     assert again.status_code == 204
 
 
-def test_a_single_rank_has_no_prefix(
-    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
-) -> None:
-    agent.write(job, 0, "zero\n")
-    agent.write(job, 1, "one\n")
-    stand_in.move(job, JobStatus.STOPPED)
-    found = everything(client, f"/jobs/{job}/logs/stream", params={"rank": 1})
-    assert lines(found) == ["one"]
-
-
-def test_a_tail_starts_near_the_end(
-    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
-) -> None:
-    agent.write(job, 0, "0\n1\n2\n3\n", at_micros=1)
-    agent.write(job, 1, "never\n", at_micros=0)
-    stand_in.move(job, JobStatus.STOPPED)
-    found = everything(client, f"/jobs/{job}/logs/stream", params={"tail": 2})
-    assert lines(found) == ["[rank 0] 2", "[rank 0] 3"]
-
-
 def test_a_stream_starts_with_its_position(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
@@ -109,20 +88,6 @@ def test_a_stream_starts_with_its_position(
         assert lines(list(events(response.iter_raw()))) == ["[rank 0] without a reader"]
 
 
-def test_history_is_merged_by_time(
-    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
-) -> None:
-    agent.write(job, 0, "first\n", at_micros=10)
-    agent.write(job, 1, "second\n", at_micros=20)
-    agent.write(job, 0, "third\n", at_micros=30, incarnation=1)
-    agent.write(job, 1, "fourth\n", at_micros=40)
-    stand_in.move(job, JobStatus.STOPPED)
-    expected = ["[rank 0] first", "[rank 1] second", "[rank 0] third", "[rank 1] fourth"]
-    assert lines(everything(client, f"/jobs/{job}/logs/stream")) == expected
-    tail = client.get(f"/jobs/{job}/logs", headers={"Accept": "text/plain"})
-    assert tail.text.splitlines() == expected
-
-
 def test_an_exited_rank_ends_its_unfinished_line(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
@@ -134,14 +99,6 @@ def test_an_exited_rank_ends_its_unfinished_line(
         assert next(stream).data == ["[rank 0] dying wor"]
         agent.write(job, 0, "reborn\n", incarnation=1)
         assert next(stream).data == ["[rank 0] reborn"]
-
-
-def test_a_carriage_return_does_not_end_a_line(
-    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
-) -> None:
-    agent.write(job, 0, "10%\r20%\r\n")
-    stand_in.move(job, JobStatus.STOPPED)
-    assert lines(everything(client, f"/jobs/{job}/logs/stream")) == ["[rank 0] 10%\\r20%"]
 
 
 def test_the_stream_of_a_deleted_job_ends(
@@ -176,16 +133,6 @@ def test_a_position_of_an_earlier_job_is_refused(
     ] * 2
     found = everything(client, f"/jobs/{job}/logs/stream")
     assert lines(found) == ["[rank 0] of the second job"]
-
-
-@pytest.mark.parametrize("text", ["x", "0:1", "0.0:-1", "0.0:1,0.0:2", "0.0:1,", "9" * 30])
-def test_an_invalid_position_is_refused(client: httpx.Client, job: str, text: str) -> None:
-    stream = f"/jobs/{job}/logs/stream"
-    refused = [
-        client.get(stream, params={"after": text}),
-        client.get(stream, headers={"Last-Event-ID": text}),
-    ]
-    assert [answer.status_code for answer in refused] == [422, 422]
 
 
 def test_killing_the_service_leaves_no_gap(

@@ -10,12 +10,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import cli.submit
 from cli.connection import ATTACHED_SECONDS
 from cli.errors import ExitCode
-from cli.main import app
 from database.jobs import JobQuery
 from database.records import Job
 from muster.contracts.job import JobId, JobStatus
@@ -48,19 +47,6 @@ class Watching:
         """Return its exit code, and what else it said to a person."""
         _, said = self.process.communicate(timeout=DEADLINE_SECONDS)
         return self.process.returncode, said
-
-
-@pytest.fixture
-def muster(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Muster:
-    """Give the commands, run in a new directory."""
-    monkeypatch.setenv("MUSTER_URL", service.url)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-    def said(*words: str) -> Result:
-        return CliRunner().invoke(app, words)
-
-    return said
 
 
 @pytest.fixture

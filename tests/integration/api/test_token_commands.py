@@ -6,25 +6,11 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from cli.main import app
 from tests.integration.api.service import Service
 
 Muster = Callable[..., Result]
-
-
-@pytest.fixture
-def muster(service: Service, monkeypatch: pytest.MonkeyPatch) -> Muster:
-    """Give the commands, as they are typed where this service is."""
-    for name in ("MUSTER_URL", "MUSTER_HOST", "MUSTER_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MUSTER_PORT", str(service.port))
-
-    def said(*words: str) -> Result:
-        return CliRunner().invoke(app, words)
-
-    return said
 
 
 def test_a_token_is_made_shown_and_revoked(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from muster.checkpoints.comparison import identity_of
-from muster.checkpoints.crash_simulator import CrashMode, MemoryFileSystem, Operation, crash_states
 from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.format import decode_arrays
 from muster.checkpoints.manager import CheckpointManager
@@ -25,6 +24,7 @@ from tests.support.crash_histories import (
     explore,
     production_restore,
 )
+from tests.support.crash_simulator import CrashMode, MemoryFileSystem, Operation, crash_states
 
 HISTORIES = {
     "saves, deletions and recycled directories": (Session(0, (1, 2, 3, 4, 5, 6)),),

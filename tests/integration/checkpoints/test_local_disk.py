@@ -7,10 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from muster.checkpoints.comparison import identity, identity_of
-from muster.checkpoints.errors import CheckpointNotWritable
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, CheckpointName
 from tests.support.checkpoint_ranks import Rank, owner, position, state
@@ -107,28 +104,6 @@ def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert "Older checkpoints are untouched" in told[0]
     assert told[1] == "LATEST step_0000000001.g0000"
     assert on_disk(tmp_path).restored() == CheckpointName(0, 2)
-
-
-def test_file_instead_of_directory_is_not_writable(tmp_path: Path) -> None:
-    (tmp_path / "job").write_text("")
-    with pytest.raises(CheckpointNotWritable, match="job"):
-        on_disk(tmp_path / "job" / "worker_0").save(1)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_read_only_directory_is_not_writable(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(CheckpointNotWritable, match="Permission denied"):
-        on_disk(tmp_path / "worker_0").save(1)
-
-
-def test_link_instead_of_manifest_is_not_followed(tmp_path: Path) -> None:
-    rank = on_disk(tmp_path / "worker_0")
-    rank.save(1, 2)
-    manifest = tmp_path / "worker_0" / "step_0000000002.g0000" / "manifest.json"
-    manifest.rename(tmp_path / "elsewhere.json")
-    manifest.symlink_to(tmp_path / "elsewhere.json")
-    assert rank.restored() == CheckpointName(0, 1)
 
 
 def test_no_descriptor_leaks(tmp_path: Path) -> None:

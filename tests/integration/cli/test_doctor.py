@@ -124,14 +124,14 @@ def test_port_that_cannot_be_used_is_a_problem(host: str, monkeypatch: pytest.Mo
     ],
     ids=str,
 )
-def test_door_without_protection_or_without_token(
+def test_access_without_protection_or_without_token(
     environ: dict[str, str], verdict: str, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     code, found = doctor()
-    assert (code, found["door"]["verdict"]) == (int(verdict == "problem"), verdict)
-    assert word in found["door"]["seen"]
+    assert (code, found["access"]["verdict"]) == (int(verdict == "problem"), verdict)
+    assert word in found["access"]["seen"]
 
 
 def test_required_token_without_an_admin_is_a_warning(
@@ -139,11 +139,11 @@ def test_required_token_without_an_admin_is_a_warning(
 ) -> None:
     monkeypatch.setenv("MUSTER_REQUIRE_TOKEN", "1")
     tokens.create("ci", Scope.SUBMIT, lifetime=None, created_by=None)
-    door = doctor()[1]["door"]
-    assert door["verdict"] == "warning"
-    assert "muster token create NAME --scope admin" in door["fix"]
+    access = doctor()[1]["access"]
+    assert access["verdict"] == "warning"
+    assert "muster token create NAME --scope admin" in access["fix"]
     tokens.create("me", Scope.ADMIN, lifetime=None, created_by=None)
-    assert doctor()[1]["door"]["verdict"] == "ok"
+    assert doctor()[1]["access"]["verdict"] == "ok"
 
 
 @needs_openssl
@@ -153,11 +153,11 @@ def test_certificate_that_cannot_be_loaded_is_a_problem(
     certificate = own_certificate(tmp_path)
     monkeypatch.setenv("MUSTER_TLS_CERTFILE", str(certificate))
     monkeypatch.setenv("MUSTER_TLS_KEYFILE", str(key_of(certificate)))
-    assert doctor()[1]["door"]["verdict"] == "ok"
+    assert doctor()[1]["access"]["verdict"] == "ok"
     key_of(certificate).write_text("no key")
     code, found = doctor()
-    assert (code, found["door"]["verdict"]) == (1, "problem")
-    assert str(certificate) in found["door"]["seen"]
+    assert (code, found["access"]["verdict"]) == (1, "problem")
+    assert str(certificate) in found["access"]["seen"]
 
 
 def test_secret_that_others_could_read_is_a_problem(secret_file: Path) -> None:

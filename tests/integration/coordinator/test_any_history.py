@@ -32,8 +32,8 @@ OF_A_RANK: Final[dict[str, Step]] = {
     "executes": lambda story, rank: story.rank_says(rank, Executing()),
     "says hello": lambda story, rank: story.rank_says(rank, Hello()),
     "is spawned": lambda story, rank: story.is_spawned(rank),
-    "beats": lambda story, rank: story.beats(rank, story.rank(rank).step + 1),
-    "beats without a step": lambda story, rank: story.beats(rank, story.rank(rank).step),
+    "beats": lambda story, rank: story.beats(rank, story.rank(rank).progress.step + 1),
+    "beats without a step": lambda story, rank: story.beats(rank, story.rank(rank).progress.step),
     "was asked to stop": lambda story, rank: story.beats(rank, stopping=True),
     "is stopped (SIGSTOP)": lambda story, rank: story.stopped.add(rank),
     "is continued": lambda story, rank: story.stopped.discard(rank),
@@ -44,9 +44,11 @@ OF_A_RANK: Final[dict[str, Step]] = {
     "is terminated": lambda story, rank: story.is_ended(rank, signal=15),
     "lacks memory": lambda story, rank: story.is_ended(rank, signal=9, out_of_memory=True),
     "forbids a retry": lambda story, rank: story.exits(rank, code=DO_NOT_RETRY_CODE),
-    "fails in a step": lambda story, rank: story.fails_in_step(rank, story.rank(rank).step),
+    "fails in a step": lambda story, rank: story.fails_in_step(
+        rank, story.rank(rank).progress.step
+    ),
     "saves": lambda story, rank: story.beats(
-        rank, story.rank(rank).step, last_checkpoint_step=story.rank(rank).step
+        rank, story.rank(rank).progress.step, last_checkpoint_step=story.rank(rank).progress.step
     ),
     "speaks as an earlier attempt": lambda story, rank: story.rank_says(
         rank, Hello(), story.rank(rank).attempt - 1

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import msgspec
 
-from muster.datasets.index import totals_of
+from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import find_shards
 from muster.datasets.schema import HELD_OUT_NAME, LabelledSample
 from muster.datasets.synthetic import digits
 from muster.datasets.writer import write_dataset
-from muster.training.independent import accuracy
+from muster.training.classifier import accuracy
 from muster.training.loader import load_program
 from tests.support.plain_training import PlainTraining
 
 
 def test_it_learns_the_digits(tmp_path: Path) -> None:
     write_dataset(tmp_path, digits(shards=4, seed=0))
-    program = load_program("muster.programs.classifier:Classifier", tmp_path, dataset_dir=tmp_path)
+    program = load_program("muster.training.classifier:Classifier", tmp_path, dataset_dir=tmp_path)
     training = PlainTraining(program, tmp_path, seed=3, batch_size=64, virtual_shards=8)
     outcome = training.run(epochs=12)
     decoder = msgspec.json.Decoder(LabelledSample)
@@ -25,4 +25,6 @@ def test_it_learns_the_digits(tmp_path: Path) -> None:
     assert outcome.means[-1].metrics["accuracy"] > 0.9
     assert outcome.means[0].loss > 2.0
     assert outcome.means[-1].loss < 0.3
-    assert outcome.read == [totals_of(find_shards(tmp_path))] * 12, "every sample once an epoch"
+    assert outcome.read == [RandomAccess(find_shards(tmp_path)).totals] * 12, (
+        "every sample once an epoch"
+    )

@@ -26,13 +26,13 @@ from muster.contracts.messages import (
 from muster.contracts.paths import JobFiles
 from muster.contracts.wire import ExitRecord, decode_exit_record, encode
 from muster.host.containment import can_tag, set_tag_limit
-from muster.host.processes import identify, is_running
+from muster.host.processes import identify
 from muster.runtime.exit_report import write_exit_record
-from tests.support.house import SAY_HELLO, WAIT, House
+from tests.support.house import RECONNECT_AND_SEND, SAY_HELLO, WAIT, House
 from tests.support.installation import await_value
 from tests.support.stories import beat, saved
 from worker.rank import WARNINGS_LIMIT
-from worker.start import Started
+from worker.rank_listener import PACKETS_LIMIT
 
 
 def exit_of(
@@ -129,52 +129,14 @@ def test_a_repeated_or_old_start_is_ignored(house: House) -> None:
     assert house.reports[-1] == exit_of(0, 2, 0, None)
 
 
-def test_what_a_rank_started_is_gone_before_its_exit_is_reported(house: House) -> None:
-    leave = (
-        "import os, signal, time\n"
-        "pid = os.fork()\n"
-        "if pid == 0: signal.pause()\n"
-        "print(pid, flush=True)\n"
-        "os._exit(1)"
-    )
-    house.starts(leave)
-    house.lives_until_it_is_empty()
-    exited = house.reports[-1]
-    assert isinstance(exited, RankExited)
-    assert identify(int(exited.last_lines[0])) is None
-
-
-def test_a_new_coordinator_gets_running_ranks_and_exits(
-    house: House,
-) -> None:
-    house.starts("", rank=1)
-    house.lives_until_it_is_empty()
-    house.starts(SAY_HELLO + WAIT, rank=0)
-    house.lives_until(house.has_heard_hello)
-    spawned, said, ended = house.ranks.state()
-    assert isinstance(spawned, RankSpawned)
-    record = identify(spawned.pid)
-    assert record is not None
-    assert is_running(record)
-    assert said == RankSaid(rank=0, incarnation=0, message=Hello())
-    assert ended == exit_of(1, 0, 0, None)
-
-
 def test_messages_are_repeated_in_their_order(house: House) -> None:
     early, late = beat(step=3), beat(step=30)
-    told = [Hello(), early, JoinedGroup(generation=2, step=4), late]
+    saves = [saved(step) for step in (5, 10)]
+    told = [Hello(), early, saves[0], JoinedGroup(generation=2, step=4), saves[1], late]
     house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
     house.lives_until_it_is_empty()
     *said, _ = house.ranks.state()
-    assert [report.message for report in said] == [told[0], told[2], late]
-
-
-def test_every_save_is_repeated(house: House) -> None:
-    told = [saved(step) for step in (5, 10, 15)]
-    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
-    house.lives_until_it_is_empty()
-    *said, _ = house.ranks.state()
-    assert [report.message for report in said] == told
+    assert [report.message for report in said] == [told[0], told[3], late, *saves]
 
 
 def test_the_number_of_reported_warnings_is_limited(house: House) -> None:
@@ -205,7 +167,7 @@ def test_an_unusable_working_directory_is_refused(house: House, working_dir: str
 def test_a_lack_of_resources_can_be_retried(
     house: House, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def fails(*_: object) -> Started:
+    def fails(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as shortage:
@@ -220,15 +182,6 @@ def test_a_lack_of_resources_can_be_retried(
     assert house.reports[-1] == exit_of(0, 1, 0, None)
 
 
-RECONNECT = """
-import socket
-line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-line.connect({address!r})
-line.send({said!r})
-line.recv(100)
-"""
-
-
 @pytest.mark.skipif(not can_tag(), reason="RLIMIT_LOCKS is limited")
 @pytest.mark.parametrize(("tagged_rank", "is_believed"), [(1, True), (0, False)])
 def test_a_reconnecting_process_needs_the_tag_number_too(
@@ -239,7 +192,7 @@ def test_a_reconnecting_process_needs_the_tag_number_too(
         house.starts(SAY_HELLO + WAIT, rank=rank)
     own = {rank_process.rank: rank_process.channel for rank_process in house.ranks.running}
     house.ranks.listen()
-    words = RECONNECT.format(
+    words = RECONNECT_AND_SEND.format(
         address=str(house.ranks.newest_socket), said=encode(Warned(message="not me"))
     )
     caller = subprocess.Popen(
@@ -256,17 +209,6 @@ def test_a_reconnecting_process_needs_the_tag_number_too(
     assert (rank_process.channel is own[1]) is not is_believed
     caller.kill()
     caller.wait()
-
-
-def test_all_ranks_can_be_signalled(house: House) -> None:
-    for rank in range(3):
-        house.starts(WAIT, rank=rank)
-    house.ranks.signal_all(signal.SIGTERM)
-    house.lives_until_it_is_empty()
-    ends = [report for report in house.reports if isinstance(report, RankExited)]
-    assert sorted(ends, key=lambda end: end.rank) == [
-        exit_of(rank, 0, None, signal.SIGTERM) for rank in range(3)
-    ]
 
 
 def test_an_exited_rank_leaves_no_descriptor_open(house: House) -> None:
@@ -316,3 +258,43 @@ def test_an_adopted_rank_without_a_log_is_supervised(house: House) -> None:
         house.ranks.signal_all(signal.SIGKILL)
         house.lives_until_it_is_empty()
     assert house.reports[-1] == exit_of(0, 0, None, signal.SIGKILL)
+
+
+def test_messages_of_an_exited_rank_are_reported_once(house: House) -> None:
+    house.starts(SAY_HELLO)
+    (listening,) = house.selector.get_map().values()
+    house.lives_until_it_is_empty()
+    before = list(house.reports)
+    listening.data()  # as the loop does if both were ready
+    assert house.reports == before
+
+
+def test_a_program_may_write_garbage_into_its_channel(house: House) -> None:
+    rubbish = "import os; os.write(CHANNEL, b'\\x82\\xa2is\\xa6warned\\xa7message\\xa1\\xff'); "
+    house.starts(rubbish + SAY_HELLO + "os.close(CHANNEL); " + WAIT)
+    house.lives_until(house.has_heard_hello)
+    house.lives_until(lambda: not house.selector.get_map())
+    assert house.ranks, "closing the channel is not an exit"
+
+
+def test_a_rank_that_floods_its_channel_does_not_silence_others(house: House) -> None:
+    flood = f"os.set_blocking(CHANNEL, True)\nwhile True: os.write(CHANNEL, {encode(beat())!r})"
+    house.starts(f"import os; {flood}", rank=0)
+    house.starts(SAY_HELLO + WAIT, rank=1)
+    hello = RankSaid(rank=1, incarnation=0, message=Hello())
+    house.lives_until(lambda: hello in house.reports)
+
+
+def test_the_old_channel_is_read_to_its_end_before_the_new_one(house: House) -> None:
+    house.ranks.listen()
+    sent = [beat(step=step) for step in range(2 * PACKETS_LIMIT)]
+    last = Warned(message="on another channel")
+    call = RECONNECT_AND_SEND.format(address=str(house.ranks.newest_socket), said=encode(last))
+    house.starts(f"import os; [os.write(CHANNEL, s) for s in {[*map(encode, sent)]!r}]\n{call}")
+    (rank_process,) = house.ranks.running
+    await_value(rank_process.process.has_exited, lambda: "it does not end")
+    while house.ranks:  # no further turn of the loop
+        house.ranks.settle()
+    said = [report.message for report in house.reports if isinstance(report, RankSaid)]
+    assert said == [*sent, last]
+    assert isinstance(house.reports[-1], RankExited)

@@ -13,8 +13,8 @@ from api.errors import Problem
 from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.token import Scope, Token, sha256_of
+from tests.support.clocks import ManualClock
 from tests.support.database_samples import NOON
-from tests.support.hand import Hand
 from tests.unit.api.token_store import TEXT, TokenStore
 
 OWN_UID = 7
@@ -22,8 +22,8 @@ WRONG = TEXT[:-1] + "0"
 
 
 @pytest.fixture
-def hand() -> Hand[datetime]:
-    return Hand(NOON)
+def hand() -> ManualClock[datetime]:
+    return ManualClock(NOON)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def tokens() -> TokenStore:
 
 
 @pytest.fixture
-def authenticator(tokens: TokenStore, hand: Hand[datetime]) -> Authenticator:
+def authenticator(tokens: TokenStore, hand: ManualClock[datetime]) -> Authenticator:
     return Authenticator(
         tokens, hand, own_uid=OWN_UID, require_token=False, token_sha256=sha256_of(TEXT)
     )
@@ -101,7 +101,7 @@ def test_a_use_that_cannot_be_recorded_refuses_no_request(
 
 
 def test_a_cached_token_needs_no_database(
-    authenticator: Authenticator, tokens: TokenStore, hand: Hand[datetime]
+    authenticator: Authenticator, tokens: TokenStore, hand: ManualClock[datetime]
 ) -> None:
     caller(authenticator)
     tokens.is_cached = tokens.is_away = True
@@ -118,7 +118,11 @@ def test_a_token_of_the_environment_needs_no_database(tokens: TokenStore) -> Non
     tokens.is_away = True
     text = "0123456789abcdef" * 2
     authenticator = Authenticator(
-        tokens, Hand(NOON), own_uid=OWN_UID, require_token=False, token_sha256=sha256_of(text)
+        tokens,
+        ManualClock(NOON),
+        own_uid=OWN_UID,
+        require_token=False,
+        token_sha256=sha256_of(text),
     )
     assert caller(authenticator, text) == "MUSTER_TOKEN admin"
     with pytest.raises(Unauthorized) as refused:
@@ -128,7 +132,7 @@ def test_a_token_of_the_environment_needs_no_database(tokens: TokenStore) -> Non
 
 def test_a_required_token_is_required_of_the_own_user() -> None:
     strict = Authenticator(
-        TokenStore(), Hand(NOON), own_uid=OWN_UID, require_token=True, token_sha256=None
+        TokenStore(), ManualClock(NOON), own_uid=OWN_UID, require_token=True, token_sha256=None
     )
     assert not strict.is_own_user(OWN_UID)
     refused = []
@@ -142,7 +146,7 @@ def test_a_required_token_is_required_of_the_own_user() -> None:
 
 
 def test_uses_are_recorded_once_a_minute(
-    authenticator: Authenticator, tokens: TokenStore, hand: Hand[datetime]
+    authenticator: Authenticator, tokens: TokenStore, hand: ManualClock[datetime]
 ) -> None:
     for _ in range(5):
         caller(authenticator)
@@ -153,7 +157,7 @@ def test_uses_are_recorded_once_a_minute(
 def test_a_token_is_cached_for_a_second_or_until_it_is_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hand = Hand(100.0)
+    hand = ManualClock(100.0)
     database = Database.open(f"sqlite:///{tmp_path}/muster.db")
     tokens = TokenCache(database, hand)
     token, _ = tokens.create("ci", Scope.READ, lifetime=None, created_by=None)

@@ -32,7 +32,9 @@ async def allow() -> None:
     """The caller still has access."""
 
 
-UNFORCED = Deletion(delete_logs=True, stop_first=False, force=False, actor="ada", ask_again=allow)
+UNFORCED = Deletion(
+    delete_logs=True, stop_first=False, force=False, actor="ada", reauthenticate=allow
+)
 FORCED = replace(UNFORCED, force=True)
 
 
@@ -64,13 +66,13 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def desk(database: Database, tmp_path: Path) -> SimpleNamespace:
-    return SimpleNamespace(jobs=StaleJobs(database), files=DataDir(tmp_path / "data"))
+    return SimpleNamespace(jobs=StaleJobs(database), data_dir=DataDir(tmp_path / "data"))
 
 
 def over(database: Database, desk: SimpleNamespace, uid: str, spec: JobSpec | None = None) -> Job:
     """Return a job that is over and has written a line."""
     job = finish(database, submit(desk.jobs, "a", uid=uid, spec=spec))
-    files = desk.files.job(job.job_id)
+    files = desk.data_dir.job(job.job_id)
     claim_directory(files, job.uid)
     files.logs.mkdir()
     files.log(0, 0).write_text(f"by {uid}\n")
@@ -89,12 +91,12 @@ def test_a_late_delete_spares_the_next_job_of_that_id(
     database: Database, desk: SimpleNamespace
 ) -> None:
     old = over(database, desk, "old")
-    shutil.rmtree(desk.files.job(old.job_id).root)
+    shutil.rmtree(desk.data_dir.job(old.job_id).root)
     desk.jobs.delete(old.job_id, old.uid)
     new = over(database, desk, "new")
     desk.jobs.stale = {old.job_id: old}
-    assert asyncio.run(delete_all(desk, [old], UNFORCED)) == []
-    assert desk.files.job(new.job_id).log(0, 0).read_text() == "by new\n"
+    assert asyncio.run(delete_all(desk, [old], UNFORCED)) == ({}, [])
+    assert desk.data_dir.job(new.job_id).log(0, 0).read_text() == "by new\n"
     assert desk.jobs.get(new.job_id) == new
 
 
@@ -110,7 +112,7 @@ def test_a_late_forced_delete_spares_the_next_jobs_checkpoints(
     save(directory, "new")
     before = set(directory.rglob("*"))
     desk.jobs.stale = {old.job_id: old}
-    assert asyncio.run(delete_all(desk, [old], FORCED)) == []
+    assert asyncio.run(delete_all(desk, [old], FORCED)) == ({}, [])
     assert set(directory.rglob("*")) == before
 
 
@@ -129,19 +131,18 @@ def test_a_forced_delete_stops_once_another_one_is_done(
         left.append(set(directory.rglob("*")))
 
     desk.jobs.meanwhile = [lambda: None, delete_and_resubmit]
-    assert asyncio.run(delete_all(desk, [old], FORCED)) == []
+    assert asyncio.run(delete_all(desk, [old], FORCED)) == ({}, [])
     assert [set(directory.rglob("*"))] == left
 
 
 def test_an_interrupted_delete_can_be_repeated(database: Database, desk: SimpleNamespace) -> None:
     job = over(database, desk, "old")
-    files = desk.files.job(job.job_id)
+    files = desk.data_dir.job(job.job_id)
     archive = files.root.rename(files.root.with_name(f"a.{job.uid}"))
-    (deleted,) = asyncio.run(delete_all(desk, [job], UNFORCED))
-    assert deleted.view.logs_deleted
+    freed_bytes, _ = asyncio.run(delete_all(desk, [job], UNFORCED))
     assert not archive.exists()
     assert desk.jobs.find(job.job_id) is None
-    assert deleted.freed_bytes == len("oldby old\n")
+    assert freed_bytes == {job.job_id: len("oldby old\n")}
 
 
 def test_a_refused_delete_of_checkpoints_leaves_the_logs(
@@ -152,7 +153,7 @@ def test_a_refused_delete_of_checkpoints_leaves_the_logs(
 
     job = over(database, desk, "old", JobSpec(world_size=2, checkpoint_dir="/checkpoints"))
     monkeypatch.setattr(deletion, "entries", refuse)
-    (kept,) = asyncio.run(delete_all(desk, [job], FORCED))
+    _, (kept,) = asyncio.run(delete_all(desk, [job], FORCED))
     assert "could not be removed" in kept.detail
-    assert desk.files.job(job.job_id).log(0, 0).read_text() == "by old\n"
+    assert desk.data_dir.job(job.job_id).log(0, 0).read_text() == "by old\n"
     assert desk.jobs.get(job.job_id) == job

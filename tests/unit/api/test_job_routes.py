@@ -33,8 +33,8 @@ class Service:
         self.stored: dict[JobId, Job] = {}
         self.app_state = SimpleNamespace(
             jobs=SimpleNamespace(creation=self._creation, find=self.stored.get),
-            intake=SimpleNamespace(store=self._store),
-            files=DataDir(root),
+            submission_queue=SimpleNamespace(store=self._store),
+            data_dir=DataDir(root),
             submitter=Submitter(
                 settings=ServiceSettings.read(environment, cores=2),
                 working_dir=root,
@@ -83,11 +83,6 @@ def test_a_requested_id_is_tried_once(tmp_path: Path) -> None:
         service.submit("mine")
     with pytest.raises(JobExists):
         planned(JobRequest(job_id="mine"), service.app_state)
-
-
-def test_a_plan_may_show_a_generated_id_that_is_taken(tmp_path: Path) -> None:
-    service = Service(tmp_path, [1, 1])
-    assert service.submit().job_id == planned(JobRequest(), service.app_state).job_id
 
 
 def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:

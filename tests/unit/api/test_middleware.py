@@ -13,8 +13,8 @@ from api import middleware
 from api.auth import Authenticator
 from api.middleware import AccessMiddleware, peer_uid
 from api.rate_limits import BURST_SECONDS, RateLimiter
+from tests.support.clocks import ManualClock
 from tests.support.database_samples import NOON
-from tests.support.hand import Hand
 from tests.unit.api.token_store import TEXT, TokenStore
 
 SHOWN = {"Authorization": f"Bearer {TEXT}"}
@@ -43,7 +43,7 @@ def guarded(
         app,
         authenticator=Authenticator(
             tokens or TokenStore(),
-            Hand(NOON),
+            ManualClock(NOON),
             own_uid=OWN_UID,
             require_token=require_token,
             token_sha256=None,

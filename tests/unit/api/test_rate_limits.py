@@ -6,19 +6,19 @@ import pytest
 
 from api import rate_limits
 from api.rate_limits import BURST_SECONDS, RateLimiter, TooManyRequests
-from tests.support.hand import Hand
+from tests.support.clocks import ManualClock
 
 RATE = 2
 BURST = RATE * BURST_SECONDS
 
 
 @pytest.fixture
-def hand() -> Hand[float]:
-    return Hand(0.0)
+def hand() -> ManualClock[float]:
+    return ManualClock(0.0)
 
 
 @pytest.fixture
-def limiter(hand: Hand[float]) -> RateLimiter:
+def limiter(hand: ManualClock[float]) -> RateLimiter:
     return RateLimiter(per_second=RATE, at_once=3, monotonic=hand)
 
 
@@ -33,7 +33,7 @@ def count_admitted(limiter: RateLimiter, client: str, attempts: int) -> int:
     return count
 
 
-def test_a_burst_is_admitted_then_the_rate(limiter: RateLimiter, hand: Hand[float]) -> None:
+def test_a_burst_is_admitted_then_the_rate(limiter: RateLimiter, hand: ManualClock[float]) -> None:
     assert count_admitted(limiter, "a", 2 * BURST) == BURST
     hand.now += 3
     assert count_admitted(limiter, "a", 2 * BURST) == 3 * RATE
@@ -42,7 +42,7 @@ def test_a_burst_is_admitted_then_the_rate(limiter: RateLimiter, hand: Hand[floa
     assert count_admitted(limiter, "b", BURST) == BURST, "another client"
 
 
-def test_retry_after_is_enough(limiter: RateLimiter, hand: Hand[float]) -> None:
+def test_retry_after_is_enough(limiter: RateLimiter, hand: ManualClock[float]) -> None:
     count_admitted(limiter, "a", BURST)
     with pytest.raises(TooManyRequests) as refused:
         limiter.charge("a")

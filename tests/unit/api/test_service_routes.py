@@ -34,7 +34,7 @@ def app_state(
     parts: dict[str, Any] = {
         "database": SimpleNamespace(check=check),
         "coordinator": SimpleNamespace(absence=lambda: coordinator),
-        "files": DataDir(root),
+        "data_dir": DataDir(root),
         "uptime_seconds": lambda: 1.0,
         "version": "1",
     }

@@ -7,15 +7,20 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from anyio import CapacityLimiter
 
 from api import streams
+from api.auth import Unauthorized
+from api.dependencies import Reauthenticate
+from api.errors import ServiceUnavailable
 from api.logs import follow
 from api.logs.files import Position
 from api.logs.follow import JobFollower
+from api.routes import logs as routes
 from api.streams import (
     FRESH_SECONDS,
     JobCache,
@@ -193,31 +198,6 @@ def test_a_reader_ahead_of_the_feed_gets_nothing_twice(world: World) -> None:
     asyncio.run(scenario())
 
 
-def test_an_idle_stream_wakes_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "IDLE_SECONDS", 0.0)
-
-    async def scenario() -> None:
-        async with world.broadcast.subscribe(JOB, None) as feed, asyncio.timeout(30):
-            assert await anext(feed.events({})) is None
-
-    asyncio.run(scenario())
-
-
-def test_streams_end_when_the_service_stops(world: World) -> None:
-    async def scenario() -> None:
-        world.write(2)
-        async with world.broadcast.subscribe(JOB, None) as feed:
-            reading = asyncio.create_task(world.read())
-            await asyncio.sleep(0.01)
-            world.is_closing = True
-            assert len(await reading) == 2
-            final = await feed.final_state()
-            assert final is not None
-            assert not final.job.is_terminal
-
-    asyncio.run(scenario())
-
-
 def test_the_last_reader_closes_the_feed(world: World) -> None:
     async def scenario() -> None:
         async with world.broadcast.subscribe(JOB, None) as first:
@@ -246,6 +226,42 @@ def test_a_failed_feed_fails_its_streams(world: World, monkeypatch: pytest.Monke
                 await feed.final_state()
 
     asyncio.run(scenario())
+
+
+START = b"id: u/0.0:0\nretry: 2000\n\n"
+
+
+def stream(
+    world: World, reauthenticate: Reauthenticate | None, timeout_seconds: float = 20
+) -> list[bytes]:
+    """Return what a stream of a job that writes nothing sends; it wakes up at once."""
+
+    async def read() -> list[bytes]:
+        state = SimpleNamespace(log_broadcast=world.broadcast)
+        events = routes._events(state, JOB, None, {}, reauthenticate)  # noqa: SLF001
+        return [event async for event in events]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "IDLE_SECONDS", 0.0)
+        patch.setattr(routes, "IDLE_SECONDS", 0.0)
+        return asyncio.run(asyncio.wait_for(read(), timeout_seconds))
+
+
+def test_a_stream_ends_when_its_token_is_revoked(world: World) -> None:
+    answers = [None, ServiceUnavailable("away"), None, Unauthorized("revoked-token", "")]
+
+    async def reauthenticate() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    assert stream(world, reauthenticate) == [START], "there is no end event"
+    assert answers == [], "an unavailable database does not end it"
+
+
+def test_a_stream_without_a_revocable_token_goes_on(world: World) -> None:
+    with pytest.raises(TimeoutError):
+        stream(world, None, 0.2)
 
 
 class Rows:
@@ -354,18 +370,5 @@ def test_without_a_database_get_returns_the_last_state() -> None:
         for refused in (rows.cache.get(ID, is_current=True), rows.cache.get(JobId("unknown"))):
             with pytest.raises(DatabaseUnavailable):
                 await refused
-
-    asyncio.run(scenario())
-
-
-def test_a_deleted_job_is_not_found_and_may_come_back() -> None:
-    async def scenario() -> None:
-        rows = Rows()
-        await rows.cache.get(ID)
-        rows.answer = lambda: None
-        assert await rows.cache.get(ID, is_current=True) is None
-        rows.answer = lambda: OTHER
-        rows.seconds += FRESH_SECONDS
-        assert await rows.cache.get(ID) == OTHER
 
     asyncio.run(scenario())

@@ -10,9 +10,8 @@ from muster.checkpoints.errors import ExportFailed
 from muster.checkpoints.export import REST, export
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.checkpoints.local import LocalFileSystem
-from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.reader import Checkpoint
-from tests.support.checkpoint_ranks import NOON, owner, position
+from tests.support.checkpoint_ranks import Rank, position
 
 STATE = {
     "layer/0": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -24,16 +23,7 @@ STATE = {
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
-    manager = CheckpointManager(
-        files=LocalFileSystem(),
-        directory=tmp_path / "job",
-        owner=owner(),
-        keep_last=1,
-        clock=lambda: NOON,
-        warn=pytest.fail,
-    )
-    manager.save(5, position(5), STATE)
-    manager.close()
+    Rank(LocalFileSystem(), directory=tmp_path / "job").manager.save(5, position(5), STATE)
     [directory] = checkpoint_dirs(tmp_path / "job")
     return directory.newest()
 

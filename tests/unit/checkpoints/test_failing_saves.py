@@ -5,8 +5,9 @@ import errno
 import numpy as np
 import pytest
 
-from muster.checkpoints.crash_simulator import MemoryFileSystem
+from muster.checkpoints import errors
 from muster.checkpoints.errors import (
+    LASTING,
     CheckpointError,
     CheckpointFailed,
     CheckpointNotWritable,
@@ -14,6 +15,10 @@ from muster.checkpoints.errors import (
 )
 from muster.checkpoints.manifest import CheckpointName
 from tests.support.checkpoint_ranks import Rank, position
+from tests.support.crash_simulator import MemoryFileSystem
+
+LOOP: list[object] = []
+LOOP.append(LOOP)
 
 UNSUPPORTED = {
     "an object array": {"a": np.array([object()])},
@@ -33,6 +38,7 @@ UNSUPPORTED = {
     "an int of ten thousand digits": {"a": 10**10_000},
     "too much for a manifest": {"a": "x" * (17 << 20)},
     "a function": {"a": len},
+    "a list that contains itself": {"a": LOOP},
 }
 
 
@@ -53,13 +59,6 @@ def test_unsupported_value_is_named_by_its_path() -> None:
     words = r'^state\["a"\]\["b"\]\[1\] is of the type object, '
     with pytest.raises(UnsupportedState, match=words):
         Rank().manager.save(1, position(1), {"a": {"b": [0, object()]}})
-
-
-def test_recursive_state_is_refused() -> None:
-    loop: list[object] = []
-    loop.append(loop)
-    with pytest.raises(UnsupportedState, match="contains itself"):
-        Rank().manager.save(1, position(1), {"loop": loop})
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
@@ -133,11 +132,19 @@ def test_file_with_failed_fsync_is_removed() -> None:
     assert rank.restored() == CheckpointName(0, 1)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
-def test_lasting_error_is_not_writable(number: int) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *LASTING])
+def test_lasting_errors_are_told_from_passing_ones(number: int) -> None:
     files = MemoryFileSystem(errors=dict.fromkeys(range(100), number))
-    with pytest.raises(CheckpointNotWritable, match="choose another one"):
+    kind = CheckpointNotWritable if number in LASTING else CheckpointFailed
+    with pytest.raises(kind, match=r"^saving a checkpoint in /.+ failed: .+\. ") as caught:
         Rank(files).save(1)
+    assert caught.value.__cause__.errno == number
+
+
+def test_error_tree_in_docstring_is_complete() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    for kind in kinds:
+        assert not issubclass(kind, CheckpointError) or kind.__name__ in errors.__doc__
 
 
 def test_short_writes_are_continued() -> None:

@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import CheckpointFailed, CheckpointMismatch, StaleGeneration
 from muster.checkpoints.manifest import LATEST, CheckpointName, temporary_latest
-from muster.checkpoints.reader import CheckpointReader
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner
+from tests.support.crash_simulator import MemoryFileSystem
 
 
 def test_restarted_rank_may_save_a_step_again() -> None:
@@ -27,9 +26,8 @@ def test_older_generation_is_refused_and_nothing_moves() -> None:
     Rank(stale.files, owner(generation=4)).save(2)
     before = stale.files.tree()
     for rank in (stale, Rank(stale.files, owner(generation=3))):
-        with pytest.raises(StaleGeneration) as refusal:
+        with pytest.raises(StaleGeneration, match="generation 4, and this process is generation 3"):
             rank.save(9)
-        assert (refusal.value.generation, refusal.value.newest) == (3, 4)
     assert stale.files.tree() == before
 
 
@@ -104,16 +102,6 @@ def test_replaced_process_never_commits(
         assert files.successor.restored() == CheckpointName(1, 9)
 
 
-def test_claim_fences_older_generations() -> None:
-    stale = Rank()
-    stale.save(1)
-    Rank(stale.files, owner(generation=1)).manager.claim()
-    before = stale.files.tree()
-    with pytest.raises(StaleGeneration):
-        stale.save(2)
-    assert stale.files.tree() == before
-
-
 def test_process_started_by_hand_gets_a_new_generation() -> None:
     files = MemoryFileSystem()
     by_hand = owner(uid=None, generation=None)
@@ -157,17 +145,6 @@ def test_name_taken_by_another_job_gets_a_revision() -> None:
     new = Rank(old.files, owner(uid="new"))
     new.save(2)
     assert new.restored() == CheckpointName(0, 2, 1)
-
-
-def test_newest_of_last_job_ignores_the_uid() -> None:
-    other = Rank(owner=owner(uid="old"))
-    other.save(2)
-    new = Rank(other.files, owner(uid="new"))
-    assert new.restored() is None
-    reader = CheckpointReader(
-        files=other.files, directory=DIRECTORY, rank=0, world_size=2, warn=new.warnings.append
-    )
-    assert reader.newest().step == 2
 
 
 @pytest.mark.parametrize("changed", [{"rank": 1}, {"world_size": 3}])

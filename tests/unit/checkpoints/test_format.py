@@ -1,7 +1,6 @@
 """Arrays are compatible with safetensors, and values round-trip through JSON."""
 
 import math
-import random
 import struct
 from typing import Any
 
@@ -49,19 +48,13 @@ def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
 @pytest.mark.slow
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(ANY_ARRAYS)
-def test_arrays_round_trip_and_safetensors_reads_them(arrays: dict[str, Array]) -> None:
+def test_arrays_round_trip_with_safetensors(arrays: dict[str, Array]) -> None:
     content = encoded(arrays)
     assert_same(safetensors.numpy.load(bytes(content)), arrays)
     assert_same(decode_arrays(content, "f"), arrays)
-
-
-@pytest.mark.slow
-@settings(derandomize=True, max_examples=80, deadline=None)
-@given(ANY_ARRAYS)
-def test_files_of_safetensors_are_readable(arrays: dict[str, Array]) -> None:
     theirs = safetensors.numpy.save({n: np.ascontiguousarray(a) for n, a in arrays.items()})
-    expected = {n: np.ascontiguousarray(a) for n, a in arrays.items()}
-    assert_same(decode_arrays(bytearray(theirs), "f"), expected)
+    found = decode_arrays(bytearray(theirs), "f")
+    assert_same(found, {n: np.ascontiguousarray(a) for n, a in arrays.items()})
 
 
 def test_array_file_layout() -> None:
@@ -150,15 +143,6 @@ def exactly(value: object) -> str:
 @given(VALUES)
 def test_values_round_trip(value: object) -> None:
     assert exactly(round_trip(value)) == exactly(value)
-
-
-def test_random_states_round_trip() -> None:
-    generator = random.Random(3)  # noqa: S311  no secret
-    kept = round_trip(generator.getstate())
-    expected = generator.random()
-    generator.setstate(kept)
-    assert generator.random() == expected
-    assert round_trip({"state": 2**127 + 5}) == {"state": 2**127 + 5}
 
 
 def test_nan_and_tuples_have_reserved_keys() -> None:

@@ -15,6 +15,8 @@ from tests.support.checkpoint_ranks import NOON, Rank, position, state
 
 def test_saved_state_is_restored() -> None:
     rank = Rank()
+    assert rank.manager.restore() is None
+    assert rank.files.tree() == {}
     rank.save(5)
     checkpoint = rank.manager.restore()
     assert checkpoint is not None
@@ -26,12 +28,6 @@ def test_saved_state_is_restored() -> None:
     assert checkpoint.state["loss"] is None
     assert identity_of(checkpoint) == identity(saved, position(5))
     assert rank.warnings == []
-
-
-def test_new_job_restores_nothing() -> None:
-    rank = Rank()
-    assert rank.manager.restore() is None
-    assert rank.files.tree() == {}
 
 
 def test_manifest_fields_of_a_save() -> None:
@@ -119,7 +115,7 @@ BY_HAND = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from muster.checkpoints.crash_simulator import MemoryFileSystem
+from tests.support.crash_simulator import MemoryFileSystem
 from muster.checkpoints.manifest import Owner
 from muster.checkpoints.manager import CheckpointManager
 from muster.contracts.shards import Position
@@ -133,28 +129,18 @@ sys.addaudithook(lambda event, _: events.append(event))
 manager.save(1, Position(), {"best": float("inf")})
 manager.save(2, Position(), {"best": 0.5})
 assert manager.restore().state == {"best": 0.5}
+assert 'numpy' not in sys.modules
+assert not [event for event in events if event.startswith(('open', 'os.'))]
 """
 
 
-def test_state_without_arrays_imports_no_numpy() -> None:
-    run(BY_HAND + "assert 'numpy' not in sys.modules")
+def test_save_needs_no_numpy_and_only_the_port() -> None:
+    subprocess.run([sys.executable, "-c", BY_HAND], check=True, cwd=Path(__file__).parents[3])
 
 
-def test_all_disk_access_goes_through_the_port() -> None:
-    run(BY_HAND + "assert not [event for event in events if event.startswith(('open', 'os.'))]")
-
-
-def run(program: str) -> None:
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
-
-
-@pytest.mark.parametrize("keep_last", [0, -1])
-def test_keep_last_zero_is_refused(keep_last: int) -> None:
+def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="keep_last"):
-        Rank(keep_last=keep_last)
-
-
-def test_negative_step_is_refused() -> None:
+        Rank(keep_last=0)
     rank = Rank()
     with pytest.raises(ValueError, match="steps count from 0"):
         rank.save(-1)

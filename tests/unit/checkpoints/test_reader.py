@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from muster.checkpoints.crash_simulator import MemoryFileSystem
 from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.manifest import LATEST, MANIFEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, flipped, owner
+from tests.support.crash_simulator import MemoryFileSystem
 
 
 def overwrite(files: MemoryFileSystem, path: str, content: bytes) -> None:
@@ -53,30 +53,31 @@ def test_bad_latest_is_ignored_with_a_warning(line: bytes | None) -> None:
     assert rank.warnings == []
 
 
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    **{f"cut to {kept}": lambda old, kept=kept: old[:kept] for kept in (0, 1, 17, 200, -1)},
+    **{
+        f"a bit of byte {index}": lambda old, index=index: flipped(
+            old, index % len(old), bit=index % 8
+        )
+        for index in [*range(0, 330, 7), -1, -2, -3, -10]
+    },
+    "longer": lambda old: old + b"\0",
+    "twice": lambda old: old + old,
+}
+
+
 @pytest.mark.parametrize("file", ["manifest.json", "state.safetensors"])
-@pytest.mark.parametrize("index", [*range(0, 330, 7), -1, -2, -3, -10])
-def test_flipped_bit_falls_back_to_previous_checkpoint(file: str, index: int) -> None:
+def test_damaged_file_falls_back_to_previous_checkpoint(file: str) -> None:
     rank = Rank()
     rank.save(2, 3)
     path = f"{DIRECTORY}/step_0000000003.g0000/{file}"
     content = rank.files.tree()[path]
-    index %= len(content)
-    overwrite(rank.files, path, flipped(content, index, bit=index % 8))
-    assert rank.restored() == CheckpointName(0, 2)
-    assert len(rank.warnings) == 2
-    assert file in rank.warnings[0]
-
-
-@pytest.mark.parametrize("file", ["manifest.json", "state.safetensors"])
-@pytest.mark.parametrize("kept", [0, 1, 17, 200, -1])
-def test_truncated_or_longer_file_falls_back(file: str, kept: int) -> None:
-    rank = Rank()
-    rank.save(2, 3)
-    path = f"{DIRECTORY}/step_0000000003.g0000/{file}"
-    content = rank.files.tree()[path]
-    for changed in (content[:kept], content + b"\0", content + content):
-        overwrite(rank.files, path, changed)
-        assert rank.restored() == CheckpointName(0, 2)
+    for damage, change in DAMAGES.items():
+        overwrite(rank.files, path, change(content))
+        rank.warnings.clear()
+        assert rank.restored() == CheckpointName(0, 2), damage
+        assert len(rank.warnings) == 2
+        assert file in rank.warnings[0]
 
 
 def test_renamed_checkpoint_is_damaged() -> None:
@@ -114,18 +115,16 @@ def test_retention_keeps_the_last_intact_checkpoint() -> None:
 def test_interrupted_saves_are_removed_other_files_stay() -> None:
     rank = Rank()
     rank.save(1)
-    others = [f"{DIRECTORY}/{name}" for name in ("notes.tmp", ".step_x.tmp", "step_1")]
-    newer = f"{DIRECTORY}/.step_0000000002.g0009.tmp"
-    dead = f"{DIRECTORY}/.step_0000000002.g0000.tmp"
-    for path in (*others, newer, dead):
-        rank.files.make_directory(path)
-    overwriteable = f"{DIRECTORY}/.LATEST.g0000.tmp"
-    rank.files.close(rank.files.create(overwriteable))
-    rank.files.close(rank.files.create(f"{dead}/state.safetensors"))
+    kept = {"notes.tmp", ".step_x.tmp", "step_1", ".step_0000000002.g0009.tmp"}
+    dead = ".step_0000000002.g0000.tmp"
+    for name in (*kept, dead):
+        rank.files.make_directory(f"{DIRECTORY}/{name}")
+    for name in (".LATEST.g0000.tmp", f"{dead}/state.safetensors"):
+        rank.files.close(rank.files.create(f"{DIRECTORY}/{name}"))
     successor = Rank(rank.files, owner(generation=1))
     successor.save(2)
     left = {name for name in successor.on_disk() if "tmp" in name or name == "step_1"}
-    assert left == {"notes.tmp", ".step_x.tmp", "step_1", ".step_0000000002.g0009.tmp"}
+    assert left == kept
 
 
 @dataclass

@@ -139,25 +139,19 @@ def test_events_are_shown_until_the_rank_runs_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "worker"), [("FAILED", GONE), ("RUNNING", {**GONE, "state": "finished"})]
+    ("looks", "outcome"),
+    [
+        ([*[("RUNNING", BEFORE)] * 100, ("RUNNING", BACK)], "rank 1 runs again, as pid 9"),
+        ([("FAILED", GONE)], "rank 1 is not replaced: "),
+        ([("RUNNING", {**GONE, "state": "finished"})], "rank 1 is not replaced: it is finished"),
+        ([("RECOVERING", GONE)], "not back: rank 1 does not run again after 60 s"),
+        ([("RUNNING", BEFORE)], "not back: rank 1 (pid 7) has not ended: it trains on."),
+    ],
+    ids=["it ends late", "failed", "finished", "not replaced in time", "it survives"],
 )
-def test_rank_that_is_not_replaced_is_not_awaited(status: str, worker: dict[str, Any]) -> None:
-    found = messages(FakeJob((status, worker)))
-    assert found[1:] == ["rank 1 is not replaced: it is finished, or its job is over"]
-
-
-def test_rank_that_is_not_back_after_a_minute_is_an_error() -> None:
-    found = messages(FakeJob(("RECOVERING", GONE)))
-    assert found[-1] == "not back: rank 1 does not run again after 60 s"
+def test_the_outcome_is_reported_last(
+    looks: list[tuple[str, dict[str, Any]]], outcome: str
+) -> None:
+    found = messages(FakeJob(*looks))
+    assert found[-1].startswith(outcome)
     assert len(found) - 1 <= chaos.WAIT_SECONDS / chaos.POLL_SECONDS + 1
-
-
-def test_process_that_survives_is_explained() -> None:
-    found = messages(FakeJob(("RUNNING", BEFORE)))
-    assert found[-1].startswith("not back: rank 1 (pid 7) has not ended: it trains on.")
-
-
-def test_process_that_ends_late_still_counts_as_replaced() -> None:
-    before = 100 * [("RUNNING", BEFORE)]
-    found = messages(FakeJob(*before, ("RECOVERING", GONE), ("RUNNING", BACK)))
-    assert found[-1] == "rank 1 runs again, as pid 9"

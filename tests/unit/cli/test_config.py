@@ -13,18 +13,17 @@ from cli.config import (
     config_file,
     origin_of,
     read_config_file,
-    reference_page,
     setting_values,
     settings,
 )
 from cli.errors import Misuse
 from cli.main import app
-from cli.service_record import service_lock
+from cli.service_record import service_lock, write_record
 from muster.contracts.paths import DataDir
 from muster.contracts.token import new_text
+from tests.support.services import service_record
 
 SECRET = "hunter2secretpw"  # noqa: S105  no secret
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +60,6 @@ def test_documented_defaults_are_the_defaults() -> None:
             assert values[name] == literal, name
 
 
-def test_reference_page_is_current() -> None:
-    assert PAGE.read_text() == reference_page(), "run: python -P -m cli.reference"
-
-
 def test_values_and_their_origin_are_shown(environ: dict[str, str]) -> None:
     environ |= {"MUSTER_PORT": "8100", "MUSTER_SLOTS": ""}
     found = shown()
@@ -81,8 +76,9 @@ def test_address_of_running_services_is_shown(tmp_path: Path, environ: dict[str,
     assert shown()["MUSTER_URL"] == (None, "default")
     certificate = tmp_path / "certificate.pem"
     certificate.touch()
-    with service_lock(DataDir(tmp_path / "data")) as lock:
-        lock.publish("https://127.0.0.1:8443", [], certificate)
+    files = DataDir(tmp_path / "data")
+    with service_lock(files):
+        write_record(files, service_record("https://127.0.0.1:8443", ca_file=certificate))
         found = shown()
     assert found["MUSTER_URL"] == ("https://127.0.0.1:8443", "muster up")
     assert found["MUSTER_CA_FILE"] == (str(certificate), "muster up")

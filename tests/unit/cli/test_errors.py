@@ -1,5 +1,7 @@
 """An exit code for every error and every end of a job."""
 
+from typing import cast
+
 import pytest
 
 from cli import errors
@@ -11,6 +13,7 @@ from muster.client.errors import (
     NoCertificates,
     NotMuster,
     Problem,
+    Refused,
     Unconfirmed,
     Unreachable,
     Unsendable,
@@ -26,6 +29,10 @@ from muster.contracts.errors import (
 )
 from muster.contracts.job import TERMINAL
 from muster.contracts.secrets import Reference, SecretUnavailable
+
+
+def refused(status: int) -> Refused:
+    return refusal(Problem(status=status, detail="No."))
 
 
 @pytest.mark.parametrize(
@@ -47,35 +54,18 @@ from muster.contracts.secrets import Reference, SecretUnavailable
         (SecretUnavailable(Reference("file", "a"), "is missing"), ExitCode.NOT_FOUND),
         (PermissionError(13, "Permission denied", "/x"), ExitCode.USAGE),
         (OSError(28, "No space left on device", "/x"), ExitCode.FAILED),
+        (refused(401), ExitCode.NOT_ALLOWED),
+        (refused(404), ExitCode.NOT_FOUND),
+        (refused(409), ExitCode.CONFLICT),
+        (refused(422), ExitCode.USAGE),
+        (refused(429), ExitCode.FAILED),
+        (refused(500), ExitCode.FAILED),
+        (Unconfirmed(cast("Busy", refused(503))), ExitCode.FAILED),
+        (Unconfirmed(Unreachable("http://api")), ExitCode.UNREACHABLE),
     ],
 )
 def test_exit_code_of_an_error(error: Exception, code: ExitCode) -> None:
     assert exit_code_of(error) is code
-
-
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        (401, ExitCode.NOT_ALLOWED),
-        (403, ExitCode.NOT_ALLOWED),
-        (404, ExitCode.NOT_FOUND),
-        (409, ExitCode.CONFLICT),
-        (412, ExitCode.CONFLICT),
-        (422, ExitCode.USAGE),
-        (429, ExitCode.FAILED),
-        (500, ExitCode.FAILED),
-        (503, ExitCode.FAILED),
-    ],
-)
-def test_exit_code_of_a_refusal(status: int, code: ExitCode) -> None:
-    assert exit_code_of(refusal(Problem(status=status, detail="No."))) is code
-
-
-def test_unconfirmed_request_has_the_code_of_its_cause() -> None:
-    busy = refusal(Problem(status=503, detail="The database is away."))
-    assert isinstance(busy, Busy)
-    assert exit_code_of(Unconfirmed(busy)) is ExitCode.FAILED
-    assert exit_code_of(Unconfirmed(Unreachable("http://api"))) is ExitCode.UNREACHABLE
 
 
 def test_each_end_of_a_job_has_its_own_code() -> None:

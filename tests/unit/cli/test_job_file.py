@@ -118,12 +118,7 @@ def described(
         (None, {}, {"dataset_dir": 7}, {"dataset_dir": 7}),
         (None, {}, {"command": ["a"]}, {"command": ["a"], "working_dir": "/home/me"}),
         (None, {}, {"program": "a.py:B"}, {"program": "a.py:B", "working_dir": "/home/me"}),
-        (
-            "working_dir: x",
-            {},
-            {"command": ["a"]},
-            {"command": ["a"], "working_dir": "/home/me/x"},
-        ),
+        ("working_dir: x", {}, {"command": ["a"]}, {"command": ["a"], "working_dir": "/home/me/x"}),
     ],
 )
 def test_command_line_overrides_the_file(

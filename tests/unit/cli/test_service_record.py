@@ -1,6 +1,5 @@
 """The lock and the record of `muster up`, and which API a command talks to."""
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -8,28 +7,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread, Timer
+from threading import Thread
 
-import msgspec
 import pytest
 
-from cli import service_record
 from cli.service_record import (
-    AlreadyUp,
     NoDataDirectory,
-    ServiceRecord,
     address_of,
     find_own_services,
-    is_locked,
     is_serving,
     read_record,
     service_lock,
+    write_record,
 )
+from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.host.processes import this_process
+from tests.support.services import service_record
 
 URL = "https://127.0.0.1:8443"
-NAMES = ("localhost", "muster.example")
 
 
 @pytest.fixture(autouse=True)
@@ -51,61 +47,32 @@ def ca_file(tmp_path: Path) -> Path:
 
 @contextmanager
 def up(files: DataDir, ca_file: Path | None = None) -> Iterator[None]:
-    with service_lock(files) as lock:
-        lock.publish(URL, NAMES, ca_file)
+    with service_lock(files):
+        write_record(files, service_record(URL, ca_file=ca_file))
         yield
 
 
-def test_record_exists_as_long_as_the_lock_is_held(files: DataDir) -> None:
-    assert (is_locked(files), read_record(files)) == (False, None)
-    with service_lock(files) as lock:
-        assert (is_locked(files), read_record(files)) == (True, None)
-        lock.publish_end()
-        assert read_record(files) is None, "there is no record to mark"
-        lock.publish(URL, ["localhost"], None)
-        record = read_record(files)
-        assert record is not None
-        assert (record.url, record.process, record.is_ending) == (URL, this_process(), False)
-        lock.publish_end()
-        ending = read_record(files)
-        assert ending is not None
-        assert (ending.url, ending.is_ending) == (URL, True)
-    assert (is_locked(files), read_record(files)) == (False, None)
+def test_record_is_gone_with_the_lock(files: DataDir) -> None:
+    assert read_record(files) is None
+    with up(files):
+        assert read_record(files) == service_record(URL)
+    assert read_record(files) is None
+    assert not files.services_record.exists()
 
 
-def test_second_up_is_refused_with_the_place_of_the_first(
-    files: DataDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service_record, "LOCK_SECONDS", 0.0)
-    with service_lock(files) as first:
-        with pytest.raises(AlreadyUp, match="Muster is up already"), service_lock(files):
+def test_second_up_is_refused_with_the_place_of_the_first(files: DataDir) -> None:
+    with up(files):
+        with pytest.raises(MusterError, match=f"at {URL}: use that one"), service_lock(files):
             pass
-        first.publish(URL, [], None)
-        with pytest.raises(AlreadyUp, match=f"at {URL}: use that one"), service_lock(files):
-            pass
-        assert is_locked(files)
         assert read_record(files) is not None
-
-
-def test_a_short_look_at_the_lock_does_not_refuse_an_up(files: DataDir) -> None:
-    files.root.mkdir()
-    with files.keeper_lock.open("ab") as looker:
-        fcntl.flock(looker, fcntl.LOCK_SH)
-        assert not is_locked(files), "two processes that look do not see each other"
-        release = Timer(0.05, fcntl.flock, [looker, fcntl.LOCK_UN])
-        release.start()
-        with service_lock(files):
-            assert is_locked(files)
-        release.join()
 
 
 def test_damaged_record_or_ended_process_counts_as_none(files: DataDir) -> None:
     files.root.mkdir()
-    files.keeper.write_text('{"url": 7')
+    files.services_record.write_text('{"url": 7')
     assert read_record(files) is None
     ended = replace(this_process(), start_ticks=this_process().start_ticks - 1)
-    record = ServiceRecord(url=URL, process=ended, log=None, is_ending=False)
-    files.keeper.write_bytes(msgspec.json.encode(record))
+    write_record(files, service_record(URL, ended))
     assert read_record(files) is None
 
 
@@ -114,7 +81,6 @@ def test_data_directory_that_cannot_exist_is_refused(files: DataDir) -> None:
     with pytest.raises(NoDataDirectory, match="cannot hold the data"), service_lock(files):
         pass
     assert files.root.read_text() == "a file is in its place"
-    assert not is_locked(files)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +94,6 @@ def test_data_directory_that_cannot_exist_is_refused(files: DataDir) -> None:
         # A URL that names our services stays as it is, and their certificate is trusted.
         ({"MUSTER_URL": f"{URL}/"}, None, True),
         ({"MUSTER_URL": "https://localhost:8443"}, None, True),
-        ({"MUSTER_URL": "https://Muster.example:8443", "MUSTER_PORT": "1"}, None, True),
         # A CA file of the environment replaces ours.
         ({"MUSTER_CA_FILE": "/etc/ssl/other.pem"}, URL, False),
         ({"MUSTER_URL": URL, "MUSTER_CA_FILE": "/etc/ssl/other.pem"}, None, False),
@@ -138,6 +103,7 @@ def test_data_directory_that_cannot_exist_is_refused(files: DataDir) -> None:
         ({"MUSTER_URL": "http://127.0.0.1:8443"}, None, False),
         ({"MUSTER_URL": "https://elsewhere.example:8443", "MUSTER_PORT": "8443"}, None, False),
         ({"MUSTER_PORT": "a port"}, None, False),
+        ({"MUSTER_URL": "http://me:hunter2secretpw"}, None, False),
     ],
     ids=str,
 )

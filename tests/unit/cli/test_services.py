@@ -1,55 +1,142 @@
-"""`muster up -d` and `muster down`, without real services."""
+"""`muster up`: services that crash, hang and are ended at any moment, and what it prints.
 
-from dataclasses import replace
+Each service is a small real process.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
-import httpx
-import msgspec
 import pytest
 
-import muster.client
 from cli import services
-from cli.service_record import ServiceRecord, service_lock
-from cli.services import describe_ranks, end_services, start_detached
-from muster.client import Client
+from cli.services import Service, next_steps, start_detached
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
-from muster.contracts.settings import ServiceSettings
-from muster.host.processes import this_process
-from tests.support.summaries import RANK, SUMMARY
+from muster.contracts.settings import AccessSettings, local_url
 
-IN_A_CONTAINER = msgspec.json.encode(
-    ServiceRecord(
-        url="http://127.0.0.1:8000",
-        process=replace(this_process(), pid=1, start_ticks=0),
-        log=None,
-        is_ending=False,
+FOREVER = "import time; time.sleep(600)"
+CRASH = "raise SystemExit(3)"
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that waits for the pause between two starts fails."""
+    monkeypatch.setattr(services, "PAUSE_SECONDS", 600.0)
+
+
+def service(program: str) -> Service:
+    return Service("service", [sys.executable, "-c", program], os.environ)
+
+
+def run(service: Service, meanwhile: Coroutine[Any, Any, None] | None = None) -> int:
+    """Return the code with which the service ends while `meanwhile` happens."""
+
+    async def both() -> int:
+        code, *_ = await asyncio.gather(service.run(), *([meanwhile] if meanwhile else []))
+        return code
+
+    return asyncio.run(both())
+
+
+def on_message(monkeypatch: pytest.MonkeyPatch, react: Callable[[list[str]], None]) -> list[str]:
+    said: list[str] = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        react(said)
+
+    monkeypatch.setattr(services, "say", say)
+    return said
+
+
+def test_service_that_fails_before_it_served_is_not_restarted() -> None:
+    assert run(service(CRASH)) == 3
+
+
+def test_service_that_dies_is_restarted_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "PAUSE_SECONDS", 0.0)
+    dying = service("import os; os.kill(os.getpid(), 9)")
+    said = on_message(monkeypatch, lambda said: len(said) == 3 and dying.end(signal.SIGTERM))
+    assert run(dying) == -signal.SIGKILL
+    assert said == 3 * ["the service was ended by signal 9 (SIGKILL); it is started again"]
+
+
+def test_end_during_the_pause_of_a_crash_loop_is_immediate(monkeypatch: pytest.MonkeyPatch) -> None:
+    crashing = service(CRASH)
+    crashing.has_served = True
+
+    def end_soon(_: list[str]) -> None:
+        asyncio.get_running_loop().call_soon(crashing.end, signal.SIGINT)
+
+    said = on_message(monkeypatch, end_soon)
+    assert run(crashing) == 3
+    assert said == ["the service exited with code 3; it is started again"]
+
+
+def test_service_that_is_just_starting_receives_its_end() -> None:
+    starting = service(FOREVER)
+
+    async def end() -> None:
+        starting.end(signal.SIGTERM)
+
+    # The service runs first, and is being created when `end` runs.
+    assert run(starting, end()) == -signal.SIGTERM
+
+
+def test_service_ended_before_its_start_never_starts() -> None:
+    never = service(CRASH)
+    never.end(signal.SIGINT)
+    assert run(never) == 0
+
+
+def test_stronger_signal_ends_a_service_that_ignored_the_first(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    deaf = service(
+        "import pathlib, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(ready)!r}).write_text('deaf')\n"
+        "time.sleep(600)"
     )
-)
+
+    async def end_twice() -> None:
+        assert await asyncio.to_thread(ready.read_text) == "deaf"
+        deaf.end(signal.SIGINT)
+        deaf.end(signal.SIGTERM)
+
+    assert run(deaf, end_twice()) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
-    "record", [None, b'{"url": 7', IN_A_CONTAINER], ids=["missing", "damaged", "in a container"]
+    ("environ", "lines"),
+    [
+        ({}, []),
+        ({"MUSTER_PORT": "8001"}, ["export MUSTER_URL=http://127.0.0.1:8001"]),
+        ({"MUSTER_HOST": "0.0.0.0"}, []),  # noqa: S104  nothing listens
+        ({"MUSTER_HOST": "::1"}, ["export MUSTER_URL=http://[::1]:8000"]),
+        ({"MUSTER_REQUIRE_TOKEN": "1"}, ["export MUSTER_TOKEN=…"]),
+    ],
 )
-def test_down_gives_up_if_the_record_names_no_process(
-    record: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(services, "RECORD_SECONDS", 0.0)
-    files = DataDir(tmp_path)
-    with service_lock(files):
-        if record is not None:
-            files.keeper.write_bytes(record)
-        with pytest.raises(MusterError, match=f"a `muster up` holds {tmp_path}"):
-            end_services(files)
+def test_next_steps_export_what_is_unusual(environ: dict[str, str], lines: list[str]) -> None:
+    steps = list(next_steps(local_url(environ), Path("/my data"), AccessSettings.read(environ)))
+    exports = [line for line in steps if line.startswith("export MUSTER_")]
+    assert exports == [*lines, "export MUSTER_DATA_DIR='/my data'"]
 
 
-def test_down_without_services_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_next_steps_activate_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = DataDir(tmp_path / "none")
-    end_services(files)
-    assert f"nothing runs for {files.root}" in capsys.readouterr().err
-    assert not files.root.exists()
+    programs = tmp_path / "my env" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").touch()
+    monkeypatch.setattr("sys.prefix", str(programs.parent))
+    first = next(next_steps(local_url({}), Path("/data"), AccessSettings.read({})))
+    assert first == f"source '{programs}/activate'"
 
 
 def test_services_that_end_at_once_are_reported_with_their_log(
@@ -58,28 +145,8 @@ def test_services_that_end_at_once_are_reported_with_their_log(
     monkeypatch.setattr(services, "command", lambda *_: ["/bin/sh", "-c", "echo no luck; exit 1"])
     monkeypatch.setattr(services, "LOG_LIMIT_BYTES", 10)
     files = DataDir(tmp_path)
-    files.keeper_log.write_text("a long log of long ago\n")
-    settings = ServiceSettings.read({"MUSTER_DATA_DIR": str(tmp_path)}, cores=1)
-    with pytest.raises(MusterError, match=f"log is {files.keeper_log}:\nno luck$"):
-        start_detached(settings, {})
-    assert files.keeper_log.read_text() == "no luck\n"
-    assert Path(f"{files.keeper_log}.1").read_text() == "a long log of long ago\n"
-
-
-@pytest.mark.parametrize(
-    ("living", "report"),
-    [
-        ([0, 0], ""),
-        ([1, 0], "1 rank of 1 job still runs"),
-        ([1, 2], "3 ranks of 2 jobs still run"),
-    ],
-)
-def test_running_ranks_are_counted(
-    living: list[int], report: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = [{**SUMMARY, "workers": [{**RANK, "pid": 7}] * count} for count in living]
-    answers = httpx.MockTransport(lambda _: httpx.Response(200, json={"jobs": jobs}))
-    monkeypatch.setattr(
-        muster.client, "Client", lambda url, **_: Client(url, transport=answers), raising=False
-    )
-    assert describe_ranks("http://api", None) == report
+    files.services_log.write_text("a long log of long ago\n")
+    with pytest.raises(MusterError, match=f"log is {files.services_log}:\nno luck$"):
+        start_detached(files, {})
+    assert files.services_log.read_text() == "no luck\n"
+    assert Path(f"{files.services_log}.1").read_text() == "a long log of long ago\n"

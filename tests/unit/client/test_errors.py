@@ -68,11 +68,7 @@ def test_advice_depends_on_the_address(url: str, advice: str) -> None:
         ("never-pauses", "/jobs/lg/pause", "--set resume_from=lg"),
         ("job-exists", "/jobs", "muster rm"),
         ("no-token", "/jobs", "export MUSTER_TOKEN=mst_…"),
-        (
-            "token-required",
-            "/tokens",
-            "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create",
-        ),
+        ("token-required", "/tokens", "MUSTER_REQUIRE_TOKEN=0 muster up -d; muster token create"),
         ("token-not-found", "/tokens/a%20b", "there is no token a b, "),
         ("token-not-found", "/muster/api/v1/tokens/jobs", "there is no token jobs, "),
         ("worker-not-found", "/jobs/lg/workers/7", "muster workers lg lists them"),

@@ -90,15 +90,6 @@ def test_a_service_that_connected_before_is_waited_for(lost: type[httpx.RequestE
     assert scene.now > NEVER_SEEN_RETRY_SECONDS
 
 
-def test_a_lost_stream_counts_as_a_connection() -> None:
-    scene = Scene(httpx.ReadError, *([ConnectionRefused] * 8), job())
-    connection = scene.client(retry_seconds=None).connection
-    with pytest.raises(HungUp), connection.stream("/jobs/a/logs/stream", {}, {}):
-        pass
-    assert connection.ask("GET", "/jobs/a").status == 200
-    assert scene.now > NEVER_SEEN_RETRY_SECONDS
-
-
 def test_a_retry_after_beyond_the_limit_ends_the_retries() -> None:
     scene = Scene(problem(429, **{"Retry-After": "60"}))
     with pytest.raises(Busy) as caught:
@@ -175,17 +166,9 @@ def test_a_lost_submission_says_whether_it_may_be_done(
     with pytest.raises(kind) as caught:
         Scene(*answers).client().submit(world_size=1)
     assert type(caught.value) is kind
-    assert ("may have been accepted" in str(caught.value)) == (kind is Unconfirmed)
-
-
-def test_an_unconfirmed_submission_keeps_the_last_error() -> None:
-    with pytest.raises(
-        Unconfirmed, match=r"Not so\. The request may have been.*muster ps"
-    ) as caught:
-        Scene(problem(503)).client().submit(world_size=1)
-    lost = caught.value.lost
-    assert isinstance(lost, Busy)
-    assert (lost.status, lost.request_id) == (503, "r")
+    if isinstance(caught.value, Unconfirmed):
+        assert "may have been accepted" in str(caught.value)
+        assert str(caught.value.lost).removesuffix(".") in str(caught.value)
 
 
 # Bad answers
@@ -282,17 +265,6 @@ def test_the_next_page_is_read_from_the_same_server(link: str) -> None:
         "http://api/jobs?limit=1000",
         "http://api/jobs?limit=1&cursor=x",
     ]
-
-
-def test_a_known_tag_saves_the_body() -> None:
-    tag = 'W/"1"'
-    whole = httpx.Response(200, json={"jobs": []}, headers={"ETag": tag})
-    scene = Scene(whole, httpx.Response(304, headers={"ETag": tag}))
-    connection = scene.client().connection
-    first = connection.ask("GET", "/jobs/summaries")
-    again = connection.ask("GET", "/jobs/summaries", known_tag=first.tag)
-    assert [first.is_unchanged, again.is_unchanged] == [False, True]
-    assert [request.headers.get("If-None-Match") for request in scene.requests] == [None, tag]
 
 
 def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,7 @@ def test_retries_count_from_the_start_of_a_silence() -> None:
     assert len(scene.requests) == 1
 
 
-def test_a_successful_wait_ignores_a_lost_progress(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_successful_wait_ignores_a_lost_progress(capsys: pytest.CaptureFixture[str]) -> None:
     scene = Scene(job(), over(), httpx.ConnectError)
     assert scene.client().job("a").wait(progress=True).is_terminal
     assert (len(scene.requests), capsys.readouterr().err) == (3, "")

@@ -6,8 +6,9 @@ import httpx
 import pytest
 
 from muster.client.errors import Busy, NotFound, NotMuster, Unreachable
-from muster.client.http import LONGEST_PAUSE_SECONDS, Connection
+from muster.client.http import LONGEST_PAUSE_SECONDS
 from muster.client.stream import RECONNECT_SECONDS, follow
+from tests.support.scene import Late, Scene, problem
 
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
@@ -27,57 +28,40 @@ class Broken(httpx.SyncByteStream):
         raise httpx.ReadError("lost")
 
 
-class Scene:
-    """Answers in turn, the last one for ever; time passes with each sleep."""
+def events(content: bytes) -> httpx.Response:
+    return httpx.Response(200, content=content, headers=EVENTS)
 
-    def __init__(self, *answers: object) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[str, str | None]] = []
-        self.now = 0.0
-        self.connection = Connection(
-            "http://api",
-            None,
-            monotonic=lambda: self.now,
-            sleep=self._sleep,
-            transport=httpx.MockTransport(self._answer),
-        )
 
-    def lines(self, rank: int | None = None, tail: int | None = None) -> list[tuple[int, str]]:
-        found = follow(self.connection, "/jobs/a/logs/stream", rank, tail)
-        return [(line.rank, line.line) for line in found]
+def broken(*chunks: bytes) -> httpx.Response:
+    return httpx.Response(200, stream=Broken(*chunks), headers=EVENTS)
 
-    def _sleep(self, seconds: float) -> None:
-        self.now += seconds
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        query = request.url.query.decode()
-        self.asked.append((query, request.headers.get("Last-Event-ID")))
-        match self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]:
-            case bytes() as body:
-                return httpx.Response(200, content=body, headers=EVENTS)
-            case httpx.SyncByteStream() as stream:
-                return httpx.Response(200, stream=stream, headers=EVENTS)
-            case httpx.Response() as response:
-                return response
-            case int() as status:
-                document = {"status": status, "detail": "Not so."}
-                return httpx.Response(status, json=document if status != 204 else None)
-            case _:
-                raise httpx.ConnectError("no connection")
+def lines(scene: Scene, rank: int | None = None, tail: int | None = None) -> list[tuple[int, str]]:
+    found = follow(scene.client().connection, "/jobs/a/logs/stream", rank, tail)
+    return [(line.rank, line.line) for line in found]
+
+
+def asked(scene: Scene) -> list[tuple[str, str | None]]:
+    return [
+        (request.url.query.decode(), request.headers.get("Last-Event-ID"))
+        for request in scene.requests
+    ]
 
 
 def test_a_lost_stream_resumes_after_the_last_whole_event() -> None:
-    scene = Scene(Broken(FIRST, SECOND[:-3]), None, 503, SECOND, END)
-    assert scene.lines(tail=7) == [(3, "a"), (0, "b"), (0, "c")]
-    first, *later = scene.asked
+    scene = Scene(
+        broken(FIRST, SECOND[:-3]), httpx.ConnectError, problem(503), events(SECOND), events(END)
+    )
+    assert lines(scene, tail=7) == [(3, "a"), (0, "b"), (0, "c")]
+    first, *later = asked(scene)
     assert first == ("tail=7", None)
     assert later == [("", "0.0:2"), ("", "0.0:2"), ("", "0.0:2"), ("", "0.0:4")]
 
 
 def test_a_lost_stream_resumes_where_it_began_without_lines() -> None:
-    scene = Scene(Broken(b"retry: 2000\nid: 0.0:7\n\n"), FIRST + END)
-    assert scene.lines(tail=0) == [(3, "a")]
-    assert scene.asked == [("tail=0", None), ("", "0.0:7")]
+    scene = Scene(broken(b"retry: 2000\nid: 0.0:7\n\n"), events(FIRST + END))
+    assert lines(scene, tail=0) == [(3, "a")]
+    assert asked(scene) == [("tail=0", None), ("", "0.0:7")]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -88,48 +72,39 @@ def test_events_are_whole_however_they_are_cut(size: int) -> None:
         "id: 0.0:10\ndata: \n\n"
     ).encode()
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    lines = Scene(Broken(*chunks, b"data: cut off\n"), END).lines(rank=2)
-    assert lines == [(2, "a"), (2, ""), (2, " b \u2028 c \x0b d"), (2, "")]
+    scene = Scene(broken(*chunks, b"data: cut off\n"), events(END))
+    assert lines(scene, rank=2) == [(2, "a"), (2, ""), (2, " b \u2028 c \x0b d"), (2, "")]
 
 
 def test_a_finished_job_has_no_more_lines() -> None:
-    assert Scene(Broken(FIRST), 204).lines() == [(3, "a")]
+    assert lines(Scene(broken(FIRST), httpx.Response(204))) == [(3, "a")]
 
 
 def test_the_lines_of_one_rank_are_taken_as_they_are() -> None:
-    scene = Scene(FIRST + END)
-    assert scene.lines(rank=2) == [(2, "[rank 3] a")]
-    assert scene.asked == [("rank=2", None)]
+    scene = Scene(events(FIRST + END))
+    assert lines(scene, rank=2) == [(2, "[rank 3] a")]
+    assert asked(scene) == [("rank=2", None)]
 
 
 def test_a_stream_is_given_up_after_a_minute() -> None:
-    scene = Scene(Broken(FIRST), None)
+    scene = Scene(broken(FIRST), httpx.ConnectError)
     with pytest.raises(Unreachable):
-        scene.lines()
+        lines(scene)
     assert RECONNECT_SECONDS < scene.now < RECONNECT_SECONDS + 2 * LONGEST_PAUSE_SECONDS
 
 
 def test_an_idle_stream_may_last_for_hours() -> None:
-    scene = Scene(None, FIRST + END)
-
-    class Silent(httpx.SyncByteStream):
-        def __iter__(self) -> Iterator[bytes]:
-            scene.now += 3600
-            yield b": ping\n\n"
-            raise httpx.ReadError("lost")
-
-    scene.answers.insert(0, Silent())
-    assert scene.lines() == [(3, "a")]
+    scene = Scene(Late(3600, broken(b": ping\n\n")), httpx.ConnectError, events(FIRST + END))
+    assert lines(scene) == [(3, "a")]
 
 
-def not_now(retry_after_seconds: int) -> httpx.Response:
-    document = {"status": 429, "detail": "Not now."}
-    return httpx.Response(429, json=document, headers={"Retry-After": str(retry_after_seconds)})
+def not_now(seconds: int) -> httpx.Response:
+    return problem(429, **{"Retry-After": str(seconds)})
 
 
 def test_a_retry_after_is_respected() -> None:
-    scene = Scene(not_now(30), not_now(20), FIRST + END)
-    assert scene.lines() == [(3, "a")]
+    scene = Scene(not_now(30), not_now(20), events(FIRST + END))
+    assert lines(scene) == [(3, "a")]
     assert scene.now == 50.0
 
 
@@ -140,16 +115,16 @@ REDIRECTION = httpx.Response(302, headers={"Location": "http://elsewhere/login"}
 @pytest.mark.parametrize(
     ("answers", "kind", "requests"),
     [
-        ([404], NotFound, 1),
+        ([problem(404)], NotFound, 1),
         ([not_now(30)], Busy, 3),
-        ([Broken(FIRST), PAGE], NotMuster, 2),
-        ([Broken(FIRST), REDIRECTION], NotMuster, 2),
+        ([broken(FIRST), PAGE], NotMuster, 2),
+        ([broken(FIRST), REDIRECTION], NotMuster, 2),
     ],
 )
 def test_a_refusal_ends_the_stream(
-    answers: list[object], kind: type[Exception], requests: int
+    answers: list[httpx.Response], kind: type[Exception], requests: int
 ) -> None:
     scene = Scene(*answers)
     with pytest.raises(kind):
-        scene.lines()
-    assert len(scene.asked) == requests
+        lines(scene)
+    assert len(scene.requests) == requests

@@ -14,14 +14,16 @@ from tests.support.groups import GENERATION, LIMIT_BYTES, connected
 NOW = 0.0
 FAR = 1 << 63
 
+Raw = tuple[TcpBackend, socket.socket, TcpBackend]
+"""Rank 0, the raw end of its connection with rank 1, and rank 2, which behaves."""
+
 
 def frame(length: int, generation: int = GENERATION, kind: int = Kind.MESSAGE) -> bytes:
     return struct.pack("<QQB", length, generation, kind)
 
 
 @pytest.fixture
-def group() -> Iterator[tuple[TcpBackend, socket.socket, TcpBackend]]:
-    """Rank 0, the raw end of its connection with rank 1, and rank 2, which behaves."""
+def group() -> Iterator[Raw]:
     ends = connected(3)
     zero, two = (
         TcpBackend(rank, 3, ends[rank], generation=GENERATION, limit_bytes=LIMIT_BYTES)
@@ -48,9 +50,7 @@ def group() -> Iterator[tuple[TcpBackend, socket.socket, TcpBackend]]:
     ],
     ids=["huge", "too long", "old generation", "unknown kind", "long barrier", "garbage"],
 )
-def test_what_cannot_be_meant_closes_that_channel_and_no_other(
-    group: tuple[TcpBackend, socket.socket, TcpBackend], sent: bytes, reason: str
-) -> None:
+def test_invalid_frame_closes_only_its_channel(group: Raw, sent: bytes, reason: str) -> None:
     zero, raw, two = group
     raw.sendall(sent)
     with pytest.raises(PeerRefused, match=f"rank 1 broke the protocol: .*{reason}"):
@@ -61,9 +61,7 @@ def test_what_cannot_be_meant_closes_that_channel_and_no_other(
     assert zero.receive(2, 8) == b"unharmed"
 
 
-def test_a_message_may_come_byte_by_byte(
-    group: tuple[TcpBackend, socket.socket, TcpBackend],
-) -> None:
+def test_message_may_arrive_byte_by_byte(group: Raw) -> None:
     zero, raw, _ = group
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in frame(4) + b"data":
@@ -73,9 +71,7 @@ def test_a_message_may_come_byte_by_byte(
     assert zero.receive(1, 4) == b"data"
 
 
-def test_half_a_message_is_kept_when_the_time_is_up(
-    group: tuple[TcpBackend, socket.socket, TcpBackend],
-) -> None:
+def test_timeout_keeps_half_a_received_message(group: Raw) -> None:
     zero, raw, _ = group
     target = bytearray(8)
     raw.sendall(frame(8) + b"half")
@@ -87,9 +83,7 @@ def test_half_a_message_is_kept_when_the_time_is_up(
     assert target == b"not ours"
 
 
-def test_half_a_message_that_could_not_be_sent_goes_on_with_the_next_call(
-    group: tuple[TcpBackend, socket.socket, TcpBackend],
-) -> None:
+def test_timeout_keeps_half_a_sent_message(group: Raw) -> None:
     zero, raw, two = group
     data = bytearray(b"x" * LIMIT_BYTES)
     with pytest.raises(TimedOut, match="room for a message to rank 1"):
@@ -108,9 +102,7 @@ def test_half_a_message_that_could_not_be_sent_goes_on_with_the_next_call(
     assert came == frame(LIMIT_BYTES) + b"x" * LIMIT_BYTES
 
 
-def test_the_end_without_a_goodbye_is_a_death(
-    group: tuple[TcpBackend, socket.socket, TcpBackend],
-) -> None:
+def test_end_without_a_goodbye_is_a_death(group: Raw) -> None:
     zero, raw, _ = group
     raw.sendall(frame(4) + b"last" + frame(9) + b"half")
     raw.shutdown(socket.SHUT_RDWR)
@@ -119,9 +111,7 @@ def test_the_end_without_a_goodbye_is_a_death(
         zero.receive(2, 1)
 
 
-def test_the_end_with_a_goodbye_is_none(
-    group: tuple[TcpBackend, socket.socket, TcpBackend],
-) -> None:
+def test_end_with_a_goodbye_is_no_death(group: Raw) -> None:
     zero, raw, _ = group
     raw.sendall(frame(0, kind=Kind.GOODBYE))
     raw.shutdown(socket.SHUT_RDWR)
@@ -129,7 +119,7 @@ def test_the_end_with_a_goodbye_is_none(
         zero.receive(2, 1, timeout_seconds=0.05)
 
 
-def test_a_goodbye_stays_unsaid_in_the_middle_of_a_message() -> None:
+def test_no_goodbye_in_the_middle_of_a_message() -> None:
     own, raw = socket.socketpair()
     channel = Channel(own, 1, generation=GENERATION, limit_bytes=LIMIT_BYTES)
     channel.put(Kind.MESSAGE, memoryview(bytes(LIMIT_BYTES)))

@@ -12,14 +12,14 @@ def leaves_of(blocks: list[Block]) -> list[int]:
     return [leaf for block in blocks for leaf in range(block.start, block.stop)]
 
 
-def test_a_block_is_the_sum_of_its_halves_left_first() -> None:
+def test_halves_come_left_first() -> None:
     left, right = Block(3, 1).halves
     assert (left, right) == (Block(2, 2), Block(2, 3))
     assert (left.start, left.stop, right.start, right.stop) == (8, 12, 12, 16)
 
 
 @pytest.mark.parametrize("leaves", [0, 3, 12, -4])
-def test_only_a_power_of_two_makes_a_balanced_tree(leaves: int) -> None:
+def test_leaves_must_be_a_power_of_two(leaves: int) -> None:
     with pytest.raises(ValueError, match="power of two"):
         root_of(leaves)
 
@@ -33,20 +33,20 @@ def test_only_a_power_of_two_makes_a_balanced_tree(leaves: int) -> None:
         (0, 16, [Block(4, 0)]),
     ],
 )
-def test_a_range_is_the_fewest_blocks(start: int, stop: int, blocks: list[Block]) -> None:
+def test_range_is_covered_by_the_fewest_blocks(start: int, stop: int, blocks: list[Block]) -> None:
     assert list(blocks_of_range(start, stop)) == blocks
 
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 @pytest.mark.parametrize("leaves", [1, 2, 8, 32, 64])
-def test_where_nobody_holds_anything_each_gets_a_contiguous_range(leaves: int, ranks: int) -> None:
+def test_each_rank_gets_a_contiguous_range(leaves: int, ranks: int) -> None:
     dealt = assign_blocks([()] * ranks, leaves)
     expected = [list(range(start, stop)) for start, stop in ranges(leaves, ranks)]
     assert [leaves_of(list(blocks)) for blocks in dealt] == expected
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_held_stays_first_and_the_rest_is_dealt_once(seed: int) -> None:
+def test_held_blocks_stay_first_and_the_rest_is_even(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311  repeatable, not secret
     before = assign_blocks([()] * (draw.randint(1, 6) + 1), 32)
     survivors = before[1:]
@@ -62,12 +62,12 @@ def test_what_is_held_stays_first_and_the_rest_is_dealt_once(seed: int) -> None:
     assert max(new) - min(new) <= 1
 
 
-def test_gaps_are_what_nobody_holds() -> None:
+def test_gaps_are_the_leaves_that_are_not_held() -> None:
     assert gaps([Block(1, 1), Block(2, 2)], 16) == [Block(1, 0), Block(2, 1), Block(2, 3)]
     assert gaps([Block(4, 0)], 16) == []
 
 
-def test_a_leaf_is_isolated_and_its_neighbours_stay_together() -> None:
+def test_isolated_leaf_keeps_its_neighbours_together() -> None:
     assert list(isolate(Block(3, 0), [5])) == [
         Block(2, 0),
         Block(0, 4),

@@ -56,47 +56,19 @@ def read_rank(environ: Mapping[str, str], world_size: int = 4) -> RankSettings:
 # What is written is what is read
 
 
-def test_rank_settings_round_trip() -> None:
-    settings = read_rank(rank_environment(SPEC, ASSIGNMENT))
-    assert settings == RankSettings(
-        job_id="job",
-        job_uid="uid",
-        rank=2,
-        world_size=3,
-        restart_count=5,
-        generation=5,
-        checkpoint_dir=Path("/check points"),
-        checkpoint_every=7,
-        keep_last=2,
-        dataset_dir=Path("/data"),
-        sleep_sec=0.1,
-        epochs=2,
-        batch_size=8,
-        seed=2**63 - 1,
-        heartbeat_seconds=2.0,
-        resume_from="other-job",
-        command=("python", "a b.py", 'quo"te', "ü", ""),
-        mode="independent",
-        program=None,
-        virtual_shards=32,
-        backend="auto",
-        replay_every=None,
-        agent_fd=None,
-        agent_socket=None,
-        orphan_timeout_seconds=120.0,
-    )
-
-
-@pytest.mark.parametrize(
-    "field", sorted(set(JobSpec.__struct_fields__) & set(RankSettings.__struct_fields__))
-)
-def test_every_job_field_round_trips(field: str) -> None:
-    if field in {"dataset_dir", "checkpoint_dir"}:
-        return
-    of_spec = "effective_batch_size" if field == "batch_size" else field
-    for spec in (JobSpec(), JobSpec(mode="synchronous"), SPEC, SYNCHRONOUS):
-        read = read_rank(rank_environment(spec, ASSIGNMENT))
-        assert getattr(read, field) == getattr(spec, of_spec)
+@pytest.mark.parametrize("spec", [JobSpec(), JobSpec(mode="synchronous"), SPEC, SYNCHRONOUS])
+def test_rank_settings_round_trip(spec: JobSpec) -> None:
+    settings = read_rank(rank_environment(spec, ASSIGNMENT))
+    of_job = set(JobSpec.__struct_fields__) & set(RankSettings.__struct_fields__)
+    for field in of_job - {"dataset_dir", "checkpoint_dir"}:
+        of_spec = "effective_batch_size" if field == "batch_size" else field
+        assert getattr(settings, field) == getattr(spec, of_spec)
+    assert (settings.job_id, settings.job_uid, settings.rank) == ("job", "uid", 2)
+    assert (settings.restart_count, settings.generation) == (5, 5)
+    assert settings.checkpoint_dir == Path("/check points")
+    assert settings.dataset_dir == Path("/data")
+    assert (settings.agent_fd, settings.agent_socket) == (None, None)
+    assert settings.orphan_timeout_seconds == 120
 
 
 @pytest.mark.parametrize(
@@ -104,6 +76,7 @@ def test_every_job_field_round_trips(field: str) -> None:
     [
         ({}, 16),
         ({"MUSTER_MODE": "synchronous"}, 64),
+        ({"MUSTER_MODE": "synchronous", "MUSTER_VIRTUAL_SHARDS": "8"}, 64),
         ({"MUSTER_MODE": "synchronous", "MUSTER_VIRTUAL_SHARDS": "64"}, 128),
         ({"MUSTER_MODE": "synchronous", "MUSTER_BATCH_SIZE": "96"}, 96),
         ({"MUSTER_MODE": "independent", "MUSTER_BATCH_SIZE": "7"}, 7),
@@ -191,54 +164,35 @@ def test_defaults_of_a_rank_started_by_hand(environ: dict[str, str]) -> None:
     assert (settings.command, settings.resume_from) == (None, None)
 
 
-def test_script_alone_is_rank_0_of_1() -> None:
-    assert read_rank({}, world_size=1).world_size == 1
+PUBLIC = [
+    ("WORLD_SIZE", "2", "world_size", 2),
+    ("CHECKPOINT_DIR", "/c", "checkpoint_dir", "/c"),
+    ("CHECKPOINT_EVERY", "9", "checkpoint_every", 9),
+    ("SLEEP_SEC", "0.5", "sleep_sec", 0.5),
+    ("DATASET_DIR", "d", "dataset_dir", "d"),
+    ("HEARTBEAT_TIMEOUT", "20", "heartbeat_timeout", 20),
+    ("MAX_RESTARTS", "0", "max_restarts", 0),
+    ("MUSTER_COMMAND", '["python", "train.py"]', "command", ("python", "train.py")),
+    ("MUSTER_BATCH_SIZE", "128", "batch_size", 128),
+    ("MUSTER_MODE", "synchronous", "mode", "synchronous"),
+    ("MUSTER_PROGRAM", "train.py:Net", "program", "train.py:Net"),
+    ("MUSTER_VIRTUAL_SHARDS", "64", "virtual_shards", 64),
+    ("MUSTER_BACKEND", "shared_memory", "backend", "shared_memory"),
+    ("MUSTER_REPLAY_EVERY", "4", "replay_every", 4),
+]
 
 
 def test_public_names_describe_a_job() -> None:
-    environ = {
-        "WORLD_SIZE": "2",
-        "CHECKPOINT_DIR": "/c",
-        "CHECKPOINT_EVERY": "9",
-        "SLEEP_SEC": "0.5",
-        "DATASET_DIR": "d",
-        "HEARTBEAT_TIMEOUT": "20",
-        "MAX_RESTARTS": "0",
-        "MUSTER_COMMAND": '["python", "train.py"]',
-        "MUSTER_BATCH_SIZE": "128",
-        "MUSTER_MODE": "synchronous",
-        "MUSTER_PROGRAM": "train.py:Net",
-        "MUSTER_VIRTUAL_SHARDS": "64",
-        "MUSTER_BACKEND": "shared_memory",
-        "MUSTER_REPLAY_EVERY": "4",
-    }
-    assert spec_from_environment(environ) == JobSpec(
-        world_size=2,
-        checkpoint_dir="/c",
-        checkpoint_every=9,
-        sleep_sec=0.5,
-        dataset_dir="d",
-        heartbeat_timeout=20,
-        max_restarts=0,
-        command=("python", "train.py"),
-        batch_size=128,
-        mode="synchronous",
-        program="train.py:Net",
-        virtual_shards=64,
-        backend="shared_memory",
-        replay_every=4,
-    )
+    environ = {name: text for name, text, _, _ in PUBLIC}
+    fields = {field: value for _, _, field, value in PUBLIC}
+    assert spec_from_environment(environ) == JobSpec(**fields)
 
 
 def test_empty_environment_is_a_default_job() -> None:
     assert spec_from_environment({}) == JobSpec(mode="synchronous")
-    commanded = spec_from_environment({"MUSTER_COMMAND": '["true"]'})
-    assert commanded == JobSpec(mode="independent", command=("true",))
-
-
-def test_restart_scope_gang_is_read() -> None:
     told = {"MUSTER_COMMAND": '["true"]', "MUSTER_RESTART_SCOPE": "gang"}
-    assert spec_from_environment(told) == JobSpec(command=("true",), restart_scope="gang")
+    commanded = spec_from_environment(told)
+    assert commanded == JobSpec(mode="independent", command=("true",), restart_scope="gang")
 
 
 def test_service_defaults() -> None:
@@ -250,20 +204,10 @@ def test_service_defaults() -> None:
 
 
 def test_service_settings_are_read() -> None:
-    settings = ServiceSettings.read(
-        {
-            "MUSTER_DATA_DIR": "here",
-            "MUSTER_DATABASE_URL": "postgresql://x",
-            "MUSTER_HOST": "::1",
-            "MUSTER_PORT": "0",
-            "MUSTER_SLOTS": "3",
-            "CHECKPOINT_DIR": "c",
-            "DATASET_DIR": "/d",
-            "MUSTER_ORPHAN_TIMEOUT": "1.5",
-        },
-        cores=4,
-    )
-    assert settings == ServiceSettings(
+    names = ("MUSTER_DATA_DIR", "MUSTER_DATABASE_URL", "MUSTER_HOST", "MUSTER_PORT", "MUSTER_SLOTS")
+    environ = dict(zip(names, ("here", "postgresql://x", "::1", "0", "3"), strict=True))
+    environ |= {"CHECKPOINT_DIR": "c", "DATASET_DIR": "/d", "MUSTER_ORPHAN_TIMEOUT": "1.5"}
+    assert ServiceSettings.read(environ, cores=4) == ServiceSettings(
         data_dir=Path.cwd() / "here",
         database_url="postgresql://x",
         host="::1",
@@ -280,17 +224,12 @@ def test_service_settings_are_read() -> None:
     [
         ({}, "http://127.0.0.1:8000"),
         ({"MUSTER_PORT": "9000"}, "http://127.0.0.1:9000"),
-        ({"MUSTER_HOST": "localhost"}, "http://localhost:8000"),
         ({"MUSTER_HOST": "::1", "MUSTER_PORT": "1"}, "http://[::1]:1"),
         ({"MUSTER_HOST": "192.0.2.7"}, "http://192.0.2.7:8000"),
         ({"MUSTER_HOST": "0.0.0.0"}, "http://127.0.0.1:8000"),  # noqa: S104  no listener
         ({"MUSTER_HOST": "0"}, "http://127.0.0.1:8000"),
         ({"MUSTER_HOST": "::"}, "http://[::1]:8000"),
-        ({"MUSTER_HOST": "0:0:0:0:0:0:0:0"}, "http://[::1]:8000"),
-        (
-            {"MUSTER_URL": "https://a.example/muster/", "MUSTER_PORT": "9"},
-            "https://a.example/muster",
-        ),
+        ({"MUSTER_URL": "https://a.example/b/", "MUSTER_PORT": "9"}, "https://a.example/b"),
         ({"MUSTER_URL": "", "MUSTER_PORT": "9"}, "http://127.0.0.1:9"),
         ({"MUSTER_TLS_CERTFILE": "c.pem", "MUSTER_HOST": "::1"}, "https://[::1]:8000"),
     ],
@@ -359,67 +298,46 @@ def read_service(environ: Mapping[str, str]) -> ServiceSettings:
 
 
 WRONG = [
-    (read_rank, "RANK", "-1"),
-    (read_rank, "RANK", "4"),
-    (read_rank, "RANK", "one"),
-    (read_rank, "WORLD_SIZE", "0"),
-    (read_rank, "WORLD_SIZE", "9" * 5000),
-    (read_rank, "CHECKPOINT_EVERY", "0"),
-    (read_rank, "SLEEP_SEC", "-1"),
-    (read_rank, "SLEEP_SEC", "nan"),
-    (read_rank, "SLEEP_SEC", "inf"),
-    (read_rank, "SLEEP_SEC", "1e999"),
-    (read_rank, "SLEEP_SEC", "a while"),
-    (read_rank, "TORCHELASTIC_RESTART_COUNT", "-1"),
-    (read_rank, "MUSTER_GENERATION", "-1"),
-    (read_rank, "MUSTER_AGENT_FD", "x"),
-    (read_rank, "MUSTER_KEEP_LAST", "0"),
-    (read_rank, "MUSTER_EPOCHS", "0"),
-    (read_rank, "MUSTER_BATCH_SIZE", "0"),
-    (read_rank, "MUSTER_SEED", "-1"),
-    (read_rank, "MUSTER_SEED", str(2**63)),
-    (read_rank, "MUSTER_HEARTBEAT_SECONDS", "-2"),
-    (read_rank, "MUSTER_HEARTBEAT_SECONDS", "0"),
-    (read_rank, "MUSTER_COMMAND", "python train.py"),
-    (read_rank, "MUSTER_COMMAND", '"python"'),
-    (read_rank, "MUSTER_COMMAND", '["python", 1]'),
-    (read_rank, "MUSTER_COMMAND", "[]"),
-    (read_rank, "MUSTER_COMMAND", '["\udcff"]'),  # what Python makes of bytes that are no text
-    (read_rank, "MUSTER_COMMAND", "[" * 100_000),
-    (read_rank, "MUSTER_MODE", "SYNCHRONOUS"),
-    (read_rank, "MUSTER_PROGRAM", "train.py"),
-    (read_rank, "MUSTER_VIRTUAL_SHARDS", "0"),
-    (read_rank, "MUSTER_VIRTUAL_SHARDS", "48"),
-    (read_rank, "MUSTER_VIRTUAL_SHARDS", "8192"),
-    (read_rank, "MUSTER_BACKEND", "carrier pigeon"),
-    (read_rank, "MUSTER_REPLAY_EVERY", "0"),
-    (spec_from_environment, "MUSTER_MODE", "both"),
-    (spec_from_environment, "WORLD_SIZE", "many"),
-    (spec_from_environment, "HEARTBEAT_TIMEOUT", "nan"),
-    (spec_from_environment, "MAX_RESTARTS", "-1"),
-    (spec_from_environment, "MUSTER_COMMAND", "{}"),
-    (spec_from_environment, "MUSTER_RESTART_SCOPE", "all"),
-    (AccessSettings.read, "MUSTER_REQUIRE_TOKEN", "perhaps"),
-    (AccessSettings.read, "MUSTER_ALLOW_PLAIN_HTTP", "2"),
-    (AccessSettings.read, "MUSTER_TLS_KEYFILE", "k.pem"),
-    (AccessSettings.read, "MUSTER_REQUESTS_PER_SECOND", "0"),
-    (api_url, "MUSTER_PORT", "0"),
-    (read_service, "MUSTER_PORT", "65536"),
-    (read_service, "MUSTER_PORT", "http"),
-    (read_service, "MUSTER_SLOTS", "0"),
-    (read_service, "MUSTER_ORPHAN_TIMEOUT", "-1"),
+    (read_rank, "RANK", ["-1", "4", "one"]),
+    (read_rank, "WORLD_SIZE", ["0", "9" * 5000]),
+    (read_rank, "SLEEP_SEC", ["-1", "nan", "inf", "1e999", "a while"]),
+    (read_rank, "MUSTER_GENERATION", ["-1"]),
+    (read_rank, "MUSTER_AGENT_FD", ["x"]),
+    (read_rank, "MUSTER_SEED", ["-1", str(2**63)]),
+    (read_rank, "MUSTER_HEARTBEAT_SECONDS", ["-2", "0"]),
+    (read_rank, "MUSTER_COMMAND", ["python train.py", '"python"', '["python", 1]', "[]"]),
+    # What Python makes of bytes that are no text, and endless nesting.
+    (read_rank, "MUSTER_COMMAND", ['["\udcff"]', "[" * 100_000]),
+    (read_rank, "MUSTER_MODE", ["SYNCHRONOUS"]),
+    (read_rank, "MUSTER_PROGRAM", ["train.py"]),
+    (read_rank, "MUSTER_VIRTUAL_SHARDS", ["0", "48", "8192"]),
+    (read_rank, "MUSTER_BACKEND", ["carrier pigeon"]),
+    (spec_from_environment, "MUSTER_MODE", ["both"]),
+    (spec_from_environment, "WORLD_SIZE", ["many"]),
+    (spec_from_environment, "HEARTBEAT_TIMEOUT", ["nan"]),
+    (spec_from_environment, "MUSTER_COMMAND", ["{}"]),
+    (spec_from_environment, "MUSTER_RESTART_SCOPE", ["all"]),
+    (AccessSettings.read, "MUSTER_REQUIRE_TOKEN", ["perhaps"]),
+    (AccessSettings.read, "MUSTER_ALLOW_PLAIN_HTTP", ["2"]),
+    (AccessSettings.read, "MUSTER_TLS_KEYFILE", ["k.pem"]),
+    (AccessSettings.read, "MUSTER_REQUESTS_PER_SECOND", ["0"]),
+    (api_url, "MUSTER_PORT", ["0"]),
+    (read_service, "MUSTER_PORT", ["65536", "http"]),
+    (read_service, "MUSTER_SLOTS", ["0"]),
+    (read_service, "MUSTER_ORPHAN_TIMEOUT", ["-1"]),
 ]
 
 
-@pytest.mark.parametrize(("read", "name", "value"), WRONG)
+@pytest.mark.parametrize(("read", "name", "values"), WRONG)
 def test_invalid_value_is_refused_by_name(
-    read: Callable[[Mapping[str, str]], object], name: str, value: str
+    read: Callable[[Mapping[str, str]], object], name: str, values: list[str]
 ) -> None:
-    with pytest.raises(InvalidEnvironment) as caught:
-        read({name: value})
-    assert caught.value.name == name
-    assert str(caught.value).startswith(f"{name}={value!r} is not ")
-    assert str(caught.value).endswith(": correct it in the environment or unset it")
+    for value in values:
+        with pytest.raises(InvalidEnvironment) as caught:
+            read({name: value})
+        assert caught.value.name == name
+        assert str(caught.value).startswith(f"{name}={value!r} is not ")
+        assert str(caught.value).endswith(": correct it in the environment or unset it")
 
 
 @pytest.mark.parametrize(
@@ -431,7 +349,6 @@ def test_invalid_value_is_refused_by_name(
         "http://[::1",
         "http://localhost:99999",
         "http://local\nhost",
-        "http://me:hunter2",
         "http://me:hunter2@localhost:8000",
         "http://hunter2@localhost:8000",
         "http://localhost:8000/?token=hunter2",
@@ -453,15 +370,10 @@ def test_batch_size_must_fit_virtual_shards(size: str) -> None:
     assert read_rank(environ | {"MUSTER_MODE": "independent"}).batch_size == int(size)
 
 
-def test_rank_must_be_below_world_size() -> None:
-    assert read_rank({"RANK": "7", "WORLD_SIZE": "8"}).rank == 7
-    with pytest.raises(InvalidEnvironment, match=r"RANK='7' is not in \[0, 7\)"):
-        read_rank({"RANK": "7", "WORLD_SIZE": "7"})
-
-
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
+        ("RANK", "an integer from 0 to 4095"),
         ("SLEEP_SEC", "a number from 0 to 3600"),
         ("TORCHELASTIC_RESTART_COUNT", "an integer, 0 or more"),
         ("MUSTER_BACKEND", "one of auto, shared_memory, tcp"),

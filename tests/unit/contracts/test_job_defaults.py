@@ -26,10 +26,10 @@ def write_shard(tmp_path: Path, text: str = "{}\n") -> None:
 
 
 def test_a_default_data_set_is_used(settings: ServiceSettings, tmp_path: Path) -> None:
+    command = complete(JobSpec(command=("true",)), settings, tmp_path)
     write_shard(tmp_path)
-    completed = complete(JobSpec(), settings, tmp_path)
-    assert completed.dataset_dir == tmp_path / "shards"
-    assert completed.note is None
+    for completed in (command, complete(JobSpec(), settings, tmp_path)):
+        assert (completed.dataset_dir, completed.note) == (tmp_path / "shards", None)
 
 
 @pytest.mark.parametrize("text", [None, ""])
@@ -56,11 +56,6 @@ def test_an_unreadable_default_data_set_is_an_error(
         complete(JobSpec(), settings, tmp_path)
 
 
-def test_a_command_gets_the_default_directory(settings: ServiceSettings, tmp_path: Path) -> None:
-    completed = complete(JobSpec(command=("true",)), settings, tmp_path)
-    assert (completed.dataset_dir, completed.note) == (tmp_path / "shards", None)
-
-
 def test_named_directories_are_made_absolute(settings: ServiceSettings, tmp_path: Path) -> None:
     write_shard(tmp_path)
     spec = JobSpec(dataset_dir="gone", checkpoint_dir="/saved", working_dir="work")
@@ -68,10 +63,6 @@ def test_named_directories_are_made_absolute(settings: ServiceSettings, tmp_path
     assert completed.dataset_dir == tmp_path / "gone"
     assert completed.checkpoint_dir == Path("/saved")
     assert completed.working_dir == tmp_path / "work"
-
-
-def test_the_spec_names_the_same_directories(settings: ServiceSettings, tmp_path: Path) -> None:
-    completed = complete(JobSpec(), settings, tmp_path)
     for field in ("dataset_dir", "checkpoint_dir", "working_dir"):
         assert getattr(completed.spec, field) == str(getattr(completed, field))
 

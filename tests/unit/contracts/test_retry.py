@@ -7,16 +7,13 @@ STEADY = Backoff(jitter=0.0)
 
 @pytest.mark.parametrize(
     ("failures", "seconds"),
-    [(1, 0.5), (2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 30), (8, 30), (51, 30)],
+    [(1, 0.5), (2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 30), (8, 30), (51, 30), (10**30, 30)],
 )
 def test_backoff_doubles_up_to_thirty_seconds(failures: int, seconds: float) -> None:
     assert STEADY.delay_seconds(failures, "job/0") == seconds
-    assert 0.75 * seconds <= DEFAULT_BACKOFF.delay_seconds(failures, "job/0") <= seconds
-
-
-@pytest.mark.parametrize("failures", [1100, 10**6, 10**30])
-def test_backoff_of_many_failures_is_capped(failures: int) -> None:
-    assert STEADY.delay_seconds(failures, "job/0") == 30
+    delay = DEFAULT_BACKOFF.delay_seconds(failures, "job/0")
+    assert 0.75 * seconds <= delay <= seconds
+    assert delay == DEFAULT_BACKOFF.delay_seconds(failures, "job/0")
 
 
 def test_backoff_without_cap_does_not_overflow() -> None:
@@ -24,22 +21,11 @@ def test_backoff_without_cap_does_not_overflow() -> None:
     assert patient.delay_seconds(10**6, "job/0") == 0.5 * 2.0**64
 
 
-def test_backoff_is_deterministic() -> None:
-    first, again = (DEFAULT_BACKOFF.delay_seconds(3, "job/0") for _ in range(2))
-    assert first == again
-
-
 def test_backoff_jitter_spreads_ranks() -> None:
     delays = {DEFAULT_BACKOFF.delay_seconds(1, f"job/{rank}") for rank in range(100)}
     assert len(delays) == 100
     assert 0.375 <= min(delays) < 0.4
     assert 0.48 < max(delays) <= 0.5
-
-
-@pytest.mark.parametrize("failures", [0, -1])
-def test_backoff_counts_failures_from_one(failures: int) -> None:
-    with pytest.raises(ValueError, match="counts from 1"):
-        DEFAULT_BACKOFF.delay_seconds(failures, "job/0")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from muster.contracts.spec import (
     ENVIRONMENT_LIMIT_BYTES,
     LIMITS,
     MAPPING_LIMIT,
-    SECONDS_LIMIT,
     TEXT_LIMIT,
     JobSpec,
 )
@@ -31,23 +30,10 @@ def fields_of(spec: JobSpec) -> set[str]:
     return {problem.field for problem in problems(spec)}
 
 
-def test_a_job_of_which_nothing_is_said_is_a_good_one() -> None:
-    assert checked(JobSpec()) == JobSpec()
-    assert JobSpec().world_size == 4
-
-
 GOOD = [
-    {"world_size": 1},
-    {"world_size": 4096},
+    {},
     {"world_size": 1, "min_workers": 1, "max_workers": 1},
     {"world_size": 2, "min_workers": 2, "max_workers": 9},
-    {"sleep_sec": 0.0},
-    {"max_restarts": 0},
-    {"seed": 2**63 - 1},
-    {"stop_grace_seconds": 0.0},
-    {"heartbeat_timeout": 1.0},
-    {"heartbeat_timeout": SECONDS_LIMIT},
-    {"progress_timeout_seconds": None},
     {"name": "größe 🎉"},
     {"name": "x" * TEXT_LIMIT},
     {"command": ("true",)},
@@ -61,7 +47,6 @@ GOOD = [
     {"mode": "synchronous", "program": "/a dir/ü:x.py:Größe"},
     {"mode": "synchronous", "program": "package.module:Net"},
     {"mode": "synchronous", "replay_every": 1, "backend": "tcp"},
-    {"mode": "synchronous", "batch_size": 64},
     {"mode": "synchronous", "batch_size": 2, "virtual_shards": 1},
     {"mode": "synchronous", "virtual_shards": 4096},
     {"batch_size": 17, "virtual_shards": 16},
@@ -73,45 +58,25 @@ GOOD = [
 
 
 @pytest.mark.parametrize("good", GOOD)
-def test_what_makes_sense_is_accepted(good: dict[str, object]) -> None:
+def test_a_valid_job_is_accepted(good: dict[str, object]) -> None:
     assert list(problems(JobSpec(**good))) == []
 
 
 WRONG = [
     ("restart_scope", "gang"),
-    ("world_size", 4097),
     ("world_size", 10**400),
-    ("min_workers", 0),
     ("min_workers", 5),
-    ("max_workers", 0),
     ("max_workers", 3),
-    ("max_workers", 4097),
-    ("epochs", 0),
-    ("batch_size", 0),
-    ("virtual_shards", 0),
     ("virtual_shards", -8),
     ("virtual_shards", 48),
-    ("virtual_shards", 4097),
     ("program", "train.py:Net"),
     ("program", ""),
     ("replay_every", 2),
-    ("seed", -1),
-    ("seed", 2**63),
-    ("checkpoint_every", 0),
-    ("keep_last", 0),
-    ("sleep_sec", -0.1),
     ("sleep_sec", NAN),
     ("sleep_sec", INFINITY),
-    ("max_restarts", -1),
-    ("heartbeat_timeout", 0.0),
-    ("heartbeat_timeout", 0.9),
     ("heartbeat_timeout", NAN),
     ("heartbeat_timeout", INFINITY),
-    ("heartbeat_timeout", SECONDS_LIMIT + 1),
-    ("start_grace_seconds", 0.0),
-    ("stop_grace_seconds", -1.0),
     ("stop_grace_seconds", -INFINITY),
-    ("progress_timeout_seconds", 0.0),
     ("progress_timeout_seconds", NAN),
     ("name", ""),
     ("name", "a\0b"),
@@ -165,15 +130,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
-def test_what_cannot_be_run_is_refused_by_its_field(field: str, value: object) -> None:
+def test_an_invalid_value_is_refused_by_its_field(field: str, value: object) -> None:
     assert fields_of(JobSpec(**{field: value})) == {field}
 
 
 WRONG_TOGETHER = [
     ("command", {"command": ("true",)}),
     ("command", {"command": ("true",), "program": "train.py:Net"}),
-    ("replay_every", {"replay_every": 0}),
-    ("replay_every", {"replay_every": 4097}),
+    ("world_size", {"world_size": 251}),
+    ("max_workers", {"world_size": 2, "max_workers": 251}),
     ("program", {"program": ""}),
     ("program", {"program": "train.py"}),
     ("program", {"program": "train.py:"}),
@@ -191,7 +156,7 @@ WRONG_TOGETHER = [
 
 
 @pytest.mark.parametrize(("field", "fields"), WRONG_TOGETHER)
-def test_what_ranks_cannot_train_together_is_refused_by_its_field(
+def test_an_invalid_synchronous_job_is_refused_by_its_field(
     field: str, fields: dict[str, object]
 ) -> None:
     assert fields_of(JobSpec(mode="synchronous", **fields)) == {field}
@@ -210,7 +175,7 @@ def test_what_ranks_cannot_train_together_is_refused_by_its_field(
         (999_999, 4096, 999_424),
     ],
 )
-def test_a_batch_that_does_not_fit_is_answered_with_the_nearest_that_does(
+def test_a_batch_that_does_not_fit_names_the_nearest_that_does(
     size: int, shards: int, nearest: int
 ) -> None:
     spec = JobSpec(mode="synchronous", batch_size=size, virtual_shards=shards)
@@ -219,23 +184,7 @@ def test_a_batch_that_does_not_fit_is_answered_with_the_nearest_that_does(
     assert list(problems(msgspec.structs.replace(spec, batch_size=nearest))) == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "size"),
-    [
-        ({}, 16),
-        ({"batch_size": 3}, 3),
-        ({"mode": "synchronous"}, 64),
-        ({"mode": "synchronous", "batch_size": 96}, 96),
-        ({"mode": "synchronous", "virtual_shards": 8}, 64),
-        ({"mode": "synchronous", "virtual_shards": 256}, 512),
-    ],
-)
-def test_a_batch_nobody_chose_fits_the_mode(asked: dict[str, object], size: int) -> None:
-    spec = checked(JobSpec(**asked))
-    assert spec.effective_batch_size == size
-
-
-def test_a_job_grows_to_its_most_workers_or_not_at_all() -> None:
+def test_only_a_synchronous_job_grows_to_max_workers() -> None:
     assert JobSpec(mode="synchronous", world_size=2).largest_world_size == 2
     assert JobSpec(mode="synchronous", world_size=2, max_workers=5).largest_world_size == 5
     assert JobSpec(mode="independent", world_size=2, max_workers=5).largest_world_size == 2
@@ -253,7 +202,7 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
         assert (field not in fields_of(spec)) == good, value
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     spec = JobSpec(world_size=0, name="", env={"A-B": "\0"}, resume_from=".")
     with pytest.raises(InvalidSpec) as caught:
         checked(spec)
@@ -279,6 +228,10 @@ def test_every_problem_is_told_at_once() -> None:
         (JobSpec(mode="synchronous", program="a"), "use file.py:Name or package.module:Name"),
         (JobSpec(virtual_shards=48), "48 is not a power of two"),
         (
+            JobSpec(mode="synchronous", world_size=251),
+            "more than 250 ranks cannot train one model together",
+        ),
+        (
             JobSpec(mode="synchronous", command=("true",)),
             "a synchronous job has no command: name a program, or use mode independent",
         ),
@@ -289,7 +242,7 @@ def test_a_problem_is_a_sentence(spec: JobSpec, problem: str) -> None:
     assert problem in {found.message for found in problems(spec)}
 
 
-def test_the_largest_job_accepted_fits_into_a_frame_to_its_agent() -> None:
+def test_the_largest_valid_job_fits_into_a_frame() -> None:
     words = ("true", *["x" * TEXT_LIMIT] * (COMMAND_LIMIT_BYTES // TEXT_LIMIT - 1))
     values = {f"A{number}": "x" * 4000 for number in range(ENVIRONMENT_LIMIT_BYTES // 4010)}
     spec = checked(JobSpec(command=words, env=values))
@@ -310,44 +263,14 @@ def test_the_largest_job_accepted_fits_into_a_frame_to_its_agent() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "A9", "0", "a-b_c", "x" * 63])
-def test_a_job_id_is_taken_as_it_is(text: str) -> None:
+def test_a_valid_job_id_is_kept(text: str) -> None:
     assert checked_job_id(text) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", ".", "..", "a.b", "a/b", "-a", "_a", "a b", "a\n", "ä", "٣", "x" * 64, "a\0"]
 )
-def test_what_could_be_a_path_is_no_job_id(text: str) -> None:
+def test_a_job_id_is_not_a_path(text: str) -> None:
     with pytest.raises(InvalidSpec, match="use 1 to 63 letters") as caught:
         checked_job_id(text)
     assert [problem.field for problem in caught.value.problems] == ["job_id"]
-
-
-def test_a_spec_is_the_same_after_a_journey() -> None:
-    spec = JobSpec(name="n", command=("a", "b"), env={"A": "b"}, progress_timeout_seconds=1.5)
-    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
-
-
-def test_a_misspelt_field_is_refused() -> None:
-    with pytest.raises(msgspec.ValidationError, match="wrold_size"):
-        msgspec.json.decode(b'{"wrold_size": 4}', type=JobSpec)
-
-
-def test_defaults_are_nobodys_to_change_for_others() -> None:
-    JobSpec().env["A"] = "b"
-    assert JobSpec().env == {}
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [({"world_size": 251}, "world_size"), ({"world_size": 2, "max_workers": 251}, "max_workers")],
-)
-def test_no_more_ranks_than_a_group_can_have_train_together(
-    fields: dict[str, int], field: str
-) -> None:
-    (problem,) = problems(JobSpec(mode="synchronous", **fields))
-    assert (problem.field, problem.message) == (
-        field,
-        "more than 250 ranks cannot train one model together",
-    )
-    assert list(problems(JobSpec(mode="independent", **fields))) == []

@@ -6,13 +6,11 @@ from itertools import product
 
 import pytest
 
-from muster.contracts import job, rank
-from muster.contracts.errors import IllegalMove, MusterError
+from muster.contracts import job, pool, rank
+from muster.contracts.errors import IllegalMove
 from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.pool import LIVING, WorkerState
 from muster.contracts.rank import ProcessState
-
-JOB_PAIRS = list(product(JobStatus, repeat=2))
-RANK_PAIRS = list(product(ProcessState, repeat=2))
 
 
 def allowed_moves(words: str) -> set[tuple[str, str]]:
@@ -40,18 +38,28 @@ RANK_MOVES = allowed_moves(
 )
 
 
-@pytest.mark.parametrize(("current", "target"), JOB_PAIRS)
-def test_job_moves_follow_the_table(current: JobStatus, target: JobStatus) -> None:
-    assert_moves_by(JOB_MOVES, job.move, current, target)
+WORKER_MOVES = allowed_moves(
+    """
+    syncing  -> active failed
+    active   -> draining failed
+    draining -> left
+    """
+)
+
+PAIRS = [
+    (allowed, move, *pair)
+    for allowed, move, states in (
+        (JOB_MOVES, job.move, JobStatus),
+        (RANK_MOVES, rank.move, ProcessState),
+        (WORKER_MOVES, pool.move, WorkerState),
+    )
+    for pair in product(states, repeat=2)
+]
 
 
-@pytest.mark.parametrize(("current", "target"), RANK_PAIRS)
-def test_process_moves_follow_the_table(current: ProcessState, target: ProcessState) -> None:
-    assert_moves_by(RANK_MOVES, rank.move, current, target)
-
-
-def assert_moves_by(
-    allowed: Collection[tuple[StrEnum, StrEnum]],
+@pytest.mark.parametrize(("allowed", "move", "current", "target"), PAIRS)
+def test_moves_follow_the_table(
+    allowed: Collection[tuple[str, str]],
     move: Callable[[StrEnum, StrEnum], StrEnum],
     current: StrEnum,
     target: StrEnum,
@@ -61,10 +69,9 @@ def assert_moves_by(
         return
     with pytest.raises(IllegalMove) as caught:
         move(current, target)
-    error = caught.value
-    assert (error.current, error.target) == (current, target)
-    assert str(error) == f"{type(current).__name__} cannot move from {current} to {target}"
-    assert isinstance(error, MusterError)
+    assert (caught.value.current, caught.value.target) == (current, target)
+    words = f"{type(current).__name__} cannot move from {current} to {target}"
+    assert str(caught.value) == words
 
 
 @pytest.mark.parametrize("status", list(JobStatus))
@@ -79,3 +86,7 @@ def test_every_job_state_reaches_an_end(status: JobStatus) -> None:
         reached |= new
         new = set[JobStatus]().union(*(job.TRANSITIONS[at] for at in new)) - reached
     assert {JobStatus.STOPPED, JobStatus.FAILED} <= reached
+
+
+def test_living_workers_have_moves_left() -> None:
+    assert {state for state in WorkerState if pool.TRANSITIONS[state]} == LIVING

@@ -1,43 +1,37 @@
+"""Messages and frames as bytes; every message is generated from its declaration."""
+
 import struct
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
 
-from muster.contracts import messages
 from muster.contracts.errors import WireError
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     METRIC_NAME_LIMIT,
     METRICS_LIMIT,
     AgentHeartbeat,
-    AgentHello,
+    AgentMessage,
     AnnounceGroup,
-    Dismiss,
-    EpochDone,
-    Executing,
+    CoordinatorMessage,
     GroupMember,
     Heartbeat,
     Hello,
     JoinedGroup,
-    KillRank,
-    Orphaned,
     PeerLost,
     PermanentFailure,
-    Raised,
-    RankExited,
-    RankSaid,
-    RankSpawned,
-    Ready,
-    Saved,
-    StartRank,
+    RankMessage,
     StateMismatch,
-    TerminateRank,
-    Warned,
-    Welcome,
     WorkerGroup,
 )
+from muster.contracts.rank import NO_PROGRESS
 from muster.contracts.wire import (
     CONTROL_FRAME_LIMIT_BYTES,
     FrameReader,
@@ -52,120 +46,88 @@ from worker.rank import MESSAGE_LIMIT_BYTES
 
 Decode = Callable[[bytes], msgspec.Struct]
 
+
+SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
+    inspect.NoneType: st.none(),
+    inspect.BoolType: st.booleans(),
+    inspect.StrType: st.text(),
+    inspect.FloatType: st.floats(allow_nan=False),
+}
+
+
+def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
+    """Return a strategy for what a declaration allows."""
+    match declared:
+        case inspect.Metadata(type=described):
+            return values(described)
+        case inspect.IntType(ge=low, le=high):
+            lowest = -(2**63) if low is None else int(low)
+            return st.integers(lowest, 2**64 - 1 if high is None else int(high))
+        case inspect.UnionType(types=kinds):
+            return st.one_of(*map(values, kinds))
+        case inspect.VarTupleType(item_type=item):
+            return st.lists(values(item), max_size=3).map(tuple)
+        case inspect.TupleType(item_types=items):
+            return st.tuples(*map(values, items))
+        case inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(values(key), values(value), max_size=3)
+        case inspect.EnumType(cls=kind):
+            return st.sampled_from(kind)
+        case inspect.StructType(cls=kind, fields=fields):
+            return st.builds(kind, **{field.name: values(field.type) for field in fields})
+    return SIMPLE[type(declared)]
+
+
+SENT = {
+    decode_rank_message: values(inspect.type_info(RankMessage)),
+    decode_agent_message: values(inspect.type_info(AgentMessage)),
+    decode_coordinator_message: values(inspect.type_info(CoordinatorMessage)),
+    decode_group: values(inspect.type_info(WorkerGroup)),
+}
+DECODERS = list(SENT)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_messages_round_trip_and_damage_is_a_wire_error(
+    decode: Decode, data: st.DataObject
+) -> None:
+    message = data.draw(SENT[decode])
+    payload = encode(message)
+    assert decode(payload) == message
+    for other in DECODERS:
+        if other is not decode:
+            with pytest.raises(WireError):
+                other(payload)
+    place = data.draw(st.integers(0, len(payload) - 1))
+    with pytest.raises(WireError):
+        decode(payload[:place])
+    changed = bytearray(payload)
+    changed[place] = data.draw(st.integers(0, 255))
+    with suppress(WireError):
+        decode(bytes(changed))
+
+
 FIRST = Heartbeat(
-    step=0,
-    total_steps=None,
-    epoch=0,
-    shard_idx=0,
-    line_idx=0,
-    loss=None,
-    metrics={},
+    progress=NO_PROGRESS,
     checkpoints_saved=0,
-    last_checkpoint_step=None,
     stopping=False,
     waiting=False,
 )
-LATER = Heartbeat(
-    step=2**40,
-    total_steps=2**41,
-    epoch=3,
-    shard_idx=5,
-    line_idx=2**33,
-    loss=0.1,
-    metrics={"accuracy": 0.9, "größe": -1e300},
-    checkpoints_saved=7,
-    last_checkpoint_step=2**40 - 1,
-    stopping=True,
-    waiting=True,
-)
-
-FROM_RANKS = [
-    Executing(),
-    Hello(),
-    FIRST,
-    LATER,
-    Warned(message="careful: ü"),
-    Orphaned(by="itself (no agent for 300 s)"),
-    PermanentFailure(reason=Reason.INVALID_PROGRAM, message="no"),
-    Raised(step=7, message="gradient() failed"),
-    Ready(port=4711),
-    JoinedGroup(generation=3, step=12),
-    PeerLost(generation=3, message="the channel to rank 1 is closed"),
-    StateMismatch(generation=3, workers=(4,), message="differs"),
-    Saved(
-        generation=3,
-        step=12,
-        epoch=1,
-        digest="d" * 32,
-        consumed=64,
-        consumed_hash=2**64 - 1,
-        epochs=(
-            EpochDone(
-                epoch=0,
-                samples=100,
-                hash_sum=2**64 - 1,
-                expected_samples=100,
-                expected_hash_sum=2**64 - 1,
-            ),
-        ),
-    ),
-]
-FROM_AGENTS = [
-    AgentHello(job_uid="uid", generation=1, token="secret"),  # noqa: S106  for a test
-    RankSpawned(rank=1, incarnation=2, pid=3, start_ticks=2**50, boot_id="boot", node="node"),
-    *(RankSaid(rank=1, incarnation=2, message=message) for message in FROM_RANKS),
-    RankExited(rank=1, incarnation=2, exit_code=0, signal=None, last_lines=()),
-    RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=("a", "b")),
-    RankExited(rank=1, incarnation=2, exit_code=None, signal=9, last_lines=(), out_of_memory=True),
-    RankExited(
-        rank=1, incarnation=2, exit_code=None, signal=None, last_lines=(), unstarted="cannot be"
-    ),
-    AgentHeartbeat(stopped=()),
-    AgentHeartbeat(stopped=((0, 0), (3, 7))),
-]
 GROUP = WorkerGroup(
     generation=3,
     token="secret",  # noqa: S106  for a test
     members=(GroupMember(worker_id=4, rank=1, host="127.0.0.1", port=4711),),
     paused=False,
 )
-FROM_COORDINATORS = [
-    Welcome(epoch=4),
-    StartRank(rank=1, incarnation=2, environment={"A": "ü"}, working_dir="/"),
-    TerminateRank(rank=1, incarnation=2),
-    KillRank(rank=1, incarnation=2),
-    AnnounceGroup(layout=GROUP, incarnations=(2,)),
-    Dismiss(),
-]
-
-DIRECTIONS = [
-    (decode_rank_message, FROM_RANKS),
-    (decode_agent_message, FROM_AGENTS),
-    (decode_coordinator_message, FROM_COORDINATORS),
-    (decode_group, [GROUP]),
-]
-EVERYTHING = [(decode, message) for decode, sent in DIRECTIONS for message in sent]
-DECODERS = [decode for decode, _ in DIRECTIONS]
-
-
-def test_every_message_type_is_tested() -> None:
-    tagged = {
-        kind
-        for kind in vars(messages).values()
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-        if kind.__struct_config__.tag not in (None, "_Message")
-    }
-    tried = {type(message) for _, message in EVERYTHING}
-    assert tagged - tried == {EpochDone, GroupMember}, "parts of other messages"
-
-
 ON_THE_WIRE = [
     (
         FIRST,
         (
-            '{"is":"beat","step":0,"total_steps":null,"epoch":0,"shard_idx":0,"line_idx":0,'
-            '"loss":null,"metrics":{},"checkpoints_saved":0,"last_checkpoint_step":null,'
-            '"stopping":false,"waiting":false}'
+            '{"is":"beat","progress":{"step":0,"total_steps":null,"epoch":0,"shard_idx":0,'
+            '"line_idx":0,"loss":null,"metrics":{},"last_checkpoint_step":null},'
+            '"checkpoints_saved":0,"stopping":false,"waiting":false}'
         ),
     ),
     (
@@ -193,32 +155,6 @@ ON_THE_WIRE = [
 @pytest.mark.parametrize(("message", "text"), ON_THE_WIRE)
 def test_tags_and_field_names_never_change(message: msgspec.Struct, text: str) -> None:
     assert encode(message) == msgspec.msgpack.encode(msgspec.json.decode(text))
-
-
-@pytest.mark.parametrize(("decode", "message"), EVERYTHING)
-def test_messages_round_trip(decode: Decode, message: msgspec.Struct) -> None:
-    assert decode(encode(message)) == message
-
-
-@pytest.mark.parametrize(("decode", "message"), EVERYTHING)
-def test_truncated_message_is_a_wire_error(decode: Decode, message: msgspec.Struct) -> None:
-    payload = encode(message)
-    for length in range(len(payload)):
-        with pytest.raises(WireError):
-            decode(payload[:length])
-
-
-@pytest.mark.parametrize(("decode", "message"), EVERYTHING)
-def test_changed_byte_raises_nothing_but_wire_error(
-    decode: Decode, message: msgspec.Struct
-) -> None:
-    payload = encode(message)
-    for place in range(len(payload)):
-        for byte in (0x00, 0x7F, 0x80, 0xC1, 0xFF, payload[place] ^ 1, payload[place] ^ 0x80):
-            try:
-                decode(payload[:place] + bytes([byte]) + payload[place + 1 :])
-            except WireError:
-                continue
 
 
 @pytest.mark.parametrize("decode", DECODERS)
@@ -251,16 +187,6 @@ def test_garbage_is_a_wire_error(decode: Decode, payload: bytes) -> None:
         decode(payload)
 
 
-@pytest.mark.parametrize(("decode", "sent"), DIRECTIONS)
-def test_message_of_another_direction_is_a_wire_error(
-    decode: Decode, sent: list[msgspec.Struct]
-) -> None:
-    for _, message in EVERYTHING:
-        if message not in sent:
-            with pytest.raises(WireError):
-                decode(encode(message))
-
-
 @pytest.mark.parametrize("step", [-1, 2**63])
 def test_count_beyond_64_bits_is_a_wire_error(step: int) -> None:
     content = msgspec.msgpack.encode(msgspec.to_builtins(FIRST) | {"step": step})
@@ -270,7 +196,10 @@ def test_count_beyond_64_bits_is_a_wire_error(step: int) -> None:
 
 def test_largest_heartbeat_fits_into_one_packet() -> None:
     names = [f"{number:03d}".ljust(METRIC_NAME_LIMIT, "😀") for number in range(METRICS_LIMIT)]
-    beat = msgspec.structs.replace(LATER, metrics=dict.fromkeys(names, -1e300))
+    beat = msgspec.structs.replace(
+        FIRST,
+        progress=msgspec.structs.replace(NO_PROGRESS, metrics=dict.fromkeys(names, -1e300)),
+    )
     assert len(encode(beat)) <= MESSAGE_LIMIT_BYTES
 
 
@@ -282,23 +211,12 @@ def test_frame_layout() -> None:
     assert frame(b"abc") == b"\x03\0\0\0\0\0\0\0abc"
 
 
-@pytest.mark.parametrize("cut", range(len(STREAM) + 1))
-def test_frames_split_anywhere_are_reassembled(cut: int) -> None:
-    reader = FrameReader()
-    assert reader.feed(STREAM[:cut]) + reader.feed(STREAM[cut:]) == PAYLOADS
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9, 1000])
 def test_frames_in_pieces_are_reassembled(size: int) -> None:
     reader = FrameReader()
     pieces = [STREAM[start : start + size] for start in range(0, len(STREAM), size)]
     assert [payload for piece in pieces for payload in reader.feed(piece)] == PAYLOADS
-
-
-def test_incomplete_frame_is_kept() -> None:
-    reader = FrameReader()
-    assert reader.feed(frame(b"abc")[:-1]) == []
-    assert reader.feed(b"") == []
+    assert reader.feed(frame(b"abc")[:-1]) == reader.feed(b"") == []
     assert reader.feed(b"c") == [b"abc"]
 
 

@@ -171,7 +171,7 @@ def test_a_worker_that_never_joined_has_no_steps() -> None:
 
 
 def test_attempts_of_a_dead_coordinator_are_ended() -> None:
-    alive = RankRecord(rank=0, incarnation=3, state="live", process=PROCESS, step=8)
+    alive = RankRecord(rank=0, incarnation=3, state="live", process=PROCESS)
     gone = RankRecord(rank=1, incarnation=2, state="exited", process=None)
     job = Story.running(world_size=2).agent_is_lost().job
     (row,) = ended_attempt_rows(job, [alive, gone], after(4))

@@ -21,7 +21,7 @@ from coordinator.restore import snapshot_of, snapshot_with_agent
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import Hello, PeerLost, RankSaid, RankSpawned, StateMismatch, Warned
 from tests.support.stories import Story, beat, exited
-from tests.unit.coordinator.successors import successor
+from tests.support.successors import successor
 
 SILENT = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message="sent no heartbeat for 10 s")
 

@@ -20,7 +20,7 @@ from database.records import Event, Job
 from database.workers import Ranks
 from muster.contracts.errors import JobDiffers
 from muster.contracts.job import JobId, JobStatus
-from muster.contracts.paths import DataDir, JobFiles
+from muster.contracts.paths import JobFiles
 from muster.contracts.retry import INTERRUPTED_CODE
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
@@ -162,39 +162,6 @@ def test_an_unfinished_job_resumes_only_with_its_own_spec(
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(JobDiffers, match="working_dir"):
         begin(tmp_path)
-
-
-@pytest.mark.usefixtures("may_complete")
-def test_the_slower_of_two_calls_resumes_the_same_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(foreground, "Service", Interrupted)
-    assert begin(tmp_path) == INTERRUPTED_CODE
-    monkeypatch.setattr(Jobs, "find", lambda *_: None)  # it did not exist when they looked
-    assert begin(tmp_path) == INTERRUPTED_CODE
-    with pytest.raises(JobDiffers, match="world_size"):
-        begin(tmp_path, world_size=2)
-
-
-def test_the_slower_of_two_replacements_keeps_the_new_job(
-    tmp_path: Path, may_complete: asyncio.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_complete.set()
-    assert begin(tmp_path) == 0
-    monkeypatch.setattr(foreground, "Service", Interrupted)
-    find = Jobs.find
-    begun = DataDir(tmp_path / "state" / "foreground" / "one").job("one").run
-
-    def find_too_early(jobs: Jobs, job_id: JobId) -> Job | None:
-        earlier = find(jobs, job_id)
-        monkeypatch.setattr(Jobs, "find", find)
-        assert begin(tmp_path) == INTERRUPTED_CODE
-        begun.mkdir(parents=True)
-        return earlier
-
-    monkeypatch.setattr(Jobs, "find", find_too_early)
-    assert begin(tmp_path) == INTERRUPTED_CODE
-    assert begun.exists(), "it belongs to the new job"
 
 
 def test_a_resumed_run_does_not_repeat_events(

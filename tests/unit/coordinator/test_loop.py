@@ -149,7 +149,7 @@ def test_heartbeats_during_a_long_commit_count(monkeypatch: pytest.MonkeyPatch) 
         events.call_soon_threadsafe(stage.loop.hand_over)
 
     stage.run(disk_is_slow)
-    assert stage.job.snapshot.ranks[0].step == 3
+    assert stage.job.snapshot.ranks[0].progress.step == 3
     assert stage.job.snapshot.ranks[0].kill is None
 
 
@@ -230,7 +230,7 @@ def test_heartbeats_alone_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) 
         assert stage.table.looks == 1
         stage.observe(RankSaid(rank=0, incarnation=0, message=beat(3, stopping=True)))
         await looked(stage, 2)
-        assert stage.job.snapshot.ranks[0].step == 3
+        assert stage.job.snapshot.ranks[0].progress.step == 3
         stage.loop.hand_over()
         await running
 

@@ -43,7 +43,7 @@ def test_progress_is_written_later(job: TrackedJob) -> None:
     job.observe(RankSaid(rank=1, incarnation=0, message=beat(step=9)), NOW)
     draft = job.draft(NOW)
     assert draft.urgency is Urgency.PROGRESS
-    assert [(worker.rank, worker.step) for worker in draft.write.workers] == [(1, 9)]
+    assert [(worker.rank, worker.progress.step) for worker in draft.write.workers] == [(1, 9)]
 
 
 def test_a_death_is_urgent(job: TrackedJob) -> None:

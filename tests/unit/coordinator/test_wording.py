@@ -6,7 +6,7 @@ from coordinator.decide.events import describe_exit, describe_recovery, quote_en
 from coordinator.decide.state import AttemptEnd, Cause, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.retry import RetryClass, describe_status
-from tests.support.stories import queued_job
+from tests.support.stories import beat, queued_job
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_recovery_names_rank_cause_and_budget(
 def test_a_rank_resumes_from_a_known_checkpoint() -> None:
     job = queued_job()
     cause = Cause(reason=Reason.AGENT_LOST, message="died")
-    saved = replace(job.ranks[0], last_checkpoint_step=20)
+    saved = replace(job.ranks[0], progress=beat(20, last_checkpoint_step=20).progress)
     sentence = "rank 0 died; it resumes from its last checkpoint"
     assert describe_recovery(job.with_rank(saved), saved, cause) == sentence
 

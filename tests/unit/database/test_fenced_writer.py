@@ -121,23 +121,18 @@ def test_events_keep_their_order(database: Database, jobs: Jobs, writer: FencedW
     assert Events(database).of_job(JobId("none"), 3) == []
 
 
+@pytest.mark.parametrize("is_taken", [False, True], ids=["released", "taken"])
 def test_a_fenced_coordinator_changes_no_row(
-    database: Database, jobs: Jobs, writer: FencedWriter
+    database: Database, jobs: Jobs, writer: FencedWriter, lease: Lease, *, is_taken: bool
 ) -> None:
     job = submit(jobs, "a")
-    take_lease(database, "second")
+    if is_taken:
+        take_lease(database, "second")
+    else:
+        Leases(database).release(lease)
     write = write_of(job, status=JobStatus.STARTING, events=[STARTED], **ROWS)
     with nothing_moves(database), pytest.raises(LeaseLost, match="stop deciding"):
         writer.commit([write])
-
-
-def test_nothing_is_written_after_a_release(
-    database: Database, jobs: Jobs, writer: FencedWriter, lease: Lease
-) -> None:
-    job = submit(jobs, "a")
-    Leases(database).release(lease)
-    with nothing_moves(database), pytest.raises(LeaseLost):
-        writer.commit([write_of(job, status=JobStatus.STARTING)])
 
 
 def test_a_deleted_job_and_its_successor_are_not_touched(database: Database, jobs: Jobs) -> None:

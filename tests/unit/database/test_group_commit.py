@@ -1,6 +1,5 @@
 """Group commit: writes share a transaction, and a failing write affects no other."""
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -10,7 +9,7 @@ from database.errors import DatabaseUnavailable, JobExists, JobMissing
 from database.jobs import Jobs
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.spec import JobSpec
-from tests.support.database_samples import everything, idempotency_key, submit
+from tests.support.database_samples import everything, idempotency_key
 
 AWAY = DatabaseUnavailable("away")
 REFUSED = JobMissing(JobId("gone"))
@@ -96,18 +95,3 @@ def test_one_key_in_one_group_makes_one_job(jobs: Jobs) -> None:
     )
     assert outcomes == [jobs.get(JobId("a"))] * 3
     assert len(jobs.unfinished()) == 1
-
-
-def test_many_threads_may_write_at_once(jobs: Jobs) -> None:
-    names = [f"job-{number % 10}" for number in range(40)]
-
-    def attempt(place: int) -> str | None:
-        try:
-            return submit(jobs, names[place], uid=f"uid-{place}").job_id
-        except JobExists:
-            return None
-
-    with ThreadPoolExecutor(8) as threads:
-        found = [name for name in threads.map(attempt, range(len(names))) if name]
-    assert sorted(found) == sorted(set(names))
-    assert sorted(job.job_id for job in jobs.unfinished()) == sorted(found)

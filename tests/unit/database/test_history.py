@@ -11,7 +11,7 @@ from database.jobs import Jobs
 from database.records import Attempt, Job
 from database.workers import Attempts, Events
 from muster.contracts.job import JobId, StopRequest
-from tests.support.database_samples import NOON, attempt, finish, submit, take_lease, write_of
+from tests.support.database_samples import NOON, attempt, submit, take_lease, write_of
 
 LATER = NOON + timedelta(seconds=7)
 
@@ -61,15 +61,6 @@ def test_pages_of_attempts_are_complete_and_newest_first(
     assert seen == made[::-1]
     assert attempts.count(job.job_id) == 6
     assert attempts.page(JobId("none"), 4, None) == []
-
-
-def test_attempts_are_deleted_with_their_job(
-    database: Database, attempts: Attempts, job: Job, jobs: Jobs
-) -> None:
-    write(database, job, attempt(0, 0))
-    finish(database, job)
-    jobs.delete(job.job_id, job.uid)
-    assert attempts.count(job.job_id) == 0
 
 
 def test_events_can_be_read_from_any_id(database: Database, jobs: Jobs, job: Job) -> None:

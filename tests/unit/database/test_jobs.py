@@ -20,6 +20,7 @@ from tests.support.database_samples import (
     EVERY_STATUS,
     NOON,
     SteppingClock,
+    attempt,
     bring_to,
     commit,
     epoch,
@@ -308,14 +309,15 @@ def test_a_delete_removes_every_row_of_the_job(database: Database, jobs: Jobs) -
     job = submit(jobs, "gone")
     writer = FencedWriter(database, take_lease(database))
     pool = {"workers": [worker(0), worker(1)], "members": [member(0), member(1)]}
-    writer.commit([write_of(job, **pool, commits=[commit(5)], epochs=[epoch(0)])])
+    rows = {**pool, "incarnations": [attempt(0, 0)], "commits": [commit(5)], "epochs": [epoch(0)]}
+    writer.commit([write_of(job, **rows)])
     Members(database).request_departure(job.job_id, 0)
     over = finish(database, job)
     jobs.delete(over.job_id, over.uid)
     assert jobs.find(over.job_id) is None
     left = everything(database)
     assert [row[0] for row in left["events"]] == ["kept"]
-    for table in ("workers", "members", "departures", "commits", "epochs"):
+    for table in (*rows, "departures"):
         assert left[table] == []
     assert submit(jobs, "gone", uid="again").version == 1
 

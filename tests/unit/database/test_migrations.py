@@ -24,17 +24,25 @@ JOB_OF_0001 = text(
     " generation, version) VALUES (:id, :id, :spec, 'RUNNING', 'höst', :noon, :noon, 'graceful',"
     " 3, 7)"
 )
-ROWS_OF_0001 = [
-    text(
-        "INSERT INTO workers (job_id, rank, incarnation, state, restarts, failures, finished, step,"
-        " epoch, shard_idx, line_idx, metrics, throughput_steps_per_sec, checkpoints_saved)"
-        " VALUES (:id, 0, 2, 'live', 1, 0, false, 11, 0, 0, 0, '{}', 0.0, 0)"
-    ),
-    text(
-        "INSERT INTO events (job_id, at, kind, message)"
-        " VALUES (:id, :noon, 'submitted', 'the job was submitted')"
-    ),
-]
+RANK_OF_0001 = text(
+    "INSERT INTO workers (job_id, rank, incarnation, state, restarts, failures, finished, step,"
+    " epoch, shard_idx, line_idx, loss, metrics, throughput_steps_per_sec, checkpoints_saved,"
+    " last_checkpoint_step)"
+    " VALUES (:id, 0, 2, 'live', 1, 0, false, 11, 2, 3, 4, 0.5, '{\"accuracy\": 0.75}', 0.0, 2, 10)"
+)
+PROGRESS = {
+    "step": 11,
+    "epoch": 2,
+    "shard_idx": 3,
+    "line_idx": 4,
+    "loss": 0.5,
+    "metrics": {"accuracy": 0.75},
+    "last_checkpoint_step": 10,
+}
+EVENT_OF_0001 = text(
+    "INSERT INTO events (job_id, at, kind, message)"
+    " VALUES (:id, :noon, 'submitted', 'the job was submitted')"
+)
 ANSWER_OF_0001 = text(
     "INSERT INTO answers (principal, key, request_sha256, job, created_at)"
     " VALUES ('ada', :id, 'body', :job, :noon)"
@@ -47,14 +55,15 @@ JOB_ANSWERED = """{"job_id": "old", "uid": "old", "spec": {"world_size": 2}, "st
 SPEC_OF_0001 = '{"mode": "independent", "world_size": 2, "batch_size": 16, "seed": 5}'
 
 
-def write_as_0001(connection: Connection, job_id: str) -> None:
+def write_as_0001(connection: Connection, job_id: str, *, has_rank: bool = True) -> None:
     values = {
         "id": job_id,
         "spec": SPEC_OF_0001,
         "job": JOB_ANSWERED,
         "noon": NOON_MICROSECONDS,
     }
-    for statement in (JOB_OF_0001, *ROWS_OF_0001, ANSWER_OF_0001):
+    ranks = [RANK_OF_0001] if has_rank else []
+    for statement in (JOB_OF_0001, *ranks, EVENT_OF_0001, ANSWER_OF_0001):
         connection.execute(statement, values)
 
 
@@ -96,7 +105,8 @@ def test_rows_of_the_first_release_are_kept(migrated: Database) -> None:
     assert (job.spec.world_size, job.spec.seed, job.spec.effective_batch_size) == (2, 5, 16)
     assert (job.wanted_world_size, job.world_size, job.pause_request) == (None, 2, False)
     ranks = Ranks(migrated).of_job(job.job_id)
-    assert ranks == [worker(0, incarnation=2, process=None, restarts=1, step=11)]
+    row = {"incarnation": 2, "process": None, "restarts": 1, "checkpoints_saved": 2}
+    assert ranks == [worker(0, **row, **PROGRESS)]
     assert [event.kind for event in Events(migrated).of_job(job.job_id, 9)] == ["submitted"]
     assert Members(migrated).of_job(job.job_id) == []
     assert Attempts(migrated).page(job.job_id, 9, None) == []
@@ -108,9 +118,9 @@ def test_a_response_of_the_first_release_is_repeated(migrated: Database) -> None
     assert (answered.job_id, answered.world_size, answered.pause_request) == ("old", 2, False)
 
 
-def test_a_process_of_the_first_release_can_still_write(migrated: Database) -> None:
+def test_the_first_release_can_still_submit(migrated: Database) -> None:
     with migrated.writing() as connection:
-        write_as_0001(connection, "late")
+        write_as_0001(connection, "late", has_rank=False)
     assert Jobs(migrated).get(JobId("late")).pause_request is False
 
 
@@ -132,7 +142,7 @@ def shape(connection: Connection) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_every_revision_can_be_undone_and_repeated(old_url: str) -> None:
-    revisions = ["0001", "0002", "0003", "0004", "0005"]
+    revisions = ["0001", "0002", "0003", "0004", "0005", "0006"]
     assert revisions[-1] == schema.HEAD
     shapes = {}
     for revision in revisions:
@@ -143,12 +153,15 @@ def test_every_revision_can_be_undone_and_repeated(old_url: str) -> None:
         with migrating(old_url) as (connection, config):
             command.downgrade(config, revision)
             assert shape(connection) == shapes[revision]
-            write_as_0001(connection, f"of-{revision}")
+            write_as_0001(connection, f"of-{revision}", has_rank=revision < "0006")
     with closing(Database.open(old_url)) as database:
         with database.reading() as connection:
             assert shape(connection) == shapes[schema.HEAD]
         ids = {job.job_id for job in Jobs(database).unfinished()}
+        ranks = Ranks(database).of_jobs([JobId("old"), JobId("of-0001")])
     assert ids == {"old", *(f"of-{revision}" for revision in revisions)}
+    assert ranks["old"] == ranks["of-0001"]
+    assert ranks["old"][0].progress.metrics == PROGRESS["metrics"]
 
 
 def test_the_first_revision_can_be_undone(old_url: str) -> None:

@@ -31,10 +31,6 @@ def test_a_token_reads_back_without_its_text(database: Database, tokens: Tokens)
     assert text.rpartition("_")[2] not in repr(everything(database))
 
 
-def test_no_two_tokens_are_alike(tokens: Tokens) -> None:
-    assert len({made(tokens, f"{number}") for number in range(20)}) == 20
-
-
 def test_a_name_is_free_once_its_token_is_revoked(database: Database, tokens: Tokens) -> None:
     made(tokens, "ci")
     with nothing_moves(database), pytest.raises(TokenExists, match="revoke it first"):

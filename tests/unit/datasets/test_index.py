@@ -14,7 +14,6 @@ from muster.datasets.index import (
     fingerprint_of,
     index_beside,
     line_hash,
-    totals_of,
 )
 
 LINES = [b"first", b"", b"with a return\r", b"\xff\x00", b"x" * 300_000, b"last"]
@@ -50,18 +49,13 @@ def test_index_counts_sums_and_finds_lines(shard: Path, end: bytes) -> None:
         index.offset(len(LINES) + 1)
 
 
-def test_index_of_an_empty_shard_is_empty(shard: Path) -> None:
-    shard.write_bytes(b"")
-    index = ShardIndex.open(shard)
-    assert (index.lines, index.hash_sum, index.offset(0)) == (0, 0, 0)
-
-
 def test_line_hash_never_changes() -> None:
     assert line_hash(b'{"x":[0.5],"y":1}') == 0x90D5DEE51B626EBF
 
 
 def test_index_is_built_once(shard: Path) -> None:
     built = ShardIndex.open(shard)
+    assert names_in(shard.parent) == ["shard_00000.idx", "shard_00000.txt"]
     before = written(index_beside(shard))
     assert ShardIndex.open(shard) == built
     assert written(index_beside(shard)) == before
@@ -73,36 +67,25 @@ def written(path: Path) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
 
 
-def test_build_leaves_only_the_index(shard: Path) -> None:
-    ShardIndex.open(shard)
-    assert names_in(shard.parent) == ["shard_00000.idx", "shard_00000.txt"]
+def change_index(content: bytes | slice) -> Callable[[Path], None]:
+    def change(shard: Path) -> None:
+        place = index_beside(shard)
+        kept = place.read_bytes()[content] if isinstance(content, slice) else content
+        place.write_bytes(kept)
+
+    return change
 
 
-def change_the_size(shard: Path) -> None:
-    shard.write_bytes(shard.read_bytes() + b"\nmore")
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "another size": lambda shard: shard.write_bytes(shard.read_bytes() + b"\nmore"),
+    "another time": lambda shard: os.utime(shard, ns=(0, 0)),
+    "an index cut short": change_index(slice(-8)),
+    "half a header": change_index(b"MUS"),
+    "something else": change_index(b"something else that is longer than a header is"),
+}
 
 
-def change_the_time(shard: Path) -> None:
-    os.utime(shard, ns=(0, 0))
-
-
-def cut_the_index(shard: Path) -> None:
-    place = index_beside(shard)
-    place.write_bytes(place.read_bytes()[:-8])
-
-
-def cut_the_header(shard: Path) -> None:
-    index_beside(shard).write_bytes(b"MUS")
-
-
-def overwrite_the_index(shard: Path) -> None:
-    index_beside(shard).write_bytes(b"something else that is longer than a header is")
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [change_the_size, change_the_time, cut_the_index, cut_the_header, overwrite_the_index],
-)
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=list(SPOILS))
 def test_stale_or_damaged_index_is_rebuilt(shard: Path, spoil: Callable[[Path], None]) -> None:
     ShardIndex.open(shard)
     spoil(shard)
@@ -145,14 +128,6 @@ def test_shared_private_directory_is_refused(shard: Path, tmp_path: Path) -> Non
     assert names_in(private) == []
 
 
-def test_totals_add_up_over_shards(shard: Path) -> None:
-    other = shard.with_name("shard_00001.txt")
-    other.write_bytes(b"a\nb\n")
-    totals = totals_of([shard, other])
-    assert totals.lines == len(LINES) + 2
-    assert totals.hash_sum == hash_sum([*LINES, b"a", b"b"])
-
-
 @pytest.mark.slow
 def test_index_memory_is_bounded(shard: Path) -> None:
     shard.write_bytes((b"x" * 999 + b"\n") * 50_000)
@@ -192,12 +167,6 @@ def test_lines_are_split_at_any_block_size(
     assert flat(shard) == CONTENTS[content]
 
 
-def test_long_line_is_one_line(shard: Path) -> None:
-    long = b"x" * 5_000_000
-    shard.write_bytes(b"short\n" + long + b"\nshort")
-    assert flat(shard) == [b"short", long, b"short"]
-
-
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_endless_line_is_refused_by_number(
     shard: Path, end: bytes, monkeypatch: pytest.MonkeyPatch
@@ -216,22 +185,13 @@ def test_offset_inside_a_line_is_refused(shard: Path) -> None:
         flat(shard, offset=5)
 
 
-def test_growing_shard_is_detected(shard: Path) -> None:
+@pytest.mark.parametrize("content", [b"0123456789\n" * 100_001, b"0123456789\n"])
+def test_shard_that_changes_during_reading_is_refused(shard: Path, content: bytes) -> None:
     shard.write_bytes(b"0123456789\n" * 100_000)
     blocks = blocks_of_shard(shard, fingerprint_of(shard))
     next(blocks)
-    with shard.open("ab") as file:
-        file.write(b"one more\n")
+    shard.write_bytes(content)
     with pytest.raises(ShardChanged, match="changed while it was being read"):
-        next(blocks)
-
-
-def test_shrinking_shard_is_detected(shard: Path) -> None:
-    shard.write_bytes(b"abc\ndef\n")
-    blocks = blocks_of_shard(shard, fingerprint_of(shard))
-    assert next(blocks) == [b"abc", b"def"]
-    shard.write_bytes(b"abc\n")
-    with pytest.raises(ShardChanged):
         next(blocks)
 
 

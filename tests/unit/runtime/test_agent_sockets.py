@@ -1,10 +1,7 @@
 from pathlib import Path
 
-import pytest
-
 from muster.contracts.paths import JobFiles
 from muster.runtime.agent_sockets import (
-    GENERATION_MAX,
     is_succeeded,
     newest_generation,
     newest_socket,
@@ -32,15 +29,3 @@ def test_an_agent_without_a_socket_yet_counts_too(tmp_path: Path) -> None:
     mine = older.with_name("agent.0007.sock")
     assert (newest_socket(mine), newest_generation(mine)) == (mine, 7)
     assert newest_generation(tmp_path / "nowhere" / "agent.0002.sock") == 2
-
-
-def test_the_highest_valid_number_can_be_exceeded(tmp_path: Path) -> None:
-    mine, _ = sockets(tmp_path, 1, GENERATION_MAX - 1)
-    assert newest_generation(mine) == GENERATION_MAX - 1
-    assert not is_succeeded(mine.with_name(f"agent.{GENERATION_MAX}.sock"))
-
-
-@pytest.mark.parametrize("generation", [GENERATION_MAX, 10**19 - 1])
-def test_numbers_beyond_a_database_integer_are_ignored(tmp_path: Path, generation: int) -> None:
-    mine, _ = sockets(tmp_path, 1, generation)
-    assert (newest_generation(mine), is_succeeded(mine)) == (1, False)

@@ -59,13 +59,6 @@ def test_a_stream_that_a_program_has_replaced_raises_nothing(
     flush_streams()
 
 
-def test_a_working_replacement_gets_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    print_stderr("watch out")
-    assert stream.getvalue() == "watch out\n"
-
-
 def test_messages_and_prints_keep_their_order() -> None:
     script = f"{PRINT}print('first'); print_stdout('second'); print('third')"
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from muster.collectives.tree import Block
+from muster.datasets.errors import InvalidSample
+from muster.datasets.index import Line
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import find_shards
-from muster.training.batches import BatchLoader, BlockBatches
+from muster.training.batches import BatchLoader, BlockBatches, decode_lines, decoder_of
 from muster.training.sample_count import decode_sample_count
 from muster.training.schedule import Schedule
 from tests.support.stage import write_samples
@@ -47,8 +49,8 @@ def loader(schedule: Schedule, drawer: RandomAccess) -> BatchLoader:
 ROOT = Block(3, 0)
 
 
-@pytest.mark.parametrize("step", [0, 4, 7, 9])
-def test_every_leaf_reads_its_places_in_the_order_of_the_epoch(
+@pytest.mark.parametrize("step", [7, 0, 4, 9])
+def test_leaf_reads_its_places_of_the_epoch(
     step: int, loader: BatchLoader, schedule: Schedule, drawer: RandomAccess
 ) -> None:
     epoch, step_in_epoch = schedule.epoch_and_step(step)
@@ -67,24 +69,18 @@ def test_every_leaf_reads_its_places_in_the_order_of_the_epoch(
 
 @pytest.mark.parametrize("step", [0, 4, 9])
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_part_of_a_block_reads_its_part(step: int, level: int, loader: BatchLoader) -> None:
+def test_halves_of_a_block_read_its_parts(step: int, level: int, loader: BatchLoader) -> None:
     whole = loader.load(step, ROOT)
     parts = [loader.load(step, Block(level, number)) for number in range(SHARDS >> level)]
     assert contents(whole) == [row for part in parts for row in contents(part)]
 
 
-def test_the_last_step_fills_up_with_copies_that_have_no_weight(loader: BatchLoader) -> None:
+def test_last_step_is_padded_without_weight(loader: BatchLoader) -> None:
     last = loader.load(4, ROOT)  # 150 = 4 · 32 + 22: five leaves are full, one half full
     assert last.weights.tolist() == [4, 4, 4, 4, 4, 2, 0, 0]
     half = last.batches[5]
     assert half.samples[2:] == [half.samples[0]] * 2
     assert len(set(last.batches[6].samples + last.batches[7].samples)) == 1
-
-
-def test_whatever_order_steps_come_in_they_read_the_same(loader: BatchLoader) -> None:
-    forwards = [contents(loader.load(step, ROOT)) for step in range(10)]
-    backwards = [contents(loader.load(step, ROOT)) for step in reversed(range(10))]
-    assert forwards == backwards[::-1]
 
 
 def contents(loaded: BlockBatches) -> list[tuple[object, ...]]:
@@ -94,3 +90,35 @@ def contents(loaded: BlockBatches) -> list[tuple[object, ...]]:
             loaded.batches, loaded.weights, loaded.sample_counts, strict=True
         )
     ]
+
+
+SHARD = Path("data/shard_00000.txt")
+
+
+class WithoutDecode:
+    """As much of a program as these tests look at."""
+
+
+class WithDecode:
+    def decode(self, line: bytes) -> float:
+        return float(line)
+
+
+def lines(*contents: bytes) -> list[Line]:
+    return [Line(content, SHARD, number) for number, content in enumerate(contents, start=7)]
+
+
+def test_line_is_json_unless_the_program_decodes_it() -> None:
+    assert decode_lines(lines(b'{"x":[1]}', b"2"), decoder_of(WithoutDecode())) == [{"x": [1]}, 2]
+    assert decode_lines(lines(b"0.5", b"2"), decoder_of(WithDecode())) == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [(WithoutDecode(), "malformed"), (WithDecode(), "ValueError: could not convert")],
+)
+def test_undecodable_line_is_named(program: object, problem: str) -> None:
+    with pytest.raises(InvalidSample, match=problem) as caught:
+        decode_lines(lines(b"1", b"one"), decoder_of(program))
+    assert str(caught.value).startswith(f"{SHARD}:8: no sample, ")
+    assert caught.value.__cause__ is not None, "the program's own traceback is kept"

@@ -1,11 +1,14 @@
-"""One checkpoint for all ranks: written by one, read by any, fenced by the layout."""
+"""One checkpoint for all ranks: written by one, read by any, fenced by the group's generation."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
+from muster.checkpoints.errors import CheckpointMismatch, StaleGeneration
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
@@ -29,102 +32,91 @@ def initial(size: int = 4) -> dict[str, np.ndarray]:
     return {"weights": np.zeros(size, np.float32)}
 
 
-def replica_at(step: int) -> Replica:
+def replica_at(step: int, epochs: Sequence[EpochDone] = (EPOCH,)) -> Replica:
     replica = Replica(initial())
-    committed = Committed(position=Position(step=step, consumed=step), epochs=(EPOCH,))
+    committed = Committed(position=Position(step=step, consumed=step), epochs=tuple(epochs))
     replica.commit({"weights": np.full(4, step, np.float32)}, committed)
     return replica
 
 
-def keeper(directory: Path, **names: object) -> Checkpointer:
-    return Checkpointer(
-        settings_of(directory, **{"JOB_ID": "job", "WORLD_SIZE": 4, **names}), lambda _: None
-    )
+def checkpointer(directory: Path, **names: object) -> Checkpointer:
+    names = {"JOB_ID": "job", "WORLD_SIZE": 4, **names}
+    return Checkpointer(settings_of(directory, **names), lambda _: None)
 
 
-def test_a_job_that_has_saved_nothing_begins_by_itself(tmp_path: Path) -> None:
-    replica = Replica(initial())
-    assert not keeper(tmp_path).restore(initial(), replica, SCHEDULE)
-    assert replica.is_empty
-
-
-def test_whoever_is_the_first_of_the_next_group_goes_on_from_what_was_kept(tmp_path: Path) -> None:
-    kept = replica_at(5)
-    writer = keeper(tmp_path, RANK=0)
-    writer.save(1, 4, kept, SCHEDULE)
+def save(directory: Path, replica: Replica, generation: int = 1) -> Replica:
+    writer = checkpointer(directory, RANK=generation % 4)
+    writer.save(generation, 4, replica, SCHEDULE)
     writer.close()
+    return replica
+
+
+def restored(directory: Path, schedule: Schedule = SCHEDULE, **names: object) -> Replica | None:
     replica = Replica(initial())
-    assert keeper(tmp_path, RANK=3).restore(initial(), replica, SCHEDULE)
-    assert replica.digest() == kept.digest()
-    assert replica.committed == kept.committed
+    found = checkpointer(directory, **names).restore(initial(), replica, schedule)
+    assert found is not replica.is_empty
+    return replica if found else None
 
 
-def test_what_every_pass_has_consumed_is_kept_however_many_there_are(tmp_path: Path) -> None:
-    biggest = 2**64 - 1
-    passes = tuple(
-        EpochDone(epoch=n, samples=9, hash_sum=biggest, expected_samples=9, expected_hash_sum=n)
-        for n in range(5_000)
-    )
-    kept, replica = replica_at(5), Replica(initial())
-    kept.commit(kept.state, Committed(position=kept.position, epochs=passes))
-    writer = keeper(tmp_path)
-    writer.save(1, 1, kept, SCHEDULE)
-    writer.close()
-    assert keeper(tmp_path).restore(initial(), replica, SCHEDULE)
-    assert replica.committed.epochs == passes
+def test_job_without_checkpoints_restores_nothing(tmp_path: Path) -> None:
+    assert restored(tmp_path) is None
 
 
-def test_before_the_first_pass_is_over_there_is_nothing_to_keep_of_any(tmp_path: Path) -> None:
-    kept, replica = replica_at(5), Replica(initial())
-    kept.commit(kept.state, Committed(position=kept.position))
-    writer = keeper(tmp_path)
-    writer.save(1, 1, kept, SCHEDULE)
-    writer.close()
-    assert keeper(tmp_path).restore(initial(), replica, SCHEDULE)
-    assert replica.committed == kept.committed
+@pytest.mark.parametrize("epochs", [0, 1, 5_000])
+def test_any_rank_restores_state_and_epochs(tmp_path: Path, epochs: int) -> None:
+    done = [
+        EpochDone(epoch=n, samples=9, hash_sum=2**64 - 1, expected_samples=9, expected_hash_sum=n)
+        for n in range(epochs)
+    ]
+    saved = save(tmp_path, replica_at(5, done))
+    replica = restored(tmp_path, RANK=3)
+    assert replica is not None
+    assert replica.digest() == saved.digest()
+    assert replica.committed == saved.committed
 
 
-def test_the_latest_step_counts_whoever_wrote_it(tmp_path: Path) -> None:
-    first, second = keeper(tmp_path, RANK=0), keeper(tmp_path, RANK=1)
-    first.save(1, 2, replica_at(5), SCHEDULE)
-    second.save(2, 1, replica_at(10), SCHEDULE)
-    first.close()
-    second.close()
-    replica = Replica(initial())
-    assert keeper(tmp_path).restore(initial(), replica, SCHEDULE)
-    assert replica.position.step == 10
-
-
-def test_who_still_writes_for_an_older_layout_is_refused(tmp_path: Path) -> None:
-    late, present = keeper(tmp_path, RANK=0), keeper(tmp_path, RANK=1)
+def test_older_group_cannot_save(tmp_path: Path) -> None:
+    late = checkpointer(tmp_path, RANK=0)
     late.save(1, 2, replica_at(5), SCHEDULE)
-    present.save(2, 1, replica_at(10), SCHEDULE)
-    with pytest.raises(CheckpointError):
+    save(tmp_path, replica_at(10), generation=2)
+    with pytest.raises(StaleGeneration):
         late.save(1, 2, replica_at(15), SCHEDULE)
-    replica = Replica(initial())
-    keeper(tmp_path).restore(initial(), replica, SCHEDULE)
-    assert replica.position.step == 10
     late.close()
-    present.close()
+    replica = restored(tmp_path)
+    assert replica is not None
+    assert replica.position.step == 10
 
 
-def test_a_state_of_another_shape_is_refused_and_nothing_has_moved(tmp_path: Path) -> None:
-    writer = keeper(tmp_path)
-    writer.save(1, 1, replica_at(5), SCHEDULE)
-    writer.close()
+def test_state_of_another_shape_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, replica_at(5))
     replica = Replica(initial(3))
     with pytest.raises(CheckpointMismatch, match="another shape than the program begins with"):
-        keeper(tmp_path).restore(initial(3), replica, SCHEDULE)
+        checkpointer(tmp_path).restore(initial(3), replica, SCHEDULE)
     assert replica.is_empty
 
 
-def test_another_job_can_go_on_from_it_when_it_is_told_to(tmp_path: Path) -> None:
-    writer = keeper(tmp_path)
-    writer.save(1, 1, replica_at(5), SCHEDULE)
-    writer.close()
-    replica = Replica(initial())
-    assert not keeper(tmp_path, JOB_ID="other").restore(initial(), replica, SCHEDULE)
-    assert keeper(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM="job").restore(
-        initial(), replica, SCHEDULE
-    )
-    assert replica.position.step == 5
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 8},
+        {"seed": 4},
+        {"totals": Totals(lines=10, hash_sum=5)},
+        {"totals": Totals(lines=9, hash_sum=0)},
+    ],
+)
+def test_another_order_of_samples_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    save(tmp_path, replica_at(5))
+    with pytest.raises(CheckpointMismatch, match="another batch size, seed or data set"):
+        restored(tmp_path, replace(SCHEDULE, **other))
+
+
+@pytest.mark.parametrize("other", [{"virtual_shards": 4}, {"epochs": 7}, {"checkpoint_every": 1}])
+def test_other_settings_may_change(tmp_path: Path, other: dict[str, Any]) -> None:
+    save(tmp_path, replica_at(5))
+    assert restored(tmp_path, replace(SCHEDULE, **other)) is not None
+
+
+def test_another_job_restores_only_with_resume_from(tmp_path: Path) -> None:
+    save(tmp_path, replica_at(5))
+    assert restored(tmp_path, JOB_ID="other") is None
+    assert restored(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM="job") is not None

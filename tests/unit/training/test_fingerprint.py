@@ -20,23 +20,20 @@ def ours(**changes: str) -> Fingerprint:
     return Fingerprint(digest="ours", facts={**FACTS, **changes})
 
 
-def test_it_is_the_same_every_time() -> None:
-    assert fingerprint() == fingerprint()
-
-
-def test_it_looks_at_every_fact_that_can_be_explained() -> None:
+def test_every_fact_has_a_remedy() -> None:
     found = fingerprint()
     assert found.facts.keys() == FACTS.keys()
     assert found.facts["numpy"] == np.__version__
     assert all(found.facts.values())
 
 
-def test_it_takes_no_notice_of_what_numpy_is_told_about_errors() -> None:
+def test_fingerprint_is_repeatable() -> None:
+    first = fingerprint()
     with np.errstate(all="raise"):
-        assert fingerprint() == fingerprint()
+        assert fingerprint() == first
 
 
-def test_equal_digests_are_enough_whatever_the_facts_say() -> None:
+def test_equal_digests_are_enough() -> None:
     faster = replace(ours(**{"the BLAS kernel": "SkylakeX"}), digest="theirs")
     assert explain(faster, THEIRS) == "both compute the same bits"
 
@@ -44,34 +41,25 @@ def test_equal_digests_are_enough_whatever_the_facts_say() -> None:
 @pytest.mark.parametrize(
     ("fact", "value", "remedy"),
     [
-        ("the number of BLAS threads", "4", "set OPENBLAS_NUM_THREADS=1 here, before numpy is"),
-        ("the BLAS kernel", "SkylakeX", "set OPENBLAS_CORETYPE=Haswell here"),
-        ("the BLAS kernel", "Nehalem", "set OPENBLAS_CORETYPE=Nehalem there"),
-        ("the BLAS kernel", "Zen", "set OPENBLAS_CORETYPE to the same on both sides"),
-        (
-            "numpy's SIMD level",
-            "X86_V2 X86_V3 X86_V4",
-            'set NPY_DISABLE_CPU_FEATURES="X86_V4" here',
-        ),
-        ("numpy's SIMD level", "X86_V2", 'set NPY_DISABLE_CPU_FEATURES="X86_V3" there'),
-        ("numpy", "2.3.0", "install numpy 2.4.6 here"),
-        ("the BLAS library", "mkl 2024", "install the same wheel of numpy on both sides"),
+        ("the number of BLAS threads", "4", "set OPENBLAS_NUM_THREADS=1 on both sides"),
+        ("the BLAS kernel", "SkylakeX", "set OPENBLAS_CORETYPE"),
+        ("numpy's SIMD level", "X86_V2", "set NPY_DISABLE_CPU_FEATURES"),
+        ("numpy", "2.3.0", "install the same version"),
+        ("the BLAS library", "mkl 2024", "install the same wheel of numpy"),
         ("the processor", "aarch64", "only processors of one kind can share a job"),
     ],
 )
-def test_a_difference_is_explained_with_what_to_set_and_where(
-    fact: str, value: str, remedy: str
-) -> None:
+def test_difference_is_explained_with_a_remedy(fact: str, value: str, remedy: str) -> None:
     sentence = explain(ours(**{fact: value}), THEIRS)
     assert sentence.startswith("this process does not compute the same bits as the job; ")
     assert f"{fact} is {value} here and {FACTS[fact]} there: {remedy}" in sentence
 
 
-def test_where_every_setting_is_the_same_the_processors_differ() -> None:
+def test_equal_settings_blame_the_processors() -> None:
     assert "so the processors must differ: set OPENBLAS_CORETYPE and" in explain(ours(), THEIRS)
 
 
-def test_all_differences_are_told_at_once() -> None:
+def test_all_differences_are_listed() -> None:
     other = ours(**{"numpy": "2.3.0", "the number of BLAS threads": "4"})
     sentence = explain(other, THEIRS)
-    assert "install numpy 2.4.6 here; the number of BLAS threads is 4" in sentence
+    assert "on both sides; the number of BLAS threads is 4" in sentence

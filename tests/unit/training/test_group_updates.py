@@ -52,7 +52,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a Path would open one more
 
 
-def test_only_the_newest_layout_counts(channel: Channel) -> None:
+def test_only_the_newest_group_counts(channel: Channel) -> None:
     channel.tells(1, memory=2)
     channel.tells(3, memory=3)
     channel.tells(2, memory=2)
@@ -62,7 +62,7 @@ def test_only_the_newest_layout_counts(channel: Channel) -> None:
     newest.close()
 
 
-def test_nothing_new_is_no_reason_to_leave(channel: Channel) -> None:
+def test_only_a_newer_group_ends_the_current_one(channel: Channel) -> None:
     channel.layouts.check()
     channel.tells(1)
     with pytest.raises(GroupChanged):
@@ -73,14 +73,14 @@ def test_nothing_new_is_no_reason_to_leave(channel: Channel) -> None:
     channel.layouts.check()
 
 
-def test_what_is_no_layout_is_dropped_with_all_that_came_along(channel: Channel) -> None:
+def test_invalid_message_is_dropped_with_its_descriptors(channel: Channel) -> None:
     channel.sends(b"no layout", memory=3)
     channel.layouts.check()
     channel.tells(1)
     assert channel.layouts.next().group.generation == 1
 
 
-def test_who_is_asked_to_stop_hears_that_first(channel: Channel) -> None:
+def test_stop_request_comes_first(channel: Channel) -> None:
     channel.tells(1, memory=1)
     channel.is_stopping = True
     with pytest.raises(StopRequested):
@@ -89,21 +89,7 @@ def test_who_is_asked_to_stop_hears_that_first(channel: Channel) -> None:
     channel.layouts.next().close()
 
 
-def test_who_waits_for_a_layout_can_be_stopped(channel: Channel) -> None:
-    channel.is_stopping = True
-    with pytest.raises(StopRequested):
-        channel.layouts.next()
-
-
-def test_a_rank_whose_agent_is_gone_trains_on(channel: Channel) -> None:
-    channel.tells(1)
-    channel.agent.close()
-    assert channel.layouts.next().group.generation == 1
-    channel.layouts.check()
-    channel.layouts.check()
-
-
-def test_an_agent_that_dies_before_it_has_heard_everything_is_gone_like_any_other(
+def test_rank_continues_without_its_agent(
     channel: Channel,
 ) -> None:
     channel.line.send(b"a beat that nobody reads")
@@ -114,7 +100,7 @@ def test_an_agent_that_dies_before_it_has_heard_everything_is_gone_like_any_othe
     channel.layouts.check()
 
 
-def test_a_rank_by_itself_has_one_layout_and_can_be_stopped() -> None:
+def test_single_rank_has_one_group_and_can_be_stopped() -> None:
     stops = iter([False, True])
     alone = SingleRankUpdates(3, lambda: next(stops))
     (seat,) = alone.next().group.members

@@ -32,7 +32,7 @@ def shape() -> GradientSchema:
     return GradientSchema.of(STATE, contribution(), LEAF)
 
 
-def test_everything_that_is_summed_lies_in_one_vector_in_the_order_of_names(
+def test_summed_numbers_lie_in_one_vector_by_name(
     shape: GradientSchema,
 ) -> None:
     vector = np.empty(shape.elements, np.float32)
@@ -45,7 +45,7 @@ def test_everything_that_is_summed_lies_in_one_vector_in_the_order_of_names(
     assert (shape.gradient_elements, shape.metrics) == (7, ("hits", "right"))
 
 
-def test_the_total_is_divided_by_its_weight_and_seen_under_its_names(shape: GradientSchema) -> None:
+def test_total_is_divided_by_its_weight(shape: GradientSchema) -> None:
     total = np.array([9, 0, 1, 2, 3, 4, 5, 6.0, 2.0, 2.0, 3.0], np.float32)
     means = shape.means(total, np.empty_like(total))
     assert means.gradients["bias"] == 4.5
@@ -57,7 +57,7 @@ def test_the_total_is_divided_by_its_weight_and_seen_under_its_names(shape: Grad
         means.gradients["weights"][0, 0] = 1
 
 
-def test_the_layout_does_not_depend_on_the_order_in_which_things_are_named() -> None:
+def test_layout_does_not_depend_on_the_order_of_names() -> None:
     first = contribution()
     backwards = Contribution(
         dict(reversed(first.gradients.items())), first.loss, dict(reversed(first.metrics.items()))
@@ -65,7 +65,7 @@ def test_the_layout_does_not_depend_on_the_order_in_which_things_are_named() -> 
     assert GradientSchema.of(STATE, first, LEAF) == GradientSchema.of(STATE, backwards, LEAF)
 
 
-def test_a_program_without_metrics_has_loss_and_weight_behind_its_gradients() -> None:
+def test_program_without_metrics_sums_loss_and_weight() -> None:
     bare = contribution(metrics={})
     shape = GradientSchema.of(STATE, bare, LEAF)
     vector = np.empty(shape.elements, np.float32)
@@ -81,59 +81,33 @@ def test_a_program_without_metrics_has_loss_and_weight_behind_its_gradients() ->
         {"m" * (METRIC_NAME_LIMIT + 1): 1.0},
     ],
 )
-def test_more_metrics_than_a_beat_can_hold_are_refused(metrics: dict[str, float]) -> None:
+def test_too_many_metrics_are_refused(metrics: dict[str, float]) -> None:
     with pytest.raises(InvalidProgram, match="at most 64 of up to 128 characters"):
         GradientSchema.of(STATE, contribution(metrics=metrics), LEAF)
-
-
-BAD_ARRAYS = [
-    ({"bias": None}, r"expected 'bias', 'weights', the same every time, got 'weights'"),
-    ({"more": np.zeros(1, np.float32)}, r"the gradients in .*, got 'bias', 'more', 'weights'"),
-    (
-        {"weights": np.zeros((3, 2), np.float32)},
-        r"'weights' in step 12, virtual shard 5 is an array of float32 3x2: expected .* 2x3",
-    ),
-    ({"weights": np.zeros((2, 3))}, r"an array of float64 2x3: expected an array of float32 2x3"),
-    ({"bias": 9.0}, r"'bias' in .* is a float: expected an array of float32 without dimensions"),
-    ({"weights": np.zeros((3, 2), np.float32).T}, r"not contiguous.*np.ascontiguousarray"),
-    ({"weights": np.full((2, 3), np.nan, np.float32)}, r"gradient 'weights' .* not finite"),
-    ({"bias": np.array(-np.inf, np.float32)}, r"gradient 'bias' in .* not finite"),
-]
-
-
-@pytest.mark.parametrize(("gradients", "problem"), BAD_ARRAYS)
-def test_a_contribution_that_is_not_as_at_first_is_refused_by_step_shard_and_name(
-    shape: GradientSchema, gradients: dict[str, object], problem: str
-) -> None:
-    with pytest.raises(InvalidProgram, match=problem) as caught:
-        shape.write(contribution(**gradients), 2.0, LEAF, np.empty(shape.elements, np.float32))
-    assert "in step 12, virtual shard 5" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (contribution(loss=float("nan")), "the loss in step 12, virtual shard 5 is nan"),
-        (contribution(loss=None), "the loss in step 12, virtual shard 5 is nan"),  # type: ignore[arg-type]
+        (contribution(bias=None), r"expected 'bias', 'weights', .* got 'weights'"),
+        (contribution(more=np.zeros(1, np.float32)), r"got 'bias', 'more', 'weights'"),
+        (contribution(weights=np.zeros((3, 2), np.float32)), r"float32 3x2: expected .* 2x3"),
+        (contribution(bias=9.0), r"'bias' in .* is a float: .* float32 without dimensions"),
+        (contribution(bias=np.array(-np.inf, np.float32)), r"gradient 'bias' in .* not finite"),
+        (contribution(loss=None), "the loss in .* is nan"),  # type: ignore[arg-type]
         (contribution(loss=[1.0, 2.0]), "the loss or a metric in .* is not a number: setting"),  # type: ignore[arg-type]
-        (({}, 1.0), "what gradient.. returned in step 12, .* is a tuple: expected a Contribution"),
-        (
-            Contribution(None, 1.0),
-            "the gradients in .*: expected a mapping with names, got a NoneType",
-        ),  # type: ignore[arg-type]
-        (contribution(loss=1e39), "the loss in step 12, virtual shard 5 is inf in float32"),
+        (({}, 1.0), "what gradient.. returned in .* is a tuple: expected a Contribution"),
+        (Contribution(None, 1.0), "expected a mapping with names, got a NoneType"),  # type: ignore[arg-type]
         (contribution(metrics={"right": 1.0, "hits": float("inf")}), "the metric 'hits' in .* inf"),
-        (
-            contribution(metrics={"right": 1.0}),
-            "the metrics .*: expected 'hits', 'right', the same every time, got 'right'",
-        ),
+        (contribution(metrics={"right": 1.0}), "expected 'hits', 'right', .* got 'right'"),
     ],
 )
-def test_a_loss_or_metric_that_is_no_number_is_refused(
+def test_later_contribution_must_match_the_first(
     shape: GradientSchema, bad: Contribution, problem: str
 ) -> None:
-    with pytest.raises(InvalidProgram, match=problem):
+    with pytest.raises(InvalidProgram, match=problem) as caught:
         shape.write(bad, 2.0, LEAF, np.empty(shape.elements, np.float32))
+    assert "in step 12, virtual shard 5" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +122,12 @@ def test_a_loss_or_metric_that_is_no_number_is_refused(
         ),  # type: ignore[dict-item]
     ],
 )
-def test_a_first_contribution_has_to_fit_the_state(bad: Contribution, problem: str) -> None:
+def test_first_contribution_must_fit_the_state(bad: Contribution, problem: str) -> None:
     with pytest.raises(InvalidProgram, match=problem):
         GradientSchema.of(STATE, bad, LEAF)
 
 
-def test_a_new_state_is_copied_into_the_other_half() -> None:
+def test_new_state_is_copied_into_the_target() -> None:
     target = {name: array.copy() for name, array in STATE.items()}
     new = {name: array + np.ones_like(array) for name, array in STATE.items()}
     new["bias"] = np.array(1, np.float32)
@@ -175,9 +149,7 @@ def test_a_new_state_is_copied_into_the_other_half() -> None:
         ({"more": np.ones(1)}, "for step 3: expected .*, got 'bias', 'more', 'steps', 'weights'"),
     ],
 )
-def test_a_new_state_of_another_shape_is_refused_before_anything_is_written(
-    change: dict[str, object], problem: str
-) -> None:
+def test_new_state_of_another_shape_writes_nothing(change: dict[str, object], problem: str) -> None:
     target = {name: array.copy() for name, array in STATE.items()}
     new = {**{name: np.ones_like(array) for name, array in STATE.items()}, **change}
     with pytest.raises(InvalidProgram, match=problem):
@@ -197,26 +169,19 @@ def test_a_new_state_of_another_shape_is_refused_before_anything_is_written(
         np.zeros(1, "c8"),
     ],
 )
-def test_a_first_state_holds_arrays_that_a_checkpoint_can_hold(value: object) -> None:
+def test_first_state_must_fit_into_a_checkpoint(value: object) -> None:
     with pytest.raises(InvalidProgram, match=r"'w' of the state that initial\(\) returned is a"):
         StateSchema.of({"w": value})  # type: ignore[dict-item]
 
 
-def test_a_new_state_is_a_mapping() -> None:
-    with pytest.raises(
-        InvalidProgram, match=r"for step 3: expected a mapping with names, got a NoneType"
-    ):
+def test_states_must_be_mappings() -> None:
+    with pytest.raises(InvalidProgram, match="for step 3: expected a mapping with names"):
         StateSchema.of(STATE).write(None, 3, {})  # type: ignore[arg-type]
-
-
-def test_a_first_state_is_a_mapping() -> None:
-    with pytest.raises(
-        InvalidProgram, match=r"initial\(\) returned: expected a mapping .* got a list"
-    ):
+    with pytest.raises(InvalidProgram, match="expected a mapping with names, got a list"):
         StateSchema.of([np.zeros(1)])  # type: ignore[arg-type]
 
 
-def test_views_to_be_read_refuse_to_be_written_to() -> None:
+def test_read_only_views_leave_the_arrays_writable() -> None:
     state = {"weights": np.zeros(2, np.float32)}
     with pytest.raises(ValueError, match="read-only"):
         read_only(state)["weights"] += 1

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from muster.collectives.simulated import SimulatedGroup, run_ranks
 from muster.collectives.tree import Block, assign_blocks
 from muster.contracts.shards import Position
 from muster.training.fingerprint import Fingerprint, fingerprint
 from muster.training.state_sync import Committed, Replica, SyncResult, WorkersDiverged, sync_state
+from tests.support.simulated import SimulatedGroup, run_ranks
 
 LEAVES = 8
 SHAPE = {"weights": np.zeros(3, np.float32)}
@@ -48,13 +48,13 @@ def taken_up(
     return run_ranks(SimulatedGroup(len(replicas)).backends(), run)
 
 
-def test_who_is_behind_gets_the_state_of_the_furthest() -> None:
+def test_members_behind_get_the_furthest_state() -> None:
     replicas = [at(4, 0.5), at(5), at(-1), at(5)]
     taken_up(replicas)
     assert {replica.digest() for replica in replicas} == {at(5).digest()}
 
 
-def test_where_nobody_has_a_state_the_first_begins() -> None:
+def test_first_member_loads_if_no_member_has_a_state() -> None:
     replicas = [at(-1), at(-1), at(-1)]
     began: list[int] = []
 
@@ -67,7 +67,7 @@ def test_where_nobody_has_a_state_the_first_begins() -> None:
     assert {replica.digest() for replica in replicas} == {at(0).digest()}
 
 
-def test_sums_of_the_unfinished_step_are_kept_by_who_stood_there_alone() -> None:
+def test_only_sums_of_the_furthest_step_are_kept() -> None:
     held = [[Block(1, 0)], [Block(0, 6)], [Block(1, 1)]]
     results = taken_up([at(5), at(5), at(4, 0.5)], held)
     expected = assign_blocks([held[0], held[1], []], LEAVES)
@@ -75,7 +75,7 @@ def test_sums_of_the_unfinished_step_are_kept_by_who_stood_there_alone() -> None
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
-def test_who_differs_is_named_by_all_and_gives_its_state_to_nobody(odd: int) -> None:
+def test_divergent_member_is_named_and_sends_no_state(odd: int) -> None:
     replicas = [at(5, 9.0 if place == odd else 1.0) for place in range(3)] + [at(-1), at(-1)]
     found = taken_up(replicas)
     assert all(isinstance(one, WorkersDiverged) and one.members == (odd,) for one in found)
@@ -94,12 +94,12 @@ def test_who_differs_is_named_by_all_and_gives_its_state_to_nobody(odd: int) -> 
         ([1, 2, 3], (0, 1, 2)),
     ],
 )
-def test_without_a_majority_nobody_is_believed(values: list[int], odd: tuple[int, ...]) -> None:
+def test_without_a_majority_all_are_refused(values: list[int], odd: tuple[int, ...]) -> None:
     found = taken_up([at(5, value) for value in values])
     assert [one.members for one in found] == [odd] * len(values)
 
 
-def test_who_computes_otherwise_is_turned_away_before_it_has_computed_anything() -> None:
+def test_member_with_other_arithmetic_is_refused() -> None:
     ours = fingerprint()
     other = Fingerprint(digest="0" * 32, facts={**ours.facts, "numpy": "0.1"})
     replicas = [at(5), at(5), at(-1)]

@@ -21,7 +21,6 @@ from muster.host.limits import OpenFileLimits
 from muster.host.processes import identify
 from muster.runtime.secrets import SecretStore
 from tests.support.secret_rank import LENT, VALUE, assignment, redacted_by
-from worker.log_index import LogIndex
 from worker.start import (
     ExecStarter,
     RankSecrets,
@@ -57,15 +56,6 @@ def test_a_missing_interpreter_is_not_permanent(monkeypatch: pytest.MonkeyPatch)
     error = error_of_start("/")
     assert error.errno == errno.ENOENT
     assert not is_permanent_start_error(error, "/")
-
-
-def test_an_unusable_log_is_not_permanent(tmp_path: Path) -> None:
-    (tmp_path / "logs").touch()
-    (tmp_path / "a.log").mkdir()
-    for directory in (tmp_path / "logs", tmp_path):
-        with pytest.raises(OSError) as caught:  # noqa: PT011  file exists, or is a directory
-            LogIndex(directory / "a.log", directory / "a.times")
-        assert not is_permanent_start_error(caught.value, str(tmp_path))
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EIO])
@@ -112,52 +102,46 @@ def running(environment: dict[str, str]) -> Iterator[AdoptedRank]:
 
 
 def test_a_rank_gets_the_values_of_its_references(tmp_path: Path) -> None:
-    secrets = RankSecrets.of(assignment(tmp_path, **REFERENCES))
+    secrets = RankSecrets(assignment(tmp_path, **REFERENCES))
     assert secrets.variables() == {"A": VALUE, "B": LENT, "MUSTER_SECRETS": "A,B"}
-    assert RankSecrets.of(assignment(tmp_path)).variables() == {}
+    assert RankSecrets(assignment(tmp_path)).variables() == {}
 
 
 def test_secrets_are_read_again_for_each_start(store: SecretStore, tmp_path: Path) -> None:
-    secrets = RankSecrets.of(assignment(tmp_path, A="file:token"))
+    secrets = RankSecrets(assignment(tmp_path, A="file:token"))
     secrets.variables()
     store.put("token", NEWER)
     assert secrets.variables()["A"] == NEWER
     store.remove("token")
     with pytest.raises(SecretUnavailable, match="file:token"):
         secrets.variables()
+    assert redacted_by(secrets, f"{VALUE}; {NEWER}") == "[secret]; [secret]", "a rank may hold it"
 
 
 def test_a_variable_that_the_service_does_not_lend_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SecretUnavailable, match=r"env:HOME .* MUSTER_SECRET_ENV"):
-        RankSecrets.of(assignment(tmp_path, A="env:HOME")).variables()
-
-
-def test_values_are_redacted_even_if_another_one_is_missing(tmp_path: Path) -> None:
-    secrets = RankSecrets.of(assignment(tmp_path, A="file:token", B="file:other"))
-    with pytest.raises(SecretUnavailable):
-        secrets.variables()
-    assert redacted_by(secrets, VALUE) == "[secret]"
+        RankSecrets(assignment(tmp_path, A="env:HOME")).variables()
 
 
 def test_an_adopting_agent_redacts_all_current_values(store: SecretStore, tmp_path: Path) -> None:
     store.put("other", "another value")
     store.remove("token")
-    secrets = RankSecrets.of(assignment(tmp_path, GONE, **REFERENCES, C="file:other"))
+    secrets = RankSecrets(assignment(tmp_path, GONE, **REFERENCES, C="file:other"))
     assert redacted_by(secrets, f"another value, {LENT}") == "[secret], [secret]"
 
 
 def test_an_adopting_agent_redacts_what_ranks_were_started_with(
     store: SecretStore, tmp_path: Path
 ) -> None:
-    variables = RankSecrets.of(assignment(tmp_path, **REFERENCES)).variables()
+    variables = RankSecrets(assignment(tmp_path, **REFERENCES)).variables()
     with running(variables) as rank:
         store.put("token", NEWER)
-        secrets = RankSecrets.of(assignment(tmp_path, rank, **REFERENCES))
+        secrets = RankSecrets(assignment(tmp_path, rank, **REFERENCES))
     assert redacted_by(secrets, f"{VALUE}; {NEWER}; {LENT}") == "[secret]; [secret]; [secret]"
 
 
 def test_the_environment_of_a_reused_pid_is_ignored(tmp_path: Path) -> None:
     with running({"MUSTER_SECRETS": "A", "A": "of another process"}) as rank:
         reused = msgspec.structs.replace(rank, process=replace(rank.process, start_ticks=1))
-        secrets = RankSecrets.of(assignment(tmp_path, reused, **REFERENCES))
+        secrets = RankSecrets(assignment(tmp_path, reused, **REFERENCES))
     assert redacted_by(secrets, "of another process") == "of another process"

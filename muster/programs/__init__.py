@@ -1,1 +1,0 @@
-"""Built-in programs for synchronous training."""
