@@ -269,7 +269,7 @@ def log_refusal(problem: Problem, scope: ASGIScope) -> None:
         action="request_refused",
         caller=name,
         method=scope["method"],
-        path=printable(scope["path"]),
+        path=shorten_path(scope["path"]),
         reason=problem.slug,
     )
 
@@ -284,12 +284,12 @@ def log_change(status: int, scope: ASGIScope) -> None:
         action="request_answered",
         caller=caller.name,
         method=scope["method"],
-        path=printable(scope["path"]),
+        path=shorten_path(scope["path"]),
         status=status,
     )
 
 
-def printable(text: str) -> str:
+def shorten_path(text: str) -> str:
     """Return text from a client shortened and without control characters."""
     shown = repr(text[:_PATH_LIMIT])[1:-1]
     return shown if len(text) <= _PATH_LIMIT else f"{shown}…"

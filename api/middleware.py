@@ -26,8 +26,8 @@ from api.auth import (
     client_name,
     log_change,
     log_refusal,
-    printable,
     require_scope,
+    shorten_path,
 )
 from api.dependencies import PREFIX
 from api.errors import MethodNotAllowed, Problem, problem_response
@@ -121,7 +121,7 @@ class AccessMiddleware:
             _LOG.exception(
                 "a request failed unexpectedly",
                 action="request_failed",
-                path=printable(scope["path"]),
+                path=shorten_path(scope["path"]),
             )
 
     async def _admit(self, scope: Scope, headers: Headers) -> str | None:
@@ -237,8 +237,13 @@ def _refuse_idle_change(scope: Scope) -> None:
 
 
 def _check_origin(scope: Scope, headers: Mapping[str, str]) -> None:
-    origin = headers.get("origin")
-    is_foreign = origin is not None and _origin_host(origin) != headers.get("host", "").lower()
+    is_foreign = False
+    if (origin := headers.get("origin")) is not None:
+        try:
+            host = urlsplit(origin).netloc.lower()  # empty for "null"
+        except ValueError:
+            host = ""
+        is_foreign = not host or host != headers.get("host", "").lower()
     # A GET that a browser sends for a page has no Origin, but Sec-Fetch-Site. Following a link to
     # us is allowed.
     is_link = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
@@ -262,14 +267,6 @@ def _check_body(scope: Scope, headers: Mapping[str, str]) -> None:
     if length_bytes > BODY_LIMIT_BYTES:  # a body without a length is limited by FastAPI
         detail = f"The body is longer than {BODY_LIMIT_BYTES} bytes."
         raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body-too-large", detail)
-
-
-def _origin_host(origin: str) -> str | None:
-    """Return host and port of an Origin header; None for "null"."""
-    try:
-        return urlsplit(origin).netloc.lower() or None
-    except ValueError:
-        return None
 
 
 def _request_id(headers: Mapping[str, str]) -> str:

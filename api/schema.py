@@ -95,24 +95,24 @@ def body(kind: type[Sent], *, is_optional: bool = False) -> Any:  # noqa: ANN401
     default = None if is_optional else ...
     shape = Body(default, title=kind.__name__, json_schema_extra={"x-struct": kind.__name__})
 
-    async def read(sent: object = shape) -> Sent:
-        return decode({} if is_optional and sent is None else sent, kind)
+    async def read(document: object = shape) -> Sent:
+        return decode({} if is_optional and document is None else document, kind)
 
     return Depends(read)
 
 
-def decode(sent: object, kind: type[Sent]) -> Sent:
+def decode(document: object, kind: type[Sent]) -> Sent:
     """Return parsed JSON as `kind`, or raise `InvalidRequest` with every field that is wrong."""
-    if not isinstance(sent, dict):
+    if not isinstance(document, dict):
         found = [FieldError(loc=("body",), msg="expected a JSON object", type="dict_type")]
         raise InvalidRequest(found)
     fields = declared_fields(kind)
     errors = [
         FieldError(loc=("body", name), msg="is required", type="missing")
         for name, field in fields.items()
-        if field.required and name not in sent
+        if field.required and name not in document
     ]
-    for name, value in sent.items():
+    for name, value in document.items():
         if name not in fields:
             errors.append(_unknown("body", name, "there is no such field", fields))
             continue
@@ -122,7 +122,7 @@ def decode(sent: object, kind: type[Sent]) -> Sent:
         ]
     if errors:
         raise InvalidRequest(errors)
-    return msgspec.convert(sent, kind)
+    return msgspec.convert(document, kind)
 
 
 async def refuse_unknown_query(request: Request) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import structlog
@@ -56,24 +55,22 @@ CONNECTIONS_LIMIT: Final = 640
 SHUTDOWN_SECONDS: Final = 4
 """For answers on their way after SIGTERM; streams end at once."""
 
-_SERVICE_TOKEN: Final = (
-    f"api: {TOKEN} is a token that a Muster service created, so this service ignores it. Unset it "
-    "here, or choose a token of your own (`openssl rand -hex 32`)"
-)
-
 
 def serve() -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code."""
     processes.exit_with_parent(os.environ)
     service_log.configure("api")
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit)
+        signal.signal(number, lambda *_: sys.exit(0))
     processes.unblock_sigint()
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         access = AccessSettings.read(os.environ)
         if is_issued_token(os.environ):
-            print_stderr(_SERVICE_TOKEN)
+            print_stderr(
+                f"api: {TOKEN} is a token that a Muster service created, so this service ignores "
+                "it. Unset it here, or choose a token of your own (`openssl rand -hex 32`)"
+            )
         if access.tls_certfile is not None:
             check_certificate(access.tls_certfile, access.tls_keyfile)
         database = Database.open(settings.database_url)
@@ -195,7 +192,3 @@ def _build_state(
         uptime_seconds=lambda: time.monotonic() - started,
         version=version("muster-train"),
     )
-
-
-def _exit(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(0)

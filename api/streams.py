@@ -100,14 +100,10 @@ class JobCache:
                     return known[1]
                 raise
             self._states[job_id] = began, state
-            self._forget_old(began)
+            oldest = began - FORGET_SECONDS
+            for forgotten in [one for one, (at, _) in self._states.items() if at < oldest]:
+                del self._states[forgotten]
             return state
-
-    def _forget_old(self, now: float) -> None:
-        for job_id in [
-            job_id for job_id, (at, _) in self._states.items() if at < now - FORGET_SECONDS
-        ]:
-            del self._states[job_id]
 
 
 @dataclass(frozen=True, slots=True)

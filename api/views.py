@@ -147,8 +147,8 @@ def throughput(worker: RankRecord) -> float:
 
 def total_steps(workers: Sequence[RankRecord]) -> int | None:
     """Return the sum over the ranks, or None while that of a rank is unknown."""
-    known = [worker.progress.total_steps for worker in workers]
-    return None if None in known else sum(total for total in known if total is not None)
+    known = [total for one in workers if (total := one.progress.total_steps) is not None]
+    return sum(known) if len(known) == len(workers) else None
 
 
 def eta_seconds(workers: Sequence[RankRecord]) -> float | None:

@@ -1,7 +1,7 @@
 """``muster chaos``: one fault for one rank of a job on this machine, to see the job recover.
 
-The API names the process, and /proc proves it: a process without the tag of this job and rank is
-never signalled, whatever its pid.
+The pid comes from the API and is checked against /proc: a process without the tag of this job and
+rank never gets a signal.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class FaultKind(StrEnum):
 
 class Fault(NamedTuple):
     signal: signal.Signals
-    done: str
-    survived: str
+    description: str
+    why_still_running: str
     """Why the process may still run a minute later."""
 
 
@@ -57,7 +57,7 @@ FAULTS: Final = {
     FaultKind.TERM: Fault(
         signal.SIGTERM,
         "was asked to end (SIGTERM)",
-        "it trains on. A script ends if it checks run.should_stop; --fault kill does not ask",
+        "it trains on. A script ends if it checks run.should_stop; --fault kill always ends it",
     ),
 }
 
@@ -88,7 +88,7 @@ def chaos(*, job: str, fault: FaultKind, rank: int, wait: bool) -> None:
         events = found.events()
         if not send_signal(record, FAULTS[fault].signal):
             raise MusterError(f"rank {rank} of {found.id} ended by itself just now: try again")
-        click.echo(f"rank {rank} of {found.id}, pid {record.pid}, {FAULTS[fault].done}")
+        click.echo(f"rank {rank} of {found.id}, pid {record.pid}, {FAULTS[fault].description}")
         try:
             for message in watch(found, worker, events, FAULTS[fault]) if wait else ():
                 click.echo(printable(message))
@@ -147,5 +147,5 @@ def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Faul
             return
         time.sleep(POLL_SECONDS)
     if (now.worker_id, now.pid) == (before.worker_id, before.pid):
-        raise MusterError(f"rank {rank} (pid {now.pid}) has not ended: {fault.survived}")
+        raise MusterError(f"rank {rank} (pid {now.pid}) has not ended: {fault.why_still_running}")
     raise MusterError(f"rank {rank} does not run again after {WAIT_SECONDS:g} s")

@@ -141,15 +141,15 @@ def _examined(
 def _dangling_latest(places: Sequence[CheckpointDir]) -> Iterator[tuple[str, str]]:
     """Yield path and description of each LATEST that does not name a checkpoint.
 
-    A restart takes the newest checkpoint that is there, yet something was lost.
+    A restart uses the newest intact checkpoint; the one that LATEST named is gone.
     """
     for place in places:
         latest, names = place.reader.latest(), place.reader.names()
         # A running job may have replaced the file since `names` was read.
         if names and latest not in names and place.reader.latest() == latest:
-            lost = "is missing or unreadable" if latest is None else f"names {latest}, not there"
             path = f"{place.reader.directory}/LATEST"
-            yield path, f"{place.label}  {path} {lost}"
+            problem = f"names {latest}, which does not exist" if latest else "cannot be read"
+            yield path, f"{place.label}  {path} {problem}"
 
 
 _where_argument = click.argument(
@@ -180,7 +180,7 @@ def ls(where: str, output: Output) -> None:
     """List a job's checkpoints, the current one first.
 
     Every byte is read. The states are current (a restart resumes from it),
-    intact, damaged, and another job's, which used the same directory. With
+    intact, damaged, and another job's (saved to the same directory). With
     -o name it prints paths, which show accepts.
     """
     entries = [_entry(*each) for each in _examined(*_checkpoint_dirs(where))]

@@ -92,7 +92,7 @@ _FOREIGN_NAMES: Final = {
     "status": "sinfo",
     "up": "serve server start",
     "--help": "help",
-    "down, then muster up; or for one job: muster submit --set resume_from=JOB": "restart",
+    "down, then muster up; or for one job: muster submit --set resume_from=ID": "restart",
 }
 OTHER_TOOLS: Final = {
     name: ours for ours, names in _FOREIGN_NAMES.items() for name in names.split()
@@ -202,9 +202,22 @@ def schema() -> None:
     # yaml-language-server: $schema=job.schema.json
     after: muster schema > job.schema.json
     """
-    from muster.contracts.job_fields import job_schema  # noqa: PLC0415
-
     click.echo(json.dumps(job_schema(), indent=2, ensure_ascii=False))
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON schema of a job file."""
+    import msgspec  # noqa: PLC0415  not needed for --help
+
+    from muster.contracts.spec import JobRequest  # noqa: PLC0415  as above
+
+    return {
+        **msgspec.json.schema(JobRequest)["$defs"][JobRequest.__name__],
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A job of Muster",
+        "description": "As muster submit reads it: relative paths, and ~, are those of the user "
+        "who submits it.",
+    }
 
 
 @click.command()

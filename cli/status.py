@@ -50,7 +50,7 @@ class Status(msgspec.Struct, kw_only=True):
     doubt: str | None = None
     """Why the answer does not prove that it comes from our own `muster up`."""
     refusal: str | None = None
-    """Why the service tells no more than its health."""
+    """Why only the health could be read."""
 
 
 @click.command()

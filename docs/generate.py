@@ -14,8 +14,7 @@ import click
 from api.app import described
 from cli import errors
 from cli.config import settings
-from cli.main import ALIASES, HEADINGS, app
-from muster.contracts.job_fields import job_schema
+from cli.main import ALIASES, HEADINGS, app, job_schema
 
 DOCS: Final = Path(__file__).parent
 

@@ -68,9 +68,6 @@ IDS_TRIED: Final = 4
 """Generated ids tried for one job. Of 500 jobs in a second two get the same id in one of 17 000
 cases (500² / 2 / 36⁶)."""
 
-LAUNCHER: Final = "local"
-"""Agents are processes on the coordinator's machine."""
-
 NUMBER_LIMIT: Final = 2**63 - 1
 """The largest integer of the databases."""
 
@@ -91,7 +88,7 @@ router = APIRouter(tags=["jobs"])
 )
 async def create_job(
     *,
-    asked: Annotated[JobRequest, body(JobRequest)],
+    requested: Annotated[JobRequest, body(JobRequest)],
     state: State,
     caller: CurrentCaller,
     request: Request,
@@ -104,17 +101,17 @@ async def create_job(
     job has changed since.
     """
     if dry_run:
-        return reply(await run_sync(planned, asked, state))
+        return reply(await run_sync(planned, requested, state))
     key = None
     if idempotency_key is not None:
-        sent = json.dumps(await request.json(), sort_keys=True, separators=(",", ":"))
+        content = json.dumps(await request.json(), sort_keys=True, separators=(",", ":"))
         key = IdempotencyKey(
             principal=caller.principal,
             key=idempotency_key,
-            request_sha256=hashlib.sha256(sent.encode()).hexdigest(),
+            request_sha256=hashlib.sha256(content.encode()).hexdigest(),
         )
     uid = JobUid(state.submitter.random_hex())
-    job = await create(asked, state, uid, key, caller.name)
+    job = await create(requested, state, uid, key, caller.name)
     headers = {"Location": f"{request.scope['path']}/{job.job_id}", "ETag": job_tag(job)}
     if job.uid != uid:
         headers["Idempotency-Replayed"] = "true"
@@ -221,11 +218,11 @@ def stop_job(
     job_id: KnownJobId,
     state: State,
     actor: CallerName,
-    asked: Annotated[StopBody, body(StopBody, is_optional=True)],
+    requested: Annotated[StopBody, body(StopBody, is_optional=True)],
 ) -> Response:
     """Ask for a last checkpoint and an end. A job that is over stays as it is."""
     job = state.request_stop(
-        job_id, StopRequest.GRACEFUL, asked.grace_seconds, actor=actor, why=asked.reason
+        job_id, StopRequest.GRACEFUL, requested.grace_seconds, actor=actor, why=requested.reason
     )
     return reply(job_view(job))
 
@@ -299,7 +296,7 @@ def get_audit(
 
 
 async def create(
-    asked: JobRequest, state: AppState, uid: JobUid, key: IdempotencyKey | None, actor: str
+    requested: JobRequest, state: AppState, uid: JobUid, key: IdempotencyKey | None, actor: str
 ) -> Job:
     """Return the new job, or the one that the first request with `key` created.
 
@@ -308,7 +305,7 @@ async def create(
     tried = 0
     while True:
         try:
-            submission = await run_sync(state.submitter.prepare, asked)
+            submission = await run_sync(state.submitter.prepare, requested)
         except MusterError:
             # The job of the first request may be the obstacle, or its files may be gone.
             if key and (job := await run_sync(state.answers.find, key)):
@@ -326,21 +323,21 @@ async def create(
         try:
             return await state.submission_queue.store(creation)
         except JobExists:
-            if asked.job_id is not None or tried == IDS_TRIED:
+            if requested.job_id is not None or tried == IDS_TRIED:
                 raise
 
 
-def planned(asked: JobRequest, state: AppState) -> JobPlan:
+def planned(requested: JobRequest, state: AppState) -> JobPlan:
     """Return what `create` would store, and store nothing. Raises what it does."""
-    submission = state.submitter.prepare(asked)
-    if asked.job_id is not None and state.jobs.find(submission.job_id) is not None:
+    submission = state.submitter.prepare(requested)
+    if requested.job_id is not None and state.jobs.find(submission.job_id) is not None:
         raise JobExists(submission.job_id)
     spec = submission.spec
     per_rank = _shards_per_rank(spec, state.data_dir.synthetic_dataset)
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,
-        launcher=LAUNCHER,
+        launcher="local",  # agents are processes on the coordinator's machine
         world_size=spec.world_size,
         command=None if spec.command is None else list(spec.command),
         program=spec.program,

@@ -32,7 +32,7 @@ def scale_job(
     job_id: KnownJobId,
     state: State,
     actor: CallerName,
-    asked: Annotated[JobPatch, body(JobPatch)],
+    requested: Annotated[JobPatch, body(JobPatch)],
     if_match: IfMatch = None,
 ) -> Response:
     """Ask for another number of ranks: training pauses between two steps and goes on with them.
@@ -49,13 +49,13 @@ def scale_job(
             f"size of {seen.world_size}. Only a job of mode synchronous can be scaled.",
         )
     low, high = seen.spec.min_workers, seen.spec.largest_world_size
-    if not low <= asked.world_size <= high:
+    if not low <= requested.world_size <= high:
         raise invalid_field(
             "body",
             "world_size",
             f"this job takes {low} to {high} ranks: its min_workers and its max_workers",
         )
-    job = state.jobs.scale(job_id, asked.world_size, version, actor=actor)
+    job = state.jobs.scale(job_id, requested.world_size, version, actor=actor)
     state.coordinator.wake()
     return reply(job_view(job), headers={"ETag": job_tag(job)})
 

@@ -1,6 +1,6 @@
 """The service itself: probes for monitors, its versions, and its tokens.
 
-Only the response to the creation of a token has its text.
+A token's text is returned once, by POST /tokens.
 """
 
 import os
@@ -49,7 +49,7 @@ def health(state: State, request: Request) -> Response:
     database, coordinator, disk = _database(state), _coordinator(state), _disk(state)
     is_ok = all(check.status == "ok" for check in (database, coordinator, disk))
     is_authenticated = "caller" in request.scope["state"]
-    if not is_authenticated:  # errors and paths are not for strangers
+    if not is_authenticated:  # errors and paths are for authenticated callers
         database, coordinator, disk = (
             Check(status=check.status, detail="") for check in (database, coordinator, disk)
         )
@@ -112,13 +112,13 @@ def get_version(state: State) -> Response:
     "/tokens", **operation("Create a token", ADMIN, TokenCreated, status=HTTPStatus.CREATED)
 )
 def create_token(
-    asked: Annotated[TokenRequest, body(TokenRequest)], state: State, actor: CallerName
+    requested: Annotated[TokenRequest, body(TokenRequest)], state: State, actor: CallerName
 ) -> Response:
     """Return the token's text, which is not stored and cannot be requested again."""
-    seconds = asked.expires_in_seconds
+    seconds = requested.expires_in_seconds
     token, text = state.tokens.create(
-        asked.name,
-        asked.scope,
+        requested.name,
+        requested.scope,
         lifetime=None if seconds is None else timedelta(seconds=seconds),
         created_by=actor,
     )

@@ -123,12 +123,8 @@ def _describe(
         case RetryClass.INFRASTRUCTURE if _is_unobserved(exited):
             return "ended while it had no agent, so its exit status is unknown"
         case RetryClass.INFRASTRUCTURE | RetryClass.PREEMPTION if asked_by is not None:
-            is_durable = snapshot.durable_step(rank) == rank.progress.step
-            also = (
-                "saved its work"
-                if rank.has_told_step and is_durable and exited.exit_code == 0
-                else end
-            )
+            is_saved = rank.has_told_step and snapshot.durable_step(rank) == rank.progress.step
+            also = "saved its work" if is_saved and exited.exit_code == 0 else end
             return f"was asked to stop by {asked_by} and {also}"
         case RetryClass.PREEMPTION:
             return f"{end} sent by another process{quote}"

@@ -165,7 +165,7 @@ class Job:
                 lambda deadline: shown.draw(self._summary(deadline)),
             )
             with suppress(ClientError):  # the wait has succeeded
-                shown.draw_last(self._summary(self._connection.monotonic()))
+                shown.draw(self._summary(self._connection.monotonic()), is_last=True)
         finally:
             shown.close()
         return self

@@ -23,27 +23,24 @@ class Progress:
         self._drawn = ""
         self._next = 0.0
 
-    def draw(self, summary: SummaryView) -> None:
-        """Draw the line if it has changed and, off a terminal, enough time has passed."""
-        line = self._line(summary)
-        if line == self._drawn or (not self._in_place and self._monotonic() < self._next):
-            return
-        self._put(line)
+    def draw(self, summary: SummaryView, *, is_last: bool = False) -> None:
+        """Draw the line if it has changed and, off a terminal, enough time has passed.
 
-    def draw_last(self, summary: SummaryView) -> None:
-        """Draw the line in any case."""
-        self._put(self._line(summary))
+        The last line is drawn in any case.
+        """
+        line = self._line(summary)
+        is_early = not self._in_place and self._monotonic() < self._next
+        if not is_last and (line == self._drawn or is_early):
+            return
+        self._next = self._monotonic() + QUIET_SECONDS
+        self._drawn = line
+        self._out.write(f"\r{line}\x1b[K" if self._in_place else f"{line}\n")
+        self._out.flush()
 
     def close(self) -> None:
         """End the line, so that later output starts below it."""
         if self._in_place and self._drawn:
             print(file=self._out)
-
-    def _put(self, line: str) -> None:
-        self._next = self._monotonic() + QUIET_SECONDS
-        self._drawn = line
-        self._out.write(f"\r{line}\x1b[K" if self._in_place else f"{line}\n")
-        self._out.flush()
 
     def _line(self, summary: SummaryView) -> str:
         # A wrapped line cannot be redrawn.

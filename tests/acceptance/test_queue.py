@@ -71,9 +71,7 @@ def test_deleting_a_job_during_its_agent_start_leaves_nothing(
     assert not narrow.files.job(deleted).root.exists(), "the directory was created again"
 
 
-def test_a_service_that_ends_during_an_agent_start_leaves_nothing(
-    narrow: Installation,
-) -> None:
+def test_a_service_ended_during_an_agent_start_leaves_nothing(narrow: Installation) -> None:
     interrupted = narrow.submit(world_size=1, command=["true"])
     agent = f"{narrow.uids[interrupted]}/agent"
     await_value(lambda: tagged_processes(agent), lambda: narrow.describe(interrupted))

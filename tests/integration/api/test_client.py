@@ -33,7 +33,7 @@ def test_a_job_is_submitted_read_and_deleted(muster: Client, stand_in: StandIn, 
     assert (job.id, job.status, job.view.world_size) == (name, "QUEUED", 2)
     stand_in.run(name, worker(0, step=7), worker(1))
     assert job.refresh().status == "RUNNING"
-    assert [one.step for one in job.summary().workers] == [7, worker(1).step]
+    assert [one.step for one in job.summary().workers] == [7, worker(1).progress.step]
     assert [event.message for event in job.events()]
     with pytest.raises(Conflict, match="stop it first"):
         job.delete()

@@ -13,7 +13,6 @@ from click.testing import Result
 from cli.errors import ExitCode
 from cli.workers import AUDIT_UNKNOWN
 from muster.contracts.job import JobId, JobStatus
-from muster.host.ports import free_port
 from tests.integration.api.service import Service, StandIn
 from tests.support.database_samples import NOON, attempt, commit, epoch, member, worker
 
@@ -148,23 +147,6 @@ def test_refusal_is_one_line_and_an_exit_code(service: Service, job: str) -> Non
         assert ended.stderr.startswith("muster: ")
         assert sentence in ended.stderr
         assert ended.stderr.count("\n") == 1
-
-
-def test_unreachable_api_suggests_muster_up() -> None:
-    ended = typed(free_port(), "pause", "a")
-    assert ended.returncode == ExitCode.UNREACHABLE
-    assert "start it with `muster up -d`" in ended.stderr
-    assert ended.stderr.endswith("if it uses another port, set MUSTER_PORT to the one it printed\n")
-
-
-@pytest.mark.parametrize("verb", ["pause", "resume"])
-def test_ended_job_cannot_be_paused_or_resumed(
-    muster: Muster, stand_in: StandIn, job: str, verb: str
-) -> None:
-    stand_in.end(job)
-    refused = muster(verb, job)
-    assert refused.exit_code == ExitCode.CONFLICT
-    assert "can no longer be changed" in refused.stderr
 
 
 @pytest.mark.parametrize(

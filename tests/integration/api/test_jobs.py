@@ -72,16 +72,6 @@ def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn
     assert client.post(f"/jobs/{job}/stop").json()["status"] == "STOPPED"
 
 
-def test_a_running_job_is_not_deleted_by_default(
-    client: httpx.Client, stand_in: StandIn, job: str
-) -> None:
-    stand_in.run(job)
-    refused = client.delete(f"/jobs/{job}")
-    assert refused.status_code == 409
-    assert f"/jobs/{job}/stop" in refused.json()["detail"]
-    assert client.get(f"/jobs/{job}").json()["status"] == "RUNNING"
-
-
 @pytest.mark.parametrize(
     ("query", "request_made", "logs", "checkpoints"),
     [
@@ -180,22 +170,6 @@ def test_without_a_coordinator_no_delete_waits(
     assert "make up" in refused.json()["detail"]
     assert job in purged.json()["skipped"]
     assert health["status"] == health["checks"]["coordinator"]["status"] == "degraded"
-
-
-def test_a_purge_waits_for_jobs_it_stops(client: httpx.Client, stand_in: StandIn, job: str) -> None:
-    stand_in.run(job)
-    answers: list[httpx.Response] = []
-    params = {"stop_running": "true", "statuses": "RUNNING"}
-    purging = threading.Thread(
-        target=lambda: answers.append(client.post("/jobs/purge", params=params))
-    )
-    purging.start()
-    while stand_in.jobs.get(JobId(job)).stop_request is None:
-        assert purging.is_alive()
-    stand_in.move(job, JobStatus.STOPPING, JobStatus.STOPPED)
-    purging.join()
-    assert job in answers[0].json()["job_ids"]
-    assert client.get(f"/jobs/{job}").status_code == 404
 
 
 def test_a_link_in_place_of_checkpoints_is_not_followed(

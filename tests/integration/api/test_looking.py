@@ -47,11 +47,6 @@ def test_ps_counts_the_jobs_beyond_the_limit(muster: Muster, job: str, other: st
     assert short.stderr.endswith(" more: --limit\n")
 
 
-def test_unknown_status_suggests_the_nearest(muster: Muster) -> None:
-    result = muster("ps", "--status", "RUNING")
-    assert "did you mean 'RUNNING'?" in result.stderr
-
-
 @pytest.mark.parametrize("words", [("ps",), ("show", "a"), ("stop", "a"), ("submit", "--", "true")])
 def test_url_with_a_wrong_path_is_refused(
     muster: Muster, service: Service, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -115,13 +110,6 @@ def test_show_says_what_runs_and_where(
     stand_in.end(name)
 
 
-def test_job_is_found_by_prefix_and_as_latest(muster: Muster, stand_in: StandIn, job: str) -> None:
-    for word in (job[:-1], "@latest"):
-        assert muster("show", word, "-o", "name").stdout == f"{job}\n"
-    assert muster("stop", "@latest").stdout == f"{job} is stopping\n"
-    assert stand_in.jobs.get(JobId(job)).stop_request is not None
-
-
 def test_logs_have_ranks_and_are_followed_to_the_end(
     muster: Muster, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
@@ -147,13 +135,6 @@ def test_logs_are_selected_by_text_and_time(
     stand_in.move(job, JobStatus.COMPLETED)
     followed = muster("logs", job, "-f", "--grep", "loss")
     assert followed.stdout == "[rank 0] loss 1\n[rank 0] loss 2\n"
-    for words, sentence in [
-        (("--since", "soon"), "is not a time such as 10m"),
-        (("--since", "1h", "-f"), "--since cannot be used with -f"),
-    ]:
-        refused = muster("logs", job, *words)
-        assert refused.exit_code == ExitCode.USAGE
-        assert sentence in refused.stderr
 
 
 def test_events_are_followed_to_the_end(muster: Muster, stand_in: StandIn, job: str) -> None:
@@ -187,12 +168,6 @@ def test_stored_control_characters_are_escaped(muster: Muster, stand_in: StandIn
         told = muster(*words, job).output
         assert r"lost\x1b]0;done\x07\x1b[2J\x9b1m" in told
         assert all(line.isprintable() for line in told.splitlines() if "lost" in line)
-
-
-def test_wait_for_an_unknown_status_is_refused(muster: Muster, job: str) -> None:
-    result = muster("wait", job, "--until", "DONE")
-    assert result.exit_code == ExitCode.USAGE
-    assert "'DONE' is not one of terminal, QUEUED" in result.stderr
 
 
 def test_rm_deletes_only_ended_jobs(
@@ -250,20 +225,6 @@ def test_rm_stop_says_how_long_it_may_take(
         assert muster("rm", "--stop", other).exit_code == 0
         ended.result()
     assert said == [f"{other} saves and stops first; it is killed after 30 s"]
-
-
-def test_rm_force_mentions_no_grace_period(
-    muster: Muster, stand_in: StandIn, job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(cli.lifecycle, "notice_if_slow", lambda it: nullcontext(said.append(it)))
-    stand_in.run(job)
-    with ThreadPoolExecutor() as aside:
-        ended = aside.submit(_end_once_asked, stand_in, job)
-        removed = muster("rm", "--force", job)
-        ended.result()
-    assert removed.stdout == f"{job} is deleted\n"
-    assert not any("grace" in one or "saves" in one for one in said)
 
 
 def test_purge_says_what_it_waits_for(

@@ -23,12 +23,20 @@ ELSEWHERE = replace(
 
 
 class Watched:
-    """A lease that can change, and a clock."""
+    """A lease that can change or be unavailable, and a clock; counts queries."""
 
     def __init__(self, lease: Lease | None) -> None:
         self.lease = lease
         self.seconds = 0.0
-        self.handle = CoordinatorHandle(lambda: self.lease, lambda: self.seconds)
+        self.queries = 0
+        self.is_away = False
+        self.handle = CoordinatorHandle(self._read, lambda: self.seconds)
+
+    def _read(self) -> Lease | None:
+        self.queries += 1
+        if self.is_away:
+            raise DatabaseUnavailable("away")
+        return self.lease
 
 
 def test_without_a_lease_there_is_no_coordinator() -> None:
@@ -53,23 +61,6 @@ def test_a_process_of_another_host_is_judged_by_its_heartbeat() -> None:
     assert watched.handle.absence() is not None
 
 
-class Leases:
-    """A lease with the address of a socket; counts queries."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self.now = 100.0
-        self.queries = 0
-        self.is_away = False
-        self.handle = CoordinatorHandle(self._read, lambda: self.now)
-        self._address = "{}:{}".format(*channel.getsockname())
-
-    def _read(self) -> Lease:
-        self.queries += 1
-        if self.is_away:
-            raise DatabaseUnavailable("away")
-        return replace(HERE, process=PROCESS, address=self._address)
-
-
 @pytest.fixture
 def channel() -> Iterator[socket.socket]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
@@ -78,19 +69,23 @@ def channel() -> Iterator[socket.socket]:
         yield bound
 
 
+def at(channel: socket.socket) -> Lease:
+    return replace(HERE, process=PROCESS, address="{}:{}".format(*channel.getsockname()))
+
+
 def test_the_address_is_cached_for_a_second(channel: socket.socket) -> None:
-    leases = Leases(channel)
+    leases = Watched(at(channel))
     for _ in range(3):
         leases.handle.wake()
     assert leases.queries == 1
-    leases.now += LEASE_CACHED_SECONDS
+    leases.seconds += LEASE_CACHED_SECONDS
     leases.handle.wake()
     assert leases.queries == 2
     assert [channel.recv(1) for _ in range(4)] == [b""] * 4
 
 
 def test_waking_never_fails(channel: socket.socket) -> None:
-    leases = Leases(channel)
+    leases = Watched(at(channel))
     leases.is_away = True
     leases.handle.wake()
     channel.setblocking(False)  # noqa: FBT003  its name

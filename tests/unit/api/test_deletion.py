@@ -87,14 +87,15 @@ def save(directory: Path, uid: str) -> None:
     (directory / "a" / "worker_1" / ".step_0000000001.g0000.tmp").mkdir(parents=True)
 
 
+@pytest.mark.parametrize("is_stale", [False, True])
 def test_a_late_delete_spares_the_next_job_of_that_id(
-    database: Database, desk: SimpleNamespace
+    database: Database, desk: SimpleNamespace, *, is_stale: bool
 ) -> None:
     old = over(database, desk, "old")
     shutil.rmtree(desk.data_dir.job(old.job_id).root)
     desk.jobs.delete(old.job_id, old.uid)
     new = over(database, desk, "new")
-    desk.jobs.stale = {old.job_id: old}
+    desk.jobs.stale = {old.job_id: old} if is_stale else {}
     assert asyncio.run(delete_all(desk, [old], UNFORCED)) == ({}, [])
     assert desk.data_dir.job(new.job_id).log(0, 0).read_text() == "by new\n"
     assert desk.jobs.get(new.job_id) == new

@@ -166,11 +166,12 @@ def test_probes_need_no_token_and_are_limited(prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/jobs", "/healthy", "/health/", "/api/v1/api/v1/health", "/x/health"]
+    "path", ["/", "/jobs", "/openapi.json", "/healthy", "/health/", "/api/v1/api/v1/health"]
 )
 def test_any_other_path_needs_a_token(path: str) -> None:
     (answer,) = get_all(guarded(STRANGER), [path])
-    assert (answer.status_code, answer.json()["type"]) == (401, "/problems/no-token")
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert answer.json()["type"] == "/problems/no-token"
 
 
 def test_only_clients_of_this_machine_have_a_user(monkeypatch: pytest.MonkeyPatch) -> None:

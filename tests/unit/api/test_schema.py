@@ -11,8 +11,8 @@ import pytest
 from api.app import described
 from api.errors import InvalidRequest
 from api.schema import JobPatch, StopBody, TokenRequest, decode
+from cli.main import job_schema
 from docs import generate
-from muster.contracts.job_fields import job_schema
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.token import Scope
 

@@ -64,7 +64,7 @@ def test_short_help_option_is_the_long_one(path: list[str]) -> None:
     ("words", "message"),
     [
         (["list"], "No such command 'list'. Try muster ps."),
-        (["restart", "a"], "muster submit --set resume_from=JOB"),
+        (["restart", "a"], "muster submit --set resume_from=ID"),
         (["sumbit"], "Did you mean 'submit'?"),
         (["checkpoint", "veryfy"], "Did you mean 'verify'?"),
         (["ps", "--statsu"], "Did you mean '--status'?"),

@@ -99,7 +99,7 @@ def test_data_directory_that_cannot_exist_is_refused(files: DataDir) -> None:
         ({"MUSTER_URL": URL, "MUSTER_CA_FILE": "/etc/ssl/other.pem"}, None, False),
         # Other services are meant.
         ({"MUSTER_PORT": "8000"}, None, False),
-        ({"MUSTER_URL": "https://muster.example:8444"}, None, False),
+        ({"MUSTER_URL": "https://localhost:8444"}, None, False),
         ({"MUSTER_URL": "http://127.0.0.1:8443"}, None, False),
         ({"MUSTER_URL": "https://elsewhere.example:8443", "MUSTER_PORT": "8443"}, None, False),
         ({"MUSTER_PORT": "a port"}, None, False),

@@ -75,7 +75,7 @@ def test_a_terminal_is_redrawn_within_its_width(monkeypatch: pytest.MonkeyPatch)
     progress = Progress(out, lambda: 0.0)
     for step in (1, 1, 2):
         progress.draw(summary(step=step))
-    progress.draw_last(summary(step=3))
+    progress.draw(summary(step=3), is_last=True)
     progress.close()
     assert out.getvalue().count("\n") == 1
     drawn = out.getvalue().rstrip("\n").split("\r")[1:]
@@ -92,7 +92,7 @@ def test_a_file_gets_a_plain_line_at_intervals() -> None:
     for step in range(1, 8):
         progress.draw(summary(step=step))
         now[0] += QUIET_SECONDS / 3
-    progress.draw_last(summary(step=9))
+    progress.draw(summary(step=9), is_last=True)
     progress.close()
     lines = out.getvalue().splitlines()
     assert [line.split()[3] for line in lines] == ["1/20", "4/20", "7/20", "9/20"]

@@ -55,7 +55,7 @@ SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
 }
 
 
-def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
+def values(declared: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911  one per kind
     """Return a strategy for what a declaration allows."""
     match declared:
         case inspect.Metadata(type=described):
