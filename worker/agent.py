@@ -107,7 +107,7 @@ class Agent:
             self._resign("nothing is touched")
             return
         adopted = self._assignment.adopted
-        kill_leftovers(self._assignment.job_uid, {rank.mark for rank in adopted})
+        kill_leftovers(self._assignment.job_uid, {rank.process_tag for rank in adopted})
         for rank in adopted:
             self._ranks.adopt(rank)
         # Listen only now: when a rank has reconnected, its exit must be seen.
@@ -136,7 +136,7 @@ class Agent:
             return
         self._last_connected = now
         if now >= self._next_pulse:
-            self._next_pulse = now + self._assignment.pulse_seconds
+            self._next_pulse = now + self._assignment.agent_heartbeat_seconds
             self._link.send(self._ranks.pulse())
         if self._has_new_coordinator(now, ADDRESS_CHECK_SECONDS):
             self._link.close()  # this one has lost its lease and does not know it

@@ -50,9 +50,9 @@ def hear_training(agent: Conversation, rank: int = 0, above: int = 0) -> Heartbe
 
 def announced(generation: int, *ranks: int, attempts: Sequence[int] | None = None) -> AnnounceGroup:
     """Return the order to send a group of these ranks."""
-    seats = tuple(GroupMember(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
-    layout = WorkerGroup(generation=generation, token="", members=seats, paused=False)
-    return AnnounceGroup(layout=layout, incarnations=tuple(attempts or [0] * len(ranks)))
+    members = tuple(GroupMember(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
+    group = WorkerGroup(generation=generation, token="", members=members, paused=False)
+    return AnnounceGroup(group=group, incarnations=tuple(attempts or [0] * len(ranks)))
 
 
 def started(

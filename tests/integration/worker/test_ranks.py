@@ -254,7 +254,7 @@ def test_an_adopted_rank_without_a_log_is_supervised(house: House) -> None:
     ) as process:
         record = identify(process.pid)
         assert record is not None
-        house.ranks.adopt(AdoptedRank(rank=0, incarnation=0, process=record, mark=tag))
+        house.ranks.adopt(AdoptedRank(rank=0, incarnation=0, process=record, process_tag=tag))
         house.ranks.signal_all(signal.SIGKILL)
         house.lives_until_it_is_empty()
     assert house.reports[-1] == exit_of(0, 0, None, signal.SIGKILL)

@@ -142,7 +142,7 @@ ON_THE_WIRE = [
     ),
     (AgentHeartbeat(stopped=((3, 7),)), '{"is":"pulse","stopped":[[3,7]]}'),
     (
-        AnnounceGroup(layout=GROUP, incarnations=(2,)),
+        AnnounceGroup(group=GROUP, incarnations=(2,)),
         (
             '{"is":"announce","layout":{"is":"layout","generation":3,"token":"secret","seats":'
             '[{"is":"seat","worker_id":4,"rank":1,"host":"127.0.0.1","port":4711}],"paused":false},'

@@ -40,7 +40,7 @@ def rows(job: TrackedJob) -> list[Attempt]:
     """Return what the next draft writes, and have it written."""
     draft = job.draft(after(0))
     job.mark_written(draft)
-    return list(draft.write.incarnations)
+    return list(draft.write.attempts)
 
 
 def test_an_attempt_has_a_row_once_its_start_is_decided(job: TrackedJob) -> None:

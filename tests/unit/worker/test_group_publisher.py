@@ -121,7 +121,7 @@ def test_each_round_has_a_new_result_and_the_same_arenas(
 def test_a_rank_outside_the_group_gets_no_memory(table: Table, publisher: GroupPublisher) -> None:
     publisher.publish(announced(1, 0, 2))
     received = table.running[1].receives()
-    assert [seat.rank for seat in received.group.members] == [0, 2]
+    assert [member.rank for member in received.group.members] == [0, 2]
     assert received.memory == ()
 
 

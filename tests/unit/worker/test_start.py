@@ -80,7 +80,7 @@ GONE = AdoptedRank(
     rank=0,
     incarnation=0,
     process=ProcessRecord(pid=2**22 + 1, start_ticks=1, boot_id="boot", node="here"),
-    mark="uid/0/0",
+    process_tag="uid/0/0",
 )
 
 
@@ -98,7 +98,7 @@ def running(environment: dict[str, str]) -> Iterator[AdoptedRank]:
         record = identify(process.pid)
         assert record is not None
         try:
-            yield AdoptedRank(rank=0, incarnation=0, process=record, mark="uid/0/0")
+            yield AdoptedRank(rank=0, incarnation=0, process=record, process_tag="uid/0/0")
         finally:
             process.kill()
 
