@@ -104,7 +104,7 @@ class Agent:
         """Adopt the ranks that are to go on, and kill what else an earlier agent has left."""
         if self._ranks.is_succeeded:
             # A coordinator that was suspended has started us: a newer agent owns the ranks.
-            self._resign("nothing is touched")
+            self._resign("no process was touched")
             return
         adopted = self._assignment.adopted
         kill_leftovers(self._assignment.job_uid, {rank.process_tag for rank in adopted})
@@ -130,7 +130,7 @@ class Agent:
             self._ranks.tick()
             self._groups.deliver()
             if self._ranks.is_succeeded and not self._is_leaving:
-                self._resign("its ranks are killed here")
+                self._resign("its ranks here are killed")
         if not self._link.is_welcome:
             self._on_time_alone(now)
             return
@@ -167,13 +167,13 @@ class Agent:
 
     def _resign(self, consequence: str) -> None:
         """Kill the ranks here: a newer agent could not reach them and has replaced them."""
-        sign = f"{self._ranks.newest_socket.name} is there"
+        newer = f"replaced by a newer agent (socket {self._ranks.newest_socket.name})"
         self._is_leaving = True
         self._exit_code = REPLACED_CODE
-        self._ranks.mark_orphaned(f"its agent ({sign}, a newer one's)")
+        self._ranks.mark_orphaned(f"its agent, which was {newer}")
         self._link.close()
         self._ranks.signal_all(signal.SIGKILL)
-        print_stderr(f"another agent has taken over this job: {sign}, {consequence}")
+        print_stderr(f"{newer}; {consequence}")
 
     def _connect(self) -> None:
         if not self._link.connect():

@@ -1,6 +1,6 @@
-"""How ranks ended, as their agent knows it: durable first, then reported, then kept.
+"""Exit records: written durably, then reported, then kept.
 
-A coordinator that reconnects gets the last exit of every rank again, word for word.
+A coordinator that reconnects gets the last exit of every rank again, unchanged.
 """
 
 import errno

@@ -115,7 +115,7 @@ def _describe(
         lost = (one.rank for one in snapshot.ranks if one.is_down and one.trouble is not None)
         first = next((f"rank {number}" for number in lost), "another rank")
         end = f"{end}, as {first} was lost"
-    # The last line before a program exits says why; before a signal it knew nothing.
+    # A program that exits logs why in its last line; one that a signal kills logs no reason.
     last_words = _first_error_line(exited) or (exited.last_lines if exited.signal is None else ())
     quote = quote_end(last_words)
     asked_by = rank.orphaned_by or ("another process" if rank.stopping else None)

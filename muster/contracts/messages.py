@@ -43,7 +43,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Heartbeat(_Message, frozen=True, tag="beat"):
-    """The rank is alive and here. Sent at every interval, and earlier when there is news."""
+    """The rank is alive. Sent at every interval, and earlier when there is news."""
 
     progress: RankProgress
     checkpoints_saved: Count  # durable checkpoints of this attempt
@@ -228,7 +228,7 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
 
 
 class AgentHeartbeat(_Message, frozen=True, tag="pulse"):
-    """The agent is alive and reads from its ranks, so a silent rank is silent itself."""
+    """The agent is alive and reads from its ranks: it does not cause the silence of a rank."""
 
     stopped: tuple[tuple[int, int], ...]
     """Rank and attempt of each process that is stopped (SIGSTOP) and never sent a heartbeat."""
