@@ -225,7 +225,7 @@ def test_a_prefork_server_ends_with_its_agent_only(stage: Stage) -> None:
     hear_said(first, 0, Hello, lambda _: True)
     stage.kill_agent()
     await_value(
-        lambda: [tag_of(record.pid) for record in stage.running()] == [rank.mark],
+        lambda: [tag_of(record.pid) for record in stage.running()] == [rank.process_tag],
         lambda: f"there are {[tag_of(record.pid) for record in stage.running()]}",
     )
     second = taken_over(stage, rank, is_managed=True)
