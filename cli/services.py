@@ -137,13 +137,19 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
         process.send_signal(signal.SIGTERM)
         raise
     lines = files.services_log.read_bytes()[offset:].decode(errors="replace").splitlines()
-    tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty)"
+    tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty: is the disk full?)"
     raise MusterError(f"the services did not come up; their log is {files.services_log}:\n{tail}")
 
 
 def end_detached(record: ServiceRecord) -> None:
-    """End a `muster up` and wait until it is gone."""
-    send_signal(record.process, signal.SIGTERM)
+    """End a `muster up` and wait until it is gone; raises `MusterError` for another user's."""
+    try:
+        send_signal(record.process, signal.SIGTERM)
+    except PermissionError:
+        raise MusterError(
+            f"the services (process {record.process.pid}) belong to another user, who has to end "
+            "them"
+        ) from None
     while is_running(record.process):
         time.sleep(POLL_SECONDS)
 

@@ -93,23 +93,22 @@ class AgentServer:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
                 hello = await anext(messages, None)
             if isinstance(hello, AgentHello):
-                await self._converse(hello, messages, writer)
+                await self._converse(hello, messages, reader, writer)
         except (OSError, WireError, TimeoutError):
             pass  # a faulty peer is disconnected
         finally:
             writer.close()
 
     async def _converse(
-        self, hello: AgentHello, messages: AsyncIterator[AgentMessage], writer: asyncio.StreamWriter
+        self,
+        hello: AgentHello,
+        messages: AsyncIterator[AgentMessage],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         writer.write(frame(encode(Welcome(epoch=self._epoch))))
         if not self._listener.is_expected(hello):
-            writer.write(frame(encode(Dismiss())))
-            # Let the agent disconnect first: it obeys only a peer whose process it can identify
-            # by the connection, which it cannot once we have closed it.
-            async with asyncio.timeout(DISMISSAL_TIMEOUT_SECONDS):
-                async for _ in messages:
-                    pass
+            await _dismiss(reader, writer)
             return
         uid = JobUid(hello.job_uid)
         self._writers[uid] = writer
@@ -117,10 +116,26 @@ class AgentServer:
         try:
             async for message in messages:
                 self._listener.on_message(uid, hello.generation, message)
+        except WireError as error:
+            # An agent of another version would reconnect for ever; a new one resumes its job.
+            _LOG.warning(f"dismissed the agent of job {uid}: {error}", action="agent_dismissed")
+            await _dismiss(reader, writer)
         finally:
             if self._writers.get(uid) is writer:
                 del self._writers[uid]
                 self._listener.on_disconnected(uid, hello.generation)
+
+
+async def _dismiss(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Dismiss an agent and let it disconnect first.
+
+    It obeys only a peer whose process it can identify by the connection, which it cannot once we
+    have closed it.
+    """
+    writer.write(frame(encode(Dismiss())))
+    async with asyncio.timeout(DISMISSAL_TIMEOUT_SECONDS):
+        while await reader.read(READ_BYTES):
+            pass
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[AgentMessage]:

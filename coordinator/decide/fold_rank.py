@@ -10,7 +10,7 @@ from coordinator.decide.state import NEVER, AttemptEnd, Cause, RankSnapshot
 from muster.contracts import rank as rank_rules
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, RankExited
-from muster.contracts.rank import ProcessState
+from muster.contracts.rank import COUNT_MAX, ProcessState
 from muster.contracts.retry import Backoff, RetryClass
 
 THROUGHPUT_WINDOW_SECONDS: Final = 1.0
@@ -100,7 +100,8 @@ def record_heartbeat(
         waiting=beat.waiting,
         progressed_at=now if is_progress else rank.progressed_at,
         failures=backoff.failures_after(rank.failures, now - rank.live_at),
-        checkpoints_saved=beat.checkpoints_saved,
+        # The sum of both goes into the database.
+        checkpoints_saved=min(beat.checkpoints_saved, COUNT_MAX - rank.checkpoints_before),
     )
 
 

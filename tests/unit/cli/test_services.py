@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from cli import services
-from cli.services import Service, next_steps, start_detached
+from cli.service_record import ServiceRecord
+from cli.services import Service, end_detached, next_steps, start_detached
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import AccessSettings, local_url
+from muster.host.processes import this_process
 
 FOREVER = "import time; time.sleep(600)"
 CRASH = "raise SystemExit(3)"
@@ -150,3 +152,13 @@ def test_services_that_end_at_once_are_reported_with_their_log(
         start_detached(files, {})
     assert files.services_log.read_text() == "no luck\n"
     assert Path(f"{files.services_log}.1").read_text() == "a long log of long ago\n"
+
+
+def test_services_of_another_user_are_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("cli.services.send_signal", refuse)
+    record = ServiceRecord(url="http://h", process=this_process(), log=None, is_ending=False)
+    with pytest.raises(MusterError, match="another user"):
+        end_detached(record)

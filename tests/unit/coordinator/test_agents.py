@@ -187,13 +187,15 @@ def test_a_peer_without_a_hello_is_disconnected(words: bytes) -> None:
     play(story)
 
 
-def test_a_protocol_error_disconnects_until_the_next_hello() -> None:
+def test_an_agent_of_another_version_is_dismissed() -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
             agent.sends(HELLO)
             await stage.entry()
             agent.writer.write(frame(b"\x00"))
-            assert await stage.entry() == ("dropped", "uid", 3)
+            assert await agent.hears(2) == [Welcome(epoch=5), Dismiss()]
+            assert agent.can_identify_its_peer(), "it obeys only a peer it can identify"
+        assert await stage.entry() == ("dropped", "uid", 3)
         async with stage.peer() as agent:
             agent.sends(HELLO)
             assert await stage.entry() == ("joined", "uid", 3)

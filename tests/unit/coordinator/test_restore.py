@@ -10,7 +10,7 @@ from coordinator.decide.state import NEVER, JobSnapshot
 from coordinator.persistence import Moment, Urgency, rank_urgency
 from coordinator.restore import snapshot_with_agent
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
-from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.contracts.rank import COUNT_MAX, ProcessRecord, ProcessState
 from tests.support.stories import Story, beat, starts
 from tests.support.successors import NOON, rows_of, successor
 
@@ -88,6 +88,15 @@ def test_counters_and_positions_survive_a_takeover() -> None:
     assert (after.attempt, after.restarts, after.failures) == (1, 1, 1)
     assert after.progress == before.progress
     assert after.checkpoints_before + after.checkpoints_saved == 3
+
+
+def test_the_sum_of_checkpoints_fits_into_the_database() -> None:
+    story = Story.running(world_size=1)
+    story.beats(0, checkpoints_saved=COUNT_MAX).dies(0).plans()
+    story.wakes()
+    story.says_hello(0).beats(0, checkpoints_saved=COUNT_MAX)
+    _, (row,) = rows_of(story.job)
+    assert row.checkpoints_saved == COUNT_MAX
 
 
 def taken_over(story: Story) -> Story:
