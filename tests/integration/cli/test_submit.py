@@ -15,7 +15,7 @@ from cli.errors import ExitCode
 from database.jobs import JobQuery
 from database.records import Job
 from muster.contracts.job import JobId, JobStatus
-from tests.integration.api.service import DEADLINE_SECONDS, Service, StandIn
+from tests.support.api_service import DEADLINE_SECONDS, Service, StandIn
 
 Muster = Callable[..., Result]
 

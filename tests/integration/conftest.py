@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import cli.output
 from cli.main import app
 from database.engine import Database
-from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
+from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 
 HOUR_SECONDS = 3600.0
 

@@ -1,0 +1,43 @@
+"""Refused requests, from tables: each has its answer, and nothing moves."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from muster.contracts.job import JobStatus
+from tests.support.api_service import Service, StandIn
+from tests.support.database_samples import member
+from tests.support.refusals import Table, stored, tables
+
+TABLES = [
+    table
+    for path in sorted(Path(__file__).with_name("refusals").glob("*.txt"))
+    for table in tables(path)
+]
+
+MEMBERS = ["syncing", "draining", "failed", "left", "active", "active", "active"]
+
+
+@pytest.fixture(scope="module")
+def names(service: Service, client: httpx.Client, stand_in: StandIn) -> dict[str, str]:
+    """Jobs in several states, and a token of scope read."""
+    elastic = {"world_size": 4, "min_workers": 3, "max_workers": 6}
+    bodies = {"job": {"mode": "independent", "world_size": 2}, "elastic": elastic, "over": elastic}
+    for name, body in bodies.items():
+        client.post("/jobs", json={"job_id": name, **body}).raise_for_status()
+    (service.root / "empty").mkdir()
+    members = [member(number, state=state) for number, state in enumerate(MEMBERS)]
+    for name in ("elastic", "over"):
+        stand_in.run(name)
+        stand_in.write(name, members=members)
+    stand_in.move("over", JobStatus.COMPLETED)
+    token = client.post("/tokens", json={"name": "reader", "scope": "read"}).json()["token"]
+    return {"read": token, "long": "x" * 5000, "kib": "x" * 1001, "headers": "x" * (130 << 10)}
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_refusal_changes_nothing(service: Service, names: dict[str, str], table: Table) -> None:
+    before = stored(service)
+    assert table.replay(service, names) == table.lines
+    assert stored(service) == before
