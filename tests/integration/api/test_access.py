@@ -129,7 +129,7 @@ def is_as_it_should_be(status: int, needed: Scope | None, scope: Scope | None) -
 
 def filled(path: str) -> str:
     return (
-        path.replace("{worker_id}", "0").replace("{job_id}", "nobody").replace("{name}", "nobody")
+        path.replace("{worker_id}", "0").replace("{job_id}", "unknown").replace("{name}", "unknown")
     )
 
 

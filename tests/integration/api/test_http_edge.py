@@ -113,11 +113,11 @@ def test_a_refusal_is_logged_with_its_caller(service: Service) -> None:
 
 
 def test_a_change_is_logged_with_its_caller(service: Service) -> None:
-    service.raw(post(b"{}", "/jobs/nobody/stop", X_Request_ID="of-mine"))
+    service.raw(post(b"{}", "/jobs/unknown/stop", X_Request_ID="of-mine"))
     (line,) = [line for line in service.log.read_text().splitlines() if "of-mine" in line]
     logged = json.loads(line)
     assert (logged["action"], logged["status"]) == ("request_answered", 404)
-    assert (logged["path"], logged["caller"]) == ("/jobs/nobody/stop", f"uid:{os.geteuid()}")
+    assert (logged["path"], logged["caller"]) == ("/jobs/unknown/stop", f"uid:{os.geteuid()}")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")

@@ -155,7 +155,7 @@ def test_a_token_revoked_while_a_delete_waits_deletes_nothing(
     assert service.files.job(job).log(0, 0).read_text() == "line\n"
 
 
-def test_without_a_coordinator_no_delete_waits(
+def test_a_delete_does_not_wait_without_a_coordinator(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.resign()

@@ -53,7 +53,7 @@ def test_head_is_get_without_a_body(
     agent.write(job, 0, "line\n")
     stand_in.run(job)
     paths = ["/livez", "/readyz", "/jobs", f"/jobs/{job}", f"/jobs/{job}/logs", "/openapi.json"]
-    for path in [*paths, f"/jobs/{job}?wait=0.1", "/jobs/nobody", "/nothing"]:
+    for path in [*paths, f"/jobs/{job}?wait=0.1", "/jobs/unknown", "/nothing"]:
         asked, told = client.head(path), client.get(path)
         assert (asked.status_code, asked.content) == (told.status_code, b""), path
         assert asked.headers["content-length"] == told.headers["content-length"], path

@@ -30,7 +30,7 @@ def test_a_timed_out_wait_returns_the_job_as_it_is(client: httpx.Client, job: st
     assert client.get(f"/jobs/{job}?wait=0.2").json()["status"] == "QUEUED"
 
 
-def test_many_waits_block_no_other_request(
+def test_many_waits_do_not_block_other_requests(
     service: Service, client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     waiting = threading.Barrier(MORE_THAN_THREADS + 1)

@@ -20,6 +20,8 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobRequest
 from tests.unit.api.jobs import JOB
 
+pytestmark = pytest.mark.anyio
+
 TIMEOUT_SECONDS = 20.0
 SEARCH_PATH = "/usr/bin:/bin"
 
@@ -303,17 +305,14 @@ def test_jobs_that_arrive_meanwhile_share_a_transaction() -> None:
 
 
 @pytest.mark.parametrize("failure", [DatabaseUnavailable("away"), RuntimeError("a bug")])
-def test_a_failed_store_fails_all_waiting_jobs_and_no_later_one(failure: Exception) -> None:
+async def test_a_failed_store_fails_waiting_jobs_but_not_later_ones(failure: Exception) -> None:
     store = Store()
     store.failure = failure
 
-    async def story() -> None:
-        results = await store.while_one_is_stored(creates("a"), creates("b"))
-        assert results == [failure] * 3
-        store.failure = None
-        assert (await store.queue.store(creates("c"))).job_id == "c"
-
-    asyncio.run(story())
+    results = await store.while_one_is_stored(creates("a"), creates("b"))
+    assert results == [failure] * 3
+    store.failure = None
+    assert (await store.queue.store(creates("c"))).job_id == "c"
 
 
 class Exit(BaseException):
@@ -333,17 +332,14 @@ def test_the_end_of_the_service_cancels_all_waiting_jobs() -> None:
     asyncio.run(asyncio.wait_for(story(), TIMEOUT_SECONDS))
 
 
-def test_a_client_that_leaves_does_not_affect_others() -> None:
+async def test_a_client_that_leaves_does_not_affect_others() -> None:
     store = Store()
 
-    async def story() -> None:
-        leaving = asyncio.create_task(store.queue.store(creates("a")))
-        await asyncio.to_thread(store.begun.wait, TIMEOUT_SECONDS)
-        staying = asyncio.create_task(store.queue.store(creates("b")))
-        await asyncio.sleep(0)
-        leaving.cancel()
-        store.released.set()
-        assert (await staying).job_id == "b"
-
-    asyncio.run(story())
+    leaving = asyncio.create_task(store.queue.store(creates("a")))
+    await asyncio.to_thread(store.begun.wait, TIMEOUT_SECONDS)
+    staying = asyncio.create_task(store.queue.store(creates("b")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    store.released.set()
+    assert (await staying).job_id == "b"
     assert store.stored == [["a"], ["b"]]

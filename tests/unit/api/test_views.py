@@ -11,13 +11,11 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from api.auth import Caller
 from api.views import (
     agent_state,
     audit_view,
     eta_seconds,
     every_rank,
-    job_view,
     mean_loss,
     summary,
     throughput,
@@ -27,7 +25,6 @@ from database.records import Audit, EpochRecord, RankRecord
 from muster.contracts.job import TERMINAL, JobStatus, StopRequest
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RetryClass
-from muster.contracts.token import Scope
 from muster.contracts.views import AuditView, SummaryView
 from muster.host.processes import identify
 from tests.support.database_samples import epoch
@@ -149,16 +146,6 @@ def test_exits_are_summed_over_all_ranks_and_kinds() -> None:
     assert counted == {"crash": 3, "hang": 1}
     assert set(found.endings) == set(RetryClass)
     assert found.workers[0].endings == crashed
-
-
-@pytest.mark.parametrize(
-    ("scope", "value"), [(Scope.READ, "…"), (Scope.SUBMIT, "hidden"), (Scope.ADMIN, "hidden")]
-)
-def test_a_reader_sees_no_value_of_the_environment(scope: Scope, value: str) -> None:
-    job = replace(JOB, spec=msgspec.structs.replace(JOB.spec, env={"KEY": "hidden"}))
-    assert job_view(job, Caller(name="ci", scope=scope, is_limited=True)).spec["env"] == {
-        "KEY": value
-    }
 
 
 # Audits
