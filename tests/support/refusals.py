@@ -9,8 +9,8 @@ A file holds tables, separated by blank lines; each begins with ``# what it show
 
 A line has a method and a path, then headers, then a body; without Content-Type, it is JSON. Names
 in braces are replaced by what the test prepares. After the arrow stand the status and the kind of
-problem, the place of the first wrong field with its hint, the allowed methods after a 405, and in
-quotes some words of the sentence.
+problem, the place of each wrong field with its hint, the allowed methods or what authentication is
+needed, and in quotes some words of the sentence.
 """
 
 import json
@@ -26,6 +26,7 @@ from tests.support.api_service import DEADLINE_SECONDS, Service
 
 ARROW_COLUMN = 64
 
+_SHOWN_HEADERS = ("Allow", "WWW-Authenticate")
 _HEADER = re.compile(r"([A-Za-z-]+): ?(.*)")
 _WORDS = re.compile(r' "(.*)"$')
 
@@ -93,11 +94,10 @@ def _shown(answer: HTTPResponse, words: str | None) -> str:
         return str(answer.status)
     problem = json.loads(content)
     shown = [str(answer.status), problem["type"].removeprefix("/problems/")]
-    for error in problem.get("errors", [])[:1]:
+    for error in problem.get("errors", []):
         shown.append(".".join(map(str, error["loc"])))
         shown += [f"({error['hint']})"] if error["hint"] else []
-    if allowed := answer.headers["Allow"]:
-        shown.append(f"({allowed})")
+    shown += [f"({answer.headers[name]})" for name in _SHOWN_HEADERS if answer.headers[name]]
     if words is not None:
         shown.append(f'"{words if words in problem["detail"] else problem["detail"]}"')
     return " ".join(shown)

@@ -21,40 +21,26 @@ def test_a_world_size_alone_is_enough(client: httpx.Client) -> None:
     assert client.get(answer.headers["location"]).json() == job
 
 
-def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
-    def submit(world_size: int) -> httpx.Response:
-        return client.post(
-            "/jobs", json={"world_size": world_size}, headers={"Idempotency-Key": "once"}
-        )
-
-    first, again, other = submit(1), submit(1), submit(2)
-    assert again.json() == first.json()
-    assert "idempotency-replayed" not in first.headers
-    assert again.headers["idempotency-replayed"] == "true"
-    assert other.status_code == 422
-
-
 def test_a_repeated_request_returns_the_original_response(
     service: Service, client: httpx.Client, stand_in: StandIn, name: str
 ) -> None:
-    def submit() -> httpx.Response:
-        key = {"Idempotency-Key": name}
-        return client.post("/jobs", json={"job_id": name, "env": {"A": "b"}}, headers=key)
+    def submit(world_size: int = 1) -> httpx.Response:
+        body = {"job_id": name, "world_size": world_size, "env": {"A": "b"}}
+        return client.post("/jobs", json=body, headers={"Idempotency-Key": name})
 
     first = submit()
-    save_something(service, name)
-    assert submit().json() == first.json()
+    (service.root / "checkpoints" / name / "worker_0/step_0000000042.g0003").mkdir(parents=True)
+    again = submit()
+    assert again.json() == first.json()
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert submit(2).json()["type"] == "/problems/idempotency-conflict"
     stand_in.end(name)
     client.delete(f"/jobs/{name}").raise_for_status()
     late = submit()
     assert (late.status_code, late.json()["job_uid"]) == (201, first.json()["job_uid"])
     assert late.json()["spec"] == first.json()["spec"] | {"env": {}}
     assert client.get(f"/jobs/{name}").status_code == 404
-
-
-def save_something(service: Service, job_id: str) -> None:
-    own = service.root / "checkpoints" / job_id / "worker_0"
-    (own / "step_0000000042.g0003").mkdir(parents=True)
 
 
 def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn, job: str) -> None:

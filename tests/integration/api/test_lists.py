@@ -77,6 +77,7 @@ def test_an_unchanged_response_is_not_sent_again(
         again = client.get(path, headers=known)
         assert (again.status_code, again.content) == (304, b""), path
         assert again.headers["etag"] == first.headers["etag"]
+        assert again.headers["cache-control"] == "no-cache"
         assert first.headers["etag"].startswith('W/"') is (path != f"/jobs/{job}")
         if path in LISTS:
             assert client.get(f"{path}?limit=1", headers=known).status_code == 200
@@ -84,7 +85,6 @@ def test_an_unchanged_response_is_not_sent_again(
     stale = {"If-None-Match": client.get(f"/jobs/{job}").headers["etag"]}
     stand_in.run(job)
     assert client.get(f"/jobs/{job}", headers=stale).json()["status"] == "RUNNING"
-    assert client.get(f"/jobs/{job}", headers={"If-None-Match": "*"}).status_code == 304
 
 
 def test_if_match_binds_a_change_to_the_known_version(client: httpx.Client, elastic: str) -> None:

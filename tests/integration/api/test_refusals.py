@@ -1,4 +1,4 @@
-"""Refused requests, from tables: each has its answer, and nothing moves."""
+"""Requests that change nothing, from tables: most are refused, each as its line says."""
 
 from pathlib import Path
 
@@ -27,17 +27,22 @@ def names(service: Service, client: httpx.Client, stand_in: StandIn) -> dict[str
     for name, body in bodies.items():
         client.post("/jobs", json={"job_id": name, **body}).raise_for_status()
     (service.root / "empty").mkdir()
+    (service.root / "loop").symlink_to("loop")
     members = [member(number, state=state) for number, state in enumerate(MEMBERS)]
     for name in ("elastic", "over"):
         stand_in.run(name)
         stand_in.write(name, members=members)
     stand_in.move("over", JobStatus.COMPLETED)
     token = client.post("/tokens", json={"name": "reader", "scope": "read"}).json()["token"]
-    return {"read": token, "long": "x" * 5000, "kib": "x" * 1001, "headers": "x" * (130 << 10)}
+    etag = client.get("/jobs/elastic").headers["etag"]
+    sizes = {"hundred": 100, "kib": 1024, "long": 5000, "headers": 130 << 10}
+    return {"read": token, "etag": etag} | {name: "x" * size for name, size in sizes.items()}
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
-def test_refusal_changes_nothing(service: Service, names: dict[str, str], table: Table) -> None:
+def test_request_is_answered_and_changes_nothing(
+    service: Service, names: dict[str, str], table: Table
+) -> None:
     before = stored(service)
     assert table.replay(service, names) == table.lines
     assert stored(service) == before

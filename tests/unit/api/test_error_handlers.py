@@ -84,14 +84,6 @@ def test_each_error_has_its_document(error: Exception, status: int, kind: str) -
     assert [log["request_id"] for log in logs] == ([problem["request_id"]] * (status == 500))
 
 
-def test_problems_of_a_spec_are_fields_of_the_body() -> None:
-    answer = answer_to(InvalidSpec([FieldProblem("seed", "is odd"), FieldProblem("env", "bad")]))
-    assert [error["loc"] for error in answer.json()["errors"]] == [
-        ["body", "seed"],
-        ["body", "env"],
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("wrold_size", "did you mean 'world_size'?"), ("zzz", None)],

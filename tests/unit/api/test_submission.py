@@ -94,32 +94,6 @@ def test_an_unreadable_default_data_set_is_refused(submitter: Submitter, tmp_pat
     assert refusal(submitter) == "dataset_dir"
 
 
-@pytest.mark.parametrize("field", ["working_dir", "dataset_dir", "checkpoint_dir"])
-@pytest.mark.parametrize("path", ["a" * 300, "loop"])
-def test_a_path_the_system_rejects_is_refused(
-    submitter: Submitter, tmp_path: Path, field: str, path: str
-) -> None:
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert refusal(submitter, **{field: path}) == field
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"dataset_dir": "nowhere"},
-        {"working_dir": "nowhere"},
-        {"resume_from": "unknown"},
-        {"program": "nowhere.py:Net", "mode": "synchronous"},
-        {"job_id": "summaries"},
-        {"secrets": {"KEY": "file:missing"}, "command": ("true",)},
-    ],
-)
-def test_a_job_that_cannot_run_is_refused_by_its_field(
-    submitter: Submitter, fields: dict[str, object]
-) -> None:
-    assert refusal(submitter, **fields) == next(iter(fields))
-
-
 def test_a_program_is_looked_for_in_the_working_directory(
     submitter: Submitter, tmp_path: Path
 ) -> None:
